@@ -1,0 +1,1 @@
+"""Decides where expert weights and requests go."""

@@ -1,0 +1,1 @@
+"""Expert balance: which expert sits in which slot, and how it gets there."""

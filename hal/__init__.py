@@ -1,0 +1,1 @@
+"""The hardware contract: protocols, capabilities, errors."""

@@ -1,0 +1,1 @@
+"""Thin adapters into serving engines."""

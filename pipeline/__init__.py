@@ -1,0 +1,1 @@
+"""Hands activations between stages and expert-parallel ranks."""

@@ -1,0 +1,33 @@
+"""Build of the native core. Everything else about the package stands in pyproject.toml."""
+
+from pathlib import Path
+
+import nanobind
+from setuptools import Extension, find_packages, setup
+
+NANOBIND = Path(nanobind.__file__).parent
+PARTS = ("hal", "backends", "balancer", "pipeline", "integrations")
+# Contraction would make the planner's scores differ between processors.
+FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off"]
+
+packages = find_packages("src")
+if not {f"equipoise.{part}" for part in PARTS} <= set(packages):
+    raise SystemExit(
+        "src/equipoise/* must be symlinks to ../../*: run `git config core.symlinks true` "
+        "and check the files out again"
+    )
+
+setup(
+    package_dir={"": "src"},
+    packages=packages,
+    ext_modules=[
+        Extension(
+            "equipoise._native",
+            sorted(str(source) for source in Path("csrc").glob("*.cpp")),
+            depends=sorted(str(header) for header in Path("csrc").glob("*.h")),
+            include_dirs=[str(NANOBIND / d) for d in ("include", "src", "ext/robin_map/include")],
+            extra_compile_args=FLAGS,
+            language="c++",
+        )
+    ],
+)

@@ -1,0 +1,1 @@
+"""The shipped model and its serve loop."""

@@ -1,0 +1,72 @@
+"""What a run measured: the one object that tables, pictures and JSON are made from."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One rebalance: closed its load window before `planned_at`, took effect before `step`."""
+
+    number: int
+    planned_at: int
+    step: int
+    outcome: str
+    """`committed`, `unchanged` (the plan was the installed one), or the reason of the abort."""
+    slots_moved: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantRecord:
+    """The same traffic served once in one way; `name` is `unbalanced` or a share mode."""
+
+    name: str
+    rank_rows: Counts
+    """(steps, layers, ranks): rows, one per (token, k), that each rank's experts computed."""
+    step_seconds: npt.NDArray[np.float64]
+    """(steps,): wall seconds of a step, the slowest rank's."""
+    epochs: tuple[Epoch, ...]
+    aborts: dict[str, int]
+    """Aborted epochs by reason."""
+    outputs: str
+    """Hexadecimal digest of all logits and all tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A whole run."""
+
+    version: str
+    backend: str
+    communicator: str
+    ranks: int
+    layers: int
+    experts: int
+    top_k: int
+    slots: int
+    steps: int
+    shares: str
+    """The share mode of the variant that the run is about; `none` without balancing."""
+    phases: tuple[str, ...]
+    """Names of the kinds of text, in the order they are served."""
+    switch_steps: tuple[int, ...]
+    """The first step of every phase but the first."""
+    step_tokens: Counts
+    """(steps,): tokens in each forward, over all ranks."""
+    expert_rows: Counts
+    """(steps, layers, experts): rows per logical expert, over all ranks (the same in every
+    variant, since outputs are)."""
+    variants: dict[str, VariantRecord]
+    reference_outputs: str
+    """Digest of one process that served the same requests without any exchange."""
+    prompts: tuple[str, ...] = ()
+    """A sample prompt of each phase."""
+    continuations: tuple[str, ...] = ()
+    """What the model wrote after it."""
+    machine: dict[str, str] = field(default_factory=dict)
+    """Processor, cores, operating system, versions of Python, torch and numpy."""

@@ -1,0 +1,43 @@
+"""What a run is asked to do."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Shares(StrEnum):
+    """How the tokens of an expert are divided among its replicas."""
+
+    STATIC = "static"
+    LAGGED = "lagged"
+    EXACT = "exact"
+
+
+class Balance(StrEnum):
+    """Whether the run balances, or only shows what happens without."""
+
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """One `equipoise run`; every field is also an option and a key of the configuration file.
+
+    `slots` counts physical experts per layer over all ranks, `window_size` and `step_interval`
+    are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples.
+    """
+
+    ranks: int = 4
+    backend: str = "cpu"
+    communicator: str = "gloo"
+    steps: int = 144
+    text: tuple[Path, ...] = ()
+    slots: int = 40
+    shares: Shares = Shares.EXACT
+    balance: Balance = Balance.ON
+    window_size: int = 4
+    step_interval: int = 8
+    deadline: float = 20.0
+    seed: int = 0
+    out: Path = Path("equipoise-run")
