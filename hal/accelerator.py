@@ -1,0 +1,130 @@
+"""Backends, and the accelerators they open."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.capabilities import Capabilities, Probe
+from equipoise.hal.kernels import Kernels
+from equipoise.hal.slots import SlotLayout, SlotStore
+from equipoise.hal.stream import Event, Role, Stream, StreamLock
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where the accelerator sits: its index, the node's name, and its NUMA node (-1: unknown)."""
+
+    index: int
+    node: str
+    numa: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of device memory."""
+
+    total: int
+    free: int
+
+
+@runtime_checkable
+class Graph(Protocol):
+    """A captured sequence of launches."""
+
+    def capture(self, stream: Stream, program: Callable[[], object]) -> None:
+        """Record what `program` launches on `stream`, without running it."""
+        ...
+
+    def replay(self, stream: Stream) -> None:
+        """Launch what was recorded."""
+        ...
+
+
+@runtime_checkable
+class Accelerator(Protocol):
+    """One opened device."""
+
+    @property
+    def name(self) -> str:
+        """The backend's name and the device's index."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """The small kernels."""
+        ...
+
+    def stream(self, role: Role) -> Stream:
+        """The stream of that role: always the same one."""
+        ...
+
+    def adopt(self, native_stream: object) -> Stream:
+        """Wrap a stream that a serving engine owns. Raises `Unsupported`."""
+        ...
+
+    def event(self) -> Event:
+        """A fresh event."""
+        ...
+
+    def stream_lock(self) -> StreamLock:
+        """A fresh lock. Raises `Unsupported`."""
+        ...
+
+    def slot_store(self, layout: SlotLayout) -> SlotStore:
+        """The slots of this rank, with their staging."""
+        ...
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Host memory, uint8 [nbytes], page-locked where that is declared."""
+        ...
+
+    def graph(self) -> Graph:
+        """An empty graph. Raises `Unsupported`."""
+        ...
+
+    def topology(self) -> Topology:
+        """Where it sits."""
+        ...
+
+    def memory(self) -> Memory:
+        """How much memory it has."""
+        ...
+
+    def synchronize(self, timeout: float) -> None:
+        """Drain every stream. Raises as `Stream.synchronize` does."""
+        ...
+
+    def close(self) -> None:
+        """End every stream; bounded."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What an entry point of `equipoise.accelerators` names."""
+
+    @property
+    def name(self) -> str:
+        """The name it is chosen by."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Readable before anything is opened."""
+        ...
+
+    def probe(self) -> Probe:
+        """Whether it can run here."""
+        ...
+
+    def open(self, index: int) -> Accelerator:
+        """Open device `index`. Raises `BackendUnavailable`."""
+        ...

@@ -1,0 +1,81 @@
+"""What a backend declares about itself before anything is opened.
+
+Every default is the conservative answer: a backend that says nothing promises nothing beyond the
+clauses that `docs/contract.md` marks as required.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class SlotFormat(StrEnum):
+    """How the bytes of a slot's segment are laid out."""
+
+    STRIDED = "strided"
+    """Contiguous, any byte offset into its storage."""
+    PRIVATE = "private"
+    """Known to the vendor only (FRACTAL_NZ): offset 0, copied whole between equals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an accelerator can do beyond the required clauses.
+
+    Attributes:
+        streams: how many streams truly run side by side (1: roles may alias).
+        stream_lock: `stream_lock()` works.
+        copy_independent_of_launch: a copy from the host completes while a launched stream waits;
+            false forbids any device wait that depends on a host copy (TensorRT-LLM's first copy
+            engine deadlocked there, tech blog 8).
+        graph_capture: `graph()` works.
+        pinned_memory: `pinned()` returns page-locked memory, not merely host memory.
+        slot_formats: formats that the slot store copies as bytes.
+    """
+
+    streams: int = 1
+    stream_lock: bool = False
+    copy_independent_of_launch: bool = False
+    graph_capture: bool = False
+    pinned_memory: bool = False
+    slot_formats: frozenset[SlotFormat] = frozenset({SlotFormat.STRIDED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicatorCapabilities:
+    """What a communicator can do beyond the required clauses.
+
+    Attributes:
+        stream_ordered: operations are ordered after what was launched on the current stream;
+            false: the host must have synchronised the inputs.
+        independent_groups: two communicators progress independently of each other.
+        abort: `abort()` ends what is in flight.
+        rebuild: `rebuild()` works after a rank's death among the survivors.
+        dtypes: element types that travel.
+        reductions: element types that can be summed.
+    """
+
+    stream_ordered: bool = False
+    independent_groups: bool = False
+    abort: bool = False
+    rebuild: bool = False
+    dtypes: frozenset[torch.dtype] = frozenset({torch.uint8})
+    reductions: frozenset[torch.dtype] = frozenset({torch.int32, torch.int64})
+
+
+@dataclass(frozen=True)
+class Available:
+    """The backend can run here; `detail` says on what."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """The backend cannot run here; `reason` says why and what would help."""
+
+    reason: str
+
+
+Probe = Available | Unavailable

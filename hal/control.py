@@ -1,0 +1,64 @@
+"""The host-side plane on which ranks agree, and by which an error can name the peer."""
+
+from typing import Protocol, runtime_checkable
+
+from equipoise.hal.errors import RankLost
+
+
+@runtime_checkable
+class ControlPlane(Protocol):
+    """Ballots, decisions and heartbeats over a store that outlives any rank.
+
+    A ballot, once cast, never changes, and a decision, once taken, never changes: so two ranks
+    that learn an outcome learn the same one, whatever they timed out on before.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        ...
+
+    def cast(self, question: str, ballot: bytes) -> None:
+        """Put this rank's ballot on `question`; once per rank and question."""
+        ...
+
+    def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
+        """All ranks' ballots on `question`, by rank.
+
+        Raises:
+            BallotIncomplete: some rank did not cast its ballot within `timeout` seconds.
+            ControlLost: the store does not answer.
+        """
+        ...
+
+    def decide(self, question: str, value: bytes) -> bytes:
+        """Settle `question`: the first rank's `value` wins, and everybody is told the winner.
+
+        Raises:
+            ControlLost: the store does not answer, so the outcome is unknown.
+        """
+        ...
+
+    def enter(self, operation: str) -> None:
+        """Say what this rank is doing, for errors and heartbeats; costs one attribute write."""
+        ...
+
+    def leave(self, reason: str) -> None:
+        """Say that this rank ends, and why; best effort, never raises."""
+        ...
+
+    def lost(self, timeout: float) -> RankLost | None:
+        """Which rank was lost: told by the launcher, by itself, or by its silence.
+
+        Waits up to `timeout` seconds for evidence; None when every rank still beats.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the heartbeat; bounded."""
+        ...

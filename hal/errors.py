@@ -1,0 +1,128 @@
+"""Every exception that equipoise raises on purpose.
+
+EquipoiseError
+├── UsageError               what was asked for cannot be done as asked
+├── BackendUnavailable       the named backend is unknown, or cannot run on this machine
+├── Unsupported              a capability is not declared; raised before any side effect
+├── StreamError
+│   ├── EventNotRecorded     waiting on an event that nothing was recorded into
+│   ├── StreamFailed         a program on the stream raised; the stream takes no more
+│   └── StreamTimeout        the stream did not drain in time (it goes on)
+├── SlotError                a slot, staging buffer or source does not fit its descriptor
+├── CommunicatorError
+│   ├── CommunicatorFailed   an operation failed, or came after one that did: rebuild first
+│   ├── OperationTimeout     an operation passed its own (hard) deadline
+│   └── ResultPending        `result(timeout)` gave up waiting; the operation lives on
+├── ControlError
+│   ├── BallotIncomplete     not every rank cast its ballot in time
+│   ├── ControlLost          the store of the control plane cannot be reached
+│   └── RankLost             a rank was killed, stopped or left; names rank and operation
+└── EngineError
+    ├── PlacementError       a placement, share table or load is malformed
+    ├── GenerationMismatch   a peer dispatched with routing tables of another generation
+    └── AgreementLost        the outcome of a vote could not be learnt: this rank fail-stops
+"""
+
+
+class EquipoiseError(Exception):
+    """Root of the tree."""
+
+
+class UsageError(EquipoiseError):
+    """What the user asked for cannot be done as asked."""
+
+
+class BackendUnavailable(EquipoiseError):
+    """The named backend is unknown, or cannot run on this machine; says why."""
+
+
+class Unsupported(EquipoiseError):
+    """The backend does not declare the capability; nothing has happened yet."""
+
+
+class StreamError(EquipoiseError):
+    """Something about a stream or an event."""
+
+
+class EventNotRecorded(StreamError):
+    """Waiting on an event that nothing was recorded into (vendors silently ignore it)."""
+
+
+class StreamFailed(StreamError):
+    """A program on the stream raised; its exception is the `__cause__`."""
+
+
+class StreamTimeout(StreamError):
+    """The stream did not drain in time; what it runs goes on."""
+
+
+class SlotError(EquipoiseError):
+    """A slot, staging buffer or source does not fit its descriptor."""
+
+
+class CommunicatorError(EquipoiseError):
+    """Something about a communicator."""
+
+
+class CommunicatorFailed(CommunicatorError):
+    """An operation failed, or was issued after one that did; `rebuild` comes first."""
+
+
+class OperationTimeout(CommunicatorFailed):
+    """An operation passed its own deadline, which fails its communicator."""
+
+
+class ResultPending(CommunicatorError):
+    """`result(timeout)` gave up waiting; the operation lives on and owns its buffers."""
+
+
+class ControlError(EquipoiseError):
+    """Something about the control plane."""
+
+
+class BallotIncomplete(ControlError):
+    """Not every rank cast its ballot in time.
+
+    Attributes:
+        missing: the ranks whose ballot did not arrive.
+    """
+
+    def __init__(self, question: str, missing: tuple[int, ...]) -> None:
+        super().__init__(f"ballot {question!r}: no word from rank(s) {missing}")
+        self.missing = missing
+
+
+class ControlLost(ControlError):
+    """The store of the control plane cannot be reached."""
+
+
+class RankLost(ControlError):
+    """A rank was killed, stopped or left.
+
+    Attributes:
+        rank: the rank that was lost.
+        how: what happened to it, as far as the control plane knows.
+        operation: what the rank that raises this was doing.
+    """
+
+    def __init__(self, rank: int, how: str, operation: str) -> None:
+        super().__init__(f"rank {rank} {how} during {operation}")
+        self.rank = rank
+        self.how = how
+        self.operation = operation
+
+
+class EngineError(EquipoiseError):
+    """Something about the balancer's engine."""
+
+
+class PlacementError(EngineError):
+    """A placement, a share table or a load is malformed."""
+
+
+class GenerationMismatch(EngineError):
+    """A peer dispatched with routing tables of another generation; raised before compute."""
+
+
+class AgreementLost(EngineError):
+    """The outcome of a vote could not be learnt by its deadline: this rank fail-stops."""

@@ -1,0 +1,138 @@
+"""The four small kernels that run on every step, and the persistent tables they read.
+
+Semantics and torch references: `equipoise.hal.routing`. None of them synchronises the host.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.stream import Stream
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Routing tables of all layers: two sets, and one generation word a layer that picks the set.
+
+    A reader takes the word once and reads the set `word & 1`; a commit fills the other set and
+    then writes the word, so that no reader ever sees half of a table (clause V3).
+
+    Attributes:
+        generation: int64 [layers], counts commits of the layer.
+        start: int32 [2, layers, experts + 1], exclusive prefix sums of replica counts.
+        replicas: int32 [2, layers, slots], slots by expert, ascending.
+        cumulative: int32 [2, layers, slots], inclusive cumulative shares within the expert, in
+            units of 1 / 65536.
+    """
+
+    generation: Tensor
+    start: Tensor
+    replicas: Tensor
+    cumulative: Tensor
+
+    @property
+    def layers(self) -> int:
+        """How many layers."""
+        return self.generation.shape[0]
+
+    @property
+    def experts(self) -> int:
+        """Logical experts a layer."""
+        return self.start.shape[2] - 1
+
+    @property
+    def slots(self) -> int:
+        """Physical slots a layer, over all ranks."""
+        return self.replicas.shape[2]
+
+    @staticmethod
+    def empty(layers: int, experts: int, slots: int, device: torch.device) -> "Tables":
+        """Zeroed tables; nothing may be routed before the first commit."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return Tables(
+            generation=zeros(layers, dtype=torch.int64),
+            start=zeros(2, layers, experts + 1),
+            replicas=zeros(2, layers, slots),
+            cumulative=zeros(2, layers, slots),
+        )
+
+
+@dataclass(frozen=True)
+class TableUpdate:
+    """New tables of some layers, on the host: what `commit_tables` installs.
+
+    Attributes:
+        layers: which layers change.
+        start: int32 [len(layers), experts + 1].
+        replicas: int32 [len(layers), slots].
+        cumulative: int32 [len(layers), slots].
+    """
+
+    layers: tuple[int, ...]
+    start: Tensor
+    replicas: Tensor
+    cumulative: Tensor
+
+
+@dataclass(frozen=True)
+class Salt:
+    """What makes the hash of a routing pass differ between ranks, layers and steps."""
+
+    rank: int
+    layer: int
+    step: int
+
+
+@runtime_checkable
+class Kernels(Protocol):
+    """Graph-safe, stream-ordered, on persistent tensors.
+
+    `ids` are expert ids, int32 [n]; an id outside [0, experts) is padding: it is routed to the
+    invalid slot (= slots) and not counted. `slots` int32 [n] and `counts` int32 [experts] are
+    overwritten.
+    """
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        """Tokens per expert."""
+        ...
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        """Expert ids to slot ids, each token by the hash of its place; the shares of the table."""
+        ...
+
+    def route_apportioned(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        cumulative: Tensor,
+        salt: Salt,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Expert ids to slot ids by integer quotas of this batch; shares from `cumulative`."""
+        ...
+
+    def solve_shares(
+        self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
+    ) -> None:
+        """Shares that minimise the largest rank load for `counts`, int32 or int64 [experts].
+
+        Writes `cumulative`, int32 [slots], in the order of the layer's table.
+        """
+        ...
+
+    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        """Fill the idle set of the changed layers, then advance their generation words."""
+        ...
+
+    def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Write `equipoise.hal.checksum` of `data`'s bytes to `out`, int64 [1]."""
+        ...

@@ -1,0 +1,64 @@
+"""Backends by name: entry points of installed distributions, or PACKAGE:OBJECT."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from equipoise.hal.accelerator import Backend
+from equipoise.hal.communicator import CommunicatorBackend
+from equipoise.hal.errors import BackendUnavailable
+
+ACCELERATORS = "equipoise.accelerators"
+COMMUNICATORS = "equipoise.communicators"
+T = TypeVar("T")
+
+
+def names(group: str) -> tuple[str, ...]:
+    """Names registered in an entry-point group, sorted; nothing is imported."""
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
+def accelerators() -> Mapping[str, Backend]:
+    """Every installed accelerator backend by name; imports them, opens none."""
+    return {name: accelerator(name) for name in names(ACCELERATORS)}
+
+
+def communicators() -> Mapping[str, CommunicatorBackend]:
+    """Every installed communicator backend by name."""
+    return {name: communicator(name) for name in names(COMMUNICATORS)}
+
+
+def accelerator(name: str) -> Backend:
+    """The accelerator backend called `name`, or named as PACKAGE:OBJECT.
+
+    Raises:
+        BackendUnavailable: there is none of that name, or its module does not import.
+    """
+    return _find(ACCELERATORS, name, Backend)  # type: ignore[type-abstract]
+
+
+def communicator(name: str) -> CommunicatorBackend:
+    """The communicator backend called `name`; raises as `accelerator` does."""
+    return _find(COMMUNICATORS, name, CommunicatorBackend)  # type: ignore[type-abstract]
+
+
+def _find(group: str, name: str, kind: type[T]) -> T:
+    try:
+        found = _load(group, name)
+    except (ImportError, AttributeError) as error:
+        raise BackendUnavailable(f"backend {name!r} does not import: {error}") from error
+    if not isinstance(found, kind):
+        raise BackendUnavailable(f"backend {name!r} is not a {kind.__name__}: {found!r}")
+    return found
+
+
+def _load(group: str, name: str) -> object:
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        return getattr(import_module(module), attribute)
+    for point in entry_points(group=group, name=name):
+        return point.load()
+    raise BackendUnavailable(
+        f"unknown backend {name!r}; known: {', '.join(names(group)) or 'none'} (or PACKAGE:OBJECT)"
+    )

@@ -1,0 +1,128 @@
+"""Expert weights as slots, and the batched verbs that fill them.
+
+A slot is a list of segments. Its addresses, shapes, dtypes and formats never change, so captured
+graphs and kernels may keep pointers (clause A1). New weights arrive in *staging* and reach a slot
+only by `commit`, which is ordered on the stream that reads the slot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.errors import SlotError
+from equipoise.hal.stream import Stream
+
+
+@dataclass(frozen=True)
+class SegmentType:
+    """What two slots must share for their bytes to be interchangeable."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    format: SlotFormat = SlotFormat.STRIDED
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one segment."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One tensor of a slot: a contiguous view, at any offset into its storage."""
+
+    name: str
+    data: Tensor
+    format: SlotFormat = SlotFormat.STRIDED
+
+    def __post_init__(self) -> None:
+        if not self.data.is_contiguous():
+            raise SlotError(f"segment {self.name!r} of shape {tuple(self.data.shape)} is strided")
+        if self.format is SlotFormat.PRIVATE and self.data.storage_offset() != 0:
+            raise SlotError(f"segment {self.name!r}: a private format needs storage offset 0")
+
+    @property
+    def type(self) -> SegmentType:
+        """The descriptor of this segment."""
+        return SegmentType(self.name, tuple(self.data.shape), self.data.dtype, self.format)
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """All slots of one rank, and how much staging to keep for them.
+
+    Attributes:
+        slots: segments by local slot number; every slot has the same descriptor.
+        staging: how many staging buffers of that descriptor to hold.
+    """
+
+    slots: tuple[tuple[Segment, ...], ...]
+    staging: int
+
+    def __post_init__(self) -> None:
+        if not self.slots:
+            raise SlotError("a layout needs at least one slot")
+        for number, slot in enumerate(self.slots):
+            types = tuple(segment.type for segment in slot)
+            if types != self.descriptor:
+                raise SlotError(f"slot {number} is {types}, slot 0 is {self.descriptor}")
+
+    @property
+    def descriptor(self) -> tuple[SegmentType, ...]:
+        """Segment types of a slot, in order."""
+        return tuple(segment.type for segment in self.slots[0])
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return sum(segment.nbytes for segment in self.descriptor)
+
+
+@runtime_checkable
+class SlotStore(Protocol):
+    """The slots of one rank; every verb takes many slots, is ordered on `stream`, and copies bytes.
+
+    A blob is a contiguous uint8 tensor that holds slots back to back, segments in order.
+    """
+
+    @property
+    def layout(self) -> SlotLayout:
+        """What the store was made from."""
+        ...
+
+    def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
+        """Copy `slots` into `blob`, uint8 [len(slots) * slot_bytes]. Raises `SlotError`."""
+        ...
+
+    def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
+        """Copy `blob`, uint8 [len(staging) * slot_bytes], into staging. Raises `SlotError`."""
+        ...
+
+    def write(
+        self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
+    ) -> None:
+        """Fill spare or retired slots from tensors that match the descriptor.
+
+        `sources[i]` are the segments for `slots[i]`. Raises `SlotError` before any side effect.
+        """
+        ...
+
+    def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
+        """Copy staging into slots, in place; `copies` are (staging, slot) pairs."""
+        ...
+
+    def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """Write `equipoise.hal.checksum` of each slot's bytes to `out`, int64 [len(slots)]."""
+        ...
+
+    def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """The same for staging buffers."""
+        ...

@@ -1,0 +1,110 @@
+"""Streams and events: who runs after whom."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+
+class Role(StrEnum):
+    """What a stream is for; an accelerator has one stream a role."""
+
+    COMPUTE = "compute"
+    COPY = "copy"
+    COMM = "comm"
+    AUX = "aux"
+
+
+@runtime_checkable
+class Event(Protocol):
+    """A point in a stream.
+
+    Recording again moves the point; whoever already waits keeps waiting for the point that was
+    current when its wait was issued (clause O4).
+    """
+
+    def query(self) -> bool:
+        """Whether the point has been reached; false before the first recording."""
+        ...
+
+    def synchronize(self, timeout: float) -> None:
+        """Block the host until the point is reached.
+
+        Raises:
+            EventNotRecorded: nothing was ever recorded.
+            StreamFailed: the recording stream failed before the point.
+            StreamTimeout: not reached within `timeout` seconds.
+        """
+        ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """A queue of device work, first in first out (clause O1)."""
+
+    @property
+    def role(self) -> Role:
+        """What the stream is for."""
+        ...
+
+    def launch(self, program: Callable[[], object]) -> None:
+        """Run `program` with this stream current.
+
+        On a device the program's kernels are enqueued and the call returns; on the CPU the
+        program itself is enqueued. A program launched from inside a program of the same stream
+        runs at once, in place.
+
+        Raises:
+            StreamFailed: an earlier program raised.
+        """
+        ...
+
+    def record(self, event: Event) -> None:
+        """Move `event` to behind everything launched so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Order everything launched from now on behind `event`; the host does not block.
+
+        Raises:
+            EventNotRecorded: nothing was ever recorded into `event` (clause O3).
+        """
+        ...
+
+    def synchronize(self, timeout: float) -> None:
+        """Block the host until everything launched so far has run.
+
+        Raises:
+            StreamFailed: a program raised; the exception is the `__cause__`.
+            StreamTimeout: not drained within `timeout` seconds.
+        """
+        ...
+
+
+@runtime_checkable
+class StreamLock(Protocol):
+    """Hand-over between a stream and a mover that writes from the host side.
+
+    Two self-resetting binary words (full, empty): a wait may precede its signal, and one signal
+    releases exactly one waiter. Drained before an epoch reuses it, so that a late signal of epoch
+    k cannot release a waiter of k + 1.
+    """
+
+    def acquire(self, stream: Stream) -> None:
+        """Stream-ordered: the stream goes on once the mover has signalled."""
+        ...
+
+    def release(self, stream: Stream) -> None:
+        """Stream-ordered: the mover may write from this point on."""
+        ...
+
+    def wait(self, timeout: float) -> None:
+        """Host side: block until the stream has released; raises `StreamTimeout`."""
+        ...
+
+    def signal(self) -> None:
+        """Host side: let exactly one `acquire` go on."""
+        ...
+
+    def poison(self) -> None:
+        """Release every waiter; their step's output is discarded with an error."""
+        ...

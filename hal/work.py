@@ -1,0 +1,37 @@
+"""The handle of an asynchronous operation."""
+
+from typing import Protocol, runtime_checkable
+
+from equipoise.hal.stream import Stream
+
+
+@runtime_checkable
+class Work(Protocol):
+    """An operation in flight.
+
+    Owns its buffers until the operation really ended, however early the caller drops it
+    (clauses K1, K2). Every method may be called any number of times, in any order, from any
+    thread (K3).
+    """
+
+    def done(self) -> bool:
+        """Whether it ended; true also after a failure, which `result` then raises (K5)."""
+        ...
+
+    def wait(self, stream: Stream) -> None:
+        """Order what is launched on `stream` from now on behind the operation."""
+        ...
+
+    def result(self, timeout: float) -> None:
+        """Block the host until the operation ended.
+
+        Raises:
+            ResultPending: not within `timeout` seconds; the operation lives on (soft).
+            OperationTimeout: the operation's own deadline passed (hard).
+            CommunicatorFailed: the operation failed.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Stop waiting: quarantine the buffers until the end and fail the communicator."""
+        ...
