@@ -1,0 +1,63 @@
+"""The small parts of a decoder layer: norm, rotary positions, router."""
+
+import torch
+from torch import Tensor
+
+from equipoise.demo.model.config import ModelConfig
+from equipoise.demo.model.rows import product
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / root mean square of each row, times `weight`; (n, hidden) float32.
+
+    Source: Zhang and Sennrich 2019.
+    """
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    return x * scale * weight
+
+
+class Rotary:
+    """Rotary positions (Su et al. 2021), the two halves of a head turned against each other."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        half = config.head_width // 2
+        speeds = config.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.arange(config.context, dtype=torch.float64)[:, None] * speeds
+        self._cos = angles.cos().float()
+        self._sin = angles.sin().float()
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each (n, 1, head_width / 2) float32, of (n,) int64 positions."""
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(n, heads, head_width) turned by the angles of `Rotary.angles`."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
+
+
+def route(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Softmax over all experts, the `top_k` largest, renormalised.
+
+    `x` (n, hidden), `router` (hidden, experts) -> expert ids (n, top_k) int32 and gates
+    (n, top_k) float32, largest first; between equal gates the lower expert id comes first.
+    """
+    probabilities = torch.softmax(product(x, router), dim=-1)
+    gates, ids = top_in_order(probabilities, top_k)
+    return ids.to(torch.int32), gates / gates.sum(-1, keepdim=True)
+
+
+def top_in_order(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` largest of each row (values, int64 indices), ties to the lower index.
+
+    `torch.topk` leaves ties open; `torch.max` is documented to return the first maximum.
+    """
+    left = values.clone()
+    found = []
+    for _ in range(k):
+        _, index = left.max(dim=-1, keepdim=True)
+        left.scatter_(-1, index, float("-inf"))
+        found.append(index)
+    indices = torch.cat(found, dim=-1)
+    return values.gather(-1, indices), indices

@@ -1,0 +1,32 @@
+"""Row groups of one size class, so that a row's result does not depend on its company.
+
+A matrix product may take another path for few rows (one row is a matrix-vector product), and
+another path may round otherwise. So every product sees a multiple of `ROW_MULTIPLE` rows and a
+right-hand side stored [in, out]; `equipoise.demo.model.invariance` checks at start-up that this
+is enough on the processor at hand.
+"""
+
+import torch
+from torch import Tensor
+
+ROW_MULTIPLE = 8
+
+
+def padded_count(rows: int) -> int:
+    """The next multiple of `ROW_MULTIPLE`; 0 stays 0."""
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """(n, width) -> (padded_count(n), width), the new rows zero; `x` itself where none is new."""
+    missing = -x.shape[0] % ROW_MULTIPLE
+    if not missing:
+        return x.contiguous()
+    return torch.cat((x, x.new_zeros(missing, *x.shape[1:])))
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """(n, in) @ (in, out) in float32, n a multiple of `ROW_MULTIPLE`; the only dense product."""
+    if x.shape[0] % ROW_MULTIPLE:
+        raise ValueError(f"{x.shape[0]} rows are not a multiple of {ROW_MULTIPLE}")
+    return torch.mm(x, weight)
