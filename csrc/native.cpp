@@ -1,3 +1,9 @@
-#include <nanobind/nanobind.h>
+#include "bindings.h"
 
-NB_MODULE(_native, m) { m.doc() = "Native core of equipoise."; }
+NB_MODULE(_native, m) {
+    m.doc() = "Native core of equipoise: planner, shares, host routing, checksum.";
+    equipoise::bind_planner(m);
+    equipoise::bind_shares(m);
+    equipoise::bind_routing(m);
+    equipoise::bind_checksum(m);
+}

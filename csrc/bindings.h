@@ -1,0 +1,13 @@
+// What the module is put together from, one function per subject.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace equipoise {
+
+void bind_planner(nanobind::module_& m);
+void bind_shares(nanobind::module_& m);
+void bind_routing(nanobind::module_& m);
+void bind_checksum(nanobind::module_& m);
+
+}  // namespace equipoise

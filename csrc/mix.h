@@ -1,0 +1,45 @@
+// The two mixers. `hal/routing.py` and `hal/checksum.py` define them for every backend; kernels
+// reproduce them bit for bit, so no constant here may change without a change of contract.
+// The multipliers are our own: the best of a random search by worst avalanche bias (below 0.004
+// over 300 000 samples for mix of 32 bits, the noise of the measurement).
+#pragma once
+
+#include <cstdint>
+
+namespace equipoise {
+
+constexpr std::uint32_t kStep32 = 0x9E3779B9u;          // 2^32 / golden ratio
+constexpr std::uint64_t kStep64 = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio, odd
+
+inline std::uint32_t finalise32(std::uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x99F0736Bu;
+    x ^= x >> 15;
+    x *= 0xCEDA5629u;
+    return x ^ (x >> 16);
+}
+
+inline std::uint32_t absorb32(std::uint32_t state, std::uint32_t word) {
+    return finalise32((state ^ word) + kStep32);
+}
+
+// The part of mix32(index, rank, layer, step) that all elements of a batch have in common.
+inline std::uint32_t seed32(std::uint32_t rank, std::uint32_t layer, std::uint32_t step) {
+    return absorb32(absorb32(absorb32(0, step), layer), rank);
+}
+
+// Words are absorbed in the order step, layer, rank, index.
+inline std::uint32_t mix32(std::uint32_t index, std::uint32_t rank, std::uint32_t layer,
+                           std::uint32_t step) {
+    return absorb32(seed32(rank, layer, step), index);
+}
+
+inline std::uint64_t mix64(std::uint64_t x) {
+    x ^= x >> 32;
+    x *= 0xC92A4895548C7445u;
+    x ^= x >> 29;
+    x *= 0xB33D02297CFAF58Du;
+    return x ^ (x >> 32);
+}
+
+}  // namespace equipoise

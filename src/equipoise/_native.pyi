@@ -1,0 +1,111 @@
+"""The native core, in C++17: planner, shares, host routing, checksum.
+
+Every array is C-contiguous and in host memory, of numpy or a CPU tensor of torch; `counts`,
+`slots`, `start`, `replicas` and `cumulative` are written where the text says so. All integers:
+the same input gives the same output on every machine. Every function releases the GIL, and
+raises ValueError with one line when an array's shape, dtype, place or values do not fit.
+
+Words: E experts, S slots, slot s lives on rank s // (S // ranks), shares have the denominator
+65536. A routing table is `start` int32 [E + 1], `replicas` int32 [S], `cumulative` int32 [S], as
+`equipoise.hal.routing.RoutingTable` says.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+_Int32: TypeAlias = NDArray[np.int32] | Tensor
+_Int64: TypeAlias = NDArray[np.int64] | Tensor
+_Bytes: TypeAlias = NDArray[np.uint8] | Tensor | bytes | bytearray | memoryview
+
+def plan_greedy(load: _Int64, slots: int, ranks: int) -> NDArray[np.int32]:
+    """Placement, int32 [L, slots], for tokens per expert, int64 [L, E], none negative.
+
+    The rule that DeepSeek's EPLB and TensorRT-LLM publish: each further slot goes to the largest
+    load per copy (ties: larger id), then copies by size to the least loaded rank with a free slot.
+    Loads per copy are compared exactly. `slots` is at least E and a multiple of `ranks`; a layer
+    sums to less than 2**46.
+    """
+
+def align(installed: _Int32, proposed: _Int32, ranks: int) -> NDArray[np.int32]:
+    """`proposed` relabelled, int32 [L, S], so that few copies move and the balance is the same.
+
+    Ranks are matched greedily by copies in common (ties: lower proposed, then lower installed
+    rank), unless no relabelling keeps more; a copy that stays on its rank keeps its slot, the
+    others fill the free slots by ascending expert.
+    """
+
+def count_moves(installed: _Int32, proposed: _Int32, ranks: int) -> int:
+    """Copies in `proposed`, int32 [L, S], that their rank does not hold in `installed`."""
+
+def solve_shares(
+    counts: _Int64, placement: _Int32, ranks: int, sweeps: int = 16
+) -> NDArray[np.int32]:
+    """Shares by slot, int32 [L, S], that level the rank loads for `counts`, int64 [L, E].
+
+    Water-filling by block coordinate descent; the largest rank is never above that of even
+    shares. The shares of an expert sum to 65536. A layer sums to less than 2**46.
+    """
+
+def solve_cumulative(
+    counts: _Int32 | _Int64,
+    start: _Int32,
+    replicas: _Int32,
+    ranks: int,
+    sweeps: int,
+    cumulative: _Int32,
+) -> None:
+    """Like `solve_shares` for one layer, [E]: reads its table and writes `cumulative`."""
+
+def build_table(
+    placement: _Int32,
+    shares: _Int32,
+    experts: int,
+    start: _Int32,
+    replicas: _Int32,
+    cumulative: _Int32,
+) -> None:
+    """Write the table of one layer from `placement` and `shares`, both int32 [S].
+
+    Raises ValueError when an expert has no slot or its shares do not sum to 65536; what was
+    written is then of no use.
+    """
+
+def count_experts(ids: _Int32, counts: _Int32) -> None:
+    """Write to `counts`, int32 [E], how often each expert occurs in `ids`, int32 [n]."""
+
+def route_hashed(  # noqa: PLR0913
+    ids: _Int32,
+    start: _Int32,
+    replicas: _Int32,
+    cumulative: _Int32,
+    rank: int,
+    layer: int,
+    step: int,
+    slots: _Int32,
+    counts: _Int32,
+) -> None:
+    """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
+
+    Semantics: `equipoise.hal.routing.route_hashed`.
+    """
+
+def route_apportioned(
+    ids: _Int32,
+    start: _Int32,
+    replicas: _Int32,
+    cumulative: _Int32,
+    rank: int,
+    layer: int,
+    slots: _Int32,
+    counts: _Int32,
+) -> None:
+    """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
+
+    Semantics: `equipoise.hal.routing.route_apportioned`.
+    """
+
+def checksum(data: _Bytes) -> int:
+    """Fingerprint below 2**64 of bytes, uint8 [n]; semantics: `equipoise.hal.checksum`."""
