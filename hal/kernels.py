@@ -31,6 +31,8 @@ class Tables:
     start: Tensor
     replicas: Tensor
     cumulative: Tensor
+    ranks: int
+    """How many ranks the slots are spread over, contiguously."""
 
     @property
     def layers(self) -> int:
@@ -48,7 +50,9 @@ class Tables:
         return self.replicas.shape[2]
 
     @staticmethod
-    def empty(layers: int, experts: int, slots: int, device: torch.device) -> "Tables":
+    def empty(
+        layers: int, experts: int, slots: int, ranks: int, device: torch.device
+    ) -> "Tables":
         """Zeroed tables; nothing may be routed before the first commit."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -59,6 +63,7 @@ class Tables:
             start=zeros(2, layers, experts + 1),
             replicas=zeros(2, layers, slots),
             cumulative=zeros(2, layers, slots),
+            ranks=ranks,
         )
 
 
@@ -123,7 +128,7 @@ class Kernels(Protocol):
     def solve_shares(
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
-        """Shares that minimise the largest rank load for `counts`, int32 or int64 [experts].
+        """Shares that minimise the largest rank load for `counts`, int64 [experts].
 
         Writes `cumulative`, int32 [slots], in the order of the layer's table.
         """

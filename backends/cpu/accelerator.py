@@ -1,0 +1,106 @@
+"""The host processor as an accelerator."""
+
+import os
+import platform
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.backends.cpu.slots import CpuSlotStore
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream
+from equipoise.hal.accelerator import Graph, Memory, Topology
+from equipoise.hal.capabilities import Available, Capabilities, Probe
+from equipoise.hal.errors import BackendUnavailable, Unsupported
+from equipoise.hal.slots import SlotLayout
+from equipoise.hal.stream import Role, StreamLock
+
+CLOSING = 5.0
+"""Seconds that closing waits for each stream's worker."""
+
+
+class CpuAccelerator:
+    """Four worker threads and the memory they share with everybody."""
+
+    name = "cpu:0"
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._streams = {role: CpuStream(role, self.name) for role in Role}
+        self._kernels = CpuKernels()
+
+    @property
+    def kernels(self) -> CpuKernels:
+        """The native kernels."""
+        return self._kernels
+
+    def stream(self, role: Role) -> CpuStream:
+        """The stream of that role."""
+        return self._streams[role]
+
+    def adopt(self, native_stream: object) -> CpuStream:
+        """The CPU has no foreign streams."""
+        raise Unsupported(f"the CPU has no native stream to adopt: {native_stream!r}")
+
+    def event(self) -> CpuEvent:
+        """A fresh event."""
+        return CpuEvent()
+
+    def stream_lock(self) -> StreamLock:
+        """Not declared yet."""
+        raise Unsupported("the CPU backend declares no stream lock")
+
+    def slot_store(self, layout: SlotLayout) -> CpuSlotStore:
+        """Slots in host memory."""
+        return CpuSlotStore(layout)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Plain host memory: here the host is the device."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def graph(self) -> Graph:
+        """Not possible on the CPU."""
+        raise Unsupported("the CPU backend captures no graphs")
+
+    def topology(self) -> Topology:
+        """This machine, no particular NUMA node."""
+        return Topology(index=0, node=platform.node(), numa=-1)
+
+    def memory(self) -> Memory:
+        """Physical memory of the machine."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_AVPHYS_PAGES")
+        return Memory(total=total * page, free=free * page)
+
+    def synchronize(self, timeout: float) -> None:
+        """Drain every stream."""
+        for stream in self._streams.values():
+            stream.synchronize(timeout)
+
+    def close(self) -> None:
+        """End every worker."""
+        for stream in self._streams.values():
+            stream.close(CLOSING)
+
+
+class CpuBackend:
+    """The entry point `equipoise.accelerators: cpu`."""
+
+    name = "cpu"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Four real threads; a host copy never waits for a launch."""
+        return Capabilities(streams=len(Role), copy_independent_of_launch=True)
+
+    def probe(self) -> Probe:
+        """Always there."""
+        return Available(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+
+    def open(self, index: int) -> CpuAccelerator:
+        """There is one CPU: index 0."""
+        if index != 0:
+            raise BackendUnavailable(f"the CPU backend has device 0 only, not {index}")
+        return CpuAccelerator()
+
+

@@ -1,0 +1,257 @@
+"""A communicator over one gloo process group of its own."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from math import prod
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, ReduceOp, Store
+
+from equipoise.backends.cpu.work import GlooWork
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Exchange
+from equipoise.hal.errors import CommunicatorFailed, Unsupported
+
+GLOO_CAPABILITIES = CommunicatorCapabilities(
+    stream_ordered=False,
+    independent_groups=True,
+    abort=False,  # neither the group's nor the backend's abort releases a waiter
+    rebuild=True,
+    dtypes=frozenset(
+        {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
+        | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+        | {torch.float8_e4m3fn, torch.float8_e5m2}
+    ),
+    reductions=frozenset({torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64}),
+)
+
+
+T = TypeVar("T")
+
+
+class _Native(Protocol):
+    """What a torch.distributed operation returns."""
+
+    def wait(self) -> bool: ...
+    def is_completed(self) -> bool: ...
+
+
+class GlooCommunicator:
+    """Collectives and point-to-point for one purpose.
+
+    Data travels as bytes, so every declared dtype moves; only sums depend on the type. The
+    group's time-out is the operations' deadline: gloo enforces it, and breaks the group.
+    """
+
+    capabilities = GLOO_CAPABILITIES
+
+    def __init__(self, store: Store, purpose: str, ranks: Sequence[int], rank: int, deadline: float):
+        self._store = store
+        self._purpose = purpose
+        self._name = rank
+        self._deadline = deadline
+        self._incarnation = 0
+        self._join(tuple(ranks))
+
+    @property
+    def purpose(self) -> str:
+        """What the communicator is for."""
+        return self._purpose
+
+    @property
+    def rank(self) -> int:
+        """This rank's number within the communicator."""
+        return self._ranks.index(self._name)
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return len(self._ranks)
+
+    def all_reduce(self, tensor: Tensor) -> GlooWork:
+        """Sum over ranks, in place."""
+        if tensor.dtype not in self.capabilities.reductions:
+            raise Unsupported(f"gloo cannot sum {tensor.dtype}")
+        self._check(tensor)
+        return self._collective("all_reduce", lambda g: g.allreduce([tensor]), tensor)
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> GlooWork:
+        """Every rank's tensor, stacked."""
+        self._check(out, tensor)
+        _expect("all_gather", out, (self.size, *tensor.shape))
+        wide, narrow = _bytes(out), _bytes(tensor)
+        return self._collective("all_gather", lambda g: g._allgather_base(wide, narrow), out, tensor)
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> GlooWork:
+        """This rank's part of the sum."""
+        if tensor.dtype not in self.capabilities.reductions:
+            raise Unsupported(f"gloo cannot sum {tensor.dtype}")
+        self._check(out, tensor)
+        _expect("reduce_scatter", tensor, (self.size, *out.shape))
+        flat, parts = out.view(-1), tensor.view(-1)
+        return self._collective(
+            "reduce_scatter", lambda g: g._reduce_scatter_base(flat, parts), out, tensor
+        )
+
+    def broadcast(self, tensor: Tensor, source: int) -> GlooWork:
+        """Everybody receives rank `source`'s tensor."""
+        self._check(tensor)
+        view = _bytes(tensor)
+        return self._collective("broadcast", lambda g: g.broadcast(view, source), tensor)
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> GlooWork:
+        """Even blocks."""
+        self._check(out, tensor)
+        _expect("all_to_all", out, tuple(tensor.shape))
+        if tensor.shape[0] != self.size:
+            raise Unsupported(f"all_to_all takes {self.size} blocks, got {tensor.shape[0]}")
+        into, source = _bytes(out), _bytes(tensor)
+        return self._collective(
+            "all_to_all", lambda g: g.alltoall_base(into, source, [], []), out, tensor
+        )
+
+    def all_to_all_uneven(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> GlooWork:
+        """Blocks of given row counts."""
+        self._check(out, tensor)
+        width = prod(tensor.shape[1:]) * tensor.element_size()
+        _expect("all_to_all", out, (sum(receives), *tensor.shape[1:]))
+        _expect("all_to_all", tensor, (sum(sends), *out.shape[1:]))
+        into, source = _bytes(out), _bytes(tensor)
+        taken, given = [n * width for n in receives], [n * width for n in sends]
+        return self._collective(
+            "all_to_all", lambda g: g.alltoall_base(into, source, taken, given), out, tensor
+        )
+
+    def barrier(self) -> GlooWork:
+        """Ends after every rank has issued it."""
+        return self._collective("barrier", lambda g: g.barrier())
+
+    def isend(self, tensor: Tensor, destination: int) -> GlooWork:
+        """Send to one rank."""
+        self._check(tensor)
+        view = _bytes(tensor)
+        return self._bundle(f"isend to {destination}", lambda g: [g.send([view], destination, 0)], tensor)
+
+    def irecv(self, tensor: Tensor, source: int) -> GlooWork:
+        """Receive from one rank."""
+        self._check(tensor)
+        view = _bytes(tensor)
+        return self._bundle(f"irecv from {source}", lambda g: [g.recv([view], source, 0)], tensor)
+
+    def exchange(self, round: Exchange) -> GlooWork:
+        """One round of blobs; empty blobs do not travel."""
+        sends = [p for p in round.sends if p.blob.numel()]
+        receives = [p for p in round.receives if p.blob.numel()]
+        blobs = [p.blob for p in (*sends, *receives)]
+        self._check(*blobs)
+
+        def issue(group: ProcessGroupGloo) -> list[_Native]:
+            taken = [group.recv([_bytes(p.blob)], p.peer, 0) for p in receives]
+            return taken + [group.send([_bytes(p.blob)], p.peer, 0) for p in sends]
+
+        return self._bundle("exchange", issue, *blobs)
+
+    def warm(self, links: Sequence[tuple[int, int]]) -> None:
+        """Nothing to do: gloo builds every pair link when the group is made."""
+
+    def abort(self) -> None:
+        """Not possible with gloo."""
+        raise Unsupported("gloo cannot end an operation in flight; wait for its deadline")
+
+    def rebuild(self, ranks: Sequence[int]) -> None:
+        """A new group among `ranks` (numbers of the run, not of the communicator)."""
+        if self._name not in ranks:
+            raise Unsupported(f"rank {self._name} is not among the ranks {tuple(ranks)}")
+        self._incarnation += 1
+        self._join(tuple(ranks))
+
+    def close(self) -> None:
+        """Let go of the group, unless operations are still in flight: those keep it alive."""
+        self._reap()
+        self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was closed")
+        if not self._inflight:
+            del self._group
+
+    def _join(self, ranks: tuple[int, ...]) -> None:
+        self._ranks = ranks
+        self._failure: CommunicatorFailed | None = None
+        self._inflight: list[tuple[GlooWork, Callable[[], bool]]] = []
+        members = "-".join(str(rank) for rank in ranks)
+        prefix = f"{self._purpose}/{self._incarnation}/{members}"
+        options = ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=self._deadline)
+        options._devices = [ProcessGroupGloo.create_default_device()]
+        self._group = ProcessGroupGloo(
+            PrefixStore(prefix, self._store), self.rank, self.size, options
+        )
+
+    def _collective(
+        self, what: str, issue: Callable[[ProcessGroupGloo], _Native], *buffers: Tensor
+    ) -> GlooWork:
+        native = self._issue(what, issue)
+        work = self._work(native.wait, what, buffers)
+        self._inflight.append((work, lambda: work.poll(native.is_completed)))
+        return work
+
+    def _bundle(
+        self, what: str, issue: Callable[[ProcessGroupGloo], list[_Native]], *buffers: Tensor
+    ) -> GlooWork:
+        natives = self._issue(what, issue)
+
+        def finish() -> None:
+            for native in natives:
+                native.wait()
+
+        work = self._work(finish, what, buffers)
+        self._inflight.append((work, work.done))
+        work.watch()  # a point-to-point operation of gloo never completes unless waited for
+        return work
+
+    def _issue(self, what: str, issue: Callable[[ProcessGroupGloo], T]) -> T:
+        self._reap()
+        if self._failure is not None:
+            raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure}")
+        try:
+            return issue(self._group)
+        except RuntimeError as error:
+            self._failure = CommunicatorFailed(f"{what} of {self._purpose!r}: {error}")
+            raise self._failure from error
+
+    def _work(
+        self, finish: Callable[[], object], what: str, buffers: Sequence[Tensor]
+    ) -> GlooWork:
+        def end() -> None:
+            finish()
+
+        label = f"{what} of {self._purpose!r}"
+        return GlooWork(end, buffers, label, self._deadline, self._fail)
+
+    def _fail(self, failure: CommunicatorFailed) -> None:
+        self._failure = self._failure or failure
+
+    def _reap(self) -> None:
+        """Forget what ended; whatever is still in flight keeps its buffers, dropped or not."""
+        self._inflight = [(work, ended) for work, ended in self._inflight if not ended()]
+
+    def _check(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            if tensor.dtype not in self.capabilities.dtypes:
+                raise Unsupported(f"gloo cannot move {tensor.dtype}")
+            if not tensor.is_contiguous() or tensor.device.type != "cpu":
+                raise Unsupported(
+                    f"a contiguous CPU tensor is needed, got strides {tensor.stride()} "
+                    f"of shape {tuple(tensor.shape)} on {tensor.device}"
+                )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _expect(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise Unsupported(f"{what} needs shape {shape}, got {tuple(tensor.shape)}")

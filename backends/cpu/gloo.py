@@ -1,0 +1,59 @@
+"""Gloo as a fabric: one process group a purpose, and the control plane beside them."""
+
+from torch import distributed
+
+from equipoise.backends.cpu.communicator import GLOO_CAPABILITIES, GlooCommunicator
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
+from equipoise.hal.communicator import Communicator, Rendezvous
+
+
+class GlooFabric:
+    """A rank's connection to all others."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._where = rendezvous
+        self._control = StoreControlPlane(rendezvous)
+        self._open: list[GlooCommunicator] = []
+
+    @property
+    def control(self) -> StoreControlPlane:
+        """The control plane."""
+        return self._control
+
+    def open(self, purpose: str) -> Communicator:
+        """A process group of its own."""
+        ranks = range(self._where.size)
+        made = GlooCommunicator(
+            self._control.store, purpose, ranks, self._where.rank, self._where.deadline
+        )
+        self._open.append(made)
+        return made
+
+    def close(self) -> None:
+        """Close every communicator, then the control plane."""
+        for communicator in self._open:
+            communicator.close()
+        self._open.clear()
+        self._control.close()
+
+
+class GlooBackend:
+    """The entry point `equipoise.communicators: gloo`."""
+
+    name = "gloo"
+
+    @property
+    def capabilities(self) -> CommunicatorCapabilities:
+        """What gloo can do."""
+        return GLOO_CAPABILITIES
+
+    def probe(self) -> Probe:
+        """Whether this build of torch has gloo."""
+        if distributed.is_available() and distributed.is_gloo_available():
+            return Available("torch.distributed with gloo")
+        return Unavailable("this build of torch has no torch.distributed gloo")
+
+    def connect(self, rendezvous: Rendezvous) -> GlooFabric:
+        """Meet the other ranks."""
+        return GlooFabric(rendezvous)

@@ -1,0 +1,113 @@
+"""The small kernels, native and on the calling stream's worker."""
+
+import torch
+from torch import Tensor
+
+from equipoise import _native
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.stream import Stream
+
+SWEEPS = 16
+"""Sweeps of the share solver; it stops early once a sweep changes nothing."""
+
+
+class CpuKernels:
+    """Kernels over `equipoise._native`; semantics in `equipoise.hal.routing`."""
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        """Tokens per expert."""
+        stream.launch(lambda: _native.count_experts(ids.numpy(), counts.numpy()))
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        """Route by the hash of each token's place."""
+
+        def program() -> None:
+            live = _live(tables, salt.layer)
+            _native.route_hashed(
+                ids.numpy(),
+                tables.start[live].numpy(),
+                tables.replicas[live].numpy(),
+                tables.cumulative[live].numpy(),
+                salt.rank,
+                salt.layer,
+                salt.step,
+                slots.numpy(),
+                counts.numpy(),
+            )
+
+        stream.launch(program)
+
+    def route_apportioned(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        cumulative: Tensor,
+        salt: Salt,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route by integer quotas of this batch."""
+
+        def program() -> None:
+            live = _live(tables, salt.layer)
+            _native.route_apportioned(
+                ids.numpy(),
+                tables.start[live].numpy(),
+                tables.replicas[live].numpy(),
+                cumulative.numpy(),
+                salt.rank,
+                salt.layer,
+                slots.numpy(),
+                counts.numpy(),
+            )
+
+        stream.launch(program)
+
+    def solve_shares(
+        self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
+    ) -> None:
+        """Water-filling on one layer's counts."""
+
+        def program() -> None:
+            live = _live(tables, layer)
+            _native.solve_cumulative(
+                counts.numpy(),
+                tables.start[live].numpy(),
+                tables.replicas[live].numpy(),
+                tables.ranks,
+                SWEEPS,
+                cumulative.numpy(),
+            )
+
+        stream.launch(program)
+
+    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        """Fill the idle set of each changed layer, then advance its generation word."""
+
+        def program() -> None:
+            for place, layer in enumerate(update.layers):
+                generation = int(tables.generation[layer]) + 1
+                idle = (generation & 1, layer)
+                tables.start[idle].copy_(update.start[place])
+                tables.replicas[idle].copy_(update.replicas[place])
+                tables.cumulative[idle].copy_(update.cumulative[place])
+                tables.generation[layer] = generation
+
+        stream.launch(program)
+
+    def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Checksum of a contiguous tensor's bytes."""
+        view = data.detach().reshape(-1).view(torch.uint8)
+
+        def program() -> None:
+            value = _native.checksum(view.numpy())
+            out[0] = value - (1 << 64) if value >> 63 else value
+
+        stream.launch(program)
+
+
+def _live(tables: Tables, layer: int) -> tuple[int, int]:
+    return int(tables.generation[layer]) & 1, layer

@@ -1,0 +1,136 @@
+"""Handles of gloo operations.
+
+Measured of gloo (torch 2.13): a point-to-point work is never complete until somebody waits for it,
+and waiting with a time-out shorter than the group's poisons the whole group. So nobody here waits
+with a short time-out: a soft wait watches a thread that waits to the end.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
+from equipoise.hal.stream import Stream
+
+SLACK = 5.0
+"""Seconds beyond the deadline that gloo may take to report it."""
+
+
+class GlooWork:
+    """One operation, or a bundle that ends together; owns its tensors until the end.
+
+    Args:
+        finish: blocks until the operation ended, at the latest at its deadline; raises then.
+        buffers: tensors that the operation reads or writes.
+        what: the operation in words, for errors.
+        deadline: seconds from now until the operation fails its communicator.
+        failed: called once with the failure, so that the communicator learns of it.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[], None],
+        buffers: Sequence[Tensor],
+        what: str,
+        deadline: float,
+        failed: Callable[[CommunicatorFailed], None],
+    ) -> None:
+        self.buffers = tuple(buffers)
+        self._finish = finish
+        self._what = what
+        self._expiry = time.monotonic() + deadline
+        self._failed = failed
+        self._failure: CommunicatorFailed | None = None
+        self._ended = threading.Event()
+        self._finishing = threading.Lock()
+        self._waiter: threading.Thread | None = None
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        if not self._ended.is_set():
+            self.watch()
+        return self._ended.is_set()
+
+    def wait(self, stream: Stream) -> None:
+        """Make `stream` wait for the end."""
+        stream.launch(lambda: self.result(self._remaining() + SLACK))
+
+    def result(self, timeout: float) -> None:
+        """Block until the end; raises `ResultPending` after `timeout` seconds."""
+        if not self._ended.is_set():
+            self._await(timeout)
+        if self._failure is not None:
+            raise self._failure
+
+    def cancel(self) -> None:
+        """Stop waiting; the watcher keeps the buffers until gloo lets go of them."""
+        self.watch()
+        self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
+
+    def watch(self) -> None:
+        """Start the thread that waits to the end, unless it runs already."""
+        with self._finishing_or_skip() as mine:
+            if mine and self._waiter is None and not self._ended.is_set():
+                self._waiter = threading.Thread(target=self._end, name=self._what, daemon=True)
+                self._waiter.start()
+
+    def poll(self, completed: Callable[[], bool]) -> bool:
+        """Whether it ended, for operations that gloo can poll; never blocks."""
+        if not self._ended.is_set() and completed():
+            self._end()
+        return self._ended.is_set()
+
+    def _await(self, timeout: float) -> None:
+        if timeout >= self._remaining():
+            self._end()
+            return
+        self.watch()
+        if not self._ended.wait(timeout):
+            raise ResultPending(f"{self._what} has not ended within {timeout:g} s")
+
+    def _end(self) -> None:
+        with self._finishing:
+            if self._ended.is_set():
+                return
+            try:
+                self._finish()
+            except RuntimeError as error:
+                self._failure = _explain(self._what, error)
+                self._failed(self._failure)
+            self._finish = _nothing
+            self._ended.set()
+
+    def _remaining(self) -> float:
+        return self._expiry - time.monotonic()
+
+    def _finishing_or_skip(self) -> "_Attempt":
+        return _Attempt(self._finishing)
+
+
+class _Attempt:
+    """Holds a lock if it is free; enters with whether it is held."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._mine = False
+
+    def __enter__(self) -> bool:
+        self._mine = self._lock.acquire(blocking=False)
+        return self._mine
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            self._lock.release()
+
+
+def _nothing() -> None:
+    """Stands where `finish` stood, so that what it closed over can go."""
+
+
+def _explain(what: str, error: RuntimeError) -> CommunicatorFailed:
+    text = str(error).splitlines()[0]
+    if "imed out" in text or "timeout" in text.lower():
+        return OperationTimeout(f"{what} passed its deadline")
+    return CommunicatorFailed(f"{what} lost its peer: {text.rpartition('] ')[2][:160]}")

@@ -1,0 +1,95 @@
+"""What to propose, given a load: placement, shares, and what they promise."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise import _native
+from equipoise.balancer.experts.moves import Itinerary, itinerary
+from equipoise.balancer.experts.placement import Load, Placement, Shape, Shares, check, digest
+
+SHARE_ONE = 1 << 16
+"""A whole expert, in units of shares."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A placement and its shares: what is installed, or what is proposed."""
+
+    placement: Placement
+    shares: Shares
+
+    @property
+    def digest(self) -> str:
+        """Equal on two ranks exactly when the layouts are."""
+        return digest(self.placement, self.shares)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The outcome of planning an epoch.
+
+    Attributes:
+        layout: what shall be installed.
+        changed: layers whose placement changes.
+        moves: how to get there.
+        predicted: (layers,) imbalance in parts per 65536 under the load planned on.
+    """
+
+    layout: Layout
+    changed: tuple[int, ...]
+    moves: Itinerary
+    predicted: npt.NDArray[np.int64]
+
+
+def even_shares(placement: Placement, experts: int) -> Shares:
+    """Every replica takes the same part; the remainder goes to lower slots."""
+    zeros = np.zeros((placement.shape[0], experts), dtype=np.int64)
+    return _native.solve_shares(zeros, placement, 1)
+
+
+def solve_shares(load: Load, placement: Placement, shape: Shape) -> Shares:
+    """Shares that minimise the largest rank load (water-filling)."""
+    return _native.solve_shares(load, placement, shape.ranks)
+
+
+def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]:
+    """(layers,): (max - mean) / mean over ranks in parts per 65536, in integers throughout."""
+    rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
+    ranks = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    total = np.maximum(ranks.sum(axis=1), 1)
+    return (ranks.max(axis=1) * shape.ranks - total) // np.maximum(total // SHARE_ONE, 1)
+
+
+def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int) -> Proposal:
+    """Plan an epoch with the greedy policy; every rank gets the same answer from the same load.
+
+    Args:
+        load: (layers, experts), int64, summed over ranks.
+        installed: what is installed now.
+        shape: how many of everything.
+        hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
+
+    Raises:
+        PlacementError: the planner returned a malformed placement.
+    """
+    planned = _native.align(
+        installed.placement, _native.plan_greedy(load, shape.slots, shape.ranks), shape.ranks
+    )
+    kept = Layout(installed.placement, solve_shares(load, installed.placement, shape))
+    fresh = Layout(planned, solve_shares(load, planned, shape))
+    gain = imbalance(load, kept, shape) - imbalance(load, fresh, shape)
+    better = (gain > hysteresis) & (planned != installed.placement).any(axis=1)
+    choice = better[:, None]
+    layout = Layout(
+        np.where(choice, fresh.placement, kept.placement),
+        np.where(choice, fresh.shares, kept.shares),
+    )
+    check(layout.placement, shape)
+    return Proposal(
+        layout=layout,
+        changed=tuple(np.flatnonzero(better).tolist()),
+        moves=itinerary(installed.placement, layout.placement, shape),
+        predicted=imbalance(load, layout, shape),
+    )

@@ -1,0 +1,102 @@
+"""Expert ids to slot ids on the step path, and the counting that rides along."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.stream import Role
+
+
+class Router(Protocol):
+    """One share mode. Called from programs of the compute stream."""
+
+    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+        """Slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load."""
+        ...
+
+
+class TableRouter:
+    """Shares as the installed tables have them: static, or lagged when the engine renews them.
+
+    Args:
+        accelerator: whose kernels and compute stream are used.
+        tables: the installed tables.
+        rank: enters the hash.
+        counters: int32 [layers, experts], to which every batch is added.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, tables: Tables, rank: int, counters: Tensor
+    ) -> None:
+        self._kernels = accelerator.kernels
+        self._compute = accelerator.stream(Role.COMPUTE)
+        self._tables = tables
+        self._rank = rank
+        self._counters = counters
+        self._counts = torch.zeros_like(counters[0])
+
+    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+        """Each token by the hash of its place."""
+        slots = torch.empty_like(ids)
+        self._kernels.route_and_count(
+            ids.view(-1),
+            self._tables,
+            Salt(self._rank, layer, step),
+            slots.view(-1),
+            self._counts,
+            self._compute,
+        )
+        self._compute.launch(lambda: self._counters[layer].add_(self._counts))
+        return slots
+
+
+class BatchRouter:
+    """Shares solved on this very batch: one all-reduce of the counts per layer and step.
+
+    Args:
+        accelerator: whose kernels and compute stream are used.
+        communicator: used for nothing else.
+        tables: the installed tables; their shares are not read.
+        counters: int32 [layers, experts], to which every batch is added.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        communicator: Communicator,
+        tables: Tables,
+        counters: Tensor,
+    ) -> None:
+        self._kernels = accelerator.kernels
+        self._compute = accelerator.stream(Role.COMPUTE)
+        self._communicator = communicator
+        self._tables = tables
+        self._counters = counters
+        self._local = torch.zeros_like(counters[0])
+        self._total = torch.zeros_like(counters[0], dtype=torch.int64)
+        self._cumulative = torch.zeros_like(tables.cumulative[0, 0])
+
+    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+        """Count, sum over ranks, solve, then apportion this rank's tokens."""
+        flat, slots = ids.view(-1), torch.empty_like(ids)
+        self._kernels.count(flat, self._local, self._compute)
+        self._compute.launch(lambda: self._total.copy_(self._local))
+        self._communicator.all_reduce(self._total).wait(self._compute)
+        self._kernels.solve_shares(
+            self._total, self._tables, layer, self._cumulative, self._compute
+        )
+        self._kernels.route_apportioned(
+            flat,
+            self._tables,
+            self._cumulative,
+            Salt(self._communicator.rank, layer, step),
+            slots.view(-1),
+            self._local,
+            self._compute,
+        )
+        self._compute.launch(lambda: self._counters[layer].add_(self._local))
+        return slots
