@@ -28,7 +28,7 @@ def checksum(tensor: Tensor) -> int:
         raise ValueError(f"tensor: expected C-contiguous, got strides {tensor.stride()}")
     data = tensor.detach().reshape(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for first, part in enumerate(data.split(4 * CHUNK)):
+    for first, part in enumerate(torch.split(data, 4 * CHUNK)):
         total += _sum_words(_words(part), first * CHUNK)
     length = torch.tensor(~data.numel(), dtype=torch.int64)
     return (int(total) + int(_mix64(length))) & MASK64

@@ -16,7 +16,7 @@ index are absorbed in this order into a state that starts at 0,
 to the first replica of e whose cumulative share is above u.
 
 **Apportioned.** The batch's own count n of expert e is divided into whole quotas: replica i ends at
-occurrence floor((cumulative_i * n + d) / 65536), where the dither d = mix32(e, rank, layer, 0) >> 16
+occurrence floor((cumulative_i * n + d) / 65536); the dither d = mix32(e, rank, layer, 0) >> 16
 makes ranks round differently. The t-th occurrence of e in the batch goes to the replica whose
 interval holds t. The quotas sum to n and each is within one of its exact share.
 
@@ -209,11 +209,14 @@ def solve_shares(counts: Tensor, placement: Tensor, ranks: int, sweeps: int = 16
 
     Returns:
         int32 [layers, slots]; the shares of an expert sum to 65536.
+
+    Raises:
+        ValueError: ranks does not divide the slots, or an expert has no slot.
     """
     shares = torch.empty_like(placement)
     for load, places, out in zip(counts, placement, shares, strict=True):
         order = torch.argsort(places, stable=True)
-        runs = order.split(torch.bincount(places, minlength=load.numel()).tolist())
+        runs = torch.split(order, torch.bincount(places, minlength=load.numel()).tolist())
         solved = _solve(load.tolist(), [run.tolist() for run in runs], ranks, sweeps)
         out[order] = torch.tensor([share for run in solved for share in run], dtype=torch.int32)
     return shares
@@ -222,7 +225,7 @@ def solve_shares(counts: Tensor, placement: Tensor, ranks: int, sweeps: int = 16
 def solve_cumulative(counts: Tensor, table: RoutingTable, ranks: int, sweeps: int = 16) -> Tensor:
     """The `cumulative`, int32 [slots], that levels the ranks for `counts`, integers [experts]."""
     sizes = table.start.diff().tolist()
-    runs = [run.tolist() for run in table.replicas.split(sizes)]
+    runs = [run.tolist() for run in torch.split(table.replicas, sizes)]
     solved = _solve(counts.tolist(), runs, ranks, sweeps)
     sums = [torch.tensor(run).cumsum(0) for run in solved]
     return torch.cat(sums).int().to(table.cumulative.device)
@@ -232,7 +235,12 @@ def _solve(
     counts: Sequence[int], runs: Sequence[Sequence[int]], ranks: int, sweeps: int
 ) -> list[list[int]]:
     """Shares of each expert's replicas; `runs` are the slots of each expert, ascending."""
-    per_rank = sum(len(run) for run in runs) // ranks
+    slots = sum(len(run) for run in runs)
+    if not all(runs):
+        raise ValueError(f"placement: expected a slot for every expert, none for {runs.index([])}")
+    if ranks < 1 or slots % ranks:
+        raise ValueError(f"ranks: expected a positive divisor of {slots} slots, got {ranks}")
+    per_rank = slots // ranks
     homes = [[slot // per_rank for slot in run] for run in runs]
     bins = [_first_fill(count, home) for count, home in zip(counts, homes, strict=True)]
     levels = [sum(of_expert.get(rank, 0) for of_expert in bins) for rank in range(ranks)]

@@ -76,7 +76,7 @@ def build_table(
 def count_experts(ids: _Int32, counts: _Int32) -> None:
     """Write to `counts`, int32 [E], how often each expert occurs in `ids`, int32 [n]."""
 
-def route_hashed(  # noqa: PLR0913
+def route_hashed(
     ids: _Int32,
     start: _Int32,
     replicas: _Int32,
