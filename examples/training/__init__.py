@@ -1,0 +1,1 @@
+"""How the shipped model was made: sources, corpus, training, figures."""
