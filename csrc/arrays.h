@@ -47,7 +47,8 @@ class Array {
         const std::string wanted =
             describe(nb::dtype<std::remove_const_t<T>>(), dims) + ", C-contiguous, on the host" +
             (std::is_const_v<T> ? "" : ", writable");
-        if (!nb::try_cast(source, array_)) refuse(name, wanted, nb::type_name(source.type()).c_str());
+        if (!nb::try_cast(source, array_))
+            refuse(name, wanted, nb::type_name(source.type()).c_str());
         const bool same = array_.dtype() == nb::dtype<std::remove_const_t<T>>();
         if (!same || array_.ndim() != dims)
             refuse(name, wanted, describe(array_.dtype(), array_.ndim()));

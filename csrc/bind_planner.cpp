@@ -19,7 +19,8 @@ Matrix py_plan_greedy(nb::handle load, std::int64_t slots, std::int64_t ranks) {
     Matrix placement = make_matrix(layers, width);
     std::int32_t* out = placement.data();
     nb::gil_scoped_release unlocked;
-    for (std::size_t l = 0; l < layers; ++l) plan_greedy(loads.row(l), ranks, {out + l * width, width});
+    for (std::size_t l = 0; l < layers; ++l)
+        plan_greedy(loads.row(l), ranks, {out + l * width, width});
     return placement;
 }
 

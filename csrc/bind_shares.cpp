@@ -67,7 +67,8 @@ void py_solve_cumulative(nb::handle counts, nb::handle start, nb::handle replica
     require_range("sweeps", sweeps, 0, INT32_MAX);
     require_counts("counts", {load.data(), load.size()});
     nb::gil_scoped_release unlocked;
-    solve_shares({load.data(), load.size()}, starts.view(), slots.view(), ranks, sweeps, out.span());
+    const Counts tokens{load.data(), load.size()};
+    solve_shares(tokens, starts.view(), slots.view(), ranks, sweeps, out.span());
     accumulate_runs(starts.view(), out.span());
 }
 

@@ -1,0 +1,115 @@
+"""Native routing against the torch reference, bit for bit."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from equipoise import _native
+from equipoise.hal import routing
+
+UNHURRIED = settings(deadline=None)
+WORD = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> routing.RoutingTable:
+    """Any shares, zero included, of any placement."""
+    experts = draw(st.integers(1, 6))
+    extra = draw(st.lists(st.integers(0, experts - 1), max_size=8))
+    placement = torch.tensor(draw(st.permutations([*range(experts), *extra])), dtype=torch.int32)
+    shares = torch.empty_like(placement)
+    for expert in range(experts):
+        slots = (placement == expert).nonzero().flatten()
+        cut = st.one_of(st.just(0), st.just(65536), st.integers(0, 65536))
+        cuts = draw(st.lists(cut, min_size=len(slots) - 1, max_size=len(slots) - 1))
+        ends = torch.tensor([0, *sorted(cuts), 65536], dtype=torch.int32)
+        shares[slots] = ends.diff()
+    return routing.build_table(placement, shares, experts)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[routing.RoutingTable, torch.Tensor]:
+    """A table, and ids of which some are padding; also no ids at all."""
+    table = draw(tables())
+    padding = st.sampled_from([-1, -(2**31), table.experts, 2**31 - 1])
+    inside = st.integers(0, table.experts - 1)
+    ids = draw(st.lists(st.one_of(inside, inside, inside, padding), max_size=60))
+    return table, torch.tensor(ids, dtype=torch.int32)
+
+
+def arrays(table: routing.RoutingTable) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return table.start, table.replicas, table.cumulative
+
+
+def outputs(table: routing.RoutingTable, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Filled with rubbish, so that what is not written shows."""
+    counts = torch.full((table.experts,), -7, dtype=torch.int32)
+    return torch.full_like(ids, -7), counts
+
+
+@UNHURRIED
+@given(batches(), WORD, WORD, st.integers(0, 2**40))
+def test_hashed_slots_and_counts_equal_the_reference(
+    batch: tuple[routing.RoutingTable, torch.Tensor], rank: int, layer: int, step: int
+) -> None:
+    table, ids = batch
+    slots, counts = outputs(table, ids)
+    _native.route_hashed(ids, *arrays(table), rank, layer, step, slots, counts)
+    expected = routing.route_hashed(ids, table, rank, layer, step)
+    assert slots.tolist() == expected[0].tolist()
+    assert counts.tolist() == expected[1].tolist()
+
+
+@UNHURRIED
+@given(batches(), WORD, WORD)
+def test_apportioned_slots_and_counts_equal_the_reference(
+    batch: tuple[routing.RoutingTable, torch.Tensor], rank: int, layer: int
+) -> None:
+    table, ids = batch
+    slots, counts = outputs(table, ids)
+    _native.route_apportioned(ids, *arrays(table), rank, layer, slots, counts)
+    expected = routing.route_apportioned(ids, table, rank, layer)
+    assert slots.tolist() == expected[0].tolist()
+    assert counts.tolist() == expected[1].tolist()
+
+
+@UNHURRIED
+@given(batches())
+def test_counts_ignore_padding(batch: tuple[routing.RoutingTable, torch.Tensor]) -> None:
+    table, ids = batch
+    _, counts = outputs(table, ids)
+    _native.count_experts(ids, counts)
+    assert counts.tolist() == [ids.tolist().count(expert) for expert in range(table.experts)]
+    assert counts.tolist() == routing.count_experts(ids, table.experts).tolist()
+
+
+@UNHURRIED
+@given(tables(), st.integers(0, 50_000), WORD)
+def test_quotas_of_large_batches_stay_within_one_of_the_exact_share(
+    table: routing.RoutingTable, count: int, rank: int
+) -> None:
+    ids = torch.zeros(count, dtype=torch.int32)
+    slots, counts = outputs(table, ids)
+    _native.route_apportioned(ids, *arrays(table), rank, 0, slots, counts)
+    run = slice(0, int(table.start[1]))
+    shares = np.diff(table.cumulative[run].numpy(), prepend=0)
+    quotas = np.bincount(slots.numpy(), minlength=table.slots)[table.replicas[run].numpy()]
+    assert quotas.sum() == count
+    assert (np.abs(quotas * 65536 - shares.astype(np.int64) * count) < 65536).all()
+
+
+def test_numpy_arrays_and_torch_tensors_are_routed_alike() -> None:
+    table = routing.build_table(
+        torch.tensor([0, 1, 0], dtype=torch.int32),
+        torch.tensor([10_000, 65536, 55_536], dtype=torch.int32),
+        2,
+    )
+    ids = torch.arange(-1, 200, dtype=torch.int32) % 3
+    results: list[list[NDArray[np.int32]]] = []
+    for convert in (torch.Tensor.clone, lambda t: t.clone().numpy()):
+        slots, counts = map(convert, outputs(table, ids))
+        _native.route_hashed(convert(ids), *map(convert, arrays(table)), 1, 2, 3, slots, counts)
+        results.append([np.asarray(slots), np.asarray(counts)])
+    assert all((a == b).all() for a, b in zip(*results, strict=True))
