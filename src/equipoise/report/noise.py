@@ -1,0 +1,83 @@
+"""The noise floor: the imbalance that chance alone leaves behind a perfect balance."""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Reals = npt.NDArray[np.float64]
+
+EXACT_UP_TO = 256
+"""Mean rows per rank up to which the floor is summed exactly; beyond, the normal limit is within
+1 % of it on up to 8 ranks (`docs/metrics.md`) and costs nothing."""
+
+_NEGLIGIBLE = 1e-12
+
+
+def noise_floor(rows: int, ranks: int) -> float:
+    """Expected max / mean - 1 of `rows` rows thrown uniformly on `ranks` ranks, without unit.
+
+    Exact for at most `EXACT_UP_TO` rows per rank, the normal limit above. Raises ValueError
+    unless both are positive.
+    """
+    if rows < 1 or ranks < 1:
+        raise ValueError(f"a noise floor needs rows and ranks, got {rows} rows on {ranks} ranks")
+    if rows <= EXACT_UP_TO * ranks:
+        return exact_floor(rows, ranks)
+    return normal_floor(rows, ranks)
+
+
+@lru_cache(maxsize=4096)
+def exact_floor(rows: int, ranks: int) -> float:
+    """The floor as the sum of P(maximum > m), by the generating function of truncated Poissons.
+
+    Given their sum, independent Poisson counts are multinomial; hence P(maximum <= m) is the
+    weight of `rows` in the `ranks`-fold convolution of a Poisson cut off at m, divided by the
+    same weight without the cut. Method: Levin, "A representation for multinomial cumulative
+    distribution functions", Annals of Statistics 9(5), 1981.
+    """
+    least = -(-rows // ranks)
+    log_poisson = _log_poisson(rows, rows / ranks)
+    whole = float(_log_poisson(rows, float(rows))[-1])
+    expected = float(least)
+    for most in range(least, rows):
+        within = _weight_of_sum(np.exp(log_poisson[: most + 1]), rows, ranks)
+        tail = 1.0 - within / math.exp(whole)
+        expected += max(0.0, tail)
+        if tail < _NEGLIGIBLE:
+            break
+    return expected * ranks / rows - 1.0
+
+
+def normal_floor(rows: int, ranks: int) -> float:
+    """The floor in the limit of many rows: sqrt(ranks / rows) times the expected maximum of
+    `ranks` standard normal variables (the mean of the counts cancels their correlation)."""
+    return math.sqrt(ranks / rows) * _expected_normal_maximum(ranks)
+
+
+def _weight_of_sum(weights: Reals, total: int, terms: int) -> float:
+    """Weight of `total` in the convolution of `weights` with itself, `terms` terms in all."""
+    # Longer than the longest sum, so that the circular convolution does not wrap; a power of two
+    # because transforms of prime lengths cost a hundred times as much.
+    length = 1 << max(terms * (len(weights) - 1), total).bit_length()
+    convolved = np.fft.irfft(np.fft.rfft(weights, length) ** terms, length)
+    return float(convolved[total])
+
+
+def _log_poisson(most: int, mean: float) -> Reals:
+    """Logarithms of the Poisson probabilities of 0 .. most."""
+    counts = np.arange(most + 1, dtype=np.float64)
+    log_factorials = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
+    return np.asarray(counts * math.log(mean) - mean - log_factorials, dtype=np.float64)
+
+
+@lru_cache(maxsize=64)
+def _expected_normal_maximum(ranks: int) -> float:
+    """Mean of the largest of `ranks` standard normals, by the trapezoid rule on
+    the integral of 1 - F(x)^n - F(-x)^n over positive x."""
+    grid = np.linspace(0.0, 12.0, 12001)
+    upper = np.array([0.5 * math.erfc(x / math.sqrt(2.0)) for x in grid])
+    above = 1.0 - (1.0 - upper) ** ranks
+    below = upper**ranks
+    return max(0.0, float(np.trapezoid(above - below, grid)))

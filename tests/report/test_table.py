@@ -1,0 +1,66 @@
+"""The table at the end of a run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from equipoise.demo.record import RunRecord
+from equipoise.report.summary import summarise
+from equipoise.report.table import Ink, human_bytes, render
+
+MakeRecord = Callable[..., RunRecord]
+
+
+def test_it_ends_with_the_verdict(make_record: MakeRecord) -> None:
+    assert render(summarise(make_record()), Ink.PLAIN).splitlines()[-1] == "outputs identical: yes"
+    other = summarise(make_record(reference_outputs="b"))
+    assert render(other, Ink.PLAIN).splitlines()[-1] == "outputs identical: no"
+
+
+def test_a_run_that_was_not_exercised_says_so_in_its_last_line(make_record: MakeRecord) -> None:
+    record = make_record()
+    record.variants["exact"] = replace(record.variants["exact"], epochs=())
+    last = render(summarise(record), Ink.PLAIN).splitlines()[-1]
+    assert last == "outputs identical: yes; not exercised: no slot moved"
+
+
+def test_it_fits_a_terminal_of_eighty_columns(make_record: MakeRecord) -> None:
+    summary = summarise(make_record(step_tokens=make_record().step_tokens * 10**6))
+    assert max(map(len, render(summary, Ink.PLAIN).splitlines())) <= 80
+
+
+def test_each_variant_has_its_row_from_least_to_most_balanced(make_record: MakeRecord) -> None:
+    lines = render(summarise(make_record()), Ink.PLAIN).splitlines()
+    rows = [line for line in lines if line.endswith("identical") and line[:2] in ("  ", "* ")]
+    assert [row[2:].split()[0] for row in rows] == ["unbalanced", "static", "lagged", "exact"]
+    assert rows[0].split()[1] == "0.7500"
+    assert rows[1].split()[3] == "6.00"
+    assert rows[3].startswith("* exact")
+
+
+def test_plain_text_has_no_escape_codes_whatever_a_file_is_called(make_record: MakeRecord) -> None:
+    hostile = make_record(phases=("\x1b[2J", "code"))
+    assert "\x1b" not in render(summarise(hostile), Ink.PLAIN)
+    assert "\x1b[2J" not in render(summarise(hostile), Ink.COLOUR)
+    assert "\x1b[1;32m" in render(summarise(make_record()), Ink.COLOUR)
+
+
+def test_figures_that_do_not_exist_are_dashes(make_record: MakeRecord) -> None:
+    record = make_record(shares="none")
+    del record.variants["static"], record.variants["lagged"], record.variants["exact"]
+    text = render(summarise(record), Ink.PLAIN)
+    assert "balancing was off: nothing moved" in text
+    assert "nan" not in text
+    assert "None" not in text
+
+
+def test_aborted_epochs_are_counted_by_reason(make_record: MakeRecord) -> None:
+    assert "aborted    digest 1" in render(summarise(make_record()), Ink.PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**50, "1024.0 TiB")]
+)
+def test_bytes_are_given_in_binary_units(count: int, text: str) -> None:
+    assert human_bytes(count) == text
