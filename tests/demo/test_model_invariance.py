@@ -1,0 +1,217 @@
+"""A row's bits depend on its request alone."""
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.demo.model import (
+    Batch,
+    Decoder,
+    KVCache,
+    LocalExperts,
+    ModelConfig,
+    Sequence,
+    combine_in_order,
+    expert_rows,
+    random_weights,
+)
+from equipoise.demo.model.invariance import (
+    NotBatchInvariant,
+    Probe,
+    check_batch_invariance,
+    check_probes,
+)
+from equipoise.demo.model.layers import top_in_order
+
+CONFIG = ModelConfig(layers=2)
+SLOTS = 24
+FEW = settings(max_examples=40, deadline=None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def model() -> tuple[Decoder, LocalExperts]:
+    weights = random_weights(CONFIG, seed=7)
+    return Decoder(weights), LocalExperts(weights)
+
+
+def forward(batch: Batch, store: KVCache) -> Tensor:
+    decoder, experts = model()
+    return decoder.forward(batch, store, experts)
+
+
+@cache
+def text(seed: int, length: int) -> Tensor:
+    return torch.randint(1, 256, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+@cache
+def alone(seed: int, length: int) -> Tensor:
+    """Logits of a prompt that is served by itself in a fresh cache."""
+    return forward(Batch((Sequence(0, text(seed, length), 0),)), KVCache(CONFIG, 1))
+
+
+lengths = st.lists(st.integers(1, 60), min_size=1, max_size=SLOTS // 3)
+
+
+@FEW
+@given(lengths, st.randoms(use_true_random=False), st.integers(1, 4))
+def test_a_prompt_has_the_same_logits_whatever_shares_its_batch(
+    sizes: list[int], chance: Random, cuts: int
+) -> None:
+    slots = list(range(SLOTS))
+    chance.shuffle(slots)
+    order = list(enumerate(sizes))
+    chance.shuffle(order)
+    store = KVCache(CONFIG, SLOTS)
+    for part in (order[i::cuts] for i in range(cuts)):
+        batch = Batch(tuple(Sequence(slots[seed], text(seed, n), 0) for seed, n in part))
+        rows = torch.split(forward(batch, store), [n for _, n in part])
+        for (seed, n), logits in zip(part, rows, strict=True):
+            assert torch.equal(logits, alone(seed, n))
+
+
+@FEW
+@given(st.data(), st.integers(1, SLOTS - 2))
+def test_a_decoding_request_has_the_same_logits_in_a_group_of_any_size(
+    data: st.DataObject, requests: int
+) -> None:
+    slots = data.draw(st.permutations(range(SLOTS)))[:requests]
+    known = {slot: data.draw(st.integers(1, 20)) for slot in slots}
+    store = KVCache(CONFIG, SLOTS)
+    forward(Batch(tuple(Sequence(s, text(s, 24)[: known[s]], 0) for s in slots)), store)
+    group = data.draw(st.permutations(slots))[: data.draw(st.integers(1, requests))]
+    newcomer = next(slot for slot in range(SLOTS) if slot not in slots)
+    batch = Batch(
+        (Sequence(newcomer, text(newcomer, 9), 0),),
+        tuple(Sequence(s, text(s, 24)[known[s] : known[s] + 1], known[s]) for s in group),
+    )
+    logits = forward(batch, store)
+    assert torch.equal(logits[:9], alone(newcomer, 9))
+    for row, slot in zip(logits[9:], group, strict=True):
+        assert torch.equal(row, alone(slot, 24)[known[slot]])
+
+
+@FEW
+@given(st.lists(st.integers(1, 23), unique=True, max_size=5))
+def test_a_prompt_in_pieces_has_the_logits_of_the_whole(cuts: list[int]) -> None:
+    store = KVCache(CONFIG, 1)
+    bounds = [0, *sorted(cuts), 24]
+    pieces = [Sequence(0, text(3, 24)[start:stop], start) for start, stop in pairwise(bounds)]
+    logits = [
+        forward(Batch((), (p,)) if len(p.tokens) == 1 else Batch((p,)), store) for p in pieces
+    ]
+    assert torch.equal(torch.cat(logits), alone(3, 24))
+
+
+def test_what_an_earlier_request_left_in_a_slot_changes_nothing() -> None:
+    store = KVCache(CONFIG, SLOTS)
+    forward(Batch(tuple(Sequence(slot, text(50 + slot, 160), 0) for slot in range(8))), store)
+    reused = forward(Batch((Sequence(5, text(1, 30), 0),)), store)
+    assert torch.equal(reused, alone(1, 30))
+    more = forward(Batch((), (Sequence(5, text(2, 1), 30),)), store)
+    fresh = KVCache(CONFIG, 1)
+    forward(Batch((Sequence(0, text(1, 30), 0),)), fresh)
+    assert torch.equal(more, forward(Batch((), (Sequence(0, text(2, 1), 30),)), fresh))
+
+
+def test_logits_depend_on_every_earlier_byte_and_on_no_later_one() -> None:
+    changed = text(3, 24).clone()
+    changed[10] = changed[10] % 255 + 1
+    logits = forward(Batch((Sequence(0, changed, 0),)), KVCache(CONFIG, 1))
+    same = (logits == alone(3, 24)).all(dim=-1)
+    assert same.tolist() == [True] * 10 + [False] * 14
+
+
+def test_an_idle_rank_still_calls_every_layer() -> None:
+    seen = []
+
+    def experts(layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
+        seen.append((layer, tuple(x.shape), tuple(expert_ids.shape), expert_ids.dtype))
+        return x
+
+    logits = model()[0].forward(Batch(), KVCache(CONFIG, 1), experts)
+    assert logits.shape == (0, 256)
+    assert seen == [(layer, (0, 128), (0, 4), torch.int32) for layer in range(CONFIG.layers)]
+
+
+@FEW
+@given(st.integers(1, 300), st.data())
+def test_an_expert_gives_a_row_the_same_bits_alone_and_among_others(
+    rows: int, data: st.DataObject
+) -> None:
+    weights = random_weights(CONFIG, seed=7)
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows))
+    row = data.draw(st.integers(0, rows - 1))
+    gate_up, down = weights.gate_up[1, 5], weights.down[1, 5]
+    single = expert_rows(x[row : row + 1], gate_up, down)
+    assert torch.equal(single[0], expert_rows(x, gate_up, down)[row])
+
+
+def test_experts_are_summed_in_top_k_order() -> None:
+    rows = torch.tensor([2.0**24, 1.0, 1.0, -(2.0**24)]).view(1, 4, 1)
+    assert combine_in_order(rows, torch.ones(1, 4)).item() == 0.0
+    assert combine_in_order(rows[:, [0, 3, 1, 2]], torch.ones(1, 4)).item() == 2.0
+
+
+def test_equal_gates_go_to_the_lower_expert() -> None:
+    values = torch.tensor([[0.1, 0.3, 0.2, 0.3, 0.2, 0.2]]).repeat(8, 1)
+    _, ids = top_in_order(values, 4)
+    assert ids.tolist() == [[1, 3, 2, 4]] * 8
+
+
+def test_this_machine_passes_the_start_up_check() -> None:
+    assert check_batch_invariance(ModelConfig()) is None
+
+
+def test_a_product_that_looks_at_its_company_is_named_with_the_row_count() -> None:
+    mixing = Probe("mixing product", 4, lambda x: x * (1 + (len(x) == 40)))
+    with pytest.raises(NotBatchInvariant, match="mixing product gives other bits at 40 rows"):
+        check_probes([mixing])
+
+
+def test_several_threads_are_refused() -> None:
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(NotBatchInvariant, match="2 threads"):
+            check_batch_invariance(CONFIG)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (Batch((Sequence(SLOTS, text(0, 3), 0),)), "slot 24 is outside the cache of 24"),
+        (Batch((Sequence(0, text(0, 3), 158),)), "outside the context of 160"),
+        (Batch((), (Sequence(0, text(0, 1), -1),)), "outside the context of 160"),
+    ],
+)
+def test_a_sequence_that_does_not_fit_the_cache_is_refused(batch: Batch, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        forward(batch, KVCache(CONFIG, SLOTS))
+
+
+def test_a_malformed_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="occurs twice"):
+        Batch((Sequence(1, text(0, 3), 0),), (Sequence(1, text(0, 1), 3),))
+    with pytest.raises(ValueError, match="has not one token"):
+        Batch((), (Sequence(1, text(0, 2), 3),))
+    with pytest.raises(ValueError, match="has no token"):
+        Batch((Sequence(1, text(0, 3)[:0], 0),))
+    with pytest.raises(ValueError, match="at least one slot"):
+        KVCache(CONFIG, 0)

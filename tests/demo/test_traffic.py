@@ -1,0 +1,159 @@
+"""Traffic is a pure function of its arguments, and bad text is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.demo.traffic import (
+    DEFAULT_PHASES,
+    BadText,
+    Phase,
+    Traffic,
+    load_phases,
+    of_rank,
+    shipped_phase,
+)
+from equipoise.hal.errors import UsageError
+
+UNTIMED = settings(deadline=None)
+
+
+def phase(name: str, prompts: int, prompt: int = 16) -> Phase:
+    """Text whose every prompt is different."""
+    return Phase(name, b"".join(f"{name}{i}".encode().ljust(prompt) for i in range(prompts)))
+
+
+@st.composite
+def traffics(draw: st.DrawFn) -> Traffic:
+    phases = tuple(
+        phase(f"p{i}-", draw(st.integers(1, 40))) for i in range(draw(st.integers(1, 4)))
+    )
+    steps = draw(st.integers(len(phases), 30))
+    return Traffic(phases, steps, draw(st.integers(1, 9)), prompt=16, seed=draw(st.integers()))
+
+
+@UNTIMED
+@given(traffics())
+def test_the_same_arguments_give_the_same_requests(traffic: Traffic) -> None:
+    again = Traffic(
+        traffic.phases, traffic.steps, traffic.requests_per_step, prompt=16, seed=traffic.seed
+    )
+    backwards = {step: again.arrivals(step) for step in reversed(range(again.steps))}
+    assert all(traffic.arrivals(step) == backwards[step] for step in range(traffic.steps))
+
+
+@UNTIMED
+@given(traffics(), st.integers(1, 8))
+def test_any_number_of_ranks_serves_exactly_the_same_requests(traffic: Traffic, ranks: int) -> None:
+    for step in range(traffic.steps):
+        arrivals = traffic.arrivals(step)
+        parts = [of_rank(arrivals, rank, ranks) for rank in range(ranks)]
+        assert sorted(r.id for part in parts for r in part) == [r.id for r in arrivals]
+        assert all(arrivals[i] in parts[i % ranks] for i in range(len(arrivals)))
+
+
+@UNTIMED
+@given(traffics())
+def test_phases_take_equal_numbers_of_consecutive_steps(traffic: Traffic) -> None:
+    order = [traffic.phase_of(step) for step in range(traffic.steps)]
+    sizes = [order.count(i) for i in range(len(traffic.phases))]
+    assert order == sorted(order)
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= 1
+    assert traffic.switch_steps == tuple(order.index(i) for i in range(1, len(sizes)))
+
+
+@UNTIMED
+@given(traffics())
+def test_no_prompt_comes_again_before_every_prompt_of_its_phase_was_served(
+    traffic: Traffic,
+) -> None:
+    served: dict[int, list[bytes]] = {}
+    for step in range(traffic.steps):
+        for request in traffic.arrivals(step):
+            served.setdefault(request.phase, []).append(request.prompt)
+    for index, prompts in served.items():
+        text = traffic.phases[index].text
+        every = [text[i : i + 16] for i in range(0, len(text), 16)]
+        for lap in range(0, len(prompts), len(every)):
+            part = prompts[lap : lap + len(every)]
+            assert len(set(part)) == len(part)
+            assert set(part) <= set(every)
+
+
+@UNTIMED
+@given(traffics())
+def test_request_ids_count_over_the_whole_run(traffic: Traffic) -> None:
+    ids = [r.id for step in range(traffic.steps) for r in traffic.arrivals(step)]
+    assert ids == list(range(traffic.steps * traffic.requests_per_step))
+
+
+def test_another_seed_gives_another_order() -> None:
+    phases = (phase("a", 40),)
+    one, other = (Traffic(phases, 5, prompt=16, seed=seed) for seed in (0, 1))
+    assert [one.arrivals(s) for s in range(5)] != [other.arrivals(s) for s in range(5)]
+
+
+def test_the_shipped_phases_are_served_where_no_file_is_named() -> None:
+    assert tuple(phase.name for phase in load_phases()) == DEFAULT_PHASES
+    assert shipped_phase("english").name == "english"
+    with pytest.raises(BadText, match="no text of kind 'klingon'"):
+        shipped_phase("klingon")
+
+
+def test_files_are_served_in_order_under_their_own_names(tmp_path: Path) -> None:
+    for name in ("second", "first"):
+        (tmp_path / f"{name}.txt").write_text(name * 100)
+    phases = load_phases([tmp_path / "first.txt", tmp_path / "second.txt"])
+    assert [(p.name, p.text[:6]) for p in phases] == [("first", b"firstf"), ("second", b"second")]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"a" * 127, "has 127 bytes; one prompt takes 128"),
+        (b"a" * 200 + b"\0" + b"a" * 200, "has a NUL byte at offset 200"),
+        (b"a" * 150 + b"\xff" + b"a" * 50, "is not UTF-8 at byte offset 150"),
+    ],
+)
+def test_bad_content_is_refused_in_one_line_that_names_the_file(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(BadText) as caught:
+        load_phases([path])
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, UsageError)
+
+
+def test_a_missing_file_a_directory_and_an_unreadable_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadText, match="does not exist"):
+        load_phases([tmp_path / "none.txt"])
+    with pytest.raises(BadText, match="is a directory"):
+        load_phases([tmp_path])
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(BadText, match="cannot be read: Permission denied"):
+        load_phases([tmp_path / "locked.txt"])
+
+
+def test_traffic_that_cannot_be_served_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 steps cannot hold 2 phases"):
+        Traffic((phase("a", 9), phase("b", 9)), 1, prompt=16)
+    with pytest.raises(ValueError, match="at least 1"):
+        Traffic((phase("a", 9),), 1, requests_per_step=0, prompt=16)
+    with pytest.raises(ValueError, match="text of a is shorter than one prompt"):
+        Traffic((phase("a", 1),), 1, prompt=17)
+    with pytest.raises(IndexError, match="step 3 is outside 0 to 2"):
+        Traffic((phase("a", 9),), 3, prompt=16).phase_of(3)
