@@ -156,6 +156,24 @@ class Fabric(Protocol):
 
 
 @runtime_checkable
+class RendezvousHost(Protocol):
+    """The store of the control plane, held by the launcher: it outlives every rank."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port for `Rendezvous`."""
+        ...
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Tell the ranks that `rank` is gone; only the first loss of a run is kept."""
+        ...
+
+    def close(self) -> None:
+        """Give the port back."""
+        ...
+
+
+@runtime_checkable
 class CommunicatorBackend(Protocol):
     """What an entry point of `equipoise.communicators` names."""
 
@@ -171,6 +189,10 @@ class CommunicatorBackend(Protocol):
 
     def probe(self) -> Probe:
         """Whether it can run here."""
+        ...
+
+    def host(self) -> RendezvousHost:
+        """A store on this machine, on a free port; for launchers."""
         ...
 
     def connect(self, rendezvous: Rendezvous) -> Fabric:

@@ -38,6 +38,26 @@ def connect(rendezvous: Rendezvous) -> TCPStore:
         raise ControlLost(f"no store answers at {where}: {_line(error)}") from error
 
 
+class StoreHost:
+    """The store itself, on a free port of the loopback interface."""
+
+    def __init__(self) -> None:
+        self._store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the ranks find it."""
+        return "127.0.0.1", self._store.port
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Tell the ranks who is gone."""
+        tell_gone(self._store, rank, how)
+
+    def close(self) -> None:
+        """Let go of the store; its port closes with it."""
+        del self._store
+
+
 def tell_gone(store: Store, rank: int, how: str) -> None:
     """Say that `rank` is gone; only the first loss of a run is kept, later ones follow from it."""
     store.compare_set(GONE, "", json.dumps({"rank": rank, "how": how}))

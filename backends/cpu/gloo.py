@@ -3,7 +3,7 @@
 from torch import distributed
 
 from equipoise.backends.cpu.communicator import GLOO_CAPABILITIES, GlooCommunicator
-from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.cpu.control import StoreControlPlane, StoreHost
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
 
@@ -53,6 +53,10 @@ class GlooBackend:
         if distributed.is_available() and distributed.is_gloo_available():
             return Available("torch.distributed with gloo")
         return Unavailable("this build of torch has no torch.distributed gloo")
+
+    def host(self) -> StoreHost:
+        """A store on this machine."""
+        return StoreHost()
 
     def connect(self, rendezvous: Rendezvous) -> GlooFabric:
         """Meet the other ranks."""

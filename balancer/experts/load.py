@@ -57,7 +57,8 @@ class LoadWindow:
         self._communicator = communicator
         self._every = sub_window
         self._deadline = deadline
-        self._sums: deque[Load] = deque(maxlen=window // sub_window)
+        self.sums: deque[Load] = deque(maxlen=window // sub_window)
+        """Global rows of the last sub-windows, oldest first."""
         self._state: Idle | Summing = Idle()
         self.counters = torch.zeros(
             (shape.layers, shape.experts), dtype=torch.int32, device=accelerator.device
@@ -67,17 +68,17 @@ class LoadWindow:
     @property
     def full(self) -> bool:
         """Whether the window has all its sub-windows."""
-        return len(self._sums) == self._sums.maxlen
+        return len(self.sums) == self.sums.maxlen
 
     @property
     def total(self) -> Load:
         """(layers, experts): rows over the window and all ranks."""
-        return np.sum(self._sums, axis=0, dtype=np.int64)
+        return np.sum(self.sums, axis=0, dtype=np.int64)
 
     @property
     def latest(self) -> Load:
         """(layers, experts): rows over the last summed sub-window and all ranks."""
-        return self._sums[-1]
+        return self.sums[-1]
 
     def advance(self, step: int) -> bool:
         """Before `step`: take the sum that is due, then close the sub-window that ends here.
@@ -100,7 +101,7 @@ class LoadWindow:
                 return False
             case Summing(counts, work):
                 work.result(self._deadline)
-                self._sums.append(counts.cpu().numpy())
+                self.sums.append(counts.cpu().numpy())
                 self._state = Idle()
                 return True
 

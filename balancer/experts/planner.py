@@ -62,7 +62,9 @@ def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]
     return (ranks.max(axis=1) * shape.ranks - total) // np.maximum(total // SHARE_ONE, 1)
 
 
-def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int) -> Proposal:
+def propose(
+    load: Load, installed: Layout, shape: Shape, hysteresis: int, staging: int
+) -> Proposal:
     """Plan an epoch with the greedy policy; every rank gets the same answer from the same load.
 
     Args:
@@ -70,6 +72,7 @@ def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int) -> Pro
         installed: what is installed now.
         shape: how many of everything.
         hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
+        staging: staging buffers of a rank; layers are taken by gain while they fit.
 
     Raises:
         PlacementError: the planner returned a malformed placement.
@@ -80,16 +83,39 @@ def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int) -> Pro
     kept = Layout(installed.placement, solve_shares(load, installed.placement, shape))
     fresh = Layout(planned, solve_shares(load, planned, shape))
     gain = imbalance(load, kept, shape) - imbalance(load, fresh, shape)
-    better = (gain > hysteresis) & (planned != installed.placement).any(axis=1)
-    choice = better[:, None]
-    layout = Layout(
-        np.where(choice, fresh.placement, kept.placement),
-        np.where(choice, fresh.shares, kept.shares),
-    )
+    changed = _affordable(gain, planned != installed.placement, shape, hysteresis, staging)
+    layout = _mix(kept, fresh, changed)
     check(layout.placement, shape)
     return Proposal(
         layout=layout,
-        changed=tuple(np.flatnonzero(better).tolist()),
+        changed=changed,
         moves=itinerary(installed.placement, layout.placement, shape),
         predicted=imbalance(load, layout, shape),
     )
+
+
+def _affordable(
+    gain: npt.NDArray[np.int64],
+    differs: npt.NDArray[np.bool_],
+    shape: Shape,
+    hysteresis: int,
+    staging: int,
+) -> tuple[int, ...]:
+    """Layers worth moving, best gain first, as long as every rank has staging left for them."""
+    needs = differs.reshape(shape.layers, shape.ranks, shape.slots_per_rank).sum(axis=2)
+    free = np.full(shape.ranks, staging)
+    chosen = []
+    for layer in np.argsort(-gain, kind="stable").tolist():
+        worth = gain[layer] > hysteresis and needs[layer].any()
+        if worth and (needs[layer] <= free).all():
+            free -= needs[layer]
+            chosen.append(layer)
+    return tuple(sorted(chosen))
+
+
+def _mix(kept: Layout, fresh: Layout, changed: tuple[int, ...]) -> Layout:
+    placement, shares = kept.placement.copy(), kept.shares.copy()
+    rows = list(changed)
+    placement[rows] = fresh.placement[rows]
+    shares[rows] = fresh.shares[rows]
+    return Layout(placement, shares)

@@ -72,11 +72,11 @@ class Draining:
 
 @dataclass(frozen=True)
 class Barred:
-    """An epoch was opened by all ranks while this one could not take part: it will say so."""
+    """This rank cannot go on with the epoch, and says so on its next ballot."""
 
     epoch: Epoch
     reason: str
-    draining: Draining
+    work: Future[Proposal] | Future[Staged]
 
 
 InEpoch = Planning | Agreeing | Moving | Committing | Barred

@@ -4,13 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from equipoise.balancer.experts.config import ShareMode as Shares
 
-class Shares(StrEnum):
-    """How the tokens of an expert are divided among its replicas."""
-
-    STATIC = "static"
-    LAGGED = "lagged"
-    EXACT = "exact"
+__all__ = ["Balance", "RunSettings", "Shares"]
 
 
 class Balance(StrEnum):

@@ -1,0 +1,60 @@
+"""How the engine balances; imports nothing heavy, so that a command line can read it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ShareMode(StrEnum):
+    """How the tokens of an expert are divided among its replicas."""
+
+    STATIC = "static"
+    """As planned with the placement."""
+    LAGGED = "lagged"
+    """Solved again from the last summed sub-window, off the step path."""
+    EXACT = "exact"
+    """Solved on the batch's own counts: one all-reduce per layer and step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Cadence and bounds.
+
+    Attributes:
+        label: distinguishes the votes of several engines on one control plane.
+        shares: the share mode.
+        window_size: steps of load that a plan is made from.
+        step_interval: steps between the boundaries at which epochs open.
+        sub_window: steps summed at a time; divides both.
+        hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
+            65536.
+        patience: steps after which an epoch that is not through is aborted.
+        deadline: seconds that any wait may last.
+    """
+
+    label: str
+    shares: ShareMode
+    window_size: int
+    step_interval: int
+    sub_window: int
+    hysteresis: int = 655
+    patience: int = 64
+    deadline: float = 20.0
+
+    @property
+    def vote_deadline(self) -> float:
+        """Seconds to wait for ballots: less than what a peer's collective waits for this rank."""
+        return self.deadline / 4
+
+    def __post_init__(self) -> None:
+        if self.sub_window < 1 or self.window_size < 1:
+            raise ValueError("window_size and sub_window are at least one step")
+        if self.window_size % self.sub_window or self.step_interval % self.sub_window:
+            raise ValueError(
+                f"window_size {self.window_size} and step_interval {self.step_interval} "
+                f"must be multiples of sub_window {self.sub_window}"
+            )
+        if self.step_interval < self.window_size:
+            raise ValueError(
+                f"step_interval {self.step_interval} is shorter than "
+                f"window_size {self.window_size}"
+            )

@@ -1,0 +1,47 @@
+"""What the ranks measured and produced, brought together: sums of parts that do not overlap."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.demo.record import Counts
+from equipoise.demo.requests import DIGEST_BYTES
+from equipoise.demo.serve import Meter
+from equipoise.hal.communicator import Communicator
+
+
+class Gatherer:
+    """Sums over ranks on one communicator, each within `deadline` seconds; collective."""
+
+    def __init__(self, communicator: Communicator, deadline: float) -> None:
+        self._communicator = communicator
+        self._deadline = deadline
+
+    def rank_rows(self, meter: Meter) -> Counts:
+        """(steps, layers, ranks): every rank's rows in its own column."""
+        grid = torch.zeros((*meter.rows.shape, self._communicator.size), dtype=torch.int64)
+        grid[..., self._communicator.rank] = torch.from_numpy(meter.rows)
+        return self._sum(grid).numpy()
+
+    def expert_rows(self, meter: Meter) -> Counts:
+        """(steps, layers, experts): what all ranks' tokens asked for."""
+        return self._sum(torch.from_numpy(meter.experts.copy())).numpy()
+
+    def slowest(self, meter: Meter) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """(steps,): seconds of the slowest rank."""
+        mine = torch.from_numpy(meter.seconds)
+        everybody = torch.empty((self._communicator.size, *mine.shape), dtype=torch.float64)
+        self._communicator.all_gather(everybody, mine).result(self._deadline)
+        return everybody.amax(dim=0).numpy()
+
+    def digests(self, finished: dict[int, bytes], requests: int) -> dict[int, bytes]:
+        """Digest of every request, whoever served it."""
+        table = torch.zeros((requests, DIGEST_BYTES), dtype=torch.int32)
+        for number, digest in finished.items():
+            table[number] = torch.tensor(list(digest), dtype=torch.int32)
+        total = self._sum(table).to(torch.uint8)
+        return {number: bytes(row) for number, row in enumerate(total.tolist())}
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        self._communicator.all_reduce(tensor).result(self._deadline)
+        return tensor

@@ -1,0 +1,41 @@
+"""Starts the ranks of a run, watches them, and ends every one of them whatever happens."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from equipoise.demo.progress import Progress
+from equipoise.demo.rank import serve_rank
+from equipoise.demo.ranks import Ranks
+from equipoise.demo.record import RunRecord
+from equipoise.demo.record_file import load_record
+from equipoise.demo.settings import RunSettings
+from equipoise.demo.traffic import load_phases
+from equipoise.demo.worker import Task, rendezvous_from
+from equipoise.hal import registry
+
+
+def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
+    """Serve the traffic on `settings.ranks` processes of this machine.
+
+    Under `torchrun` the processes exist already: this one serves as the rank it is, and every
+    rank but 0 gets None.
+
+    Raises:
+        RankLost: a rank was killed or stopped; names rank and operation.
+        BadText: a text file cannot be served.
+        EquipoiseError: anything else that ends the run.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return serve_rank(settings, rendezvous_from(os.environ, settings.deadline), progress)
+    load_phases(settings.text)
+    registry.accelerator(settings.backend)
+    host = registry.communicator(settings.communicator).host()
+    try:
+        with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
+            task = Task(settings, Path(folder) / "record.npz")
+            with Ranks(task, host, progress) as ranks:
+                ranks.wait()
+            return load_record(task.record)
+    finally:
+        host.close()

@@ -1,0 +1,32 @@
+"""Where a figure was measured."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+def describe_machine() -> dict[str, str]:
+    """Processor, cores, memory, operating system and versions, in words."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{pages * size / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,92 @@
+"""The expert-parallel layer of the demo: route, dispatch, compute, combine."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.router import Router
+from equipoise.demo.model import ModelConfig, combine_in_order, expert_rows
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.pipeline.exchange import ExpertExchange, Route
+
+
+class SlotWeights:
+    """The expert weights of one rank's slots: what the balancer moves.
+
+    `gate_up` float32 [layers, slots_per_rank, hidden, 2 * width] and `down` float32
+    [layers, slots_per_rank, width, hidden]; a slot is one row of each, so all but the first have
+    an offset into a shared storage.
+    """
+
+    def __init__(self, config: ModelConfig, slots_per_rank: int) -> None:
+        lead = (config.layers, slots_per_rank)
+        self.gate_up = torch.zeros(*lead, config.hidden, 2 * config.expert_width)
+        self.down = torch.zeros(*lead, config.expert_width, config.hidden)
+
+    def layout(self, staging: int) -> SlotLayout:
+        """Slots numbered layer * slots_per_rank + local slot."""
+        pairs = zip(self.gate_up.flatten(0, 1), self.down.flatten(0, 1), strict=True)
+        slots = tuple((Segment("gate_up", gate), Segment("down", down)) for gate, down in pairs)
+        return SlotLayout(slots, staging)
+
+
+class Clock(Protocol):
+    """Says which step is being computed."""
+
+    step: int
+
+
+class ExpertParallel:
+    """A `MoeLayer` whose experts live on all ranks.
+
+    Args:
+        router: chooses a slot for every (token, k).
+        generation: of a layer's routing tables.
+        exchange: carries rows.
+        weights: of this rank's slots.
+        clock: enters the routing hash.
+        received: called with (layer, rows computed here).
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        generation: Callable[[int], int],
+        exchange: ExpertExchange,
+        weights: SlotWeights,
+        clock: Clock,
+        received: Callable[[int, int], None],
+    ) -> None:
+        self._router = router
+        self._generation = generation
+        self._exchange = exchange
+        self._weights = weights
+        self._clock = clock
+        self._received = received
+
+    def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
+        """See `equipoise.demo.model.MoeLayer`."""
+        slots = self._router.route(layer, self._clock.step, expert_ids)
+        route = self._exchange.prepare(slots, self._generation(layer))
+        (rows,) = self._exchange.dispatch(route, [x])
+        self._received(layer, rows.shape[0])
+        return combine_in_order(
+            self._exchange.combine(route, self._compute(layer, rows, route)), gates
+        )
+
+    def _compute(self, layer: int, rows: Tensor, route: Route) -> Tensor:
+        """Each slot's expert on the rows sent to it."""
+        by_slot = torch.argsort(route.local_slots, stable=True)
+        counts = torch.bincount(route.local_slots, minlength=self._weights.down.shape[1]).tolist()
+        parts = rows[by_slot].split(counts)
+        computed = [
+            expert_rows(part, self._weights.gate_up[layer, slot], self._weights.down[layer, slot])
+            for slot, part in enumerate(parts)
+            if part.shape[0]
+        ]
+        out = torch.empty_like(rows)
+        if computed:
+            out[by_slot] = torch.cat(computed)
+        return out

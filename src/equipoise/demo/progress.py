@@ -1,0 +1,32 @@
+"""What a long run tells whoever watches; the command line brings the bars."""
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Told from the process that drives the run."""
+
+    def variant(self, name: str, steps: int) -> None:
+        """A pass over the traffic begins."""
+        ...
+
+    def step(self, done: int, imbalance: float, note: str) -> None:
+        """`done` steps of it are through; `imbalance` is the last step's, over ranks."""
+        ...
+
+    def done(self) -> None:
+        """The run is over."""
+        ...
+
+
+class Silence:
+    """Nobody watches."""
+
+    def variant(self, name: str, steps: int) -> None:
+        """Nothing to say."""
+
+    def step(self, done: int, imbalance: float, note: str) -> None:
+        """Nothing to say."""
+
+    def done(self) -> None:
+        """Nothing to say."""

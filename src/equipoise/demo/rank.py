@@ -1,0 +1,161 @@
+"""What one rank of a run does, from meeting the others to the record of the run."""
+
+import torch
+
+from equipoise import __version__
+from equipoise.demo.gather import Gatherer
+from equipoise.demo.machine import describe_machine
+from equipoise.demo.model import load_weights
+from equipoise.demo.model.invariance import check_batch_invariance
+from equipoise.demo.progress import Progress
+from equipoise.demo.record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.reference import serve_alone
+from equipoise.demo.requests import Desk, outputs_digest
+from equipoise.demo.serve import Post
+from equipoise.demo.settings import RunSettings
+from equipoise.demo.traffic import Traffic, load_phases
+from equipoise.demo.variant import Pass, Site, Variant, serve_variant, variants
+from equipoise.hal import registry
+from equipoise.hal.communicator import Fabric, Rendezvous
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
+from equipoise.hal.stream import Role
+
+PART_OF_DEADLINE = 0.75
+"""What operations may take of the run's deadline; the rest is for finding out who was lost."""
+ATTRIBUTION = 3.0
+"""Seconds to wait for evidence of who was lost."""
+
+
+def serve_rank(
+    settings: RunSettings, rendezvous: Rendezvous, progress: Progress
+) -> RunRecord | None:
+    """Serve every variant; rank 0 then serves alone as the oracle and returns the record.
+
+    Raises:
+        RankLost: a peer was killed, stopped or left; names it and the operation.
+        EquipoiseError: anything else that ends the run.
+    """
+    torch.set_num_threads(1)
+    fabric = registry.communicator(settings.communicator).connect(rendezvous)
+    try:
+        site = _settle_in(settings, fabric, rendezvous)
+        served = [
+            (variant, *_serve(site, variant, progress))
+            for variant in variants(settings, site.post.weights.config.experts)
+        ]
+        site.accelerator.close()
+    except Exception as error:
+        raise _blame(fabric.control, error) from error
+    fabric.close()
+    if rendezvous.rank:
+        return None
+    return _record(site, served, progress)
+
+
+def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> Site:
+    """Open the accelerator, check what the oracle rests on, load weights and traffic."""
+    accelerator = registry.accelerator(settings.backend).open(0)
+    weights = load_weights()
+    compute = accelerator.stream(Role.COMPUTE)
+    compute.launch(lambda: check_batch_invariance(weights.config))
+    compute.synchronize(rendezvous.deadline)
+    post = Post(
+        weights=weights,
+        compute=compute,
+        control=fabric.control,
+        rank=rendezvous.rank,
+        ranks=rendezvous.size,
+        deadline=rendezvous.deadline,
+    )
+    traffic = Traffic(load_phases(settings.text), settings.steps, seed=settings.seed)
+    return Site(settings, accelerator, fabric, post, traffic)
+
+
+Served = tuple[Variant, Pass, VariantRecord, torch.Tensor]
+
+
+def _serve(
+    site: Site, variant: Variant, progress: Progress
+) -> tuple[Pass, VariantRecord, torch.Tensor]:
+    """One pass, and what all ranks together made of it."""
+    if site.post.rank == 0:
+        progress.variant(variant.name, site.traffic.steps)
+
+    def watch(done: int, imbalance: float) -> None:
+        if site.post.rank == 0:
+            progress.step(done, imbalance, "")
+
+    done = serve_variant(site, variant, watch)
+    site.post.control.enter(f"gathering the results ({variant.name})")
+    gatherer = Gatherer(site.fabric.open(f"{variant.name}.results"), site.post.deadline)
+    requests = site.traffic.steps * site.traffic.requests_per_step
+    record = VariantRecord(
+        name=variant.name,
+        rank_rows=gatherer.rank_rows(done.meter),
+        step_seconds=gatherer.slowest(done.meter),
+        epochs=tuple(
+            Epoch(
+                number=report.number,
+                planned_at=report.opened,
+                step=report.step,
+                outcome=report.outcome,
+                slots_moved=report.slots,
+                bytes_moved=report.bytes,
+            )
+            for report in done.reports
+        ),
+        aborts=done.aborts,
+        outputs=outputs_digest(gatherer.digests(done.desk.finished, requests)),
+    )
+    return done, record, torch.from_numpy(gatherer.expert_rows(done.meter))
+
+
+def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
+    settings, config, traffic = site.settings, site.post.weights.config, site.traffic
+    reference = serve_alone(site.post.weights, traffic, progress)
+    expert_rows = served[-1][3].numpy()
+    last = served[-1][0]
+    prompts, continuations = _samples(traffic, reference)
+    return RunRecord(
+        version=__version__,
+        backend=settings.backend,
+        communicator=settings.communicator,
+        ranks=site.post.ranks,
+        layers=config.layers,
+        experts=config.experts,
+        top_k=config.top_k,
+        slots=last.slots,
+        steps=traffic.steps,
+        shares=last.name if last.balanced else "none",
+        phases=tuple(phase.name for phase in traffic.phases),
+        switch_steps=traffic.switch_steps,
+        step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,
+        expert_rows=expert_rows,
+        variants={record.name: record for _, _, record, _ in served},
+        reference_outputs=outputs_digest(reference.finished),
+        prompts=prompts,
+        continuations=continuations,
+        machine=describe_machine(),
+    )
+
+
+def _samples(traffic: Traffic, desk: Desk) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The first prompt of each phase, and what the model wrote after it."""
+    firsts = [traffic.arrivals(step)[0] for step in (0, *traffic.switch_steps)]
+    return (
+        tuple(request.prompt.decode(errors="replace") for request in firsts),
+        tuple(desk.texts[request.id].decode(errors="replace") for request in firsts),
+    )
+
+
+def _blame(control: ControlPlane, error: Exception) -> Exception:
+    """The loss of a rank that explains `error`; otherwise this rank leaves, and says why."""
+    failed = isinstance(error, StreamFailed) and isinstance(error.__cause__, Exception)
+    cause = error.__cause__ if failed else error
+    assert isinstance(cause, Exception)
+    lost = control.lost(ATTRIBUTION) if isinstance(cause, CommunicatorError) else None
+    if lost is None:
+        control.leave(f"failed ({cause})")
+        return cause
+    return RankLost(lost.rank, lost.how, f"{lost.operation}: {cause}")

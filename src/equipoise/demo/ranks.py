@@ -1,0 +1,156 @@
+"""The rank processes of one machine, from start to end."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from typing import IO, Any
+
+from equipoise.demo.progress import Progress
+from equipoise.demo.worker import Task
+from equipoise.hal.communicator import RendezvousHost
+from equipoise.hal.errors import ControlError, EquipoiseError, RankLost
+
+POLL = 0.05
+"""Seconds between two looks at the ranks."""
+GRACE = 5.0
+"""Seconds that the other ranks get to end by themselves after the first one failed."""
+
+
+class Ranks:
+    """Starts one process a rank; on leaving the context every one of them has ended.
+
+    Args:
+        task: what each rank is told.
+        host: where they meet; told when a rank dies.
+        progress: told what rank 0 says.
+    """
+
+    def __init__(self, task: Task, host: RendezvousHost, progress: Progress) -> None:
+        self._task = task
+        self._host = host
+        self._progress = progress
+        self._selector = selectors.DefaultSelector()
+        self._faults: dict[int, dict[str, Any]] = {}
+        self._killed: dict[int, str] = {}
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "Ranks":
+        for rank in range(self._task.settings.ranks):
+            self.processes.append(self._start(rank))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        self._selector.close()
+
+    def wait(self) -> None:
+        """Watch until every rank has ended.
+
+        Raises:
+            RankLost: a rank was killed or stopped.
+            ControlError: a rank failed by itself; names it and quotes its error.
+        """
+        patience: float | None = None
+        while self._alive():
+            self._listen()
+            self._look()
+            if patience is None and (self._faults or self._killed):
+                patience = time.monotonic() + GRACE
+            if patience is not None and (time.monotonic() > patience or self._only_lost_remain()):
+                break
+        self._listen()
+        self._look()
+        if self._faults or self._killed:
+            raise self._verdict()
+
+    def _start(self, rank: int) -> subprocess.Popen[str]:
+        host, port = self._host.address
+        process = subprocess.Popen(
+            [sys.executable, "-m", "equipoise.demo.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self._task.settings.ranks),
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+            },
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(self._task.to_json() + "\n")
+        process.stdin.flush()
+        self._selector.register(process.stdout, selectors.EVENT_READ, rank)
+        return process
+
+    def _alive(self) -> list[int]:
+        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+
+    def _listen(self) -> None:
+        """Take what the ranks say, for at most `POLL` seconds."""
+        for key, _ in self._selector.select(POLL):
+            pipe: IO[str] = key.fileobj  # type: ignore[assignment]
+            line = pipe.readline()
+            if line:
+                self._hear(key.data, line)
+            else:
+                self._selector.unregister(pipe)
+
+    def _hear(self, rank: int, line: str) -> None:
+        try:
+            message: dict[str, Any] = json.loads(line)
+        except ValueError:
+            sys.stderr.write(line)
+            return
+        match message:
+            case {"variant": name, "steps": steps}:
+                self._progress.variant(name, steps)
+            case {"done": done, "imbalance": imbalance, "note": note}:
+                self._progress.step(done, imbalance, note)
+            case _:
+                self._faults[rank] = message
+
+    def _look(self) -> None:
+        """Notice who died of a signal, and tell the others."""
+        for rank, process in enumerate(self.processes):
+            code = process.poll()
+            if code is None or rank in self._killed or rank in self._faults:
+                continue
+            if code < 0:
+                self._killed[rank] = f"was killed by {signal.Signals(-code).name}"
+                self._host.report_loss(rank, self._killed[rank])
+            elif code > 0:
+                self._faults[rank] = {"failed": f"ended with exit code {code}"}
+
+    def _only_lost_remain(self) -> bool:
+        """Whether all that still runs is what the others have given up (a stopped rank)."""
+        lost = {fault["lost"] for fault in self._faults.values() if "lost" in fault}
+        return set(self._alive()) <= lost
+
+    def _verdict(self) -> EquipoiseError:
+        """The one line that explains the end of the run."""
+        accusations = [fault for fault in self._faults.values() if "lost" in fault]
+        for rank, how in self._killed.items():
+            operation = accusations[0]["operation"] if accusations else "start-up"
+            return RankLost(rank, how, operation)
+        own = {rank: f["failed"] for rank, f in self._faults.items() if "failed" in f}
+        for rank, reason in own.items():
+            return ControlError(f"rank {rank} failed: {reason}")
+        first = accusations[0]
+        return RankLost(first["lost"], first["how"], first["operation"])

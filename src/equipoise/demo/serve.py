@@ -1,0 +1,135 @@
+"""One pass of one rank over the traffic."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from equipoise.balancer.experts.router import Router
+from equipoise.demo.model import Decoder, KVCache, ModelWeights, MoeLayer
+from equipoise.demo.record import Counts
+from equipoise.demo.requests import Desk, capacity
+from equipoise.demo.traffic import Traffic
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.stream import Stream
+
+
+class Balancer(Protocol):
+    """What the serve loop asks of a balancer."""
+
+    @property
+    def router(self) -> Router:
+        """Chooses slots."""
+        ...
+
+    def boundary(self, step: int) -> None:
+        """Called before every step."""
+        ...
+
+
+@dataclass
+class Meter:
+    """What one rank measured in one pass.
+
+    `rows` int64 [steps, layers]: rows computed here; `experts` int64 [steps, layers, experts]:
+    rows that this rank's tokens asked of each expert; `seconds` float64 [steps].
+    """
+
+    rows: Counts
+    experts: Counts
+    seconds: np.ndarray[tuple[int], np.dtype[np.float64]]
+    step: int = 0
+
+    @staticmethod
+    def sized(steps: int, layers: int, experts: int) -> "Meter":
+        """All zeros."""
+        return Meter(
+            np.zeros((steps, layers), dtype=np.int64),
+            np.zeros((steps, layers, experts), dtype=np.int64),
+            np.zeros(steps),
+        )
+
+    def received(self, layer: int, rows: int) -> None:
+        """`rows` of the current step were computed here."""
+        self.rows[self.step, layer] += rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """Where a rank serves: its model, its stream, its plane."""
+
+    weights: ModelWeights
+    compute: Stream
+    control: ControlPlane
+    rank: int
+    ranks: int
+    deadline: float
+
+
+class CountingMoe:
+    """Counts what each expert is asked for, then lets the inner layer do it."""
+
+    def __init__(self, inner: MoeLayer, meter: Meter) -> None:
+        self._inner = inner
+        self._meter = meter
+
+    def __call__(
+        self, layer: int, x: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor
+    ) -> torch.Tensor:
+        """See `MoeLayer`."""
+        experts = self._meter.experts[self._meter.step, layer]
+        experts += np.bincount(expert_ids.numpy().ravel(), minlength=experts.size)
+        return self._inner(layer, x, expert_ids, gates)
+
+
+@dataclass
+class ServeLoop:
+    """Drives the model through every step of the traffic."""
+
+    post: Post
+    traffic: Traffic
+    moe: MoeLayer
+    meter: Meter
+    boundary: Callable[[int], None]
+    watch: Callable[[int], None]
+    name: str
+    desk: Desk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(self.traffic, self.post.rank, self.post.ranks)
+        config = self.post.weights.config
+        self._decoder = Decoder(self.post.weights)
+        self._cache = KVCache(config, capacity(self.traffic, self.post.ranks))
+        self._layer = CountingMoe(self.moe, self.meter)
+
+    def run(self) -> Desk:
+        """Serve every step; returns the desk with all outputs.
+
+        Raises:
+            StreamFailed: a forward failed; its cause says why.
+            AgreementLost: the balancer could not learn the outcome of a vote.
+        """
+        for step in range(self.traffic.steps):
+            self.meter.step = step
+            began = time.perf_counter()
+            self._step(step)
+            self.meter.seconds[step] = time.perf_counter() - began
+            self.watch(step)
+        self.desk.close()
+        return self.desk
+
+    def _step(self, step: int) -> None:
+        enter = self.post.control.enter
+        enter(f"the vote before step {step} ({self.name})")
+        self.boundary(step)
+        enter(f"step {step} ({self.name})")
+        batch = self.desk.batch(step)
+        logits: list[torch.Tensor] = []
+        self.post.compute.launch(
+            lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
+        )
+        self.post.compute.synchronize(self.post.deadline * 2)
+        self.desk.take(batch, logits[0])

@@ -1,0 +1,138 @@
+"""The ways in which a run serves its traffic, and one rank's part in serving it one way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.placement import Placement, Shape, contiguous
+from equipoise.balancer.experts.planner import Layout, even_shares
+from equipoise.demo.moe import ExpertParallel, SlotWeights
+from equipoise.demo.requests import Desk
+from equipoise.demo.serve import Meter, Post, ServeLoop
+from equipoise.demo.settings import Balance, RunSettings
+from equipoise.demo.traffic import Traffic
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.slots import SlotStore
+from equipoise.pipeline.exchange import ExpertExchange
+
+UNBALANCED = "unbalanced"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One pass over the traffic; `name` is `unbalanced` or a share mode."""
+
+    name: str
+    slots: int
+
+    @property
+    def balanced(self) -> bool:
+        """Whether an engine runs."""
+        return self.name != UNBALANCED
+
+
+def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
+    """What a run serves, in order: without balancing, then each share mode, the asked one last."""
+    still = Variant(UNBALANCED, experts)
+    if settings.balance is Balance.OFF:
+        return (still,)
+    others = [mode for mode in ShareMode if mode is not settings.shares]
+    return (still, *(Variant(mode, settings.slots) for mode in (*others, settings.shares)))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one rank brings home from one pass."""
+
+    meter: Meter
+    desk: Desk
+    reports: tuple[EpochReport, ...]
+    aborts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Site:
+    """All that outlives a pass on one rank."""
+
+    settings: RunSettings
+    accelerator: Accelerator
+    fabric: Fabric
+    post: Post
+    traffic: Traffic
+
+    def shape(self, variant: Variant) -> Shape:
+        """Of the model under a variant's number of slots."""
+        config = self.post.weights.config
+        return Shape(config.layers, config.experts, variant.slots, self.post.ranks)
+
+
+def serve_variant(site: Site, variant: Variant, watch: Callable[[int, float], None]) -> Pass:
+    """Serve the whole traffic one way; collective.
+
+    `watch` is told the steps done and the imbalance last observed.
+    """
+    shape = site.shape(variant)
+    weights = SlotWeights(site.post.weights.config, shape.slots_per_rank)
+    balancer = _open(site, variant, weights, shape)
+    meter = Meter.sized(site.traffic.steps, shape.layers, shape.experts)
+    experts = site.fabric.open(f"{variant.name}.experts")
+    compute, deadline = site.post.compute, site.post.deadline
+    exchange = ExpertExchange(experts, shape.slots_per_rank, compute, deadline)
+    moe = ExpertParallel(
+        balancer.router, balancer.installed.generation, exchange, weights, meter, meter.received
+    )
+    loop = ServeLoop(
+        post=site.post,
+        traffic=site.traffic,
+        moe=moe,
+        meter=meter,
+        boundary=balancer.boundary,
+        watch=lambda step: watch(step + 1, balancer.observed()),
+        name=variant.name,
+    )
+    desk = loop.run()
+    balancer.close()
+    return Pass(meter, desk, tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+
+
+def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> ExpertBalancer:
+    """The variant's balancer over freshly filled slots."""
+    placement = contiguous(shape)
+    layout = Layout(placement, even_shares(placement, shape.experts))
+    staging = shape.layers * shape.slots_per_rank if variant.balanced else 0
+    store = site.accelerator.slot_store(weights.layout(staging))
+    _fill(site, store, shape, placement)
+    config = engine_config(site, variant)
+    opener = open_balancer if variant.balanced else open_static
+    return opener(site.accelerator, site.fabric, store, shape, layout, config)
+
+
+def _fill(site: Site, store: SlotStore, shape: Shape, placement: Placement) -> None:
+    """Write this rank's experts into its slots."""
+    mine = slice(site.post.rank * shape.slots_per_rank, (site.post.rank + 1) * shape.slots_per_rank)
+    model = site.post.weights
+    sources = [
+        (model.gate_up[layer, expert], model.down[layer, expert])
+        for layer in range(shape.layers)
+        for expert in placement[layer, mine].tolist()
+    ]
+    store.write(range(len(sources)), sources, site.post.compute)
+    site.post.compute.synchronize(site.post.deadline)
+
+
+def engine_config(site: Site, variant: Variant) -> EngineConfig:
+    """The engine's cadence: two sub-windows a window where that is even."""
+    settings = site.settings
+    half = settings.window_size // 2
+    halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
+    return EngineConfig(
+        label=variant.name,
+        shares=ShareMode(variant.name) if variant.balanced else ShareMode.STATIC,
+        window_size=settings.window_size,
+        step_interval=settings.step_interval,
+        sub_window=half if halves else 1,
+        deadline=site.post.deadline,
+    )
