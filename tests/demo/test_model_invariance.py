@@ -20,6 +20,7 @@ from equipoise.demo.model import (
     Sequence,
     combine_in_order,
     expert_rows,
+    group_by_expert,
     random_weights,
 )
 from equipoise.demo.model.invariance import (
@@ -27,6 +28,7 @@ from equipoise.demo.model.invariance import (
     Probe,
     check_batch_invariance,
     check_probes,
+    probes,
 )
 from equipoise.demo.model.layers import top_in_order
 
@@ -168,6 +170,15 @@ def test_experts_are_summed_in_top_k_order() -> None:
     assert combine_in_order(rows[:, [0, 3, 1, 2]], torch.ones(1, 4)).item() == 2.0
 
 
+@FEW
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_rows_of_one_expert_stay_in_their_own_order(ids: list[int]) -> None:
+    chosen = ids[: len(ids) // 2 * 2]
+    order, bounds = group_by_expert(torch.tensor(chosen, dtype=torch.int32).view(-1, 2), 6)
+    groups = [order[start:stop].tolist() for start, stop in pairwise(bounds)]
+    assert groups == [[i for i, e in enumerate(chosen) if e == expert] for expert in range(6)]
+
+
 def test_equal_gates_go_to_the_lower_expert() -> None:
     values = torch.tensor([[0.1, 0.3, 0.2, 0.3, 0.2, 0.2]]).repeat(8, 1)
     _, ids = top_in_order(values, 4)
@@ -175,7 +186,9 @@ def test_equal_gates_go_to_the_lower_expert() -> None:
 
 
 def test_this_machine_passes_the_start_up_check() -> None:
-    assert check_batch_invariance(ModelConfig()) is None
+    names = [probe.name for probe in probes(ModelConfig())]
+    assert {"router", "expert of width 40", "attention scores over 160"} <= set(names)
+    check_batch_invariance(ModelConfig())
 
 
 def test_a_product_that_looks_at_its_company_is_named_with_the_row_count() -> None:
