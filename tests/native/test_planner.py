@@ -117,9 +117,9 @@ def test_a_tie_for_a_further_copy_goes_to_the_larger_expert() -> None:
     assert sorted(plan([7, 7, 7, 1], 5, 1)) == [0, 1, 2, 2, 3]
 
 
-def test_loads_that_doubles_cannot_tell_apart_are_told_apart() -> None:
-    load = [2**45 + 1, 2**45 - 2]
-    assert sorted(plan(load, 3, 1)) == [0, 0, 1]
-    # 2**45 + 1 over 3 copies against a third of it, rounded up: one part in 2**46 decides.
-    third = (2**45 + 1) // 3
-    assert sorted(plan([3 * third, third + 1], 5, 1)) == [0, 0, 0, 1, 1]
+def test_loads_per_copy_that_doubles_cannot_tell_apart_are_told_apart() -> None:
+    # After 509 and 521 copies the first expert's load per copy is larger by one part in 2**54.
+    load, copies = [33_425_153_484_482, 34_213_172_820_069], (509, 521)
+    assert load[0] / copies[0] == load[1] / copies[1]
+    assert Fraction(load[0], copies[0]) > Fraction(load[1], copies[1])
+    assert plan(load, sum(copies) + 1, 1).count(0) == copies[0] + 1

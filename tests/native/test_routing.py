@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from equipoise import _native
 from equipoise.hal import routing
@@ -22,7 +21,7 @@ def tables(draw: st.DrawFn) -> routing.RoutingTable:
     shares = torch.empty_like(placement)
     for expert in range(experts):
         slots = (placement == expert).nonzero().flatten()
-        cut = st.one_of(st.just(0), st.just(65536), st.integers(0, 65536))
+        cut = st.one_of(st.sampled_from([0, 65536]), *[st.integers(1, 65535)] * 3)
         cuts = draw(st.lists(cut, min_size=len(slots) - 1, max_size=len(slots) - 1))
         ends = torch.tensor([0, *sorted(cuts), 65536], dtype=torch.int32)
         shares[slots] = ends.diff()
@@ -75,6 +74,21 @@ def test_apportioned_slots_and_counts_equal_the_reference(
     assert counts.tolist() == expected[1].tolist()
 
 
+@given(WORD, WORD, WORD)
+def test_a_draw_equal_to_a_running_share_goes_to_the_next_replica(
+    rank: int, layer: int, step: int
+) -> None:
+    ids = torch.zeros(1, dtype=torch.int32)
+    draw = int(routing.mix32(ids.long(), rank, layer, step)) >> 16
+    for first, replica in ((draw, 1), (draw + 1, 0)):
+        shares = torch.tensor([first, 65536 - first], dtype=torch.int32)
+        table = routing.build_table(torch.zeros(2, dtype=torch.int32), shares, 1)
+        slots, counts = outputs(table, ids)
+        _native.route_hashed(ids, *arrays(table), rank, layer, step, slots, counts)
+        assert slots.tolist() == [replica]
+        assert routing.route_hashed(ids, table, rank, layer, step)[0].tolist() == [replica]
+
+
 @UNHURRIED
 @given(batches())
 def test_counts_ignore_padding(batch: tuple[routing.RoutingTable, torch.Tensor]) -> None:
@@ -107,9 +121,10 @@ def test_numpy_arrays_and_torch_tensors_are_routed_alike() -> None:
         2,
     )
     ids = torch.arange(-1, 200, dtype=torch.int32) % 3
-    results: list[list[NDArray[np.int32]]] = []
+    results = []
     for convert in (torch.Tensor.clone, lambda t: t.clone().numpy()):
-        slots, counts = map(convert, outputs(table, ids))
-        _native.route_hashed(convert(ids), *map(convert, arrays(table)), 1, 2, 3, slots, counts)
-        results.append([np.asarray(slots), np.asarray(counts)])
-    assert all((a == b).all() for a, b in zip(*results, strict=True))
+        slots, counts = (convert(out) for out in outputs(table, ids))
+        start, replicas, cumulative = (convert(part) for part in arrays(table))
+        _native.route_hashed(convert(ids), start, replicas, cumulative, 1, 2, 3, slots, counts)
+        results.append((slots.tolist(), counts.tolist()))
+    assert results[0] == results[1]

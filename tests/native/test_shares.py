@@ -32,8 +32,8 @@ def layers(draw: st.DrawFn, most: int = 300) -> Layer:
 
 def solve(layer: Layer, sweeps: int = 16) -> NDArray[np.int32]:
     counts, placement, ranks = layer
-    solved: NDArray[np.int32] = _native.solve_shares(counts[None], placement[None], ranks, sweeps)
-    return solved[0]
+    solved = _native.solve_shares(counts[None], placement[None], ranks, sweeps)
+    return solved.reshape(-1)
 
 
 def even_shares(placement: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -119,14 +119,15 @@ def test_an_expert_without_tokens_is_shared_evenly(layer: Layer) -> None:
 
 
 @UNHURRIED
-@given(layers(), st.integers(0, 20), st.sampled_from([np.int32, np.int64]))
+@given(layers(), st.integers(0, 20), st.sampled_from([torch.int32, torch.int64]))
 def test_the_hot_path_writes_the_same_shares_into_the_table(
-    layer: Layer, sweeps: int, dtype: type[np.int32] | type[np.int64]
+    layer: Layer, sweeps: int, dtype: torch.dtype
 ) -> None:
     counts, placement, ranks = layer
     table = build(placement, solve(layer, sweeps), len(counts))
     written = np.full_like(table[2], -1)
-    _native.solve_cumulative(counts.astype(dtype), *table[:2], ranks, sweeps, written)
+    load = torch.from_numpy(counts).to(dtype)
+    _native.solve_cumulative(load, *table[:2], ranks, sweeps, written)
     assert written.tolist() == table[2].tolist()
     reference = routing.RoutingTable(*map(torch.from_numpy, table))
     solved = routing.solve_cumulative(torch.from_numpy(counts), reference, ranks, sweeps)
@@ -168,3 +169,11 @@ def test_replicas_on_one_rank_split_its_bin_evenly() -> None:
     counts, placement = np.array([30, 10], dtype=np.int64), np.array([0, 0, 0, 1], dtype=np.int32)
     # 20 of 30 tokens on rank 0: a third each, the odd 65536th on the lowest slot.
     assert solve((counts, placement, 2)).tolist() == [21846, 21845, 21845, SHARE_ONE]
+
+
+def test_the_largest_counts_do_not_overflow_where_water_meets_a_high_rank() -> None:
+    # Rank 3 alone holds nearly all that 62 bits can: three times its load would overflow.
+    counts = np.array([3 * 2**44, 300, 0], dtype=np.int64)
+    placement = np.array([1, 2, 1, 2, 1, 2, 1, 0], dtype=np.int32)
+    shares = solve((counts, placement, 4))
+    assert shares[placement == 1].tolist() == [21846, 21845, 21845, 0]
