@@ -55,6 +55,5 @@ class EngineConfig:
             )
         if self.step_interval < self.window_size:
             raise ValueError(
-                f"step_interval {self.step_interval} is shorter than "
-                f"window_size {self.window_size}"
+                f"step_interval {self.step_interval} is shorter than window_size {self.window_size}"
             )

@@ -36,6 +36,7 @@ from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
 
 COMMIT = b"commit"
+COMMITTED = "committed"
 LOG = logging.getLogger(__name__)
 
 
@@ -47,7 +48,7 @@ class EpochReport:
         number: of the epoch.
         opened: the boundary at which its load window was closed.
         step: the boundary at which it ended.
-        outcome: `committed`, `unchanged`, or the reason of the abort.
+        outcome: `committed`, or the reason of the abort.
         slots: copies that the receiving ranks did not hold, over all ranks.
         bytes: their size.
     """
@@ -226,9 +227,8 @@ class ExpertEngine:
         if not isinstance(state, Committing):
             raise AgreementLost(f"told to commit in {type(state).__name__}")
         moves = state.proposal.moves
-        self._installed.commit(state.proposal.layout, state.staged.copies)
-        outcome = "committed" if state.proposal.changed else "unchanged"
-        self._report(state.epoch, step, outcome, len(moves.travelling))
+        self._installed.commit(self._renewal.adopt(state.proposal), state.staged.copies)
+        self._report(state.epoch, step, COMMITTED, len(moves.travelling))
         return Observing()
 
     def _abort(self, state: InEpoch, step: int, reason: str) -> State:
@@ -256,8 +256,6 @@ def _ballot(state: InEpoch) -> Ballot:
         case Agreeing(_, proposal):
             return Ballot(Stand.PLANNED, digest=proposal.layout.digest)
         case Committing(_, proposal, staged):
-            return Ballot(
-                Stand.STAGED, proposal.layout.digest, staged.sent, staged.received
-            )
+            return Ballot(Stand.STAGED, proposal.layout.digest, staged.sent, staged.received)
         case Barred(_, reason):
             return Ballot(Stand.FAILED, reason=reason)

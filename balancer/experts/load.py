@@ -73,7 +73,8 @@ class LoadWindow:
     @property
     def total(self) -> Load:
         """(layers, experts): rows over the window and all ranks."""
-        return np.sum(self.sums, axis=0, dtype=np.int64)
+        total: Load = np.stack(self.sums).sum(axis=0)
+        return total
 
     @property
     def latest(self) -> Load:

@@ -81,9 +81,7 @@ class Mover:
     def _rank(self) -> int:
         return self._communicator.rank
 
-    def _lanes(
-        self, between: Callable[[int], tuple[Move, ...]]
-    ) -> dict[int, tuple[Move, ...]]:
+    def _lanes(self, between: Callable[[int], tuple[Move, ...]]) -> dict[int, tuple[Move, ...]]:
         lanes = {peer: between(peer) for peer in range(self._communicator.size)}
         return {peer: lane for peer, lane in lanes.items() if lane}
 

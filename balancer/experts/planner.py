@@ -59,12 +59,12 @@ def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
     ranks = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     total = np.maximum(ranks.sum(axis=1), 1)
-    return (ranks.max(axis=1) * shape.ranks - total) // np.maximum(total // SHARE_ONE, 1)
+    excess: npt.NDArray[np.int64] = ranks.max(axis=1) * shape.ranks - total
+    parts: npt.NDArray[np.int64] = excess // np.maximum(total // SHARE_ONE, 1)
+    return parts
 
 
-def propose(
-    load: Load, installed: Layout, shape: Shape, hysteresis: int, staging: int
-) -> Proposal:
+def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int, staging: int) -> Proposal:
     """Plan an epoch with the greedy policy; every rank gets the same answer from the same load.
 
     Args:

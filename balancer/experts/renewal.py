@@ -7,7 +7,7 @@ from typing import Protocol
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Load, Shape, Shares
-from equipoise.balancer.experts.planner import Layout, imbalance, solve_shares
+from equipoise.balancer.experts.planner import Layout, Proposal, imbalance, solve_shares
 
 
 class ShareRenewal(Protocol):
@@ -15,6 +15,10 @@ class ShareRenewal(Protocol):
 
     def boundary(self, summed: bool) -> None:
         """`summed`: a new sub-window's load has just been taken."""
+        ...
+
+    def adopt(self, proposal: Proposal) -> Layout:
+        """What an epoch installs: the proposal, or the proposal with fresher shares."""
         ...
 
     def close(self) -> None:
@@ -27,6 +31,10 @@ class KeepShares:
 
     def boundary(self, summed: bool) -> None:
         """Nothing to do."""
+
+    def adopt(self, proposal: Proposal) -> Layout:
+        """As proposed."""
+        return proposal.layout
 
     def close(self) -> None:
         """Nothing to end."""
@@ -71,6 +79,16 @@ class LaggedShares:
             layout = self._installed.layout
             better = self._worker.submit(self._solve, self._load.latest, layout)
             self._state = Solving(layout, better)
+
+    def adopt(self, proposal: Proposal) -> Layout:
+        """Layers whose placement stays keep their shares, which are fresher than the plan's.
+
+        Every rank has the same shares installed at the same boundary, so all adopt the same.
+        """
+        shares = self._installed.layout.shares.copy()
+        changed = list(proposal.changed)
+        shares[changed] = proposal.layout.shares[changed]
+        return Layout(proposal.layout.placement, shares)
 
     def close(self) -> None:
         """End the worker."""

@@ -80,7 +80,7 @@ class ExpertParallel:
         """Each slot's expert on the rows sent to it."""
         by_slot = torch.argsort(route.local_slots, stable=True)
         counts = torch.bincount(route.local_slots, minlength=self._weights.down.shape[1]).tolist()
-        parts = rows[by_slot].split(counts)
+        parts = torch.split(rows[by_slot], counts)
         computed = [
             expert_rows(part, self._weights.gate_up[layer, slot], self._weights.down[layer, slot])
             for slot, part in enumerate(parts)

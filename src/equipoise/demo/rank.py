@@ -1,5 +1,7 @@
 """What one rank of a run does, from meeting the others to the record of the run."""
 
+from dataclasses import replace
+
 import torch
 
 from equipoise import __version__
@@ -37,6 +39,7 @@ def serve_rank(
         EquipoiseError: anything else that ends the run.
     """
     torch.set_num_threads(1)
+    rendezvous = replace(rendezvous, deadline=rendezvous.deadline * PART_OF_DEADLINE)
     fabric = registry.communicator(settings.communicator).connect(rendezvous)
     try:
         site = _settle_in(settings, fabric, rendezvous)

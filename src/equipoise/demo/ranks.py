@@ -16,6 +16,8 @@ from equipoise.hal.errors import ControlError, EquipoiseError, RankLost
 
 POLL = 0.05
 """Seconds between two looks at the ranks."""
+QUIET = 60.0
+"""Seconds that rank 0 may say nothing at all, or twice the run's deadline if that is more."""
 GRACE = 5.0
 """Seconds that the other ranks get to end by themselves after the first one failed."""
 
@@ -36,6 +38,8 @@ class Ranks:
         self._selector = selectors.DefaultSelector()
         self._faults: dict[int, dict[str, Any]] = {}
         self._killed: dict[int, str] = {}
+        self._heard = time.monotonic()
+        self._doing = "start-up"
         self.processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "Ranks":
@@ -65,6 +69,7 @@ class Ranks:
         while self._alive():
             self._listen()
             self._look()
+            self._check_quiet()
             if patience is None and (self._faults or self._killed):
                 patience = time.monotonic() + GRACE
             if patience is not None and (time.monotonic() > patience or self._only_lost_remain()):
@@ -118,8 +123,10 @@ class Ranks:
         except ValueError:
             sys.stderr.write(line)
             return
+        self._heard = time.monotonic()
         match message:
             case {"variant": name, "steps": steps}:
+                self._doing = f"the pass {name!r}"
                 self._progress.variant(name, steps)
             case {"done": done, "imbalance": imbalance, "note": note}:
                 self._progress.step(done, imbalance, note)
@@ -137,6 +144,12 @@ class Ranks:
                 self._host.report_loss(rank, self._killed[rank])
             elif code > 0:
                 self._faults[rank] = {"failed": f"ended with exit code {code}"}
+
+    def _check_quiet(self) -> None:
+        limit = max(QUIET, 2 * self._task.settings.deadline)
+        silence = time.monotonic() - self._heard
+        if silence > limit and not self._faults and not self._killed:
+            raise RankLost(0, f"said nothing for {silence:.0f} s", self._doing)
 
     def _only_lost_remain(self) -> bool:
         """Whether all that still runs is what the others have given up (a stopped rank)."""

@@ -16,8 +16,9 @@ class Epoch:
     planned_at: int
     step: int
     outcome: str
-    """`committed`, `unchanged` (the plan was the installed one), or the reason of the abort."""
+    """`committed`, or the reason of the abort."""
     slots_moved: int
+    """Copies that the receiving ranks did not hold; 0 where only shares changed."""
     bytes_moved: int
 
 

@@ -44,9 +44,8 @@ def _restore(facts: dict[str, Any], arrays: dict[str, Any]) -> RunRecord:
         )
         for name, fields in facts.pop("variants").items()
     }
-    tuples = {
-        key: tuple(facts.pop(key))
-        for key in ("phases", "switch_steps", "prompts", "continuations")
+    tuples: dict[str, Any] = {
+        key: tuple(facts.pop(key)) for key in ("phases", "switch_steps", "prompts", "continuations")
     }
     return RunRecord(
         variants=variants, **tuples, **{name: arrays[name] for name in ARRAYS}, **facts

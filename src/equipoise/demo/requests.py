@@ -73,7 +73,7 @@ class Desk:
 
     def take(self, batch: Batch, logits: Tensor) -> None:
         """Hand each request its rows of `logits`, float32 [batch.rows, vocabulary]."""
-        parts = logits.split([len(sequence.tokens) for sequence in batch])
+        parts = torch.split(logits, [len(sequence.tokens) for sequence in batch])
         for flight, rows in zip(self._running, parts, strict=True):
             flight.take(rows)
         done = [f for f in self._running if len(f.tokens) == self._traffic.new_tokens]
