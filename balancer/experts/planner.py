@@ -58,7 +58,7 @@ def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]
     """(layers,): (max - mean) / mean over ranks in parts per 65536, in integers throughout."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
     ranks = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
-    total = np.maximum(ranks.sum(axis=1), 1)
+    total = ranks.sum(axis=1)
     excess: npt.NDArray[np.int64] = ranks.max(axis=1) * shape.ranks - total
     parts: npt.NDArray[np.int64] = excess // np.maximum(total // SHARE_ONE, 1)
     return parts

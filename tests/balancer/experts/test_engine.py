@@ -1,0 +1,181 @@
+import pytest
+from support.breakages import (
+    BlindAtCommit,
+    DropsOneCopy,
+    FalseLoads,
+    FlippedByte,
+    MuteOnce,
+    NoExchange,
+    NoStore,
+    SlowExchange,
+    SlowToDecide,
+    both,
+    fabric,
+    mirrored,
+    negative,
+    slightly_off,
+    store,
+)
+from support.rebalancing import SHAPE, Break, Story, rebalance, violations
+
+from equipoise.balancer.experts import engine as engine_module
+from equipoise.balancer.experts.ballot import Abort, Commit, Verdict, judge
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.engine import ExpertEngine
+from equipoise.balancer.experts.states import Committing, InEpoch
+from equipoise.hal.errors import AgreementLost
+
+pytestmark = pytest.mark.ranks
+START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
+
+
+def installed_at_the_end(stories: list[Story]) -> set[tuple[tuple[int, ...], ...]]:
+    return {story.sights[-1].placement for story in stories}
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
+def test_every_rank_commits_the_same_layout_before_the_same_step(shares: ShareMode) -> None:
+    stories = rebalance(shares=shares)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert len(stories[0].commits) >= 2
+    assert installed_at_the_end(stories) != {START}
+    assert sum(report.slots for report in stories[0].reports) > 0
+
+
+def test_bytes_are_counted_with_the_slots_that_travelled() -> None:
+    (report, *_) = rebalance()[0].reports
+    assert report.slots > 0
+    assert report.bytes == report.slots * 5 * 4
+
+
+def test_a_rank_that_plans_otherwise_leaves_the_installed_placement_everywhere() -> None:
+    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, mirrored)))
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) == {START}
+    for story in stories:
+        assert story.commits == []
+        assert set(story.aborts) == {"plans differ"}
+        assert story.aborts["plans differ"] >= 2
+
+
+def test_ranks_that_share_out_otherwise_abort_too() -> None:
+    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
+    assert violations(stories) == []
+    assert all("plans differ" in story.aborts for story in stories)
+
+
+ABORTS: dict[str, tuple[Break, str]] = {
+    "planner raises": (fabric(".loads", lambda i: FalseLoads(i, negative)), "planner failed"),
+    "staged bytes differ": (fabric(".moves", FlippedByte), "staged bytes differ"),
+    "mover raises": (fabric(".moves", NoExchange), "move failed"),
+    "ballot lost": (fabric("control", MuteOnce), "no ballot from rank(s) 1"),
+}
+
+
+@pytest.mark.parametrize("name", ABORTS)
+def test_a_fault_before_the_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
+    breakage, reason = ABORTS[name]
+    stories = rebalance(breakage, deadline=4.0)
+    assert violations(stories) == []
+    for story in stories:
+        assert reason in story.aborts
+    assert stories[0].commits == stories[1].commits
+
+
+def test_a_lost_ballot_costs_one_epoch_only() -> None:
+    stories = rebalance(fabric("control", MuteOnce), deadline=4.0)
+    assert [report.outcome for report in stories[0].reports][-1] == "committed"
+
+
+def test_a_slow_rank_commits_together_with_all_others() -> None:
+    stories = rebalance(fabric(".moves", SlowExchange))
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits
+
+
+def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:
+    stories = rebalance(patience=2)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) == {START}
+    assert all("out of patience" in story.aborts for story in stories)
+
+
+def test_a_rank_that_missed_the_ballots_commits_when_its_peer_has() -> None:
+    late = fabric("control", lambda inner: BlindAtCommit(inner, 0.5))
+    stories = rebalance(late)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert stories[1].commits
+
+
+def test_a_rank_that_saw_all_ballots_aborts_when_its_peer_settled_for_abort() -> None:
+    blind = fabric("control", lambda inner: BlindAtCommit(inner, 0.0))
+    stories = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) == {START}
+    assert all("no ballot from rank(s) 0" in story.aborts for story in stories)
+
+
+def test_a_rank_that_cannot_learn_the_outcome_stops() -> None:
+    with pytest.raises(AgreementLost, match="connection lost"):
+        rebalance(both(fabric("control", NoStore), fabric("control", NoStore, rank=0)))
+
+
+class CommitsEarly(ExpertEngine):
+    """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
+
+    def _progress(self, state: InEpoch) -> InEpoch:
+        after = super()._progress(state)
+        if isinstance(after, Committing) and self._control.rank == 1:
+            self._commit(after, step=0)
+        return after
+
+
+def trusts_bytes(ballots: list[engine_module.Ballot]) -> Verdict:
+    """Mutant: nobody compares checksums."""
+    verdict = judge(ballots)
+    return Commit() if verdict == Abort("staged bytes differ") else verdict
+
+
+def trusts_plans(ballots: list[engine_module.Ballot]) -> Verdict:
+    """Mutant: nobody compares digests."""
+    blank = [engine_module.Ballot(b.stand, "", b.sent, b.received, b.reason) for b in ballots]
+    return judge(blank)
+
+
+def test_the_oracle_sees_a_copy_that_was_not_committed() -> None:
+    assert any("holds" in line for line in violations(rebalance(store(DropsOneCopy))))
+
+
+def test_the_oracle_sees_a_commit_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.balancer.experts.balancer.ExpertEngine", CommitsEarly)
+    assert any("differ" in line for line in violations(rebalance()))
+
+
+def test_the_oracle_sees_staged_bytes_that_nobody_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "judge", trusts_bytes)
+    assert violations(rebalance(fabric(".moves", FlippedByte))) != []
+
+
+def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "judge", trusts_plans)
+    lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
+    assert any("layouts differ" in line for line in violations(rebalance(lies)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sub_window": 0}, "at least one"),
+        ({"window_size": 3}, "multiples"),
+        ({"step_interval": 2}, "shorter"),
+    ],
+)
+def test_a_cadence_that_cannot_be_kept_is_refused(wrong: dict[str, int], says: str) -> None:
+    cadence = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
+    with pytest.raises(ValueError, match=says):
+        EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)

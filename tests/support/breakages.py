@@ -1,0 +1,186 @@
+"""Ways to break one rank: wrappers around what a balancer is put together from."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from support.rebalancing import Break, Parts
+
+from equipoise.hal.communicator import Exchange
+from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlLost
+from equipoise.hal.stream import Stream
+
+VICTIM = 1
+
+
+class Around:
+    """Passes everything on to what it wraps."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class After(Around):
+    """A work that does something once it has ended."""
+
+    def __init__(self, inner: Any, then: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._then = then
+
+    def result(self, timeout: float) -> None:
+        self._inner.result(timeout)
+        self._then()
+
+
+class FalseLoads(Around):
+    """Sums loads wrongly: `spoil` changes the sum, int64 [layers, experts], in place."""
+
+    def __init__(self, inner: Any, spoil: Callable[[torch.Tensor], object]) -> None:
+        super().__init__(inner)
+        self._spoil = spoil
+
+    def all_reduce(self, tensor: torch.Tensor) -> After:
+        return After(self._inner.all_reduce(tensor), lambda: self._spoil(tensor))
+
+
+def mirrored(loads: torch.Tensor) -> None:
+    """Hot experts look cold."""
+    loads.copy_(loads.flip(1))
+
+
+def slightly_off(loads: torch.Tensor) -> None:
+    """Enough for other shares, not for another placement."""
+    loads[:, 0] += 3
+
+
+def negative(loads: torch.Tensor) -> None:
+    """No planner takes this."""
+    loads[0, 0] = -1
+
+
+class FlippedByte(Around):
+    """Receives one wrong byte in every blob."""
+
+    def exchange(self, round: Exchange) -> After:
+        def spoil() -> None:
+            for parcel in round.receives:
+                parcel.blob[2] ^= 0x80  # halves or doubles the float32 there
+
+        return After(self._inner.exchange(round), spoil)
+
+
+class NoExchange(Around):
+    """Cannot exchange anything."""
+
+    def exchange(self, round: Exchange) -> After:
+        self._inner.exchange(round).result(30.0)  # the peers shall not suffer
+        raise CommunicatorFailed("exchange of 'test.moves' lost its peer")
+
+
+class SlowExchange(Around):
+    """Takes its time, a few steps or so."""
+
+    def exchange(self, round: Exchange) -> After:
+        return After(self._inner.exchange(round), lambda: time.sleep(0.03))
+
+
+class FabricWith(Around):
+    """Wraps the communicators of one purpose, or the control plane."""
+
+    def __init__(self, inner: Any, purpose: str, wrap: Callable[[Any], Any]) -> None:
+        super().__init__(inner)
+        self._purpose = purpose
+        self._wrap = wrap
+
+    def open(self, purpose: str) -> Any:
+        made = self._inner.open(purpose)
+        return self._wrap(made) if purpose.endswith(self._purpose) else made
+
+    @property
+    def control(self) -> Any:
+        control = self._inner.control
+        return self._wrap(control) if self._purpose == "control" else control
+
+
+class MuteOnce(Around):
+    """Loses its first ballot."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._lost: set[str] = set()
+
+    def cast(self, question: str, ballot: bytes) -> None:
+        if not self._lost:
+            self._lost.add(question)
+            return
+        self._inner.cast(question, ballot)
+
+
+class BlindAtCommit(Around):
+    """Does not see the others' ballots when all have staged, `delay` seconds after them."""
+
+    def __init__(self, inner: Any, delay: float) -> None:
+        super().__init__(inner)
+        self._delay = delay
+
+    def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
+        found: tuple[bytes, ...] = self._inner.collect(question, timeout)
+        if all(b"staged" in ballot for ballot in found):
+            time.sleep(self._delay)
+            raise BallotIncomplete(question, (0,))
+        return found
+
+
+class SlowToDecide(Around):
+    """Sees everything, but settles late."""
+
+    def decide(self, question: str, value: bytes) -> bytes:
+        time.sleep(0.3)
+        decided: bytes = self._inner.decide(question, value)
+        return decided
+
+
+class NoStore(Around):
+    """Has lost the store."""
+
+    def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
+        raise ControlLost("ballots unreadable: connection lost")
+
+
+class DropsOneCopy(Around):
+    """Commits all copies but the first of each epoch."""
+
+    def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
+        self._inner.commit(copies[1:], stream)
+
+
+def fabric(purpose: str, wrap: Callable[[Any], Any], rank: int = VICTIM) -> Break:
+    """Break a communicator, or the control plane, of one rank."""
+
+    def apply(parts: Parts) -> Parts:
+        if parts.rank != rank:
+            return parts
+        return replace(parts, fabric=FabricWith(parts.fabric, purpose, wrap))
+
+    return apply
+
+
+def store(wrap: Callable[[Any], Any]) -> Break:
+    """Break the slot store of the victim."""
+
+    def apply(parts: Parts) -> Parts:
+        if parts.rank != VICTIM:
+            return parts
+        return replace(parts, store=wrap(parts.store))
+
+    return apply
+
+
+def both(first: Break, second: Break) -> Break:
+    """Two breakages at once."""
+    return lambda parts: second(first(parts))

@@ -1,0 +1,151 @@
+"""A tiny model without a model: slots that say what they hold, and steps that look at them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from support.threads import Seat, on_ranks
+
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.planner import Layout, even_shares
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.slots import Segment, SlotLayout, SlotStore
+from equipoise.hal.stream import Role
+
+SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+STEPS = 26
+HOT = (1, 1, 1, 61)
+"""Rows per expert and rank in the first half of the steps; reversed in the second."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one rank's compute stream found in one step."""
+
+    generations: tuple[int, ...]
+    digest: str
+    placement: tuple[tuple[int, ...], ...]
+    held: tuple[tuple[int, ...], ...]
+    """(layers, local slots): the experts that the slots really hold."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """One rank's run."""
+
+    sights: tuple[Sight, ...]
+    reports: tuple[EpochReport, ...]
+    aborts: dict[str, int]
+
+    @property
+    def commits(self) -> list[int]:
+        """Boundaries at which an epoch was committed."""
+        return [report.step for report in self.reports if report.outcome == "committed"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a test may replace on a rank before its balancer is put together."""
+
+    rank: int
+    fabric: Fabric
+    store: SlotStore
+
+
+Break = Callable[[Parts], Parts]
+
+
+def healthy(parts: Parts) -> Parts:
+    """Replace nothing."""
+    return parts
+
+
+def rebalance(
+    breakage: Break = healthy, shares: ShareMode = ShareMode.STATIC, **config: Any
+) -> list[Story]:
+    """Run `STEPS` steps on two ranks; `breakage` is applied on every rank."""
+    settings = EngineConfig(
+        **{
+            "label": "test",
+            "shares": shares,
+            "window_size": 2,
+            "step_interval": 4,
+            "sub_window": 2,
+            "deadline": 8.0,
+            **config,
+        }
+    )
+    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings))
+
+
+def _serve(seat: Seat, breakage: Break, settings: EngineConfig) -> Story:
+    weights = _weights(seat.rank)
+    store = seat.accelerator.slot_store(weights)
+    parts = breakage(Parts(seat.rank, seat.fabric, store))
+    placement = contiguous(SHAPE)
+    layout = Layout(placement, even_shares(placement, SHAPE.experts))
+    balancer = open_balancer(seat.accelerator, parts.fabric, parts.store, SHAPE, layout, settings)
+    lockstep = seat.fabric.open("lockstep")
+    sights = []
+    for step in range(STEPS):
+        balancer.boundary(step)
+        sights.append(_look(seat, balancer, weights, step))
+        lockstep.barrier().result(30.0)  # stands for the exchange of tokens
+    balancer.close()
+    lockstep.barrier().result(30.0)
+    return Story(tuple(sights), tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+
+
+def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) -> Sight:
+    """One step: read slots and tables on the compute stream, then add this step's load."""
+    compute = seat.accelerator.stream(Role.COMPUTE)
+    seen: list[Sight] = []
+    rows = HOT if step < STEPS // 2 else HOT[::-1]
+
+    def program() -> None:
+        held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
+        per = SHAPE.slots_per_rank
+        installed = balancer.installed
+        seen.append(
+            Sight(
+                tuple(installed.tables.generation.tolist()),
+                installed.layout.digest,
+                tuple(map(tuple, installed.layout.placement.tolist())),
+                tuple(tuple(held[i * per : (i + 1) * per]) for i in range(SHAPE.layers)),
+            )
+        )
+        balancer.load.counters += torch.tensor(rows, dtype=torch.int32)
+
+    compute.launch(program)
+    compute.synchronize(30.0)
+    return seen[0]
+
+
+def _weights(rank: int) -> SlotLayout:
+    """Slots that each hold the number of their expert plus one, in a tensor shared by all."""
+    per = SHAPE.slots_per_rank
+    mine = contiguous(SHAPE)[:, rank * per : (rank + 1) * per]
+    stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
+    slots = tuple((Segment("weight", row),) for row in stacked)
+    return SlotLayout(slots, staging=len(slots))
+
+
+def violations(stories: list[Story]) -> list[str]:
+    """Everything that must never be seen, in words; empty for a healthy engine."""
+    found = []
+    for step in range(STEPS):
+        sights = [story.sights[step] for story in stories]
+        if len({sight.generations for sight in sights}) > 1:
+            found.append(f"step {step}: generations differ")
+        if len({sight.digest for sight in sights}) > 1:
+            found.append(f"step {step}: layouts differ")
+        for rank, sight in enumerate(sights):
+            per = SHAPE.slots_per_rank
+            promised = tuple(row[rank * per : (rank + 1) * per] for row in sight.placement)
+            if sight.held != promised:
+                found.append(f"step {step}: rank {rank} holds {sight.held}, promised {promised}")
+    return found
