@@ -82,8 +82,9 @@ class Summary:
 
 def summarise(record: RunRecord) -> Summary:
     """Every figure of a run. Raises KeyError if the run's own variant is not in the record."""
-    balanced = None if record.shares == "none" else record.variants[record.shares]
-    window = metrics.after_first_commit(balanced, record.steps)
+    if record.shares != "none" and main_variant(record) is None:
+        raise KeyError(f"the run was about {record.shares!r}, which is not in its record")
+    window = metrics.after_first_commit(main_variant(record), record.steps)
     variants = {name: _variant(record, v, window) for name, v in record.variants.items()}
     main = variants.get(record.shares)
     unbalanced = variants.get("unbalanced")
@@ -135,6 +136,11 @@ def committed(variant: VariantRecord) -> tuple[Epoch, ...]:
     return tuple(epoch for epoch in variant.epochs if epoch.outcome == "committed")
 
 
+def main_variant(record: RunRecord) -> VariantRecord | None:
+    """The variant that the run is about; None where it did not balance."""
+    return record.variants.get(record.shares)
+
+
 def _variant(record: RunRecord, variant: VariantRecord, window: Window) -> VariantSummary:
     epochs = committed(variant)
     return VariantSummary(
@@ -154,7 +160,7 @@ def _variant(record: RunRecord, variant: VariantRecord, window: Window) -> Varia
 def _stall(record: RunRecord, variant: VariantRecord) -> float:
     """Against the unbalanced steps, or against the variant's own where there are none."""
     base = record.variants.get("unbalanced", variant)
-    begun = metrics.after_first_epoch_began(record.variants.get(record.shares), record.steps)
+    begun = metrics.after_first_epoch_began(main_variant(record), record.steps)
     return metrics.stall_seconds(variant.step_seconds, base.step_seconds, begun)
 
 

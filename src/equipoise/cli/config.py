@@ -1,0 +1,75 @@
+"""The configuration file: YAML, one key per option."""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from equipoise.cli.options import BY_KEY
+from equipoise.hal.errors import UsageError
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options that a file sets, by key, each of its own kind.
+
+    Raises UsageError, in one line that names the file and the key: unreadable, not YAML, not a
+    mapping, a key unknown or given twice, a value of another kind.
+    """
+    items = _mapping(path, _text(path)).items()
+    return {str(key): _value(path, key, value) for key, value in items}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 at byte offset {error.start}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _mapping(path: Path, text: str) -> dict[object, object]:
+    try:
+        _refuse_repeated_keys(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {_problem(error)}") from None
+    except (ValueError, RecursionError) as error:
+        # The loader lets through what a date that does not exist, or a thousand brackets, raise.
+        raise UsageError(f"{path} is not YAML: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UsageError(f"{path} is not a mapping of options to values")
+    return loaded
+
+
+def _refuse_repeated_keys(path: Path, node: object) -> None:
+    """The loader itself would silently keep the last."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"{path}: key {key!r} is given twice")
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"
+    return str(error).splitlines()[0]
+
+
+def _value(path: Path, key: object, value: object) -> object:
+    option = BY_KEY.get(key) if isinstance(key, str) else None
+    if option is None:
+        close = get_close_matches(str(key), list(BY_KEY), n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(BY_KEY)}"
+        raise UsageError(f"{path}: unknown key {key!r}{hint}")
+    try:
+        return option.kind.from_yaml(value)
+    except ValueError:
+        expected = f"expected {option.kind.word}, got {value!r}"
+        raise UsageError(f"{path}: key {key!r}: {expected}") from None

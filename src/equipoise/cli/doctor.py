@@ -1,0 +1,76 @@
+"""`equipoise doctor`."""
+
+import json
+import textwrap
+from argparse import Namespace
+from collections.abc import Iterable
+
+from equipoise.cli.files import write_file
+from equipoise.cli.findings import Check, Findings, Found, examine
+from equipoise.cli.validation import check_file
+from equipoise.report.table import human_bytes
+
+INDENT = 32
+WIDTH = 80
+
+
+def doctor(arguments: Namespace) -> int:
+    """Print what was found; returns 0 if at least one accelerator works, 1 otherwise.
+
+    Raises UsageError for a `--json` that cannot be written.
+    """
+    if arguments.json is not None:
+        check_file("--json", arguments.json)
+    findings = examine()
+    print(describe(findings))
+    if arguments.json is not None:
+        write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
+    return findings.exit_code
+
+
+def describe(findings: Findings) -> str:
+    """All findings as lines of text."""
+    memory = findings.demo_memory
+    lines = [
+        f"equipoise {findings.version}",
+        *_section("machine", (_line(k, v) for k, v in findings.machine.items())),
+        *_section("accelerators", _backends(findings.accelerators)),
+        *_section("communicators", _backends(findings.communicators)),
+        *_section("checks", (_check(check) for check in findings.checks)),
+        *_section(
+            "memory of `equipoise run`, per rank, with default options",
+            (_line(purpose, human_bytes(count)) for purpose, count in memory.items()),
+        ),
+        "",
+        _verdict(findings),
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    return ["", title, *(list(lines) or ["  none installed"])]
+
+
+def _backends(found: Iterable[Found]) -> Iterable[str]:
+    for backend in found:
+        yield _line(backend.name, f"{'works' if backend.works else 'no'}: {backend.detail}")
+        for name, value in backend.capabilities.items():
+            yield _line("  " + name.replace("_", " "), value)
+
+
+def _check(check: Check) -> str:
+    return _line(check.name, check.detail if check.passed else f"MISSING: {check.detail}")
+
+
+def _line(name: str, value: str) -> str:
+    margin = " " * (2 + INDENT)
+    return textwrap.fill(
+        value, WIDTH, initial_indent=f"  {name:<{INDENT}}", subsequent_indent=margin
+    )
+
+
+def _verdict(findings: Findings) -> str:
+    working = [found.name for found in findings.accelerators if found.works]
+    if not working:
+        return "no accelerator works: see the reasons above"
+    return f"ready: equipoise run --backend {working[0]}"

@@ -1,0 +1,158 @@
+"""What `equipoise doctor` finds out, without opening a device."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from equipoise.cli.memory import demo_memory
+from equipoise.demo.settings import RunSettings
+from equipoise.hal import registry
+from equipoise.hal.capabilities import Available, Probe
+from equipoise.hal.errors import BackendUnavailable, EquipoiseError
+
+CHECKED_PACKAGES = ("torch", "numpy", "safetensors", "matplotlib")
+
+
+class Probed(Protocol):
+    """What accelerator and communicator backends have in common."""
+
+    @property
+    def capabilities(self) -> Any:
+        """A frozen dataclass, readable before anything is opened."""
+        ...
+
+    def probe(self) -> Probe:
+        """Whether it can run here."""
+        ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """One backend: whether it works, on what or why not, and what it declares."""
+
+    name: str
+    works: bool
+    detail: str
+    capabilities: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that is so or is not; `detail` says what, or what would help."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All of it."""
+
+    version: str
+    accelerators: tuple[Found, ...]
+    communicators: tuple[Found, ...]
+    checks: tuple[Check, ...]
+    machine: dict[str, str]
+    demo_memory: dict[str, int]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if at least one accelerator works."""
+        return 0 if any(found.works for found in self.accelerators) else 1
+
+    def to_json(self) -> dict[str, object]:
+        """Plain lists, numbers and strings."""
+        return asdict(self)
+
+
+def examine() -> Findings:
+    """Look at everything that is installed; what is broken becomes a finding, not an error."""
+    from equipoise import __version__
+    from equipoise.demo.machine import describe_machine
+
+    return Findings(
+        version=__version__,
+        accelerators=_each(registry.ACCELERATORS, registry.accelerator),
+        communicators=_each(registry.COMMUNICATORS, registry.communicator),
+        checks=(*(_package(name) for name in CHECKED_PACKAGES), _native_core(), _invariance()),
+        machine=describe_machine(),
+        demo_memory=demo_memory(RunSettings()),
+    )
+
+
+def look_at(name: str, find: Callable[[str], Probed]) -> Found:
+    """One backend by name; one that does not import or probe says so."""
+    try:
+        backend = find(name)
+        probed = backend.probe()
+    except (BackendUnavailable, OSError, RuntimeError) as error:
+        return Found(name, works=False, detail=str(error))
+    declared = {key: in_words(value) for key, value in vars(backend.capabilities).items()}
+    if isinstance(probed, Available):
+        return Found(name, works=True, detail=probed.detail, capabilities=declared)
+    return Found(name, works=False, detail=probed.reason, capabilities=declared)
+
+
+def in_words(value: object) -> str:
+    """A capability's value for people: yes, no, a number, or a sorted list."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(in_words(item) for item in value)) or "none"
+    if isinstance(value, Enum):
+        return str(value.value)
+    return str(value).removeprefix("torch.")
+
+
+def _each(group: str, find: Callable[[str], Probed]) -> tuple[Found, ...]:
+    return tuple(look_at(name, find) for name in registry.names(group))
+
+
+def _package(name: str) -> Check:
+    try:
+        return Check(name, True, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        extra = "equipoise[plots]" if name == "matplotlib" else name
+        return Check(name, False, f"not installed: pip install '{extra}'")
+
+
+def _native_core() -> Check:
+    try:
+        core = import_module("equipoise._native")
+    except ImportError as error:
+        return Check("native core", False, f"does not import: {error}")
+    return Check("native core", True, _compiler_of(Path(str(core.__file__))))
+
+
+def _compiler_of(library: Path) -> str:
+    """What compilers leave in the `.comment` section: the longest line that starts as theirs do."""
+    text = library.read_bytes()
+    starts = (b"GCC: (", b"clang version ", b"Ubuntu clang version ", b"Debian clang version ")
+    lines = [_line_at(text, text.find(start)) for start in starts if start in text]
+    return max(lines, key=len, default="compiler unknown")
+
+
+def _line_at(text: bytes, offset: int) -> str:
+    return text[offset : text.index(b"\0", offset)].decode("ascii", "replace")
+
+
+def _invariance() -> Check:
+    """Whether the demo's oracle holds on this processor: bits must not depend on the batch."""
+    import torch
+
+    from equipoise.demo.model.config import ModelConfig
+    from equipoise.demo.model.invariance import check_batch_invariance
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        check_batch_invariance(ModelConfig())
+    except EquipoiseError as error:
+        return Check("batch invariance", False, str(error))
+    finally:
+        torch.set_num_threads(threads)
+    return Check("batch invariance", True, "a row's bits do not depend on its batch")

@@ -1,0 +1,79 @@
+"""What a value of an option may be: read from the command line as text, from YAML as typed."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.demo.settings import Balance, Shares
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of value.
+
+    Both readers raise ValueError for what is not of the kind; `word` completes "expected ...".
+    """
+
+    word: str
+    from_text: Callable[[str], object]
+    from_yaml: Callable[[object], object]
+
+
+def _int_from_yaml(value: object) -> object:
+    # In YAML `true` is a bool, which Python counts as an int.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(value)
+    return value
+
+
+def _seconds_from_yaml(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(value)
+    return _finite(float(value))
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return value
+
+
+def _str_from_yaml(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(value)
+    return value
+
+
+def _str_from_text(value: str) -> str:
+    return _str_from_yaml(value)
+
+
+def _paths_from_yaml(value: object) -> tuple[Path, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(Path(_str_from_yaml(item)) for item in values)
+
+
+def _balance_from_yaml(value: object) -> Balance:
+    # YAML 1.1 reads an unquoted `on` as true.
+    if isinstance(value, bool):
+        return Balance.ON if value else Balance.OFF
+    return Balance(_str_from_yaml(value))
+
+
+def _bool_from_yaml(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(value)
+    return value
+
+
+WHOLE = Kind("a whole number", int, _int_from_yaml)
+SECONDS = Kind("a number of seconds", lambda text: _finite(float(text)), _seconds_from_yaml)
+NAME = Kind("a name", _str_from_text, _str_from_yaml)
+PATH = Kind("a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_str_from_yaml(v)))
+TEXTS = Kind("a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml)
+SHARES = Kind(
+    " or ".join(Shares), lambda text: Shares(text), lambda value: Shares(_str_from_yaml(value))
+)
+BALANCE = Kind("on or off", lambda text: Balance(text), _balance_from_yaml)
+SWITCH = Kind("true or false", lambda text: text == "true", _bool_from_yaml)

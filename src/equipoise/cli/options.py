@@ -1,0 +1,126 @@
+"""The options of `equipoise run`: each is a flag and a key of the configuration file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from equipoise.cli import kinds
+from equipoise.cli.kinds import Kind
+from equipoise.demo.settings import RunSettings
+from equipoise.hal.errors import UsageError
+
+EXPERTS = 32
+"""Logical experts per layer of the shipped model."""
+
+RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """`key` is the key in a configuration file, and the flag with hyphens for underscores."""
+
+    key: str
+    kind: Kind
+    group: str
+    help: str
+    metavar: str | None = None
+    flag: str = ""
+    shown_default: str = ""
+
+    @property
+    def name(self) -> str:
+        """The flag."""
+        return self.flag or "--" + self.key.replace("_", "-")
+
+
+OPTIONS = (
+    Option(key="ranks", kind=kinds.WHOLE, group=RANKS, metavar="N",
+           help="processes to serve on; each holds slots/N slots of every layer"),
+    Option(key="backend", kind=kinds.NAME, group=RANKS, metavar="NAME",
+           help="accelerator to run on (`equipoise doctor` lists them)"),
+    Option(key="communicator", kind=kinds.NAME, group=RANKS, metavar="NAME",
+           help="what the ranks talk over"),
+    Option(key="deadline", kind=kinds.SECONDS, group=RANKS, metavar="SECONDS",
+           help="longest that anything waits for another rank"),
+    Option(key="steps", kind=kinds.WHOLE, group=TRAFFIC, metavar="N",
+           help="forwards to serve, divided evenly among the texts"),
+    Option(key="text", kind=kinds.TEXTS, group=TRAFFIC, metavar="FILE",
+           shown_default="shipped samples of Python, Chinese and tables",
+           help="UTF-8 files to serve, one phase of traffic each, in this order"),
+    Option(key="seed", kind=kinds.WHOLE, group=TRAFFIC, metavar="N",
+           help="which prompts are cut from the texts"),
+    Option(key="slots", kind=kinds.WHOLE, group=BALANCING, metavar="N",
+           help=f"physical experts per layer over all ranks, at least {EXPERTS}"),
+    Option(key="num_redundant_experts", kind=kinds.WHOLE, group=BALANCING, metavar="N",
+           shown_default="none", help=f"the same as --slots {EXPERTS} + N"),
+    Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="static|lagged|exact",
+           help="how an expert's tokens are divided among its replicas: as planned, from the "
+           "last load, or on each batch's own counts"),
+    Option(key="balance", kind=kinds.BALANCE, group=BALANCING, flag="--no-balance",
+           shown_default="balance",
+           help="serve without balancing only (key: `balance: off`)"),
+    Option(key="window_size", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
+           help="steps of load that a plan is made from"),
+    Option(key="step_interval", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
+           help="steps from one plan to the next"),
+    Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR",
+           help="folder of summary.json and report.html"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
+           shown_default="DIR/summary.json", help="write the figures there instead"),
+    Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
+           shown_default="DIR/report.html", help="write the report there instead"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, help="no progress, only the table"),
+)  # fmt: skip
+
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What one `equipoise run` was asked for; `progress` is `shown` or `hidden`."""
+
+    settings: RunSettings
+    json: Path
+    html: Path
+    progress: str
+
+
+def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequest:
+    """Command line over configuration file over default.
+
+    Raises UsageError where one source names both `slots` and `num_redundant_experts`.
+    """
+    values = _one_slot_count(file, "the configuration file") | _one_slot_count(
+        command_line, "the command line"
+    )
+    known = {field.name for field in fields(RunSettings)}
+    settings = RunSettings(**{key: value for key, value in values.items() if key in known})
+    return RunRequest(
+        settings=settings,
+        json=values.get("json", settings.out / "summary.json"),
+        html=values.get("html", settings.out / "report.html"),
+        progress="hidden" if values.get("quiet") else "shown",
+    )
+
+
+def default_of(option: Option) -> str:
+    """What an option is when nobody says otherwise, as `--help` shows it."""
+    if option.shown_default:
+        return option.shown_default
+    if option.key == "quiet":
+        return "off"
+    return str({field.name: field.default for field in fields(RunSettings)}[option.key])
+
+
+def _one_slot_count(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """`values` with `num_redundant_experts` turned into `slots`."""
+    plain = dict(values)
+    redundant = plain.pop("num_redundant_experts", None)
+    if redundant is None:
+        return plain
+    if "slots" in plain:
+        raise UsageError(f"{source} gives both slots and num_redundant_experts: give one")
+    if redundant < 0:
+        raise UsageError(f"num_redundant_experts must be at least 0, got {redundant}")
+    return plain | {"slots": EXPERTS + redundant}

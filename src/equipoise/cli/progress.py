@@ -1,0 +1,75 @@
+"""How a run's progress looks: bars on a terminal, a line now and then elsewhere."""
+
+import math
+import sys
+from typing import NoReturn, TextIO
+
+from tqdm import tqdm
+
+from equipoise.demo.progress import Progress, Silence
+
+LINES_PER_VARIANT = 4
+
+
+class Bars:
+    """One bar per pass over the traffic."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar: tqdm[NoReturn] | None = None
+
+    def variant(self, name: str, steps: int) -> None:
+        """A pass over the traffic begins."""
+        self.done()
+        shape = "{desc:<11}{bar} {n_fmt}/{total_fmt} steps {elapsed}{postfix}"
+        self._bar = tqdm(
+            desc=name, total=steps, file=self._stream, bar_format=shape, dynamic_ncols=True
+        )
+
+    def step(self, done: int, imbalance: float, note: str) -> None:
+        """`done` steps are through."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(_words(imbalance, note), refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def done(self) -> None:
+        """Leave the last bar standing."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class Lines:
+    """`LINES_PER_VARIANT` lines per pass, for logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._name, self._steps, self._next = "", 0, 0
+
+    def variant(self, name: str, steps: int) -> None:
+        """A pass over the traffic begins."""
+        self._name, self._steps, self._next = name, steps, 1
+
+    def step(self, done: int, imbalance: float, note: str) -> None:
+        """`done` steps are through."""
+        if done * LINES_PER_VARIANT < self._next * self._steps:
+            return
+        self._next = done * LINES_PER_VARIANT // max(self._steps, 1) + 1
+        words = _words(imbalance, note)
+        tail = f", {words}" if words else ""
+        print(f"{self._name}: {done}/{self._steps} steps{tail}", file=self._stream, flush=True)
+
+    def done(self) -> None:
+        """Nothing stays open."""
+
+
+def progress_for(wish: str) -> Progress:
+    """What suits standard error; `hidden` is silent."""
+    if wish == "hidden":
+        return Silence()
+    return Bars(sys.stderr) if sys.stderr.isatty() else Lines(sys.stderr)
+
+
+def _words(imbalance: float, note: str) -> str:
+    words = [] if math.isnan(imbalance) else [f"imbalance {imbalance:.3f}"]
+    return ", ".join([*words, note] if note else words)

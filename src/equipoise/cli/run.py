@@ -1,0 +1,71 @@
+"""`equipoise run`."""
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from equipoise.cli.config import read_config
+from equipoise.cli.files import write_file
+from equipoise.cli.options import RunRequest, resolve
+from equipoise.cli.progress import progress_for
+from equipoise.cli.validation import validate
+from equipoise.demo.record import RunRecord
+from equipoise.report.html import PlotsMissing, render_html
+from equipoise.report.summary import Summary, summarise
+from equipoise.report.table import Ink, render
+
+
+def run(arguments: Namespace, command: str) -> int:
+    """Serve, print the table, write the figures and the report; returns the exit code.
+
+    Raises UsageError before anything starts, EquipoiseError where the run fails.
+    """
+    request = request_of(vars(arguments))
+    validate(request)
+    record = _serve(request)
+    if record is None:
+        # Started by a launcher as a rank other than 0, which tells the whole story.
+        return 0
+    summary = summarise(record)
+    print(render(summary, _ink()), flush=True)
+    _write(request, record, summary, command)
+    return summary.exit_code
+
+
+def request_of(given: Mapping[str, Any]) -> RunRequest:
+    """What the command line asks for, its configuration file included."""
+    options = {key: value for key, value in given.items() if key not in ("command", "config")}
+    if "text" in options:
+        options["text"] = tuple(options["text"])
+    return resolve(options, read_config(given["config"]) if "config" in given else {})
+
+
+def _serve(request: RunRequest) -> RunRecord | None:
+    from equipoise.demo.launcher import run_demo
+
+    progress = progress_for(request.progress)
+    try:
+        return run_demo(request.settings, progress)
+    finally:
+        progress.done()
+
+
+def _write(request: RunRequest, record: RunRecord, summary: Summary, command: str) -> None:
+    text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+    write_file(request.json, text + "\n")
+    written = [f"figures: {request.json}"]
+    try:
+        write_file(request.html, render_html(record, summary, command))
+        written.append(f"report: {request.html}")
+    except PlotsMissing as missing:
+        print(f"equipoise: no report: {missing}", file=sys.stderr)
+    if request.progress == "shown":
+        print("\n".join(written), file=sys.stderr)
+
+
+def _ink() -> Ink:
+    # https://no-color.org: set and not empty means none.
+    return Ink.COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else Ink.PLAIN

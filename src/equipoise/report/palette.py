@@ -1,0 +1,50 @@
+"""Colours and typography of the pictures."""
+
+INK = "#1b2a41"
+"""Stands for the text colour of the page: the report replaces it by `currentColor`."""
+
+MUTED = "#8a93a3"
+"""Readable on light and on dark paper."""
+
+VARIANTS = {
+    "unbalanced": "#c8553d",
+    "static": "#c99a2e",
+    "lagged": "#4f8f8b",
+    "exact": "#3d6fb6",
+}
+
+DIVERGING = ("#2456a4", "#82aedb", "#f3f0e8", "#eda268", "#b3331d")
+"""Below the mean, the mean, above it."""
+
+SEQUENTIAL = ("#f3f0e8", "#f0c987", "#e08e4f", "#b3441f", "#5c1a1b")
+
+STYLE: dict[str, object] = {
+    "font.size": 10.0,
+    "font.family": "DejaVu Sans",
+    "svg.fonttype": "none",
+    # File names become labels: a dollar sign in one must not start a formula.
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+def of_variant(name: str) -> str:
+    """The colour of a variant; grey for one that this palette does not know."""
+    return VARIANTS.get(name, MUTED)

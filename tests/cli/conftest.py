@@ -1,0 +1,94 @@
+"""A run that takes no time, and a way to call the program."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.cli.main import main
+from equipoise.demo import launcher
+from equipoise.demo.progress import Progress
+from equipoise.demo.record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.settings import Balance, RunSettings
+
+STEPS, LAYERS = 12, 2
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call of the program came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def equipoise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Answer]:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Answer:
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Answer(code, captured.out, captured.err)
+
+    return call
+
+
+def variant(name: str, load: tuple[int, ...]) -> VariantRecord:
+    epochs = tuple(
+        Epoch(number=i, planned_at=s - 1, step=s, outcome="committed", slots_moved=1, bytes_moved=9)
+        for i, s in enumerate((2, 4, 7, 9))
+    )
+    return VariantRecord(
+        name=name,
+        rank_rows=np.tile(np.array(load), (STEPS, LAYERS, 1)),
+        step_seconds=np.full(STEPS, 0.1),
+        epochs=() if name == "unbalanced" else epochs,
+        aborts={},
+        outputs="same",
+    )
+
+
+def record_of(settings: RunSettings) -> RunRecord:
+    load = tuple(10 + 10 * (rank == 0) for rank in range(settings.ranks))
+    even = (10,) * settings.ranks
+    balanced = settings.balance is Balance.ON
+    served = ["unbalanced", *(["static", "lagged", "exact"] if balanced else [])]
+    return RunRecord(
+        version="0.1.0",
+        backend=settings.backend,
+        communicator=settings.communicator,
+        ranks=settings.ranks,
+        layers=LAYERS,
+        experts=32,
+        top_k=4,
+        slots=settings.slots,
+        steps=STEPS,
+        shares=str(settings.shares) if balanced else "none",
+        phases=("prose", "code"),
+        switch_steps=(6,),
+        step_tokens=np.full(STEPS, 32),
+        expert_rows=np.ones((STEPS, LAYERS, 32), dtype=np.int64),
+        variants={name: variant(name, load if name == "unbalanced" else even) for name in served},
+        reference_outputs="same",
+    )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunSettings]:
+    """Settings that reached the launcher, which answers at once."""
+    seen: list[RunSettings] = []
+
+    def run_demo(settings: RunSettings, progress: Progress) -> RunRecord:
+        seen.append(settings)
+        progress.variant("unbalanced", STEPS)
+        progress.step(STEPS, 0.25, "")
+        return record_of(settings)
+
+    monkeypatch.setattr(launcher, "run_demo", run_demo)
+    return seen

@@ -1,0 +1,115 @@
+"""Bad input: one line on standard error, exit code 2, nothing started, nothing written."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Equipoise = Callable[..., object]
+
+BAD = {
+    "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
+    "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
+    "ranks that do not divide the experts": (("--ranks", "5", "--slots", "40"), "does not divide"),
+    "a word for a number": (("--ranks", "four"), "expected a whole number, got 'four'"),
+    "fewer slots than experts": (("--slots", "28"), "fewer than the 32 experts"),
+    "slots not divisible by ranks": (("--slots", "42"), "not divisible by --ranks 4"),
+    "more slots than copies can differ": (("--ranks", "1"), "more than one copy"),
+    "too few redundant experts": (("--num-redundant-experts", "-4"), "at least 0, got -4"),
+    "two slot counts": (("--slots", "40", "--num-redundant-experts", "8"), "gives both"),
+    "no step": (("--steps", "0"), "--steps must be at least 1"),
+    "steps within the window": (("--steps", "4"), "no step is left after a load window of 4"),
+    "fewer steps than texts": (("--steps", "2", "--no-balance"), "fewer than the 3 texts"),
+    "no window": (("--window-size", "0"), "--window-size must be at least 1"),
+    "a window longer than the interval": (("--window-size", "9"), "longer than --step-interval 8"),
+    "an unknown backend": (("--backend", "abacus"), "unknown name 'abacus'; known: cpu"),
+    "an unknown communicator": (("--communicator", "pigeon"), "known: gloo"),
+    "unknown shares": (("--shares", "fair"), "expected static or lagged or exact, got 'fair'"),
+    "a negative deadline": (("--deadline", "-1"), "--deadline must be above 0"),
+    "an endless deadline": (("--deadline", "inf"), "expected a number of seconds"),
+    "a negative seed": (("--seed", "-1"), "--seed must be at least 0"),
+    "an unknown option": (("--rank", "4"), "unrecognized arguments: --rank 4"),
+    "a missing text": (("--text", "missing.txt"), "missing.txt"),
+    "a folder as text": (("--text", "."), "directory"),
+    "an empty text": (("--text", "empty.txt"), "empty"),
+    "a short text": (("--text", "short.txt"), "short.txt"),
+    "a NUL byte": (("--text", "nul.txt"), "NUL byte at offset 3"),
+    "invalid UTF-8": (("--text", "latin.txt"), "not UTF-8 at byte offset 200"),
+    "a file as folder": (("--out", "empty.txt"), "empty.txt is not a folder"),
+    "a folder below a file": (("--out", "empty.txt/deeper"), "empty.txt is not a folder"),
+    "a folder as JSON": (("--json", "."), "is a folder, not a file"),
+    "a folder as report": (("--html", "."), "is a folder, not a file"),
+    "a missing configuration": (("--config", "none.yaml"), "none.yaml cannot be read"),
+    "an empty path": (("--out", ""), "expected a path"),
+}
+
+
+@pytest.fixture(autouse=True)
+def texts(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "short.txt").write_bytes(b"short")
+    (tmp_path / "nul.txt").write_bytes(b"abc\0" + b"d" * 400)
+    (tmp_path / "latin.txt").write_bytes(b"a" * 200 + b"\xe9" + b"b" * 200)
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_exit_code_two(
+    equipoise: Callable[..., object],
+    asked: list[object],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    before = sorted(os.listdir(tmp_path))
+    answer = equipoise("run", *arguments)
+    assert answer.code == 2  # type: ignore[attr-defined]
+    assert answer.out == ""  # type: ignore[attr-defined]
+    [line] = answer.err.splitlines()  # type: ignore[attr-defined]
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert asked == []
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("arguments", [(), ("frobnicate",), ("doctor", "--json", ".")])
+def test_a_command_that_cannot_be_understood_is_one_line_too(
+    equipoise: Callable[..., object], arguments: tuple[str, ...]
+) -> None:
+    answer = equipoise(*arguments)
+    assert (answer.code, answer.out) == (2, "")  # type: ignore[attr-defined]
+    [line] = answer.err.splitlines()  # type: ignore[attr-defined]
+    assert line.startswith("equipoise: error: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_found_before_the_run(
+    equipoise: Callable[..., object], asked: list[object], tmp_path: Path
+) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    answer = equipoise("run", "--out", "locked/run")
+    assert answer.code == 2  # type: ignore[attr-defined]
+    assert "locked cannot be written to" in answer.err  # type: ignore[attr-defined]
+    assert asked == []
+
+
+def test_control_characters_in_a_name_do_not_reach_the_terminal(
+    equipoise: Callable[..., object],
+) -> None:
+    answer = equipoise("run", "--text", "a\x1b[2J\nb")
+    assert len(answer.err.splitlines()) == 1  # type: ignore[attr-defined]
+    assert "\x1b" not in answer.err  # type: ignore[attr-defined]
+
+
+def test_the_installed_program_says_it_the_same_way() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "equipoise", "run", "--ranks", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    expected = "equipoise: error: --ranks must be at least 1, got 0\n"
+    assert (told.returncode, told.stdout, told.stderr) == (2, "", expected)

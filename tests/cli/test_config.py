@@ -1,0 +1,135 @@
+"""The configuration file, and what overrides what."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from equipoise.cli.config import read_config
+from equipoise.cli.options import BY_KEY, OPTIONS, resolve
+from equipoise.cli.parser import build_parser
+from equipoise.cli.run import request_of
+from equipoise.demo.settings import Balance, RunSettings, Shares
+from equipoise.hal.errors import UsageError
+
+BAD = {
+    "rank: 4": "unknown key 'rank'; did you mean ranks?",
+    "frobnicate: 4": "unknown key 'frobnicate'; known: ranks",
+    "4: ranks": "unknown key 4",
+    "ranks: four": "key 'ranks': expected a whole number, got 'four'",
+    "ranks: 4.0": "key 'ranks': expected a whole number, got 4.0",
+    "ranks: true": "key 'ranks': expected a whole number, got True",
+    "ranks:": "key 'ranks': expected a whole number, got None",
+    "deadline: soon": "key 'deadline': expected a number of seconds",
+    "deadline: .inf": "key 'deadline': expected a number of seconds",
+    "shares: fair": "key 'shares': expected static or lagged or exact, got 'fair'",
+    "balance: maybe": "key 'balance': expected on or off, got 'maybe'",
+    "text: [1, 2]": "key 'text': expected a path or a list of paths",
+    "quiet: 1": "key 'quiet': expected true or false",
+    "out: ''": "key 'out': expected a path",
+    "ranks: 2\nranks: 4": "key 'ranks' is given twice",
+    "- ranks": "is not a mapping",
+    "ranks": "is not a mapping",
+    "ranks: [": "is not YAML",
+    "ranks: !!python/object:os.system 4": "is not YAML",
+    "a: \t- b: [": "is not YAML",
+    "slots: 40\nnum_redundant_experts: 8": "gives both slots and num_redundant_experts",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD.items(), ids=map(repr, BAD))
+def test_a_bad_configuration_is_one_line_that_names_file_and_key(
+    equipoise: Callable[..., Any], tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    answer = equipoise("run", "--config", "run.yaml")
+    assert answer.code == 2
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert "run.yaml" in line or "configuration file" in line
+
+
+def test_a_configuration_that_is_not_text_is_one_line(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"ranks: \xff")
+    answer = equipoise("run", "--config", "run.yaml")
+    assert (answer.code, len(answer.err.splitlines())) == (2, 1)
+    assert "not UTF-8 at byte offset 7" in answer.err
+
+
+def test_every_setting_is_an_option_and_a_key() -> None:
+    assert set(RunSettings.__dataclass_fields__) <= set(BY_KEY)
+    text = build_parser().format_help()
+    assert "run" in text
+    for option in OPTIONS:
+        assert build_parser().parse_args(["run"]).__dict__.get(option.key) is None
+
+
+def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("ranks: 2\nsteps: 60\nshares: lagged\nbalance: off\ntext: a.txt\n")
+    arguments = build_parser().parse_args(["run", "--config", str(file), "--ranks", "1"])
+    settings = request_of(vars(arguments)).settings
+    assert (settings.ranks, settings.steps, settings.window_size) == (1, 60, 4)
+    assert (settings.shares, settings.balance) == (Shares.LAGGED, Balance.OFF)
+    assert settings.text == (Path("a.txt"),)
+
+
+@given(
+    ranks=st.none() | st.integers(1, 64),
+    in_file=st.none() | st.integers(1, 64),
+)
+def test_whoever_speaks_last_is_heard(ranks: int | None, in_file: int | None) -> None:
+    line = {} if ranks is None else {"ranks": ranks}
+    file = {} if in_file is None else {"ranks": in_file}
+    heard = resolve(line, file).settings.ranks
+    assert heard == (ranks or in_file or RunSettings().ranks)
+
+
+def test_redundant_experts_come_on_top_of_the_models(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("num_redundant_experts: 4\n")
+    assert resolve({}, read_config(file)).settings.slots == 36
+    assert resolve({"slots": 48}, read_config(file)).settings.slots == 48
+    assert resolve({"num_redundant_experts": 0}, {"slots": 40}).settings.slots == 32
+
+
+@pytest.mark.parametrize("word", ["on", "'on'", "true", "yes"])
+def test_balance_may_be_written_as_yaml_likes_it(tmp_path: Path, word: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"balance: {word}")
+    if word == "yes":
+        assert yaml.safe_load(f"balance: {word}") == {"balance": True}
+    assert read_config(file) == {"balance": Balance.ON}
+
+
+def test_an_empty_configuration_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("# nothing yet\n")
+    assert resolve({}, read_config(file)).settings == RunSettings()
+
+
+@given(text=st.text(max_size=60) | st.text("[]{}:,-!&*'\"# \n019aZ", max_size=20))
+@example(text="2001-99-99")
+@example(text="[" * 2000)
+@example(text="? [a]\n: b")
+def test_no_text_whatever_is_more_than_one_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "run.yaml"
+    file.write_text(text, encoding="utf-8")
+    try:
+        read = read_config(file)
+    except UsageError as error:
+        read = {}
+        said = str(error)
+    else:
+        said = "run.yaml"
+    assert "run.yaml" in said
+    assert set(read) <= set(BY_KEY)

@@ -1,0 +1,97 @@
+"""`equipoise doctor` on what is here and on what is broken."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.cli import findings
+from equipoise.cli.doctor import describe
+from equipoise.cli.findings import Check, Found, examine, in_words, look_at
+from equipoise.cli.memory import demo_memory
+from equipoise.demo.model.config import ModelConfig
+from equipoise.demo.model.invariance import NotBatchInvariant
+from equipoise.demo.settings import RunSettings
+from equipoise.hal.capabilities import Capabilities, SlotFormat, Unavailable
+from equipoise.hal.errors import BackendUnavailable
+
+
+def test_the_cpu_backend_is_found_with_its_capabilities(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    answer = equipoise("doctor", "--json", "found.json")
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1] == "ready: equipoise run --backend cpu"
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [backend["name"] for backend in found["accelerators"]] == ["cpu"]
+    assert found["accelerators"][0]["capabilities"]["stream_lock"] in ("yes", "no")
+    assert {check["name"] for check in found["checks"]} >= {"native core", "batch invariance"}
+
+
+def test_no_line_of_it_is_wider_than_a_terminal(equipoise: Callable[..., Any]) -> None:
+    assert max(map(len, equipoise("doctor").out.splitlines())) <= 80
+
+
+def test_without_a_working_accelerator_it_fails_and_gives_the_reasons() -> None:
+    broken = Found("abacus", works=False, detail="no beads")
+    found = replace(examine(), accelerators=(broken,))
+    assert found.exit_code == 1
+    assert "no: no beads" in describe(found)
+    assert describe(found).splitlines()[-1] == "no accelerator works: see the reasons above"
+    assert replace(found, accelerators=()).exit_code == 1
+
+
+def test_a_backend_that_does_not_import_is_a_finding() -> None:
+    def find(name: str) -> findings.Probed:
+        raise BackendUnavailable(f"backend {name!r} does not import")
+
+    assert look_at("abacus", find) == Found("abacus", False, "backend 'abacus' does not import")
+
+
+def test_a_backend_that_cannot_run_here_still_shows_what_it_declares() -> None:
+    class Abacus:
+        capabilities = Capabilities()
+
+        def probe(self) -> Unavailable:
+            return Unavailable("no beads: buy some")
+
+    found = look_at("abacus", lambda name: Abacus())
+    assert (found.works, found.detail) == (False, "no beads: buy some")
+    assert found.capabilities["stream_lock"] == "no"
+
+
+def test_a_processor_whose_bits_depend_on_the_batch_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(config: ModelConfig) -> None:
+        raise NotBatchInvariant("router gives other bits")
+
+    monkeypatch.setattr("equipoise.demo.model.invariance.check_batch_invariance", refuse)
+    found = examine()
+    assert Check("batch invariance", False, "router gives other bits") in found.checks
+    assert "MISSING: router gives other bits" in describe(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (True, "yes"),
+        (False, "no"),
+        (4, "4"),
+        (frozenset(), "none"),
+        (frozenset({SlotFormat.STRIDED, SlotFormat.PRIVATE}), "private, strided"),
+    ],
+)
+def test_capabilities_are_put_in_words(value: object, words: str) -> None:
+    assert in_words(value) == words
+
+
+def test_memory_is_what_slots_of_the_models_experts_take() -> None:
+    memory = demo_memory(RunSettings())
+    expert = 3 * 128 * 40 * 4
+    assert memory["experts held without balancing"] == 8 * 6 * expert
+    assert memory["redundant slots"] == 2 * 6 * expert
+    assert memory["staging"] == 10 * 6 * expert

@@ -1,0 +1,130 @@
+"""`equipoise run` around a run that takes no time."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.cli.options import EXPERTS, OPTIONS, default_of
+from equipoise.demo import launcher
+from equipoise.demo.model.config import ModelConfig
+from equipoise.demo.settings import RunSettings
+from equipoise.hal.errors import RankLost
+
+
+def test_it_ends_with_the_verdict_and_leaves_figures_and_report(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    answer = equipoise("run")
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1] == "outputs identical: yes"
+    figures = json.loads((tmp_path / "equipoise-run" / "summary.json").read_text())
+    assert figures["imbalance_unbalanced"] == pytest.approx(0.6)
+    assert "<svg" in (tmp_path / "equipoise-run" / "report.html").read_text()
+    assert asked == [RunSettings()]
+
+
+def test_figures_and_report_go_where_they_are_told_to(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    assert equipoise("run", "--json", "a/f.json", "--html", "b/r.html", "--quiet").code == 0
+    assert (tmp_path / "a" / "f.json").exists()
+    assert "equipoise run --json a/f.json" in (tmp_path / "b" / "r.html").read_text()
+    assert not (tmp_path / "equipoise-run").exists()
+
+
+def test_quiet_is_silent_but_for_the_table(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    loud, quiet = equipoise("run"), equipoise("run", "--quiet")
+    assert "unbalanced: 12/12 steps, imbalance 0.250" in loud.err
+    assert quiet.err == ""
+    assert quiet.out == loud.out
+
+
+def test_without_balancing_the_run_still_compares_its_outputs(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    answer = equipoise("run", "--no-balance")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "outputs identical: yes")
+
+
+def test_without_matplotlib_the_run_succeeds_and_says_how_to_get_the_report(
+    equipoise: Callable[..., Any],
+    asked: list[RunSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
+    answer = equipoise("run", "--quiet")
+    assert answer.code == 0
+    assert answer.err.splitlines() == [
+        "equipoise: no report: matplotlib is missing: pip install 'equipoise[plots]'"
+    ]
+    assert (tmp_path / "equipoise-run" / "summary.json").exists()
+    assert not (tmp_path / "equipoise-run" / "report.html").exists()
+
+
+def test_a_lost_rank_is_one_line_and_exit_code_three(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise RankLost(2, "was killed", "dispatch")
+
+    monkeypatch.setattr(launcher, "run_demo", lose)
+    answer = equipoise("run")
+    assert answer.code == 3
+    assert answer.err.splitlines() == ["equipoise: error: rank 2 was killed during dispatch"]
+
+
+def test_an_interrupted_run_says_so_and_no_more(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "run_demo", interrupt)
+    answer = equipoise("run")
+    assert (answer.code, answer.err) == (130, "equipoise: interrupted\n")
+
+
+def test_a_rank_that_another_launcher_started_leaves_the_telling_to_rank_zero(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "run_demo", lambda *_: None)
+    answer = equipoise("run")
+    assert (answer.code, answer.out) == (0, "")
+
+
+def test_a_report_that_cannot_be_written_is_one_line_after_the_table(
+    equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    answer = equipoise("run", "--quiet")
+    assert answer.code == 3
+    assert answer.out.splitlines()[-1] == "outputs identical: yes"
+    [line] = answer.err.splitlines()
+    assert line.endswith("summary.json cannot be written: No space left on device")
+
+
+def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    from equipoise.cli.main import main
+
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--help"])
+    assert left.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS:
+        assert option.name in text
+        assert f"(default: {default_of(option)})" in text
+
+
+def test_the_experts_that_options_speak_of_are_the_models() -> None:
+    assert ModelConfig().experts == EXPERTS
