@@ -5,7 +5,7 @@
 `DIR` holds the Debian packages that `examples/training/sources.py` names, unpacked. With
 `--fixtures DIR` the held-out texts are written as well, with `--windows FILE` the hashes of the
 training text (`examples/training/windows.py`).
-About six minutes on two cores for 1,400 steps.
+About six minutes on two cores for 1,200 steps.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fixtures", type=Path, help="write the held-out texts here")
     parser.add_argument("--windows", type=Path, help="write the hashes of the training text here")
     parser.add_argument("--weights", type=Path, help="train, and write the weights here")
-    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)
     return parser
 

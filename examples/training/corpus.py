@@ -10,7 +10,7 @@ from training.sources import KINDS, Kind
 from training.windows import BLOCK, WINDOW, shared_windows
 
 HELD_OUT_BYTES = 64 * 1024
-LARGEST_PART = 48 * 1024
+LARGEST_PART = 32 * 1024
 TRAINED_BYTES = 700 * 1000
 CHUNK_BYTES = 8 * 1024
 
@@ -63,7 +63,7 @@ def _held_out(kind: Kind, root: Path) -> bytes:
 
 
 def _trained(kind: Kind, root: Path, held_out: bytes) -> bytes:
-    texts = [kind.read(path) for path in kind.trained_files(root)]
+    texts = [_sampled(kind.read(path), kind.largest) for path in kind.trained_files(root)]
     every = _without_shared("".join(texts).encode(), held_out)
     return _sampled(every.decode(), TRAINED_BYTES).encode()
 

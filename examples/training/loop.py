@@ -12,7 +12,7 @@ from training.network import Network
 BATCH = 12
 PEAK_RATE = 4e-3
 WARM_UP = 30
-BALANCE = 1e-3
+BALANCE = 1e-4
 
 
 def train(network: Network, corpora: tuple[Corpus, ...], steps: int, seed: int) -> None:

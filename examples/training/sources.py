@@ -25,6 +25,8 @@ class Kind:
     held_out: tuple[str, ...]
     trained: tuple[str, ...]
     read: Callable[[Path], str]
+    largest: int = 1024 * 1024
+    """No file gives more training text than this, in bytes."""
 
     def held_out_files(self, root: Path) -> list[Path]:
         """In the order they are named; ValueError where one is missing."""
@@ -106,7 +108,7 @@ _BOOKS = "usr/share/doc/rust-doc/html"
 _CHINESE = "usr/share/locale/zh_CN/LC_MESSAGES"
 _TAIWAN = "usr/share/locale/zh_TW/LC_MESSAGES"
 _UNICODE = "usr/share/unicode"
-_TABLES = ("Scripts", "EastAsianWidth", "DerivedAge", "PropList", "UnicodeData", "allkeys")
+_TABLES = ("Scripts", "LineBreak", "VerticalOrientation", "DerivedAge", "PropList", "UnicodeData")
 
 KINDS = (
     Kind(
@@ -138,11 +140,12 @@ KINDS = (
     ),
     Kind(
         "tables",
-        (f"{_UNICODE}/VerticalOrientation.txt", "usr/share/zoneinfo/zone.tab"),
+        (f"{_UNICODE}/EastAsianWidth.txt", f"{_UNICODE}/extracted/DerivedGeneralCategory.txt"),
         (
-            *(f"{_UNICODE}/{name}.txt" for name in _TABLES),
+            *(f"{_UNICODE}/{name}.txt" for name in (*_TABLES, "DerivedCoreProperties")),
             "usr/share/zoneinfo/tzdata.zi",
         ),
         read_table,
+        largest=96 * 1024,
     ),
 )
