@@ -1,8 +1,14 @@
-"""How many examples hypothesis tries: `ci` by default, `deep` by HYPOTHESIS_PROFILE=deep."""
+"""How many examples hypothesis tries, and the rank processes that multi-process tests share.
+
+`ci` by default, `deep` by HYPOTHESIS_PROFILE=deep.
+"""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+from support.ranks import Ranks
 
 # No deadline: tests share the machine with other work, and no test asserts a time.
 settings.register_profile("ci", deadline=None)
@@ -10,3 +16,11 @@ settings.register_profile(
     "deep", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """The pool of rank processes: `ranks.run(program, size, **arguments)`."""
+    pool = Ranks()
+    yield pool
+    pool.close()

@@ -1,0 +1,71 @@
+"""The pool of ranks: what every other test of this folder stands on."""
+
+import os
+from pathlib import Path
+
+import pytest
+from ranks.cases import harness
+from support import ranks as support_ranks
+from support.ranks import Ranks, RanksFailed
+
+pytestmark = pytest.mark.ranks
+
+
+def test_every_rank_answers_with_its_own_place(ranks: Ranks) -> None:
+    answers = ranks.run(harness.where_am_i, 3, word="hello")
+    assert [(a["rank"], a["size"], a["word"], a["threads"]) for a in answers] == [
+        (rank, 3, "hello", 1) for rank in range(3)
+    ]
+
+
+def test_processes_are_reused_by_later_cases_of_any_size(ranks: Ranks) -> None:
+    first = ranks.run(harness.where_am_i, 3, word="a")
+    second = ranks.run(harness.where_am_i, 2, word="b")
+    assert [a["pid"] for a in second] == [a["pid"] for a in first[:2]]
+
+
+def test_a_rank_that_raises_fails_the_case_with_its_traceback_and_lives_on(ranks: Ranks) -> None:
+    before = ranks.run(harness.where_am_i, 2, word="")
+    with pytest.raises(RanksFailed, match=r"rank 1:\n(?s:.*)ValueError: rank 1 was told to"):
+        ranks.run(harness.raise_on, 2, rank=1)
+    assert ranks.run(harness.where_am_i, 2, word="") == before
+
+
+def test_a_rank_that_dies_unasked_fails_the_case() -> None:
+    pool = Ranks()
+    try:
+        with pytest.raises(RanksFailed, match="rank 0 was killed by SIGKILL"):
+            pool.run(harness.die_on, 1, rank=0)
+        assert pool.members == {}
+    finally:
+        pool.close()
+
+
+def test_a_rank_that_is_lost_on_purpose_is_replaced(ranks: Ranks) -> None:
+    before = ranks.run(harness.where_am_i, 2, word="")
+    assert ranks.run(harness.die_on, 2, rank=1, lost=[1]) == ["fine", None]
+    after = ranks.run(harness.where_am_i, 2, word="")
+    assert after[0] == before[0]
+    assert after[1]["pid"] != before[1]["pid"]
+
+
+def test_hanging_ranks_fail_the_case_with_their_stacks_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = own_shared_memory()
+    pool = Ranks()
+    try:
+        pids = [a["pid"] for a in pool.run(harness.where_am_i, 2, word="")]
+        monkeypatch.setattr(support_ranks, "WATCHDOG", 0.5)
+        with pytest.raises(RanksFailed, match=r"no answer within 0.5 s(?s:.*)in hang"):
+            pool.run(harness.hang, 2)
+    finally:
+        pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert own_shared_memory() <= memory
+
+
+def own_shared_memory() -> set[Path]:
+    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_uid == os.getuid()}

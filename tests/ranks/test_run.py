@@ -1,0 +1,163 @@
+"""`equipoise run` as a user starts it: what it promises, and what it does when ranks are lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ranks
+SMALL = ("--steps", "36", "--window-size", "2", "--step-interval", "2", "--quiet")
+SUPPORT = Path(__file__).parent.parent
+KEYS = """version backend ranks layers experts slots shares steps tokens phases switch_steps
+imbalance_unbalanced imbalance_balanced imbalance_static imbalance_lagged noise_floor epochs
+slots_moved slots_total bytes_moved stall_seconds tokens_per_second outputs_identical"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "equipoise", "run", *arguments]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def workers(parent: int) -> list[int]:
+    """The rank processes that `parent` has started, in order of rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            family = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if b"equipoise.demo.worker" in words and int(family[1]) == parent:
+            rank = next(item for item in environment if item.startswith(b"RANK="))
+            found[int(rank[5:])] = int(entry.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
+    """Wait until the first lines of progress: all ranks serve."""
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "steps" in line, line
+    found = workers(process.pid)
+    assert len(found) == ranks
+    return found
+
+
+def test_a_run_moves_experts_and_changes_no_bit(tmp_path: Path) -> None:
+    report = tmp_path / "figures.json"
+    code, out, err = finish(start("--ranks", "4", "--json", str(report), *SMALL,
+                                  "--out", str(tmp_path)))  # fmt: skip
+    assert code == 0, out + err
+    figures = json.loads(report.read_text())
+    assert set(KEYS.split()) <= set(figures)
+    assert out.splitlines()[-1].startswith("outputs identical: yes") or "identical: yes" in out
+    assert figures["outputs_identical"] is True
+    assert figures["slots_moved"] > 0
+    assert figures["imbalance_balanced"] * 2 < figures["imbalance_unbalanced"]
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_a_run_of_one_rank_and_of_two_gives_the_same_outputs(tmp_path: Path) -> None:
+    digests = []
+    for ranks in ("1", "2"):
+        report = tmp_path / f"{ranks}.json"
+        finish(start("--ranks", ranks, "--json", str(report), *SMALL, "--out", str(tmp_path)))
+        figures = json.loads(report.read_text())
+        assert figures["outputs_identical"] is True
+        digests.append(figures["reference_outputs"])
+    assert digests[0] == digests[1]
+
+
+def test_one_copy_that_is_not_committed_makes_the_outputs_differ(tmp_path: Path) -> None:
+    report = tmp_path / "figures.json"
+    code, out, _ = finish(start("--ranks", "2", "--backend", "support.faulty:FORGETFUL",
+                                "--json", str(report), *SMALL, "--out", str(tmp_path)))  # fmt: skip
+    assert json.loads(report.read_text())["outputs_identical"] is False
+    assert "outputs identical: no" in out
+    assert code == 1
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_losing_a_rank_ends_the_run_with_one_line_that_names_it(name: str, tmp_path: Path) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    deadline = 12.0
+    process = start("--ranks", "4", "--steps", "60", "--deadline", str(deadline),
+                    "--out", str(tmp_path))  # fmt: skip
+    ranks = wait_for_service(process, 4)
+    os.kill(ranks[2], getattr(signal, name))
+    began = time.monotonic()
+    code, _, err = finish(process)
+    took = time.monotonic() - began
+    last = err.splitlines()[-1]
+    assert code == 3
+    assert last.startswith("equipoise: error: rank 2 ")
+    assert "step" in last
+    assert "all_to_all" in last or "all_reduce" in last or "vote" in last
+    assert "Traceback" not in err
+    assert took < deadline
+    assert not any(alive(rank) for rank in ranks)
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    process = start("--ranks", "2", "--steps", "60", "--out", str(tmp_path))
+    ranks = wait_for_service(process, 2)
+    process.kill()
+    process.communicate(timeout=30)
+    expiry = time.monotonic() + 20
+    while any(alive(rank) for rank in ranks) and time.monotonic() < expiry:
+        time.sleep(0.05)
+    assert not any(alive(rank) for rank in ranks)
+
+
+def test_an_interrupt_ends_every_rank_with_one_line(tmp_path: Path) -> None:
+    process = start("--ranks", "2", "--steps", "60", "--out", str(tmp_path))
+    ranks = wait_for_service(process, 2)
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 130
+    assert "Traceback" not in err
+    assert not any(alive(rank) for rank in ranks)
+
+
+def test_torchrun_may_start_the_ranks(tmp_path: Path) -> None:
+    report = tmp_path / "figures.json"
+    launched = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
+         "equipoise", "run", "--ranks", "2", "--json", str(report), *SMALL,
+         "--out", str(tmp_path)],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr
+    assert json.loads(report.read_text())["outputs_identical"] is True
