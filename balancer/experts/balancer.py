@@ -78,12 +78,13 @@ class ExpertBalancer:
     def observed(self) -> float:
         """Imbalance of the last summed sub-window under the installed layout; nan before one.
 
-        Mean over layers of max / mean - 1 over ranks, with the shares of the tables.
+        Mean over layers of max / mean - 1 over ranks, with the shares that the router applies.
         """
         if not self.load.sums:
             return float("nan")
-        parts = imbalance(self.load.latest, self.installed.layout, self.shape)
-        return float(parts.mean()) / SHARE_ONE
+        load, layout = self.load.latest, self.installed.layout
+        applied = Layout(layout.placement, self.router.shares(load, layout, self.shape))
+        return float(imbalance(load, applied, self.shape).mean()) / SHARE_ONE
 
 
 def open_balancer(

@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from equipoise.balancer.experts.placement import Load, Shape, Shares
+from equipoise.balancer.experts.planner import Layout, solve_shares
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
@@ -16,6 +18,10 @@ class Router(Protocol):
 
     def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
         """Slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load."""
+        ...
+
+    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+        """The shares by which tokens of such a load would be divided; for reports."""
         ...
 
 
@@ -52,6 +58,10 @@ class TableRouter:
         )
         self._compute.launch(lambda: self._counters[layer].add_(self._counts))
         return slots
+
+    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+        """As installed."""
+        return layout.shares
 
 
 class BatchRouter:
@@ -100,3 +110,7 @@ class BatchRouter:
         )
         self._compute.launch(lambda: self._counters[layer].add_(self._local))
         return slots
+
+    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+        """As solved on the load itself."""
+        return solve_shares(load, layout.placement, shape)
