@@ -8,7 +8,7 @@ from equipoise.demo.record import RunRecord, VariantRecord
 from equipoise.report import marks, metrics
 from equipoise.report.canvas import Picture, draw
 from equipoise.report.metrics import Reals
-from equipoise.report.palette import MUTED, of_variant
+from equipoise.report.palette import INK, MUTED, of_variant
 from equipoise.report.summary import main_variant
 from equipoise.report.table import ORDER
 
@@ -99,7 +99,7 @@ def _finish(axis: "Axes", record: RunRecord) -> None:
     axis.set_xlabel("step")
     axis.grid(axis="y", color=MUTED, alpha=0.25, linewidth=0.6)
     axis.minorticks_off()
-    marks.switches(axis, record)
+    marks.switches(axis, record, INK)
     marks.phase_names(axis, record)
     marks.epochs(axis, main_variant(record))
 

@@ -9,7 +9,7 @@ from equipoise.demo.record import RunRecord, VariantRecord
 from equipoise.report import marks, metrics
 from equipoise.report.canvas import Picture, draw
 from equipoise.report.metrics import Reals
-from equipoise.report.palette import DIVERGING, SEQUENTIAL
+from equipoise.report.palette import DIVERGING, ON_HEAT, SEQUENTIAL
 from equipoise.report.summary import main_variant
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def expert_heat(record: RunRecord) -> Picture:
         axis.set_yticks(np.arange(len(order)) + 0.5, [str(e) for e in order], fontsize=7)
         axis.set_ylabel("expert")
         axis.set_xlabel("step")
-        marks.switches(axis, record)
+        marks.switches(axis, record, ON_HEAT)
         marks.phase_names(axis, record)
         marks.frameless(axis)
         marks.scale(figure, [axis], "rows of the expert / mean over experts")
@@ -128,7 +128,7 @@ def _rank_panel(
     axis.set_yticks(middle, [f"rank {rank}" for rank in range(record.ranks)])
     for rank in range(1, record.ranks):
         axis.axhline(rank * record.layers, color="white", linewidth=1.6)
-    marks.switches(axis, record)
+    marks.switches(axis, record, ON_HEAT)
     marks.frameless(axis)
     marks.epochs(axis, variant)
     untouched = variant.name == "unbalanced"

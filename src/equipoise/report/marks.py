@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 LONGEST_NAME = 24
 
 
-def switches(axis: "Axes", record: RunRecord) -> None:
+def switches(axis: "Axes", record: RunRecord, colour: str) -> None:
     """A line at the first step of every phase but the first."""
     for step in record.switch_steps:
-        axis.axvline(step, color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
+        axis.axvline(step, color=colour, linewidth=1.1, linestyle=(0, (4, 3)))
 
 
 def phase_names(axis: "Axes", record: RunRecord) -> None:

@@ -3,6 +3,9 @@
 INK = "#1b2a41"
 """Stands for the text colour of the page: the report replaces it by `currentColor`."""
 
+ON_HEAT = "#22304a"
+"""Lines across a heat map, which is as light on dark paper as on light."""
+
 MUTED = "#8a93a3"
 """Readable on light and on dark paper."""
 
