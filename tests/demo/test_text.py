@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = ("python", "english", "chinese", "tables")
-SAME_MODULE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SAME_MODULE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

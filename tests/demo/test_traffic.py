@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.demo.traffic import (
@@ -16,8 +16,6 @@ from equipoise.demo.traffic import (
     shipped_phase,
 )
 from equipoise.hal.errors import UsageError
-
-UNTIMED = settings(deadline=None)
 
 
 def phase(name: str, prompts: int, prompt: int = 16) -> Phase:
@@ -34,7 +32,6 @@ def traffics(draw: st.DrawFn) -> Traffic:
     return Traffic(phases, steps, draw(st.integers(1, 9)), prompt=16, seed=draw(st.integers()))
 
 
-@UNTIMED
 @given(traffics())
 def test_the_same_arguments_give_the_same_requests(traffic: Traffic) -> None:
     again = Traffic(
@@ -44,7 +41,6 @@ def test_the_same_arguments_give_the_same_requests(traffic: Traffic) -> None:
     assert all(traffic.arrivals(step) == backwards[step] for step in range(traffic.steps))
 
 
-@UNTIMED
 @given(traffics(), st.integers(1, 8))
 def test_any_number_of_ranks_serves_exactly_the_same_requests(traffic: Traffic, ranks: int) -> None:
     for step in range(traffic.steps):
@@ -54,7 +50,6 @@ def test_any_number_of_ranks_serves_exactly_the_same_requests(traffic: Traffic, 
         assert all(arrivals[i] in parts[i % ranks] for i in range(len(arrivals)))
 
 
-@UNTIMED
 @given(traffics())
 def test_phases_take_equal_numbers_of_consecutive_steps(traffic: Traffic) -> None:
     order = [traffic.phase_of(step) for step in range(traffic.steps)]
@@ -65,7 +60,6 @@ def test_phases_take_equal_numbers_of_consecutive_steps(traffic: Traffic) -> Non
     assert traffic.switch_steps == tuple(order.index(i) for i in range(1, len(sizes)))
 
 
-@UNTIMED
 @given(traffics())
 def test_no_prompt_comes_again_before_every_prompt_of_its_phase_was_served(
     traffic: Traffic,
@@ -83,7 +77,6 @@ def test_no_prompt_comes_again_before_every_prompt_of_its_phase_was_served(
             assert set(part) <= set(every)
 
 
-@UNTIMED
 @given(traffics())
 def test_request_ids_count_over_the_whole_run(traffic: Traffic) -> None:
     ids = [r.id for step in range(traffic.steps) for r in traffic.arrivals(step)]
