@@ -39,11 +39,6 @@ def _check_slots(settings: RunSettings) -> None:
         raise UsageError(f"--slots {slots} is fewer than the {EXPERTS} experts of a layer")
     if slots % ranks:
         raise UsageError(f"--slots {slots} is not divisible by --ranks {ranks}")
-    if slots > EXPERTS * ranks:
-        raise UsageError(
-            f"--slots {slots} is more than one copy of each of {EXPERTS} experts "
-            f"on each of {ranks} rank(s), {EXPERTS * ranks}"
-        )
 
 
 def _check_cadence(settings: RunSettings) -> None:
