@@ -1,0 +1,35 @@
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import equipoise.hal
+from equipoise.hal import HOMES
+
+ELSEWHERE = {"Probe"}
+"""Public names that are aliases of exported ones."""
+
+
+@pytest.mark.parametrize("module", sorted(HOMES))
+def test_every_public_class_of_a_protocol_module_is_exported(module: str) -> None:
+    found = import_module(f"equipoise.hal.{module}")
+    public = {
+        name
+        for name, value in vars(found).items()
+        if inspect.isclass(value) and value.__module__ == found.__name__ and name[0] != "_"
+    }
+    assert public - ELSEWHERE == set(HOMES[module])
+    for name in HOMES[module]:
+        assert getattr(equipoise.hal, name) is getattr(found, name)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Gate'"):
+        equipoise.hal.Gate  # noqa: B018
+
+
+def test_importing_the_errors_does_not_import_torch() -> None:
+    code = "import sys, equipoise.hal.errors; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
