@@ -11,7 +11,7 @@ EquipoiseError
 ├── SlotError                a slot, staging buffer or source does not fit its descriptor
 ├── CommunicatorError
 │   ├── CommunicatorFailed   an operation failed, or came after one that did: rebuild first
-│   ├── OperationTimeout     an operation passed its own (hard) deadline
+│   │   └── OperationTimeout an operation passed its own (hard) deadline
 │   └── ResultPending        `result(timeout)` gave up waiting; the operation lives on
 ├── ControlError
 │   ├── BallotIncomplete     not every rank cast its ballot in time

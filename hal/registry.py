@@ -46,9 +46,9 @@ def communicator(name: str) -> CommunicatorBackend:
 def _find(group: str, name: str, kind: type[T]) -> T:
     try:
         found = _load(group, name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # also ":X", ".x:X"
         raise BackendUnavailable(f"backend {name!r} does not import: {error}") from error
-    if not isinstance(found, kind):
+    if isinstance(found, type) or not isinstance(found, kind):
         raise BackendUnavailable(f"backend {name!r} is not a {kind.__name__}: {found!r}")
     return found
 

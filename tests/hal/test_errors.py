@@ -1,0 +1,62 @@
+"""Clause E6: the tree drawn at the top of the file is the tree of the classes."""
+
+import inspect
+import re
+
+import pytest
+
+from equipoise.hal import errors
+
+LINE = re.compile(
+    r"^(?P<lead>(?:│   |    )*(?:├── |└── )?)(?P<name>[A-Z]\w+)(?:  +(?P<words>.+))?$"
+)
+
+
+def drawn() -> dict[str, str]:
+    """Each drawn class, and the class it hangs on ("" for the root)."""
+    parents: dict[str, str] = {}
+    branch: list[str] = []
+    for line in inspect.cleandoc(errors.__doc__ or "").splitlines():
+        if found := LINE.match(line):
+            depth = len(found["lead"]) // 4
+            branch = [*branch[:depth], found["name"]]
+            parents[found["name"]] = branch[depth - 1] if depth else ""
+    return parents
+
+
+def classes() -> dict[str, type]:
+    return {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
+
+
+def test_every_class_is_drawn_and_everything_drawn_exists() -> None:
+    assert set(drawn()) == set(classes())
+    assert len(drawn()) > 15
+
+
+def test_every_class_hangs_where_it_is_drawn() -> None:
+    for name, parent in drawn().items():
+        assert classes()[name].__bases__ == (classes()[parent] if parent else Exception,)
+
+
+def test_the_branches_exclude_each_other() -> None:
+    branches = [classes()[name] for name, parent in drawn().items() if parent == "EquipoiseError"]
+    for kind in classes().values():
+        assert sum(issubclass(kind, branch) for branch in branches) <= 1
+
+
+def test_an_operation_past_its_deadline_counts_as_failed_but_a_pending_one_does_not() -> None:
+    assert issubclass(errors.OperationTimeout, errors.CommunicatorFailed)
+    assert not issubclass(errors.ResultPending, errors.CommunicatorFailed)
+
+
+def test_errors_about_ranks_name_them() -> None:
+    missing = errors.BallotIncomplete("q", (1, 3))
+    lost = errors.RankLost(2, "was killed by SIGKILL", "step 7")
+    assert missing.missing == (1, 3)
+    assert (lost.rank, lost.how, lost.operation) == (2, "was killed by SIGKILL", "step 7")
+    assert str(lost) == "rank 2 was killed by SIGKILL during step 7"
+
+
+@pytest.mark.parametrize("kind", classes().values())
+def test_every_class_says_what_it_means(kind: type) -> None:
+    assert (kind.__doc__ or "").strip()

@@ -1,0 +1,53 @@
+"""Clause R4: importing touches no vendor, no device, and starts no thread."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import equipoise
+
+VENDORS = ("torch_npu", "cuda", "triton", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy")
+LOOK = """
+import json, sys, threading
+{body}
+import os
+tasks = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+print(json.dumps([sorted({{name.partition(".")[0] for name in sys.modules}}),
+                  threading.active_count(), tasks]))
+"""
+
+
+def look(body: str) -> tuple[set[str], int, int]:
+    """Top-level modules, Python threads and threads of the system after `body`."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK.format(body=body)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    modules, threads, tasks = json.loads(done.stdout.splitlines()[-1])
+    return set(modules), threads, tasks
+
+
+def public_modules() -> list[str]:
+    walk = pkgutil.walk_packages(equipoise.__path__, "equipoise.")
+    return [m.name for m in walk if not m.name.rpartition(".")[2].startswith("__")]
+
+
+def test_importing_the_package_imports_no_vendor_and_not_even_torch() -> None:
+    modules, threads, tasks = look("import equipoise")
+    assert not modules & {*VENDORS, "torch", "numpy"}
+    assert (threads, tasks) == (1, 1)
+
+
+def test_every_public_module_imports_without_a_vendor_and_without_a_thread() -> None:
+    names = public_modules()
+    assert {"equipoise.hal.stream", "equipoise.backends.cpu", "equipoise.pipeline"} <= set(names)
+    body = "import torch\nbefore = threading.active_count()\nimport numpy\n"
+    body += "\n".join(f"import {name}" for name in names)
+    body += "\nassert threading.active_count() == before\nassert not torch.cuda.is_initialized()"
+    modules, threads, _ = look(body)
+    assert not modules & {"torch_npu", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy"}
+    assert threads == 1

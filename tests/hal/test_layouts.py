@@ -1,0 +1,77 @@
+"""Constructor checks of segments, layouts and rounds (clauses A6, A1, X1)."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.errors import SlotError
+from equipoise.hal.slots import Segment, SegmentType, SlotLayout
+
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+BLOB = torch.zeros(1, dtype=torch.uint8)
+
+
+@given(SHAPES, st.sampled_from([torch.uint8, torch.bfloat16, torch.float64]))
+def test_a_segment_type_knows_its_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    data = torch.zeros(shape, dtype=dtype)
+    assert Segment("w", data).type.nbytes == data.numel() * data.element_size()
+    assert Segment("w", data).type == SegmentType("w", shape, dtype)
+
+
+def test_a_strided_segment_is_refused() -> None:
+    with pytest.raises(SlotError, match=r"'gate' of shape \(3, 2\) is strided"):
+        Segment("gate", torch.zeros(2, 3).t())
+
+
+def test_any_offset_will_do_but_for_a_private_format() -> None:
+    stacked = torch.zeros(4, 3)
+    assert Segment("w", stacked[2]).data.storage_offset() == 6
+    Segment("w", stacked[0], SlotFormat.PRIVATE)
+    with pytest.raises(SlotError, match="needs storage offset 0"):
+        Segment("w", stacked[2], SlotFormat.PRIVATE)
+
+
+def test_a_layout_needs_a_slot() -> None:
+    with pytest.raises(SlotError, match="at least one slot"):
+        SlotLayout((), 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Segment("w", torch.zeros(3)),
+        Segment("v", torch.zeros(2)),
+        Segment("w", torch.zeros(2, dtype=torch.int32)),
+        Segment("w", torch.zeros(2), SlotFormat.PRIVATE),
+    ],
+    ids=["shape", "name", "dtype", "format"],
+)
+def test_slots_that_differ_in_one_word_of_their_descriptor_are_refused(other: Segment) -> None:
+    with pytest.raises(SlotError, match="slot 1 is"):
+        SlotLayout(((Segment("w", torch.zeros(2)),), (other,)), 1)
+
+
+def test_slots_with_another_number_of_segments_are_refused() -> None:
+    one = Segment("w", torch.zeros(2))
+    with pytest.raises(SlotError, match="slot 1 is"):
+        SlotLayout(((one,), (one, one)), 1)
+
+
+def test_a_slot_has_the_bytes_of_its_segments() -> None:
+    slot = (Segment("a", torch.zeros(3)), Segment("b", torch.zeros(5, dtype=torch.bfloat16)))
+    assert SlotLayout((slot, slot), 0).slot_bytes == 22
+
+
+@given(st.lists(st.integers(0, 5), max_size=8))
+def test_a_round_carries_at_most_one_blob_a_peer_and_direction(peers: list[int]) -> None:
+    parcels = tuple(Parcel(peer, BLOB) for peer in peers)
+    if len(set(peers)) == len(peers):
+        assert Exchange(sends=parcels, receives=parcels).sends == parcels
+        return
+    with pytest.raises(ValueError, match="more than one blob"):
+        Exchange(sends=parcels, receives=())
+    with pytest.raises(ValueError, match="more than one blob"):
+        Exchange(sends=(), receives=parcels)

@@ -1,0 +1,66 @@
+"""Clause R3: signatures equal the protocol's - names, order, kinds, defaults."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from equipoise.backends.cpu import BACKEND, GLOO
+from equipoise.backends.cpu.accelerator import CpuAccelerator
+from equipoise.backends.cpu.communicator import GlooCommunicator
+from equipoise.backends.cpu.control import StoreControlPlane, StoreHost
+from equipoise.backends.cpu.gloo import GlooFabric
+from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.backends.cpu.slots import CpuSlotStore
+from equipoise.backends.cpu.stream import CpuEvent, CpuStream
+from equipoise.backends.cpu.work import GlooWork
+from equipoise.hal import accelerator, communicator, control, kernels, slots, stream, work
+
+PAIRS = [
+    (accelerator.Backend, type(BACKEND)),
+    (accelerator.Accelerator, CpuAccelerator),
+    (stream.Stream, CpuStream),
+    (stream.Event, CpuEvent),
+    (slots.SlotStore, CpuSlotStore),
+    (kernels.Kernels, CpuKernels),
+    (communicator.CommunicatorBackend, type(GLOO)),
+    (communicator.Communicator, GlooCommunicator),
+    (communicator.Fabric, GlooFabric),
+    (communicator.RendezvousHost, StoreHost),
+    (control.ControlPlane, StoreControlPlane),
+    (work.Work, GlooWork),
+]
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in found]
+
+
+def members(protocol: type) -> dict[str, Any]:
+    return {name: m for name, m in vars(protocol).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("protocol", "kind"), PAIRS, ids=lambda t: t.__name__)
+def test_every_method_has_the_signature_of_the_protocol(protocol: type, kind: type) -> None:
+    methods = {name: m for name, m in members(protocol).items() if inspect.isfunction(m)}
+    assert methods
+    for name, method in methods.items():
+        assert parameters(getattr(kind, name)) == parameters(method), f"{kind.__name__}.{name}"
+
+
+@pytest.mark.parametrize(("protocol", "kind"), PAIRS, ids=lambda t: t.__name__)
+def test_every_property_of_the_protocol_is_an_attribute_and_not_a_method(
+    protocol: type, kind: type
+) -> None:
+    for name, member in members(protocol).items():
+        if isinstance(member, property):
+            assert not callable(getattr(kind, name)), f"{kind.__name__}.{name}"
+
+
+@pytest.mark.parametrize(("protocol", "kind"), PAIRS, ids=lambda t: t.__name__)
+def test_nothing_is_public_that_no_protocol_names(protocol: type, kind: type) -> None:
+    """Whoever programs against the CPU backend must not come to rely on more than the contract."""
+    own = {"latest", "renew", "operation", "store", "watch", "poll", "buffers", "close"}
+    public = {name for name in vars(kind) if not name.startswith("_")}
+    assert public - set(members(protocol)) <= own
