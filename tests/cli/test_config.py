@@ -43,7 +43,7 @@ BAD = {
 
 @pytest.mark.parametrize(("text", "says"), BAD.items(), ids=map(repr, BAD))
 def test_a_bad_configuration_is_one_line_that_names_file_and_key(
-    equipoise: Callable[..., Any], tmp_path: Path, text: str, says: str
+    equipoise: Callable[..., Any], asked: list[object], tmp_path: Path, text: str, says: str
 ) -> None:
     (tmp_path / "run.yaml").write_text(text)
     answer = equipoise("run", "--config", "run.yaml")
@@ -55,7 +55,7 @@ def test_a_bad_configuration_is_one_line_that_names_file_and_key(
 
 
 def test_a_configuration_that_is_not_text_is_one_line(
-    equipoise: Callable[..., Any], tmp_path: Path
+    equipoise: Callable[..., Any], asked: list[object], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_bytes(b"ranks: \xff")
     answer = equipoise("run", "--config", "run.yaml")

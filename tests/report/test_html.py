@@ -85,7 +85,7 @@ def test_prompts_and_commands_are_text_and_never_markup(make_record: MakeRecord)
 
 
 def test_a_file_name_cannot_break_a_picture(make_record: MakeRecord) -> None:
-    hostile = ("</svg><script>$x_{", "\x1b]0;&\ud83d")
+    hostile = ("</svg><script>$x_{$", "\x1b]0;&\ud83d")
     page, parsed = outline(make_record(phases=hostile))
     assert "<script" not in page
     assert parsed.seen.count("svg") == 4
