@@ -1,26 +1,26 @@
 """Every exception that equipoise raises on purpose.
 
 EquipoiseError
-├── UsageError               what was asked for cannot be done as asked
-├── BackendUnavailable       the named backend is unknown, or cannot run on this machine
-├── Unsupported              a capability is not declared; raised before any side effect
+├── UsageError                what was asked for cannot be done as asked
+├── BackendUnavailable        the named backend is unknown, or cannot run on this machine
+├── Unsupported               a capability is not declared; raised before any side effect
 ├── StreamError
-│   ├── EventNotRecorded     waiting on an event that nothing was recorded into
-│   ├── StreamFailed         a program on the stream raised; the stream takes no more
-│   └── StreamTimeout        the stream did not drain in time (it goes on)
-├── SlotError                a slot, staging buffer or source does not fit its descriptor
+│   ├── EventNotRecorded      waiting on an event that nothing was recorded into
+│   ├── StreamFailed          a program on the stream raised; the stream takes no more
+│   └── StreamTimeout         the stream did not drain in time (it goes on)
+├── SlotError                 a slot, staging buffer or source does not fit its descriptor
 ├── CommunicatorError
-│   ├── CommunicatorFailed   an operation failed, or came after one that did: rebuild first
-│   │   └── OperationTimeout an operation passed its own (hard) deadline
-│   └── ResultPending        `result(timeout)` gave up waiting; the operation lives on
+│   ├── CommunicatorFailed    an operation failed, or came after one that did: rebuild first
+│   │   └── OperationTimeout  an operation passed its own (hard) deadline
+│   └── ResultPending         `result(timeout)` gave up waiting; the operation lives on
 ├── ControlError
-│   ├── BallotIncomplete     not every rank cast its ballot in time
-│   ├── ControlLost          the store of the control plane cannot be reached
-│   └── RankLost             a rank was killed, stopped or left; names rank and operation
+│   ├── BallotIncomplete      not every rank cast its ballot in time
+│   ├── ControlLost           the store of the control plane cannot be reached
+│   └── RankLost              a rank was killed, stopped or left; names rank and operation
 └── EngineError
-    ├── PlacementError       a placement, share table or load is malformed
-    ├── GenerationMismatch   a peer dispatched with routing tables of another generation
-    └── AgreementLost        the outcome of a vote could not be learnt: this rank fail-stops
+    ├── PlacementError        a placement, share table or load is malformed
+    ├── GenerationMismatch    a peer dispatched with routing tables of another generation
+    └── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
 """
 
 
