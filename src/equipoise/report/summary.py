@@ -11,6 +11,13 @@ EPOCHS_PER_PHASE = 2
 """Committed epochs that every phase needs before a run counts as having balanced anything."""
 
 
+SETUP = (
+    *("version", "backend", "communicator", "machine", "ranks", "layers", "experts", "slots"),
+    *("shares", "steps", "phases", "switch_steps", "reference_outputs"),
+)
+"""Keys that a summary takes over from the record as they are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VariantSummary:
     """One variant over the same steps as the others; seconds, tokens per second, bytes."""
@@ -89,18 +96,8 @@ def summarise(record: RunRecord) -> Summary:
     main = variants.get(record.shares)
     unbalanced = variants.get("unbalanced")
     return Summary(
-        version=record.version,
-        backend=record.backend,
-        communicator=record.communicator,
-        ranks=record.ranks,
-        layers=record.layers,
-        experts=record.experts,
-        slots=record.slots,
-        shares=record.shares,
-        steps=record.steps,
+        **{name: getattr(record, name) for name in SETUP},
         tokens=int(record.step_tokens.sum()),
-        phases=record.phases,
-        switch_steps=record.switch_steps,
         measured_from_step=window.first,
         imbalance_unbalanced=_imbalance(unbalanced),
         imbalance_balanced=_imbalance(main),
@@ -118,10 +115,8 @@ def summarise(record: RunRecord) -> Summary:
         tokens_per_second=main.tokens_per_second if main else None,
         tokens_per_second_unbalanced=unbalanced.tokens_per_second if unbalanced else None,
         outputs_identical=outputs_identical(record),
-        reference_outputs=record.reference_outputs,
         not_exercised=_not_exercised(record, main),
         variants=variants,
-        machine=record.machine,
     )
 
 
