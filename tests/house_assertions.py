@@ -6,7 +6,7 @@ from pathlib import Path
 from house_rules import LONGEST_SLEEP, parse, python_files
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-TELLING = ("raises", "warns", "fail")
+TELLING: tuple[str, ...] = ("raises", "warns", "fail")
 """Functions of pytest that fail a test."""
 
 
@@ -38,7 +38,7 @@ def long_sleeps(root: Path) -> list[str]:
 
 def _telling_names(functions: list[Function]) -> set[str]:
     """Names of functions that assert, or call one that does, to any depth."""
-    telling = set(TELLING)
+    telling: set[str] = set(TELLING)
     while True:
         found = {f.name for f in functions if not f.name.startswith("test_") and _tells(f, telling)}
         if found <= telling:

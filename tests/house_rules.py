@@ -136,20 +136,11 @@ def vendor_names(root: Path) -> list[str]:
 
 def picklers(root: Path) -> list[str]:
     """Imports of pickle and its kin, and loaders that unpickle."""
-    found = []
-    for path in python_files(root):
-        for node in ast.walk(parse(path)):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [_top(alias.name) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [_top(node.module)]
-            elif isinstance(node, ast.Call):
-                names = ["pickle"] if _unpickles(node) else []
-            for name in names:
-                if name in PICKLERS:
-                    found.append(_at(root, path, node.lineno, f"uses {name}"))
-    return found
+    return [
+        _at(root, path, line, f"uses {name}")
+        for path in python_files(root)
+        for line, name in _pickled(parse(path))
+    ]
 
 
 def strange_words(root: Path) -> list[str]:
@@ -234,6 +225,20 @@ def _spoken(path: Path) -> Iterator[tuple[int, str]]:
         said = token.type == tokenize.STRING and line not in docstrings
         if said or token.type == tokenize.NAME:
             yield line, token.string
+
+
+def _pickled(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        names: list[str] = []
+        match node:
+            case ast.Import():
+                names = [_top(alias.name) for alias in node.names]
+            case ast.ImportFrom():
+                names = [_top(node.module)]
+            case ast.Call() if _unpickles(node):
+                yield node.lineno, "pickle"
+        if isinstance(node, ast.stmt):
+            yield from ((node.lineno, name) for name in names if name in PICKLERS)
 
 
 def _unpickles(call: ast.Call) -> bool:
