@@ -5,6 +5,15 @@ from pathlib import Path
 from equipoise.hal.errors import EquipoiseError
 
 
+def ensure_folder(path: Path) -> Path:
+    """`path`, made if it was missing. Raises EquipoiseError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EquipoiseError(f"{path} cannot be made: {error.strerror}") from error
+    return path
+
+
 def write_file(path: Path, text: str) -> None:
     """UTF-8, folders made as needed. Raises EquipoiseError naming the path and the reason."""
     try:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from equipoise.cli.config import read_config
-from equipoise.cli.files import write_file
+from equipoise.cli.files import ensure_folder, write_file
 from equipoise.cli.options import RunRequest, resolve
 from equipoise.cli.progress import progress_for
 from equipoise.cli.validation import validate
 from equipoise.demo.record import RunRecord
+from equipoise.demo.record_file import save_record
 from equipoise.report.html import PlotsMissing, render_html
 from equipoise.report.summary import Summary, summarise
 from equipoise.report.table import Ink, render
@@ -56,6 +57,8 @@ def _serve(request: RunRequest) -> RunRecord | None:
 def _write(request: RunRequest, record: RunRecord, summary: Summary, command: str) -> None:
     text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
     write_file(request.json, text + "\n")
+    # Everything measured, for pictures and questions that come later.
+    save_record(record, ensure_folder(request.settings.out) / "record.npz")
     written = [f"figures: {request.json}"]
     try:
         write_file(request.html, render_html(record, summary, command))

@@ -1,0 +1,41 @@
+"""What every benchmark writes beside its figures: command, commit, machine."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from equipoise.demo.machine import describe_machine
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def commit() -> str:
+    """Short name of the commit that is measured, with `+` when the tree differs from it."""
+    name = _git("rev-parse", "--short", "HEAD")
+    return name + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def save(name: str, command: list[str], figures: dict[str, Any]) -> Path:
+    """Write `benchmarks/results/NAME.json`."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    whole = {
+        "command": shlex.join(command),
+        "commit": commit(),
+        "machine": describe_machine(),
+        "figures": figures,
+    }
+    path.write_text(json.dumps(whole, indent=2) + "\n")
+    sys.stderr.write(f"figures: {path.relative_to(ROOT)}\n")
+    return path
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else "unknown"

@@ -1,0 +1,118 @@
+"""The native core beside the torch references of the same semantics.
+
+    python benchmarks/native.py
+
+Each pair is timed in turns, native then reference, so that both see the same machine; a figure is
+the median of the pairs' ratios with their spread. Shapes: 1,024 tokens x top-8 of 256 experts in
+288 slots on 32 ranks.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from evidence import save
+
+from equipoise import _native
+from equipoise.hal import routing
+
+PAIRS = 5
+TOKENS, TOP_K, EXPERTS, SLOTS, RANKS = 1024, 8, 256, 288, 32
+CHECKED_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two ways to do the same thing."""
+
+    name: str
+    native: Callable[[], object]
+    reference: Callable[[], object]
+    against: str = "torch reference"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Per call, over as many calls as fit in a few milliseconds."""
+    began = time.perf_counter()
+    work()
+    once = time.perf_counter() - began
+    calls = max(1, min(200, int(0.005 / max(once, 1e-7))))
+    began = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - began) / calls
+
+
+def contests() -> list[Contest]:
+    """Everything that is compared, on one random load."""
+    draw = np.random.default_rng(0)
+    load = draw.lognormal(sigma=1.0, size=(1, EXPERTS))
+    counts = (load * 1000).astype(np.int64)
+    placement = _native.plan_greedy(counts, SLOTS, RANKS)
+    shares = _native.solve_shares(counts, placement, RANKS)
+    table = routing.build_table(
+        torch.from_numpy(placement[0]), torch.from_numpy(shares[0]), EXPERTS
+    )
+    start, replicas, cumulative = (
+        t.numpy() for t in (table.start, table.replicas, table.cumulative)
+    )
+    ids = draw.choice(EXPERTS, size=TOKENS * TOP_K, p=(load / load.sum())[0]).astype(np.int32)
+    slots, seen = np.empty_like(ids), np.empty(EXPERTS, dtype=np.int32)
+    solved, batch = np.empty_like(cumulative), torch.from_numpy(ids)
+    data = torch.from_numpy(draw.integers(0, 256, CHECKED_BYTES, dtype=np.uint8))
+    copied = torch.empty_like(data)
+    total = torch.from_numpy(counts[0])
+    return [
+        Contest(
+            "route_hashed",
+            lambda: _native.route_hashed(ids, start, replicas, cumulative, 3, 1, 7, slots, seen),
+            lambda: routing.route_hashed(batch, table, 3, 1, 7),
+        ),
+        Contest(
+            "route_apportioned",
+            lambda: _native.route_apportioned(
+                ids, start, replicas, cumulative, 3, 1, slots, seen
+            ),
+            lambda: routing.route_apportioned(batch, table, 3, 1),
+        ),
+        Contest(
+            "solve_cumulative",
+            lambda: _native.solve_cumulative(counts[0], start, replicas, RANKS, 16, solved),
+            lambda: routing.solve_cumulative(total, table, RANKS, 16),
+        ),
+        Contest(
+            "checksum",
+            lambda: _native.checksum(data.numpy()),
+            lambda: copied.copy_(data),
+            against="one memory copy of the same bytes",
+        ),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Print the table and keep the figures."""
+    torch.set_num_threads(1)
+    figures = {}
+    print(f"{'operation':<20}{'native us':>12}{'ratio':>10}{'spread':>20}  against")
+    for contest in contests():
+        pairs = [(seconds(contest.native), seconds(contest.reference)) for _ in range(PAIRS)]
+        ratios = [reference / native for native, reference in pairs]
+        native = statistics.median(native for native, _ in pairs) * 1e6
+        figures[contest.name] = {
+            "native_microseconds": round(native, 2),
+            "times_faster_than": contest.against,
+            "ratio": round(statistics.median(ratios), 3),
+            "ratio_lowest": round(min(ratios), 3),
+            "ratio_highest": round(max(ratios), 3),
+        }
+        spread = f"{min(ratios):.2f} .. {max(ratios):.2f}"
+        middle = statistics.median(ratios)
+        print(f"{contest.name:<20}{native:>12.1f}{middle:>10.2f}{spread:>20}  {contest.against}")
+    save("native", ["python", "benchmarks/native.py"], figures)
+
+
+if __name__ == "__main__":
+    main()
