@@ -78,7 +78,8 @@ class CpuStream:
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._worker: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._closed = False
+        self._gate = threading.Lock()
 
     @property
     def role(self) -> Role:
@@ -92,7 +93,12 @@ class CpuStream:
     def record(self, event: Event) -> None:
         """Enqueue the point that `event` now stands for."""
         mark = _own(event).renew()
-        self._submit(_Task(mark.reached.set, mark))
+        try:
+            self._submit(_Task(mark.reached.set, mark))
+        except StreamFailed as refusal:
+            # Whoever waits for the event must not wait for a point that can never come.
+            mark.fail(refusal.__cause__ or refusal)
+            raise
 
     def wait(self, event: Event) -> None:
         """Make the worker wait for the latest recording of `event`."""
@@ -101,35 +107,37 @@ class CpuStream:
 
     def synchronize(self, timeout: float) -> None:
         """Block until the queue has drained up to here."""
+        if self._worker is None and not self._closed:
+            return  # nothing was ever launched
         done = CpuEvent()
         self.record(done)
         done.latest().wait(timeout, f"the end of stream {self._name}")
 
     def close(self, timeout: float) -> None:
         """End the worker after what is queued; a worker that hangs is left behind as a daemon."""
-        with self._starting:
-            worker, self._worker = self._worker, None
-        if worker is None:
-            return
-        self._queue.put(None)
-        worker.join(timeout)
+        with self._gate:
+            if not self._closed and self._worker is not None:
+                self._queue.put(None)
+            self._closed = True
+        if self._worker is not None:
+            self._worker.join(timeout)
 
     def _submit(self, task: _Task) -> None:
         if threading.current_thread() is self._worker:
             task.run()
             return
-        if self._failure is not None:
-            raise StreamFailed(f"stream {self._name} failed: {self._failure}") from self._failure
-        self._start()
-        self._queue.put(task)
-
-    def _start(self) -> None:
-        if self._worker is not None:
-            return
-        with self._starting:
+        # Under the lock, so that nothing is queued behind the end that `close` puts.
+        with self._gate:
+            if self._failure is not None:
+                raise StreamFailed(
+                    f"stream {self._name} failed: {self._failure}"
+                ) from self._failure
+            if self._closed:
+                raise StreamFailed(f"stream {self._name} was closed")
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._worker.start()
+            self._queue.put(task)
 
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:
