@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from equipoise import _native
-from equipoise.hal.errors import SlotError
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Stream
 
@@ -17,9 +18,15 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 class CpuSlotStore:
-    """Slots as lists of byte views, staging as one block of uint8 [staging, slot_bytes]."""
+    """Slots as lists of byte views, staging as one block of uint8 [staging, slot_bytes].
+
+    Every verb checks and copies its arguments at the call; only the bytes wait for the stream.
+    """
 
     def __init__(self, layout: SlotLayout) -> None:
+        for wanted in layout.descriptor:
+            if wanted.format is not SlotFormat.STRIDED:
+                raise Unsupported(f"segment {wanted.name!r}: the CPU has no {wanted.format} format")
         self._layout = layout
         self._slots = [[_bytes(segment.data) for segment in slot] for slot in layout.slots]
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
@@ -31,10 +38,11 @@ class CpuSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        rows = self._rows(blob, self._known(slots, "slot"))
+        numbers = self._known(slots, "slot")
+        rows = self._rows(blob, len(numbers))
 
         def program() -> None:
-            for row, slot in zip(rows, slots, strict=True):
+            for row, slot in zip(rows, numbers, strict=True):
                 for piece, segment in self._pieces(row, slot):
                     piece.copy_(segment)
 
@@ -42,10 +50,11 @@ class CpuSlotStore:
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        rows = self._rows(blob, self._known(staging, "staging"))
+        numbers = self._known(staging, "staging")
+        rows = self._rows(blob, len(numbers))
 
         def program() -> None:
-            for row, buffer in zip(rows, staging, strict=True):
+            for row, buffer in zip(rows, numbers, strict=True):
                 self._staging[buffer].copy_(row)
 
         stream.launch(program)
@@ -54,26 +63,25 @@ class CpuSlotStore:
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        self._known(slots, "slot")
-        if len(slots) != len(sources):
-            raise SlotError(f"{len(slots)} slots, but sources for {len(sources)}")
-        for source in sources:
-            self._check_source(source)
+        numbers = self._known(slots, "slot")
+        if len(numbers) != len(sources):
+            raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
+        blocks = [self._source(source) for source in sources]
 
         def program() -> None:
-            for slot, source in zip(slots, sources, strict=True):
-                for view, tensor in zip(self._slots[slot], source, strict=True):
-                    view.copy_(_bytes(tensor))
+            for slot, block in zip(numbers, blocks, strict=True):
+                for view, piece in zip(self._slots[slot], block, strict=True):
+                    view.copy_(piece)
 
         stream.launch(program)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
-        self._known([staging for staging, _ in copies], "staging")
-        self._known([slot for _, slot in copies], "slot")
+        buffers = self._known([staging for staging, _ in copies], "staging")
+        numbers = self._known([slot for _, slot in copies], "slot")
 
         def program() -> None:
-            for staging, slot in copies:
+            for staging, slot in zip(buffers, numbers, strict=True):
                 for piece, segment in self._pieces(self._staging[staging], slot):
                     segment.copy_(piece)
 
@@ -81,11 +89,12 @@ class CpuSlotStore:
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        self._known(slots, "slot")
+        numbers = self._known(slots, "slot")
+        _check_sums(out, len(numbers))
 
         def program() -> None:
             scratch = torch.empty(self._layout.slot_bytes, dtype=torch.uint8)
-            for place, slot in enumerate(slots):
+            for place, slot in enumerate(numbers):
                 for piece, segment in self._pieces(scratch, slot):
                     piece.copy_(segment)
                 out[place] = _signed(_native.checksum(scratch.numpy()))
@@ -94,10 +103,11 @@ class CpuSlotStore:
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        self._known(staging, "staging")
+        numbers = self._known(staging, "staging")
+        _check_sums(out, len(numbers))
 
         def program() -> None:
-            for place, buffer in enumerate(staging):
+            for place, buffer in enumerate(numbers):
                 out[place] = _signed(_native.checksum(self._staging[buffer].numpy()))
 
         stream.launch(program)
@@ -110,27 +120,36 @@ class CpuSlotStore:
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
         size = self._layout.slot_bytes
-        if blob.dtype != torch.uint8 or blob.shape != (count * size,):
+        shaped = blob.dtype == torch.uint8 and blob.shape == (count * size,)
+        if not shaped or not blob.is_contiguous():
             raise SlotError(
-                f"a blob of {count} slots is uint8 [{count * size}], "
-                f"got {blob.dtype} {list(blob.shape)}"
+                f"a blob of {count} slots is contiguous uint8 [{count * size}], "
+                f"got {blob.dtype} {list(blob.shape)} of strides {blob.stride()}"
             )
-        return list(blob.split(size)) if count else []
+        return list(blob.view(count, size))
 
-    def _known(self, numbers: Sequence[int], what: str) -> int:
+    def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
         limit = len(self._slots) if what == "slot" else len(self._staging)
         for number in numbers:
             if not 0 <= number < limit:
                 raise SlotError(f"{what} {number} is not in [0, {limit})")
-        return len(numbers)
+        return tuple(numbers)
 
-    def _check_source(self, source: Sequence[Tensor]) -> None:
+    def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
         names = [wanted.name for wanted in self._layout.descriptor]
         types = tuple(
             Segment(name, tensor).type for name, tensor in zip(names, source, strict=False)
         )
         if len(source) != len(names) or types != self._layout.descriptor:
             raise SlotError(f"a source is {types}, the slots are {self._layout.descriptor}")
+        return [_bytes(tensor) for tensor in source]
+
+
+def _check_sums(out: Tensor, count: int) -> None:
+    if out.dtype != torch.int64 or out.shape != (count,):
+        raise SlotError(
+            f"checksums of {count} slots are int64 [{count}], got {out.dtype} {list(out.shape)}"
+        )
 
 
 def _signed(checksum: int) -> int:
