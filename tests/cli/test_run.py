@@ -33,7 +33,7 @@ def test_figures_and_report_go_where_they_are_told_to(
     assert equipoise("run", "--json", "a/f.json", "--html", "b/r.html", "--quiet").code == 0
     assert (tmp_path / "a" / "f.json").exists()
     assert "equipoise run --json a/f.json" in (tmp_path / "b" / "r.html").read_text()
-    assert not (tmp_path / "equipoise-run").exists()
+    assert [path.name for path in (tmp_path / "equipoise-run").iterdir()] == ["record.npz"]
 
 
 def test_quiet_is_silent_but_for_the_table(

@@ -124,8 +124,12 @@ def test_it_is_refused_with_one_line(call: Call, message: str) -> None:
 
 
 def test_the_call_that_the_cases_change_is_accepted() -> None:
-    hashed()()
+    counts = zeros(2)
+    hashed(counts=counts)()
+    assert counts.tolist() == [1, 1]
 
 
 def test_read_only_inputs_are_accepted() -> None:
-    hashed(ids=frozen(2))()
+    counts = zeros(2)
+    hashed(ids=frozen(2), counts=counts)()
+    assert counts.tolist() == [2, 0]

@@ -28,7 +28,7 @@ class Around:
 class After(Around):
     """A work that does something once it has ended."""
 
-    def __init__(self, inner: Any, then: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, then: Callable[[], object]) -> None:
         super().__init__(inner)
         self._then = then
 

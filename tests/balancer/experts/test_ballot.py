@@ -58,7 +58,7 @@ def test_staging_that_equals_its_sources_commits() -> None:
 @pytest.mark.parametrize("marks", [{}, {"1": "x"}, {"1": "a", "2": "a"}])
 def test_staging_that_differs_from_its_sources_aborts(side: str, marks: dict[str, str]) -> None:
     fields = {"sent": STAGED[0].sent, "received": STAGED[0].received, side: marks}
-    broken = Ballot(Stand.STAGED, "d", **fields)
+    broken = Ballot(Stand.STAGED, "d", fields["sent"], fields["received"])
     assert judge([broken, STAGED[1]]) == Abort("staged bytes differ")
 
 

@@ -19,7 +19,7 @@ from support.breakages import (
 from support.rebalancing import SHAPE, Break, Story, rebalance, violations
 
 from equipoise.balancer.experts import engine as engine_module
-from equipoise.balancer.experts.ballot import Abort, Commit, Verdict, judge
+from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Verdict, judge
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import ExpertEngine
 from equipoise.balancer.experts.states import Committing, InEpoch
@@ -133,15 +133,15 @@ class CommitsEarly(ExpertEngine):
         return after
 
 
-def trusts_bytes(ballots: list[engine_module.Ballot]) -> Verdict:
+def trusts_bytes(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares checksums."""
     verdict = judge(ballots)
     return Commit() if verdict == Abort("staged bytes differ") else verdict
 
 
-def trusts_plans(ballots: list[engine_module.Ballot]) -> Verdict:
+def trusts_plans(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares digests."""
-    blank = [engine_module.Ballot(b.stand, "", b.sent, b.received, b.reason) for b in ballots]
+    blank = [Ballot(b.stand, "", b.sent, b.received, b.reason) for b in ballots]
     return judge(blank)
 
 

@@ -17,7 +17,9 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 @given(shapes())
 def test_the_start_layout_gives_every_expert_a_slot(shape: Shape) -> None:
-    check(contiguous(shape), shape)
+    start = contiguous(shape)
+    check(start, shape)
+    assert all(set(row) == set(range(shape.experts)) for row in start.tolist())
 
 
 def test_without_spare_slots_the_start_layout_is_contiguous() -> None:
