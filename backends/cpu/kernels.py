@@ -99,7 +99,10 @@ class CpuKernels:
         stream.launch(program)
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of a contiguous tensor's bytes."""
+        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
+        if not data.is_contiguous():
+            # A copy of it would be taken now, not when the stream comes to it.
+            raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
         view = data.detach().reshape(-1).view(torch.uint8)
 
         def program() -> None:

@@ -1,0 +1,266 @@
+"""The native kernels against the words of `equipoise.hal.routing`: clauses G1, G2, G4, G6, D4."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.backends.cpu.stream import CpuStream
+from equipoise.hal import routing
+from equipoise.hal.checksum import MASK64, checksum
+from equipoise.hal.errors import StreamFailed
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import RoutingTable
+from equipoise.hal.stream import Role
+
+SOON = 20.0
+CPU = torch.device("cpu")
+KERNELS = CpuKernels()
+WORD = st.integers(0, 2**31 - 1)
+
+
+class Here:
+    """A stream that runs everything at once."""
+
+    role = Role.COMPUTE
+
+    def launch(self, program: Callable[[], object]) -> None:
+        program()
+
+
+HERE: CpuStream = Here()  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class World:
+    """Tables after several commits, and for each layer the table that the last one installed."""
+
+    tables: Tables
+    installed: list[RoutingTable]
+    ids: Tensor
+
+
+def shares_of(placement: Tensor, experts: int, weights: list[int]) -> Tensor:
+    """Shares in the ratio of `weights`; what rounding leaves over goes to the first replica."""
+    shares = torch.zeros_like(placement)
+    for expert in range(experts):
+        slots = (placement == expert).nonzero().flatten().tolist()
+        total = sum(weights[slot] for slot in slots)
+        for slot in slots:
+            shares[slot] = weights[slot] * 65536 // total if total else 65536 // len(slots)
+        shares[slots[0]] += 65536 - int(shares[slots].sum())
+    return shares
+
+
+@st.composite
+def single_tables(draw: st.DrawFn, experts: int, slots: int) -> RoutingTable:
+    extra = draw(
+        st.lists(st.integers(0, experts - 1), min_size=slots - experts, max_size=slots - experts)
+    )
+    placement = torch.tensor(draw(st.permutations([*range(experts), *extra])), dtype=torch.int32)
+    weights = draw(st.lists(st.integers(0, 9), min_size=slots, max_size=slots))
+    return routing.build_table(placement, shares_of(placement, experts, weights), experts)
+
+
+def update(layers: tuple[int, ...], new: list[RoutingTable]) -> TableUpdate:
+    return TableUpdate(
+        layers=layers,
+        start=torch.stack([table.start for table in new]),
+        replicas=torch.stack([table.replicas for table in new]),
+        cumulative=torch.stack([table.cumulative for table in new]),
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    layers, experts, ranks = draw(
+        st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+    )
+    slots = ranks * draw(st.integers(-(-experts // ranks), -(-experts // ranks) + 2))
+    tables = Tables.empty(layers, experts, slots, ranks, CPU)
+    one = single_tables(experts, slots)
+    installed = [draw(one) for _ in range(layers)]
+    KERNELS.commit_tables(update(tuple(range(layers)), installed), tables, HERE)
+    for changed in draw(
+        st.lists(st.lists(st.integers(0, layers - 1), unique=True, min_size=1), max_size=3)
+    ):
+        new = [draw(one) for _ in changed]
+        KERNELS.commit_tables(update(tuple(changed), new), tables, HERE)
+        for layer, table in zip(changed, new, strict=True):
+            installed[layer] = table
+    ids = draw(st.lists(st.integers(-2, experts + 1), max_size=40))
+    return World(tables, installed, torch.tensor(ids, dtype=torch.int32))
+
+
+def outputs(world: World) -> tuple[Tensor, Tensor]:
+    """Slots and counts, filled with what must not survive."""
+    slots = torch.full((world.ids.numel(),), -7, dtype=torch.int32)
+    return slots, torch.full((world.tables.experts,), -7, dtype=torch.int32)
+
+
+@given(worlds())
+def test_counting_equals_the_reference(world: World) -> None:
+    _, counts = outputs(world)
+    KERNELS.count(world.ids, counts, HERE)
+    assert torch.equal(counts, routing.count_experts(world.ids, world.tables.experts))
+
+
+@given(worlds(), WORD, WORD)
+def test_hashed_routing_reads_the_last_committed_generation(
+    world: World, rank: int, step: int
+) -> None:
+    for layer, table in enumerate(world.installed):
+        slots, counts = outputs(world)
+        KERNELS.route_and_count(
+            world.ids, world.tables, Salt(rank, layer, step), slots, counts, HERE
+        )
+        expected = routing.route_hashed(world.ids, table, rank, layer, step)
+        assert torch.equal(slots, expected[0])
+        assert torch.equal(counts, expected[1])
+
+
+@given(worlds(), WORD)
+def test_apportioned_routing_equals_the_reference_with_the_shares_that_were_solved(
+    world: World, rank: int
+) -> None:
+    for layer, table in enumerate(world.installed):
+        loads = routing.count_experts(world.ids, world.tables.experts).long()
+        cumulative = torch.full((world.tables.slots,), -7, dtype=torch.int32)
+        KERNELS.solve_shares(loads, world.tables, layer, cumulative, HERE)
+        assert torch.equal(cumulative, routing.solve_cumulative(loads, table, world.tables.ranks))
+        slots, counts = outputs(world)
+        KERNELS.route_apportioned(
+            world.ids, world.tables, cumulative, Salt(rank, layer, 5), slots, counts, HERE
+        )
+        expected = routing.route_apportioned(
+            world.ids, replace(table, cumulative=cumulative), rank, layer
+        )
+        assert torch.equal(slots, expected[0])
+        assert torch.equal(counts, expected[1])
+
+
+@given(worlds(), st.data())
+def test_a_commit_advances_only_the_words_and_the_idle_sets_of_its_layers(
+    world: World, data: st.DataObject
+) -> None:
+    tables = world.tables
+    layer = data.draw(st.integers(0, tables.layers - 1))
+    new = data.draw(single_tables(tables.experts, tables.slots))
+    before = [part.clone() for part in (tables.start, tables.replicas, tables.cumulative)]
+    words = tables.generation.clone()
+    KERNELS.commit_tables(update((layer,), [new]), tables, HERE)
+    words[layer] += 1
+    assert torch.equal(tables.generation, words)
+    fresh = int(words[layer]) & 1
+    for old, part, name in zip(
+        before,
+        (tables.start, tables.replicas, tables.cumulative),
+        ("start", "replicas", "cumulative"),
+        strict=True,
+    ):
+        old[fresh, layer] = getattr(new, name)
+        assert torch.equal(part, old)
+
+
+class Spy(Tensor):
+    """A tensor that writes down, in order, which part of the tables is written."""
+
+    log: list[str]
+    label: str
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.log.append(self.label)
+        super().__setitem__(key, value)
+
+    def __getitem__(self, key: object) -> Tensor:
+        part = super().__getitem__(key).as_subclass(Spy)
+        part.log, part.label = self.log, self.label
+        return part
+
+    def copy_(self, *arguments: object, **options: object) -> Tensor:
+        self.log.append(self.label)
+        return super().copy_(*arguments, **options)
+
+
+def spied(tensor: Tensor, label: str, log: list[str]) -> Tensor:
+    spy = tensor.as_subclass(Spy)
+    spy.log, spy.label = log, label
+    return spy
+
+
+def test_the_word_is_written_after_the_whole_set() -> None:
+    log: list[str] = []
+    table = routing.build_table(
+        torch.tensor([0, 1], dtype=torch.int32), torch.tensor([65536, 65536]).int(), 2
+    )
+    empty = Tables.empty(1, 2, 2, 1, CPU)
+    names = ("generation", "start", "replicas", "cumulative")
+    tables = replace(empty, **{name: spied(getattr(empty, name), name, log) for name in names})
+    KERNELS.commit_tables(update((0,), [table]), tables, HERE)
+    assert sorted(log[:-1]) == ["cumulative", "replicas", "start"]
+    assert log[-1] == "generation"
+
+
+@pytest.mark.parametrize("part", ["start", "replicas", "cumulative"])
+def test_a_commit_that_fails_half_way_leaves_the_installed_tables_in_force(part: str) -> None:
+    table = routing.build_table(
+        torch.tensor([0, 1], dtype=torch.int32), torch.tensor([65536, 65536]).int(), 2
+    )
+    tables = Tables.empty(1, 2, 2, 1, CPU)
+    KERNELS.commit_tables(update((0,), [table]), tables, HERE)
+    torn = replace(update((0,), [table]), **{part: torch.zeros(1, 7, dtype=torch.int32)})
+    with pytest.raises(RuntimeError):
+        KERNELS.commit_tables(torn, tables, HERE)
+    assert tables.generation.tolist() == [1]
+    assert torch.equal(tables.replicas[1, 0], table.replicas)
+
+
+BYTES = st.binary(max_size=70)
+
+
+@given(
+    BYTES,
+    st.sampled_from([torch.uint8, torch.int16, torch.bfloat16, torch.float64]),
+    st.integers(0, 3),
+)
+def test_the_checksum_equals_the_reference(content: bytes, dtype: torch.dtype, skip: int) -> None:
+    size = len(content) // dtype.itemsize
+    data = torch.tensor(list(content[: size * dtype.itemsize]), dtype=torch.uint8).view(dtype)
+    data = data[min(skip, size) :]
+    out = torch.zeros(1, dtype=torch.int64)
+    KERNELS.checksum(data, out, HERE)
+    assert int(out) & MASK64 == checksum(data)
+
+
+def test_a_strided_tensor_has_no_checksum() -> None:
+    with pytest.raises(ValueError, match="C-contiguous"):
+        KERNELS.checksum(torch.zeros(3, 2).t(), torch.zeros(1, dtype=torch.int64), HERE)
+
+
+@pytest.fixture
+def stream() -> Iterator[CpuStream]:
+    made = CpuStream(Role.COMPUTE, "test")
+    yield made
+    made.close(SOON)
+
+
+def test_kernels_read_their_inputs_in_the_order_of_the_stream(stream: CpuStream) -> None:
+    ids, counts = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    data, sums = torch.zeros(4), torch.zeros(1, dtype=torch.int64)
+    stream.launch(lambda: (ids.fill_(1), data.fill_(3.0)))
+    KERNELS.count(ids, counts, stream)
+    KERNELS.checksum(data, sums, stream)
+    stream.synchronize(SOON)
+    assert counts.tolist() == [0, 4]
+    assert int(sums) & MASK64 == checksum(torch.full((4,), 3.0))
+
+
+def test_a_kernel_that_fails_fails_its_stream(stream: CpuStream) -> None:
+    KERNELS.count(torch.zeros(4), torch.zeros(2, dtype=torch.int32), stream)
+    with pytest.raises(StreamFailed):
+        stream.synchronize(SOON)
