@@ -1,5 +1,6 @@
 """From arguments to an exit code."""
 
+import os
 import shlex
 import sys
 from argparse import Namespace
@@ -19,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: what the command returns, 2 bad input, 3 another error on purpose, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Before torch is imported: its sockets warn of host names that nobody here needs.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         return _dispatch(
             build_parser().parse_args(arguments), shlex.join(["equipoise", *arguments])
