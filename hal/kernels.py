@@ -50,9 +50,7 @@ class Tables:
         return self.replicas.shape[2]
 
     @staticmethod
-    def empty(
-        layers: int, experts: int, slots: int, ranks: int, device: torch.device
-    ) -> "Tables":
+    def empty(layers: int, experts: int, slots: int, ranks: int, device: torch.device) -> "Tables":
         """Zeroed tables; nothing may be routed before the first commit."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

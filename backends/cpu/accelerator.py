@@ -102,5 +102,3 @@ class CpuBackend:
         if index != 0:
             raise BackendUnavailable(f"the CPU backend has device 0 only, not {index}")
         return CpuAccelerator()
-
-

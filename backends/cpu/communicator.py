@@ -1,14 +1,14 @@
 """A communicator over one gloo process group of its own."""
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from math import prod
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, ReduceOp, Store
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from equipoise.backends.cpu.group import Group, Native, make_group
 from equipoise.backends.cpu.work import GlooWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Exchange
@@ -31,13 +31,6 @@ GLOO_CAPABILITIES = CommunicatorCapabilities(
 T = TypeVar("T")
 
 
-class _Native(Protocol):
-    """What a torch.distributed operation returns."""
-
-    def wait(self) -> bool: ...
-    def is_completed(self) -> bool: ...
-
-
 class GlooCommunicator:
     """Collectives and point-to-point for one purpose.
 
@@ -47,12 +40,15 @@ class GlooCommunicator:
 
     capabilities = GLOO_CAPABILITIES
 
-    def __init__(self, store: Store, purpose: str, ranks: Sequence[int], rank: int, deadline: float):
+    def __init__(
+        self, store: Store, purpose: str, ranks: Sequence[int], rank: int, deadline: float
+    ):
         self._store = store
         self._purpose = purpose
         self._name = rank
         self._deadline = deadline
         self._incarnation = 0
+        self._failure: CommunicatorFailed | None = None
         self._join(tuple(ranks))
 
     @property
@@ -82,7 +78,9 @@ class GlooCommunicator:
         self._check(out, tensor)
         _expect("all_gather", out, (self.size, *tensor.shape))
         wide, narrow = _bytes(out), _bytes(tensor)
-        return self._collective("all_gather", lambda g: g._allgather_base(wide, narrow), out, tensor)
+        return self._collective(
+            "all_gather", lambda g: g._allgather_base(wide, narrow), out, tensor
+        )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> GlooWork:
         """This rank's part of the sum."""
@@ -134,13 +132,15 @@ class GlooCommunicator:
         """Send to one rank."""
         self._check(tensor)
         view = _bytes(tensor)
-        return self._bundle(f"isend to {destination}", lambda g: [g.send([view], destination, 0)], tensor)
+        what = f"isend to {destination}"
+        return self._bundle(what, lambda g: [g.send([view], destination, 0)], tensor)
 
     def irecv(self, tensor: Tensor, source: int) -> GlooWork:
         """Receive from one rank."""
         self._check(tensor)
         view = _bytes(tensor)
-        return self._bundle(f"irecv from {source}", lambda g: [g.recv([view], source, 0)], tensor)
+        what = f"irecv from {source}"
+        return self._bundle(what, lambda g: [g.recv([view], source, 0)], tensor)
 
     def exchange(self, round: Exchange) -> GlooWork:
         """One round of blobs; empty blobs do not travel."""
@@ -149,7 +149,7 @@ class GlooCommunicator:
         blobs = [p.blob for p in (*sends, *receives)]
         self._check(*blobs)
 
-        def issue(group: ProcessGroupGloo) -> list[_Native]:
+        def issue(group: Group) -> list[Native]:
             taken = [group.recv([_bytes(p.blob)], p.peer, 0) for p in receives]
             return taken + [group.send([_bytes(p.blob)], p.peer, 0) for p in sends]
 
@@ -178,19 +178,15 @@ class GlooCommunicator:
 
     def _join(self, ranks: tuple[int, ...]) -> None:
         self._ranks = ranks
-        self._failure: CommunicatorFailed | None = None
+        self._failure = None
         self._inflight: list[tuple[GlooWork, Callable[[], bool]]] = []
         members = "-".join(str(rank) for rank in ranks)
         prefix = f"{self._purpose}/{self._incarnation}/{members}"
-        options = ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=self._deadline)
-        options._devices = [ProcessGroupGloo.create_default_device()]
-        self._group = ProcessGroupGloo(
-            PrefixStore(prefix, self._store), self.rank, self.size, options
-        )
+        store = PrefixStore(prefix, self._store)
+        self._group = make_group(store, self.rank, self.size, self._deadline)
 
     def _collective(
-        self, what: str, issue: Callable[[ProcessGroupGloo], _Native], *buffers: Tensor
+        self, what: str, issue: Callable[[Group], Native], *buffers: Tensor
     ) -> GlooWork:
         native = self._issue(what, issue)
         work = self._work(native.wait, what, buffers)
@@ -198,7 +194,7 @@ class GlooCommunicator:
         return work
 
     def _bundle(
-        self, what: str, issue: Callable[[ProcessGroupGloo], list[_Native]], *buffers: Tensor
+        self, what: str, issue: Callable[[Group], list[Native]], *buffers: Tensor
     ) -> GlooWork:
         natives = self._issue(what, issue)
 
@@ -211,7 +207,7 @@ class GlooCommunicator:
         work.watch()  # a point-to-point operation of gloo never completes unless waited for
         return work
 
-    def _issue(self, what: str, issue: Callable[[ProcessGroupGloo], T]) -> T:
+    def _issue(self, what: str, issue: Callable[[Group], T]) -> T:
         self._reap()
         if self._failure is not None:
             raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure}")
@@ -221,9 +217,7 @@ class GlooCommunicator:
             self._failure = CommunicatorFailed(f"{what} of {self._purpose!r}: {error}")
             raise self._failure from error
 
-    def _work(
-        self, finish: Callable[[], object], what: str, buffers: Sequence[Tensor]
-    ) -> GlooWork:
+    def _work(self, finish: Callable[[], object], what: str, buffers: Sequence[Tensor]) -> GlooWork:
         def end() -> None:
             finish()
 

@@ -9,7 +9,7 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import DistError, Store, TCPStore
+from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost

@@ -115,7 +115,7 @@ class CpuSlotStore:
     def _pieces(self, row: Tensor, slot: int) -> list[tuple[Tensor, Tensor]]:
         """Pairs of (part of a packed row, segment of the slot)."""
         views = self._slots[slot]
-        parts = row.split([view.numel() for view in views])
+        parts = torch.split(row, [view.numel() for view in views])
         return list(zip(parts, views, strict=True))
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:

@@ -1,0 +1,63 @@
+"""Gloo's process group, with the types that torch's own stubs leave out."""
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+from torch import Tensor, distributed
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+class Native(Protocol):
+    """What an operation of the group returns."""
+
+    def wait(self) -> bool:
+        """Block until it ended; raises RuntimeError when it failed."""
+        ...
+
+    def is_completed(self) -> bool:
+        """Whether it ended; true for point-to-point only after somebody waited."""
+        ...
+
+
+class Group(Protocol):
+    """The operations in use; tensors are contiguous, and lists hold one."""
+
+    def allreduce(self, tensors: list[Tensor]) -> Native:
+        """Sum in place."""
+        ...
+
+    def _allgather_base(self, out: Tensor, tensor: Tensor) -> Native: ...
+
+    def _reduce_scatter_base(self, out: Tensor, tensor: Tensor) -> Native: ...
+
+    def broadcast(self, tensor: Tensor, root: int) -> Native:
+        """From one rank to all."""
+        ...
+
+    def alltoall_base(
+        self, out: Tensor, tensor: Tensor, receives: list[int], sends: list[int]
+    ) -> Native:
+        """Rows of the first dimension; empty lists mean even parts."""
+        ...
+
+    def barrier(self) -> Native:
+        """Ends after everybody has come."""
+        ...
+
+    def send(self, tensors: list[Tensor], destination: int, tag: int) -> Native:
+        """Rendezvous."""
+        ...
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Native:
+        """First in, first out per source."""
+        ...
+
+
+def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
+    """Meet the other ranks over `store`; operations fail after `deadline` seconds."""
+    gloo: Any = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=deadline)
+    options._devices = [gloo.create_default_device()]
+    group: Group = gloo(store, rank, size, options)
+    return group
