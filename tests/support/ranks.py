@@ -57,6 +57,7 @@ class Ranks:
         self,
         program: Callable[..., Any],
         size: int,
+        /,
         *,
         deadline: float = DEADLINE,
         lost: Collection[int] = (),
