@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from equipoise.backends.cpu import BACKEND, GLOO, CpuBackend
+from equipoise.backends.cpu import BACKEND, GLOO
+from equipoise.backends.cpu.accelerator import CpuBackend
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Backend
 from equipoise.hal.communicator import CommunicatorBackend

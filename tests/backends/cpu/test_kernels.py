@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -170,26 +171,26 @@ def test_a_commit_advances_only_the_words_and_the_idle_sets_of_its_layers(
 class Spy(Tensor):
     """A tensor that writes down, in order, which part of the tables is written."""
 
-    log: list[str]
+    written: list[str]
     label: str
 
-    def __setitem__(self, key: object, value: object) -> None:
-        self.log.append(self.label)
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.written.append(self.label)
         super().__setitem__(key, value)
 
-    def __getitem__(self, key: object) -> Tensor:
+    def __getitem__(self, key: Any) -> Tensor:
         part = super().__getitem__(key).as_subclass(Spy)
-        part.log, part.label = self.log, self.label
+        part.written, part.label = self.written, self.label
         return part
 
-    def copy_(self, *arguments: object, **options: object) -> Tensor:
-        self.log.append(self.label)
-        return super().copy_(*arguments, **options)
+    def copy_(self, other: Tensor, non_blocking: bool = False) -> Tensor:
+        self.written.append(self.label)
+        return super().copy_(other, non_blocking)
 
 
 def spied(tensor: Tensor, label: str, log: list[str]) -> Tensor:
     spy = tensor.as_subclass(Spy)
-    spy.log, spy.label = log, label
+    spy.written, spy.label = log, label
     return spy
 
 
@@ -199,8 +200,13 @@ def test_the_word_is_written_after_the_whole_set() -> None:
         torch.tensor([0, 1], dtype=torch.int32), torch.tensor([65536, 65536]).int(), 2
     )
     empty = Tables.empty(1, 2, 2, 1, CPU)
-    names = ("generation", "start", "replicas", "cumulative")
-    tables = replace(empty, **{name: spied(getattr(empty, name), name, log) for name in names})
+    tables = Tables(
+        generation=spied(empty.generation, "generation", log),
+        start=spied(empty.start, "start", log),
+        replicas=spied(empty.replicas, "replicas", log),
+        cumulative=spied(empty.cumulative, "cumulative", log),
+        ranks=empty.ranks,
+    )
     KERNELS.commit_tables(update((0,), [table]), tables, HERE)
     assert sorted(log[:-1]) == ["cumulative", "replicas", "start"]
     assert log[-1] == "generation"
@@ -213,7 +219,8 @@ def test_a_commit_that_fails_half_way_leaves_the_installed_tables_in_force(part:
     )
     tables = Tables.empty(1, 2, 2, 1, CPU)
     KERNELS.commit_tables(update((0,), [table]), tables, HERE)
-    torn = replace(update((0,), [table]), **{part: torch.zeros(1, 7, dtype=torch.int32)})
+    wrong: dict[str, Any] = {part: torch.zeros(1, 7, dtype=torch.int32)}
+    torn = replace(update((0,), [table]), **wrong)
     with pytest.raises(RuntimeError):
         KERNELS.commit_tables(torn, tables, HERE)
     assert tables.generation.tolist() == [1]

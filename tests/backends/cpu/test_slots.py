@@ -225,9 +225,9 @@ BAD: dict[str, Callable[[CpuSlotStore, CpuStream], None]] = {
 def test_a_bad_argument_raises_before_any_side_effect(
     call: Callable[[CpuSlotStore, CpuStream], None],
 ) -> None:
-    store, launched = store_of_two(), []
-    stream = Here()
-    stream.launch = launched.append  # type: ignore[method-assign]
+    launched: list[Callable[[], object]] = []
+    store, stream = store_of_two(), Here()
+    stream.launch = launched.append  # type: ignore[method-assign,assignment]
     with pytest.raises(SlotError):
         call(store, stream)  # type: ignore[arg-type]
     assert launched == []

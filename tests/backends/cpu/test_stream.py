@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -43,9 +44,10 @@ def fail() -> None:
 
 @given(st.lists(st.integers(), max_size=30))
 def test_programs_run_in_the_order_of_their_launch(numbers: list[int]) -> None:
-    stream, seen = CpuStream(Role.COMPUTE, "test"), []
+    stream = CpuStream(Role.COMPUTE, "test")
+    seen: list[int] = []
     for number in numbers:
-        stream.launch(lambda number=number: seen.append(number))
+        stream.launch(partial(seen.append, number))
     stream.synchronize(SOON)
     stream.close(SOON)
     assert seen == numbers
@@ -67,7 +69,7 @@ def test_a_wait_orders_what_was_recorded_before_it(program: list[tuple[int, str]
             mine = (at, place)
             before[mine] = set(known[at])
             known[at].add(mine)
-            streams[at].launch(lambda mine=mine: log.append(mine))
+            streams[at].launch(partial(log.append, mine))
         elif what == "r":
             streams[at].record(events[at])
             recorded[at], marked[at] = set(known[at]), True
@@ -153,8 +155,15 @@ def test_a_nested_launch_runs_in_place(stream: CpuStream) -> None:
 
 
 def test_a_program_may_synchronise_its_own_stream(stream: CpuStream) -> None:
-    stream.launch(lambda: stream.synchronize(SOON))
+    seen: list[str] = []
+
+    def outer() -> None:
+        stream.synchronize(SOON)
+        seen.append("outer")
+
+    stream.launch(outer)
     stream.synchronize(SOON)
+    assert seen == ["outer"]
 
 
 def test_a_failing_program_fails_its_stream_for_good(stream: CpuStream) -> None:
@@ -162,7 +171,7 @@ def test_a_failing_program_fails_its_stream_for_good(stream: CpuStream) -> None:
     stream.launch(fail)
     with pytest.raises(StreamFailed, match="on purpose") as first:
         stream.synchronize(SOON)
-    calls = (
+    calls: tuple[Callable[[], None], ...] = (
         lambda: stream.launch(lambda: seen.append(1)),
         lambda: stream.synchronize(SOON),
         lambda: stream.record(CpuEvent()),
