@@ -46,50 +46,54 @@ def seconds(work: Callable[[], object]) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def contests() -> list[Contest]:
-    """Everything that is compared, on one random load."""
-    draw = np.random.default_rng(0)
-    load = draw.lognormal(sigma=1.0, size=(1, EXPERTS))
-    counts = (load * 1000).astype(np.int64)
-    placement = _native.plan_greedy(counts, SLOTS, RANKS)
-    shares = _native.solve_shares(counts, placement, RANKS)
-    table = routing.build_table(
-        torch.from_numpy(placement[0]), torch.from_numpy(shares[0]), EXPERTS
-    )
-    start, replicas, cumulative = (
-        t.numpy() for t in (table.start, table.replicas, table.cumulative)
-    )
-    ids = draw.choice(EXPERTS, size=TOKENS * TOP_K, p=(load / load.sum())[0]).astype(np.int32)
-    slots, seen = np.empty_like(ids), np.empty(EXPERTS, dtype=np.int32)
-    solved, batch = np.empty_like(cumulative), torch.from_numpy(ids)
-    data = torch.from_numpy(draw.integers(0, 256, CHECKED_BYTES, dtype=np.uint8))
-    copied = torch.empty_like(data)
-    total = torch.from_numpy(counts[0])
+class Material:
+    """One random load, a plan for it, and buffers."""
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(0)
+        load = draw.lognormal(sigma=1.0, size=(1, EXPERTS))
+        self.counts = (load * 1000).astype(np.int64)
+        placement = _native.plan_greedy(self.counts, SLOTS, RANKS)
+        shares = _native.solve_shares(self.counts, placement, RANKS)
+        first, second = torch.from_numpy(placement[0]), torch.from_numpy(shares[0])
+        self.table = routing.build_table(first, second, EXPERTS)
+        parts = (self.table.start, self.table.replicas, self.table.cumulative)
+        self.start, self.replicas, self.cumulative = (part.numpy() for part in parts)
+        chances = (load / load.sum())[0]
+        self.ids = draw.choice(EXPERTS, size=TOKENS * TOP_K, p=chances).astype(np.int32)
+        self.slots, self.seen = np.empty_like(self.ids), np.empty(EXPERTS, dtype=np.int32)
+        self.solved = np.empty_like(self.cumulative)
+        self.data = torch.from_numpy(draw.integers(0, 256, CHECKED_BYTES, dtype=np.uint8))
+        self.copied = torch.empty_like(self.data)
+
+
+def contests(m: Material) -> list[Contest]:
+    """Everything that is compared."""
+    arrays = (m.ids, m.start, m.replicas, m.cumulative)
+    batch, total = torch.from_numpy(m.ids), torch.from_numpy(m.counts[0])
     return [
         Contest(
             "route_hashed",
-            lambda: _native.route_hashed(ids, start, replicas, cumulative, 3, 1, 7, slots, seen),
-            lambda: routing.route_hashed(batch, table, 3, 1, 7),
+            lambda: _native.route_hashed(*arrays, 3, 1, 7, m.slots, m.seen),
+            lambda: routing.route_hashed(batch, m.table, 3, 1, 7),
         ),
         Contest(
             "route_apportioned",
-            lambda: _native.route_apportioned(
-                ids, start, replicas, cumulative, 3, 1, slots, seen
-            ),
-            lambda: routing.route_apportioned(batch, table, 3, 1),
+            lambda: _native.route_apportioned(*arrays, 3, 1, m.slots, m.seen),
+            lambda: routing.route_apportioned(batch, m.table, 3, 1),
         ),
         Contest(
             "solve_cumulative",
-            lambda: _native.solve_cumulative(counts[0], start, replicas, RANKS, 16, solved),
-            lambda: routing.solve_cumulative(total, table, RANKS, 16),
+            lambda: _native.solve_cumulative(m.counts[0], m.start, m.replicas, RANKS, 16, m.solved),
+            lambda: routing.solve_cumulative(total, m.table, RANKS, 16),
         ),
         Contest(
             "checksum",
-            lambda: _native.checksum(data.numpy()),
-            lambda: copied.copy_(data),
+            lambda: _native.checksum(m.data.numpy()),
+            lambda: m.copied.copy_(m.data),
             against="one memory copy of the same bytes",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
@@ -97,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(1)
     figures = {}
     print(f"{'operation':<20}{'native us':>12}{'ratio':>10}{'spread':>20}  against")
-    for contest in contests():
+    for contest in contests(Material()):
         pairs = [(seconds(contest.native), seconds(contest.reference)) for _ in range(PAIRS)]
         ratios = [reference / native for native, reference in pairs]
         native = statistics.median(native for native, _ in pairs) * 1e6
