@@ -8,6 +8,14 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from equipoise.backends.cpu.arguments import (
+    check_blob,
+    check_movable,
+    check_rank,
+    check_rows,
+    check_shape,
+    check_summable,
+)
 from equipoise.backends.cpu.group import Group, Native, make_group
 from equipoise.backends.cpu.work import GlooWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
@@ -68,15 +76,13 @@ class GlooCommunicator:
 
     def all_reduce(self, tensor: Tensor) -> GlooWork:
         """Sum over ranks, in place."""
-        if tensor.dtype not in self.capabilities.reductions:
-            raise Unsupported(f"gloo cannot sum {tensor.dtype}")
-        self._check(tensor)
+        check_summable(self.capabilities, tensor)
         return self._collective("all_reduce", lambda g: g.allreduce([tensor]), tensor)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> GlooWork:
         """Every rank's tensor, stacked."""
-        self._check(out, tensor)
-        _expect("all_gather", out, (self.size, *tensor.shape))
+        check_movable(self.capabilities, out, tensor)
+        check_shape("all_gather", out, (self.size, *tensor.shape))
         wide, narrow = _bytes(out), _bytes(tensor)
         return self._collective(
             "all_gather", lambda g: g._allgather_base(wide, narrow), out, tensor
@@ -84,10 +90,8 @@ class GlooCommunicator:
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> GlooWork:
         """This rank's part of the sum."""
-        if tensor.dtype not in self.capabilities.reductions:
-            raise Unsupported(f"gloo cannot sum {tensor.dtype}")
-        self._check(out, tensor)
-        _expect("reduce_scatter", tensor, (self.size, *out.shape))
+        check_summable(self.capabilities, out, tensor)
+        check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         flat, parts = out.view(-1), tensor.view(-1)
         return self._collective(
             "reduce_scatter", lambda g: g._reduce_scatter_base(flat, parts), out, tensor
@@ -95,16 +99,16 @@ class GlooCommunicator:
 
     def broadcast(self, tensor: Tensor, source: int) -> GlooWork:
         """Everybody receives rank `source`'s tensor."""
-        self._check(tensor)
+        check_movable(self.capabilities, tensor)
+        check_rank("broadcast", source, range(self.size))
         view = _bytes(tensor)
         return self._collective("broadcast", lambda g: g.broadcast(view, source), tensor)
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> GlooWork:
         """Even blocks."""
-        self._check(out, tensor)
-        _expect("all_to_all", out, tuple(tensor.shape))
-        if tensor.shape[0] != self.size:
-            raise Unsupported(f"all_to_all takes {self.size} blocks, got {tensor.shape[0]}")
+        check_movable(self.capabilities, out, tensor)
+        check_shape("all_to_all", tensor, (self.size, *tensor.shape[1:]))
+        check_shape("all_to_all", out, tuple(tensor.shape))
         into, source = _bytes(out), _bytes(tensor)
         return self._collective(
             "all_to_all", lambda g: g.alltoall_base(into, source, [], []), out, tensor
@@ -114,10 +118,12 @@ class GlooCommunicator:
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> GlooWork:
         """Blocks of given row counts."""
-        self._check(out, tensor)
+        check_movable(self.capabilities, out, tensor)
+        check_rows("all_to_all_uneven", receives, self.size)
+        check_rows("all_to_all_uneven", sends, self.size)
         width = prod(tensor.shape[1:]) * tensor.element_size()
-        _expect("all_to_all", out, (sum(receives), *tensor.shape[1:]))
-        _expect("all_to_all", tensor, (sum(sends), *out.shape[1:]))
+        check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
+        check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
         into, source = _bytes(out), _bytes(tensor)
         taken, given = [n * width for n in receives], [n * width for n in sends]
         return self._collective(
@@ -130,24 +136,28 @@ class GlooCommunicator:
 
     def isend(self, tensor: Tensor, destination: int) -> GlooWork:
         """Send to one rank."""
-        self._check(tensor)
+        check_movable(self.capabilities, tensor)
         view = _bytes(tensor)
         what = f"isend to {destination}"
+        check_rank(what, destination, self._peers())
         return self._bundle(what, lambda g: [g.send([view], destination, 0)], tensor)
 
     def irecv(self, tensor: Tensor, source: int) -> GlooWork:
         """Receive from one rank."""
-        self._check(tensor)
+        check_movable(self.capabilities, tensor)
         view = _bytes(tensor)
         what = f"irecv from {source}"
+        check_rank(what, source, self._peers())
         return self._bundle(what, lambda g: [g.recv([view], source, 0)], tensor)
 
     def exchange(self, round: Exchange) -> GlooWork:
         """One round of blobs; empty blobs do not travel."""
+        for parcel in (*round.sends, *round.receives):
+            check_rank("exchange", parcel.peer, self._peers())
+            check_blob(parcel.blob)
         sends = [p for p in round.sends if p.blob.numel()]
         receives = [p for p in round.receives if p.blob.numel()]
         blobs = [p.blob for p in (*sends, *receives)]
-        self._check(*blobs)
 
         def issue(group: Group) -> list[Native]:
             taken = [group.recv([_bytes(p.blob)], p.peer, 0) for p in receives]
@@ -175,6 +185,9 @@ class GlooCommunicator:
         self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was closed")
         if not self._inflight:
             del self._group
+
+    def _peers(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
 
     def _join(self, ranks: tuple[int, ...]) -> None:
         self._ranks = ranks
@@ -221,31 +234,20 @@ class GlooCommunicator:
         def end() -> None:
             finish()
 
-        label = f"{what} of {self._purpose!r}"
-        return GlooWork(end, buffers, label, self._deadline, self._fail)
+        incarnation = self._incarnation
 
-    def _fail(self, failure: CommunicatorFailed) -> None:
-        self._failure = self._failure or failure
+        def failed(failure: CommunicatorFailed) -> None:
+            # What ends late, after a rebuild, says nothing about the new group.
+            if incarnation == self._incarnation:
+                self._failure = self._failure or failure
+
+        label = f"{what} of {self._purpose!r}"
+        return GlooWork(end, buffers, label, self._deadline, failed)
 
     def _reap(self) -> None:
         """Forget what ended; whatever is still in flight keeps its buffers, dropped or not."""
         self._inflight = [(work, ended) for work, ended in self._inflight if not ended()]
 
-    def _check(self, *tensors: Tensor) -> None:
-        for tensor in tensors:
-            if tensor.dtype not in self.capabilities.dtypes:
-                raise Unsupported(f"gloo cannot move {tensor.dtype}")
-            if not tensor.is_contiguous() or tensor.device.type != "cpu":
-                raise Unsupported(
-                    f"a contiguous CPU tensor is needed, got strides {tensor.stride()} "
-                    f"of shape {tuple(tensor.shape)} on {tensor.device}"
-                )
-
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
-
-
-def _expect(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        raise Unsupported(f"{what} needs shape {shape}, got {tuple(tensor.shape)}")

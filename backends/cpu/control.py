@@ -96,10 +96,10 @@ class StoreControlPlane:
         """Put this rank's ballot; a second one on the same question is an error."""
         mine = _ballot(question, self.rank)
         try:
-            kept = self._store.compare_set(mine, "", ballot.hex() or "-")
+            kept = self._store.compare_set(mine, "", _encode(ballot))
         except DistError as error:
             raise ControlLost(f"ballot {question!r} was not taken: {_line(error)}") from error
-        if _text(kept) != (ballot.hex() or "-"):
+        if _decode(_text(kept)) != ballot:
             raise ControlLost(f"ballot {question!r} was cast twice, differently")
 
     def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
@@ -110,15 +110,15 @@ class StoreControlPlane:
             found = self._store.multi_get(keys)
         except DistError as error:
             raise self._incomplete(question, keys, error) from error
-        return tuple(_ballot_bytes(_text(value)) for value in found)
+        return tuple(_decode(_text(value)) for value in found)
 
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
         try:
-            won = self._store.compare_set(f"decision/{question}", "", value.hex())
+            won = self._store.compare_set(f"decision/{question}", "", _encode(value))
         except DistError as error:
             raise ControlLost(f"outcome of {question!r} unknown: {_line(error)}") from error
-        return bytes.fromhex(_text(won))
+        return _decode(_text(won))
 
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
@@ -156,9 +156,10 @@ class StoreControlPlane:
         return RankLost(loss["rank"], loss["how"], self._operation)
 
     def _silent(self) -> RankLost | None:
-        rank, seconds = self._pulse.most_silent()
-        if seconds < SILENCE:
+        silent = self._pulse.most_silent()
+        if silent is None:
             return None
+        rank, seconds = silent
         return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._operation)
 
     def _incomplete(self, question: str, keys: list[str], error: DistError) -> Exception:
@@ -176,17 +177,28 @@ class _Pulse:
         self._where = rendezvous
         self._plane = plane
         self._store = connect(rendezvous)
-        self._seen = [("", time.monotonic())] * rendezvous.size
+        self._looked = time.monotonic()
+        self._seen = [("", self._looked)] * rendezvous.size
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="equipoise.pulse", daemon=True)
         self._thread.start()
 
-    def most_silent(self) -> tuple[int, float]:
-        """The other rank whose last beat is oldest, and how many seconds ago that was."""
-        now = time.monotonic()
-        others = [r for r in range(self._where.size) if r != self._where.rank]
-        silences = [(now - self._seen[rank][1], rank) for rank in others]
-        seconds, rank = max(silences, default=(0.0, self._where.rank))
+    def most_silent(self) -> tuple[int, float] | None:
+        """The rank that is silent for longest, and for how many seconds; None if none is.
+
+        Silence counts up to this rank's own last look, so that a rank which was itself stopped or
+        starved accuses nobody; a rank that has not come yet has the whole deadline to come.
+        """
+        silences = [(self._looked - since, rank) for rank, (_, since) in enumerate(self._seen)]
+        patience = [SILENCE if beat else self._where.deadline for beat, _ in self._seen]
+        silent = [
+            (seconds, rank)
+            for seconds, rank in silences
+            if rank != self._where.rank and seconds >= patience[rank]
+        ]
+        if not silent:
+            return None
+        seconds, rank = max(silent)
         return rank, seconds
 
     def stop(self) -> None:
@@ -196,12 +208,14 @@ class _Pulse:
 
     def _run(self) -> None:
         count = 0
-        while not self._stop.wait(BEAT):
+        while True:
             count += 1
             try:
                 self._beat(count)
             except DistError:
                 return  # the launcher is gone: every other call to the store says so itself
+            if self._stop.wait(BEAT):
+                return
 
     def _beat(self, count: int) -> None:
         self._store.set(f"beat/{self._where.rank}", f"{count} {self._plane.operation}")
@@ -211,13 +225,19 @@ class _Pulse:
             value = _text(self._store.get(key)) if self._store.check([key]) else ""
             if value != self._seen[rank][0]:
                 self._seen[rank] = (value, now)
+        self._looked = now
 
 
 def _ballot(question: str, rank: int) -> str:
     return f"ballot/{question}/{rank}"
 
 
-def _ballot_bytes(text: str) -> bytes:
+def _encode(value: bytes) -> str:
+    """Never empty: to the store an empty value is one that is not there."""
+    return value.hex() or "-"
+
+
+def _decode(text: str) -> bytes:
     return b"" if text == "-" else bytes.fromhex(text)
 
 

@@ -1,0 +1,55 @@
+"""What gloo can carry out: every check comes before any side effect, and raises `Unsupported`."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.errors import Unsupported
+
+
+def check_movable(capabilities: CommunicatorCapabilities, *tensors: Tensor) -> None:
+    """Contiguous CPU tensors of one dtype that travels."""
+    for tensor in tensors:
+        if tensor.dtype not in capabilities.dtypes:
+            raise Unsupported(f"gloo cannot move {tensor.dtype}")
+        if tensor.dtype != tensors[0].dtype:
+            raise Unsupported(f"one dtype is needed, got {tensors[0].dtype} and {tensor.dtype}")
+        if not tensor.is_contiguous() or tensor.device.type != "cpu":
+            raise Unsupported(
+                f"a contiguous CPU tensor is needed, got strides {tensor.stride()} "
+                f"of shape {tuple(tensor.shape)} on {tensor.device}"
+            )
+
+
+def check_summable(capabilities: CommunicatorCapabilities, *tensors: Tensor) -> None:
+    """Movable tensors of a dtype that is also summed."""
+    for tensor in tensors:
+        if tensor.dtype not in capabilities.reductions:
+            raise Unsupported(f"gloo cannot sum {tensor.dtype}")
+    check_movable(capabilities, *tensors)
+
+
+def check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Exactly this shape."""
+    if tuple(tensor.shape) != shape:
+        raise Unsupported(f"{what} needs shape {shape}, got {tuple(tensor.shape)}")
+
+
+def check_rank(what: str, rank: int, ranks: Iterable[int]) -> None:
+    """One of these ranks."""
+    if rank not in ranks:
+        raise Unsupported(f"{what}: rank {rank} is not one of {tuple(ranks)}")
+
+
+def check_rows(what: str, rows: Sequence[int], size: int) -> None:
+    """A number of rows for every rank."""
+    if len(rows) != size or min(rows) < 0:
+        raise Unsupported(f"{what} needs {size} row counts, got {tuple(rows)}")
+
+
+def check_blob(blob: Tensor) -> None:
+    """Contiguous bytes."""
+    if blob.dtype != torch.uint8 or blob.ndim != 1 or not blob.is_contiguous():
+        raise Unsupported(f"a blob is contiguous uint8 [n], got {blob.dtype} {list(blob.shape)}")

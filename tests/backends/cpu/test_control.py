@@ -1,0 +1,174 @@
+"""Heartbeats and the store, within one process: clauses C1, C2, C4 to C6.
+
+Two planes of two ranks; a rank whose pulse is stopped stands for one that is stopped or starved.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.backends.cpu import GLOO, control
+from equipoise.backends.cpu.control import StoreControlPlane, StoreHost
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.errors import BallotIncomplete, ControlLost
+
+SOON = 20.0
+Pair = tuple[StoreControlPlane, StoreControlPlane]
+
+
+@pytest.fixture
+def host() -> Iterator[StoreHost]:
+    made = GLOO.host()
+    yield made
+    with suppress(AttributeError):  # a test may have closed it
+        made.close()
+
+
+def plane(host: StoreHost, rank: int, deadline: float = SOON) -> StoreControlPlane:
+    name, port = host.address
+    return StoreControlPlane(Rendezvous(rank=rank, size=2, host=name, port=port, deadline=deadline))
+
+
+@pytest.fixture
+def pair(host: StoreHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(control, "BEAT", 0.02)
+    monkeypatch.setattr(control, "SILENCE", 0.5)
+    made = plane(host, 0), plane(host, 1)
+    yield made
+    for each in made:
+        each.close()
+
+
+def starve(plane: StoreControlPlane) -> None:
+    """Its pulse neither beats nor looks any more."""
+    plane._pulse.stop()
+
+
+def test_a_rank_that_falls_silent_is_named_with_what_the_accuser_was_doing(pair: Pair) -> None:
+    starve(pair[1])
+    pair[0].enter("step 9")
+    lost = pair[0].lost(SOON)
+    assert lost is not None
+    assert (lost.rank, lost.operation) == (1, "step 9")
+    assert lost.how.startswith("fell silent")
+
+
+def test_a_rank_that_was_itself_starved_accuses_nobody(pair: Pair) -> None:
+    """After a stop of its own, every other rank looks silent until it has looked again."""
+    starve(pair[0])
+    assert pair[0].lost(1.0) is None
+
+
+def test_nobody_who_beats_is_accused(pair: Pair) -> None:
+    assert pair[0].lost(1.0) is None
+    assert pair[1].lost(0.0) is None
+
+
+def test_a_rank_that_has_not_come_yet_is_not_silent_before_the_deadline(
+    host: StoreHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "BEAT", 0.02)
+    monkeypatch.setattr(control, "SILENCE", 0.1)
+    patient, hasty = plane(host, 0), plane(host, 0, deadline=0.3)
+    try:
+        assert patient.lost(0.5) is None
+        late = hasty.lost(SOON)
+        assert late is not None
+        assert late.rank == 1
+    finally:
+        patient.close()
+        hasty.close()
+
+
+def test_the_first_reported_loss_is_kept_and_never_told_to_the_lost_rank(
+    host: StoreHost, pair: Pair
+) -> None:
+    host.report_loss(1, "was killed by SIGKILL")
+    host.report_loss(0, "exited")
+    found = pair[0].lost(SOON)
+    assert found is not None
+    assert (found.rank, found.how) == (1, "was killed by SIGKILL")
+    assert pair[1].lost(0.0) is None
+
+
+def test_a_rank_may_say_itself_that_it_leaves(pair: Pair) -> None:
+    pair[1].leave("ran out of memory")
+    found = pair[0].lost(SOON)
+    assert found is not None
+    assert (found.rank, found.how) == (1, "ran out of memory")
+
+
+SHARED = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+NUMBER = iter(range(10**9))
+
+
+@SHARED
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_ballots_arrive_as_they_were_cast_and_by_rank(pair: Pair, one: bytes, two: bytes) -> None:
+    question = f"q{next(NUMBER)}"
+    pair[1].cast(question, two)
+    pair[0].cast(question, one)
+    pair[0].cast(question, one)
+    assert pair[0].collect(question, SOON) == pair[1].collect(question, SOON) == (one, two)
+
+
+@SHARED
+@given(st.binary(max_size=9), st.binary(max_size=9))
+def test_a_ballot_never_changes(pair: Pair, first: bytes, second: bytes) -> None:
+    question = f"q{next(NUMBER)}"
+    pair[0].cast(question, first)
+    if first != second:
+        with pytest.raises(ControlLost, match="cast twice, differently"):
+            pair[0].cast(question, second)
+    pair[1].cast(question, b"")
+    assert pair[1].collect(question, SOON) == (first, b"")
+
+
+@SHARED
+@given(st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=9)), min_size=1, max_size=6))
+def test_the_first_value_of_a_decision_wins_for_ever(
+    pair: Pair, proposals: list[tuple[int, bytes]]
+) -> None:
+    question = f"q{next(NUMBER)}"
+    outcomes = [pair[rank].decide(question, value) for rank, value in proposals]
+    assert outcomes == [proposals[0][1]] * len(proposals)
+
+
+def test_collecting_names_the_ranks_that_did_not_cast(pair: Pair) -> None:
+    pair[0].cast("half", b"x")
+    for each in pair:
+        with pytest.raises(BallotIncomplete, match=r"'half': no word from rank\(s\) \(1,\)") as one:
+            each.collect("half", 0.05)
+        assert one.value.missing == (1,)
+    with pytest.raises(BallotIncomplete) as none:
+        pair[0].collect("nobody", 0.05)
+    assert none.value.missing == (0, 1)
+    pair[1].cast("half", b"y")
+    assert pair[0].collect("half", SOON) == (b"x", b"y")
+
+
+def test_without_a_store_every_call_says_so(host: StoreHost, pair: Pair) -> None:
+    pair[0].cast("before", b"x")
+    host.close()
+    calls = (
+        lambda: pair[0].cast("after", b"x"),
+        lambda: pair[0].collect("before", SOON),
+        lambda: pair[0].decide("after", b"x"),
+    )
+    for call in calls:
+        with pytest.raises(ControlLost):
+            call()
+    pair[0].leave("no matter")
+    assert pair[0].lost(0.0) is None
+
+
+def test_connecting_where_no_store_answers_says_where(host: StoreHost) -> None:
+    name, port = host.address
+    host.close()
+    with pytest.raises(ControlLost, match=f"no store answers at {name}:{port}"):
+        GLOO.connect(Rendezvous(rank=0, size=1, host=name, port=port, deadline=0.5))

@@ -1,0 +1,20 @@
+"""What a call came to, in JSON."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from equipoise.hal.errors import EquipoiseError
+
+Outcome = dict[str, Any]
+
+
+def outcome(call: Callable[[], object]) -> Outcome:
+    """The error that `call` raised ("" for none), what it says, and the seconds it took."""
+    start = time.monotonic()
+    try:
+        call()
+        kind, text = "", ""
+    except EquipoiseError as error:
+        kind, text = type(error).__name__, str(error)
+    return {"error": kind, "text": text, "seconds": time.monotonic() - start}
