@@ -83,7 +83,7 @@ def issue_uneven(group: Communicator, seed: int, step: Step) -> Issued:
         whole = pattern(seed, peer, [sum(theirs), *width], dtype)
         parts.append(whole[sum(theirs[:me]) : sum(theirs[: me + 1])])
     work = group.all_to_all_uneven(out, mine, receives, sends)
-    return [work], lambda: each_equal(list(out.split(receives)), parts)
+    return [work], lambda: each_equal(list(torch.split(out, receives)), parts)
 
 
 def issue_barrier(group: Communicator, seed: int, step: Step) -> Issued:

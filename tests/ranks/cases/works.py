@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,7 +101,11 @@ def unmatched(fabric: Fabric) -> Any:
         answer["first"] = outcome(lambda: work.result(SOON))
         answer["again"] = outcome(lambda: work.result(SOON))
         answer["done"] = work.done()
+        meet(fabric, "timed out")
     else:
+        meet(
+            fabric, "timed out"
+        )  # else its own failure could end rank 0's wait before the deadline
         answer["first"] = outcome(lambda: broken.all_reduce(torch.ones(1)).result(SOON))
     answer["later"] = outcome(lambda: broken.barrier())
     answer["sound"] = total(sound)
@@ -170,7 +175,7 @@ def close_in_flight(fabric: Fabric) -> Any:
     works = [group.irecv(torch.zeros(5), 1), group.barrier()]
     closing = outcome(group.close)
     later = outcome(lambda: group.barrier())
-    ends = [outcome(lambda work=work: work.result(SOON))["error"] for work in works]
+    ends = [outcome(partial(work.result, SOON))["error"] for work in works]
     return {"closing": closing, "later": later, "ends": ends, "threads": gone("closing")}
 
 
