@@ -1,5 +1,6 @@
 """Ways to break one rank: wrappers around what a balancer is put together from."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -83,10 +84,14 @@ class NoExchange(Around):
 
 
 class SlowExchange(Around):
-    """Takes its time, a few steps or so."""
+    """Is not through before the gate opens."""
+
+    def __init__(self, inner: Any, gate: threading.Event) -> None:
+        super().__init__(inner)
+        self._gate = gate
 
     def exchange(self, round: Exchange) -> After:
-        return After(self._inner.exchange(round), lambda: time.sleep(0.03))
+        return After(self._inner.exchange(round), lambda: self._gate.wait(30.0))
 
 
 class FabricWith(Around):

@@ -1,6 +1,7 @@
 """A tiny model without a model: slots that say what they hold, and steps that look at them."""
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from support.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.planner import Layout, even_shares
 from equipoise.hal.communicator import Fabric
@@ -64,10 +65,26 @@ def healthy(parts: Parts) -> Parts:
     return parts
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How steps and background work are matched, so that tests depend on no clock.
+
+    Before each step a rank waits up to `patience` seconds until its engine has nothing to do, and
+    calls `hook` with the step's number.
+    """
+
+    patience: float = 20.0
+    hook: Callable[[int], object] = lambda step: None
+
+
 def rebalance(
-    breakage: Break = healthy, shares: ShareMode = ShareMode.STATIC, **config: Any
+    breakage: Break = healthy,
+    shares: ShareMode = ShareMode.STATIC,
+    pace: Pace | None = None,
+    **config: Any,
 ) -> list[Story]:
     """Run `STEPS` steps on two ranks; `breakage` is applied on every rank."""
+    pace = pace or Pace()
     settings = EngineConfig(
         **{
             "label": "test",
@@ -79,10 +96,10 @@ def rebalance(
             **config,
         }
     )
-    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings))
+    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings, pace))
 
 
-def _serve(seat: Seat, breakage: Break, settings: EngineConfig) -> Story:
+def _serve(seat: Seat, breakage: Break, settings: EngineConfig, pace: Pace) -> Story:
     weights = _weights(seat.rank)
     store = seat.accelerator.slot_store(weights)
     parts = breakage(Parts(seat.rank, seat.fabric, store))
@@ -92,12 +109,20 @@ def _serve(seat: Seat, breakage: Break, settings: EngineConfig) -> Story:
     lockstep = seat.fabric.open("lockstep")
     sights = []
     for step in range(STEPS):
+        pace.hook(step)
         balancer.boundary(step)
+        _let_work(balancer, pace)
         sights.append(_look(seat, balancer, weights, step))
         lockstep.barrier().result(30.0)  # stands for the exchange of tokens
     balancer.close()
     lockstep.barrier().result(30.0)
     return Story(tuple(sights), tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+
+
+def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
+    """Wait until what the engine has begun is through, as it is between real steps."""
+    assert isinstance(balancer.engine, ExpertEngine)
+    wait([balancer.engine._worker.submit(lambda: None)], timeout=pace.patience)
 
 
 def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) -> Sight:

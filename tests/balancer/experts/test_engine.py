@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 from support.breakages import (
     BlindAtCommit,
@@ -16,7 +18,7 @@ from support.breakages import (
     slightly_off,
     store,
 )
-from support.rebalancing import SHAPE, Break, Story, rebalance, violations
+from support.rebalancing import SHAPE, Break, Pace, Story, rebalance, violations
 
 from equipoise.balancer.experts import engine as engine_module
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Verdict, judge
@@ -89,10 +91,12 @@ def test_a_lost_ballot_costs_one_epoch_only() -> None:
 
 
 def test_a_slow_rank_commits_together_with_all_others() -> None:
-    stories = rebalance(fabric(".moves", SlowExchange))
+    gate = threading.Event()
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
+    stories = rebalance(fabric(".moves", lambda inner: SlowExchange(inner, gate)), pace=pace)
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits
-    assert stories[0].commits
+    assert stories[0].commits[0] > 14
 
 
 def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:
