@@ -23,10 +23,10 @@ from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
 from equipoise.hal.stream import Role
 
-PART_OF_DEADLINE = 0.75
-"""What operations may take of the run's deadline; the rest is for finding out who was lost."""
-ATTRIBUTION = 3.0
-"""Seconds to wait for evidence of who was lost."""
+OPERATIONS = 0.75
+"""The part of the run's deadline that an operation may take; the rest is for what follows it."""
+ATTRIBUTION = 0.15
+"""The part of the run's deadline to wait for evidence of who was lost."""
 
 
 def serve_rank(
@@ -39,7 +39,7 @@ def serve_rank(
         EquipoiseError: anything else that ends the run.
     """
     torch.set_num_threads(1)
-    rendezvous = replace(rendezvous, deadline=rendezvous.deadline * PART_OF_DEADLINE)
+    rendezvous = replace(rendezvous, deadline=settings.deadline * OPERATIONS)
     fabric = registry.communicator(settings.communicator).connect(rendezvous)
     try:
         site = _settle_in(settings, fabric, rendezvous)
@@ -49,7 +49,7 @@ def serve_rank(
         ]
         site.accelerator.close()
     except Exception as error:
-        raise _blame(fabric.control, error) from error
+        raise _blame(fabric.control, error, settings.deadline * ATTRIBUTION) from error
     fabric.close()
     if rendezvous.rank:
         return None
@@ -152,12 +152,12 @@ def _samples(traffic: Traffic, desk: Desk) -> tuple[tuple[str, ...], tuple[str, 
     )
 
 
-def _blame(control: ControlPlane, error: Exception) -> Exception:
+def _blame(control: ControlPlane, error: Exception, patience: float) -> Exception:
     """The loss of a rank that explains `error`; otherwise this rank leaves, and says why."""
     failed = isinstance(error, StreamFailed) and isinstance(error.__cause__, Exception)
     cause = error.__cause__ if failed else error
     assert isinstance(cause, Exception)
-    lost = control.lost(ATTRIBUTION) if isinstance(cause, CommunicatorError) else None
+    lost = control.lost(patience) if isinstance(cause, CommunicatorError) else None
     if lost is None:
         control.leave(f"failed ({cause})")
         return cause

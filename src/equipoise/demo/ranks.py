@@ -18,8 +18,8 @@ POLL = 0.05
 """Seconds between two looks at the ranks."""
 QUIET = 60.0
 """Seconds that rank 0 may say nothing at all, or twice the run's deadline if that is more."""
-GRACE = 5.0
-"""Seconds that the other ranks get to end by themselves after the first one failed."""
+GRACE = 0.15
+"""The part of the deadline that ranks get to end by themselves after the first one failed."""
 
 
 class Ranks:
@@ -71,7 +71,7 @@ class Ranks:
             self._look()
             self._check_quiet()
             if patience is None and (self._faults or self._killed):
-                patience = time.monotonic() + GRACE
+                patience = time.monotonic() + GRACE * self._task.settings.deadline
             if patience is not None and (time.monotonic() > patience or self._only_lost_remain()):
                 break
         self._listen()

@@ -74,6 +74,7 @@ def serve_variant(site: Site, variant: Variant, watch: Callable[[int, float], No
 
     `watch` is told the steps done and the imbalance last observed.
     """
+    site.post.control.enter(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant)
     weights = SlotWeights(site.post.weights.config, shape.slots_per_rank)
     balancer = _open(site, variant, weights, shape)
