@@ -1,6 +1,8 @@
 """A communicator over one gloo process group of its own."""
 
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from math import prod
 from typing import TypeVar
 
@@ -17,7 +19,7 @@ from equipoise.backends.cpu.arguments import (
     check_summable,
 )
 from equipoise.backends.cpu.group import Group, Native, make_group
-from equipoise.backends.cpu.work import GlooWork
+from equipoise.backends.cpu.work import LEAST, GlooWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
@@ -202,7 +204,7 @@ class GlooCommunicator:
         self, what: str, issue: Callable[[Group], Native], *buffers: Tensor
     ) -> GlooWork:
         native = self._issue(what, issue)
-        work = self._work(native.wait, what, buffers)
+        work = self._work([native], what, buffers)
         self._inflight.append((work, lambda: work.poll(native.is_completed)))
         return work
 
@@ -211,11 +213,7 @@ class GlooCommunicator:
     ) -> GlooWork:
         natives = self._issue(what, issue)
 
-        def finish() -> None:
-            for native in natives:
-                native.wait()
-
-        work = self._work(finish, what, buffers)
+        work = self._work(natives, what, buffers)
         self._inflight.append((work, work.done))
         work.watch()  # a point-to-point operation of gloo never completes unless waited for
         return work
@@ -230,9 +228,13 @@ class GlooCommunicator:
             self._failure = CommunicatorFailed(f"{what} of {self._purpose!r}: {error}")
             raise self._failure from error
 
-    def _work(self, finish: Callable[[], object], what: str, buffers: Sequence[Tensor]) -> GlooWork:
-        def end() -> None:
-            finish()
+    def _work(self, natives: list[Native], what: str, buffers: Sequence[Tensor]) -> GlooWork:
+        def finish(seconds: float) -> None:
+            # Gloo's own time-out is per message, and a collective is many: a peer that trickles
+            # would never pass it. This one is per operation.
+            expiry = time.monotonic() + seconds
+            for native in natives:
+                native.wait(timedelta(seconds=max(expiry - time.monotonic(), LEAST)))
 
         incarnation = self._incarnation
 
@@ -242,7 +244,7 @@ class GlooCommunicator:
                 self._failure = self._failure or failure
 
         label = f"{what} of {self._purpose!r}"
-        return GlooWork(end, buffers, label, self._deadline, failed)
+        return GlooWork(finish, buffers, label, self._deadline, failed)
 
     def _reap(self) -> None:
         """Forget what ended; whatever is still in flight keeps its buffers, dropped or not."""

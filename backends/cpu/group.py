@@ -6,12 +6,17 @@ from typing import Any, Protocol
 from torch import Tensor, distributed
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from equipoise.hal.errors import CommunicatorFailed
+
 
 class Native(Protocol):
     """What an operation of the group returns."""
 
-    def wait(self) -> bool:
-        """Block until it ended; raises RuntimeError when it failed."""
+    def wait(self, timeout: timedelta) -> bool:
+        """Block until it ended; raises RuntimeError when it failed, or after `timeout`.
+
+        A time-out breaks the group, so it is only ever given an operation's hard deadline.
+        """
         ...
 
     def is_completed(self) -> bool:
@@ -54,10 +59,17 @@ class Group(Protocol):
 
 
 def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
-    """Meet the other ranks over `store`; operations fail after `deadline` seconds."""
+    """Meet the other ranks over `store`; operations fail after `deadline` seconds.
+
+    Raises `CommunicatorFailed` when a rank does not come.
+    """
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=deadline)
     options._devices = [gloo.create_default_device()]
-    group: Group = gloo(store, rank, size, options)
+    try:
+        group: Group = gloo(store, rank, size, options)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise CommunicatorFailed(f"the ranks did not all meet: {reason}") from error
     return group

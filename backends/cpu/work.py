@@ -16,13 +16,16 @@ from equipoise.hal.stream import Stream
 
 SLACK = 5.0
 """Seconds beyond the deadline that gloo may take to report it."""
+LEAST = 0.001
+"""Seconds that an operation gets which is first waited for behind its deadline: if it has ended by
+then, it ended well."""
 
 
 class GlooWork:
     """One operation, or a bundle that ends together; owns its tensors until the end.
 
     Args:
-        finish: blocks until the operation ended, at the latest at its deadline; raises then.
+        finish: blocks until the operation ended, or raises after so many seconds.
         buffers: tensors that the operation reads or writes.
         what: the operation in words, for errors.
         deadline: seconds from now until the operation fails its communicator.
@@ -31,7 +34,7 @@ class GlooWork:
 
     def __init__(
         self,
-        finish: Callable[[], None],
+        finish: Callable[[float], None],
         buffers: Sequence[Tensor],
         what: str,
         deadline: float,
@@ -95,9 +98,10 @@ class GlooWork:
             if self._ended.is_set():
                 return
             try:
-                self._finish()
+                self._finish(max(self._remaining(), LEAST))
             except RuntimeError as error:
                 self._failure = _explain(self._what, error)
+                self._failure.__cause__ = error
                 self._failed(self._failure)
             self._finish = _nothing
             self._ended.set()
@@ -125,7 +129,7 @@ class _Attempt:
             self._lock.release()
 
 
-def _nothing() -> None:
+def _nothing(_: float) -> None:
     """Stands where `finish` stood, so that what it closed over can go."""
 
 
@@ -133,4 +137,4 @@ def _explain(what: str, error: RuntimeError) -> CommunicatorFailed:
     text = str(error).splitlines()[0]
     if "imed out" in text or "timeout" in text.lower():
         return OperationTimeout(f"{what} passed its deadline")
-    return CommunicatorFailed(f"{what} lost its peer: {text.rpartition('] ')[2][:160]}")
+    return CommunicatorFailed(f"{what} lost its peer")

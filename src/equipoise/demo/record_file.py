@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -28,11 +29,11 @@ def save_record(record: RunRecord, path: Path) -> None:
 def load_record(path: Path) -> RunRecord:
     """Read what `save_record` wrote. Raises `UsageError` for anything else."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             stored = {name: archive[name] for name in archive.files}
         facts = json.loads(str(stored.pop("record")))
         return _restore(facts, stored)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not the record of a run: {error}") from error
 
 

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+from support.threads import Seat, on_ranks
+
+from equipoise.balancer.experts.load import LoadWindow
+from equipoise.balancer.experts.placement import Shape
+
+pytestmark = pytest.mark.ranks
+SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
+
+
+def window(seat: Seat, sub_window: int = 2, total: int = 4) -> LoadWindow:
+    return LoadWindow(
+        seat.accelerator, seat.fabric.open("loads"), SHAPE, sub_window, total, deadline=20.0
+    )
+
+
+def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
+    """(taken, full, total) before each step; rank r adds (1, 10 * (r + 1)) in every step."""
+    load = window(seat)
+    seen = []
+    for step in range(8):
+        taken = load.advance(step)
+        total = load.total[0].tolist() if load.sums else []
+        seen.append((taken, load.full, total))
+        load.counters += torch.tensor([[1, 10 * (seat.rank + 1)]], dtype=torch.int32)
+    load.drain()
+    return seen
+
+
+def test_sums_arrive_one_boundary_after_their_sub_window_on_every_rank() -> None:
+    first, second = on_ranks(2, observe)
+    assert first == second
+    assert [taken for taken, _, _ in first] == [False, False, False, True, False, True, False, True]
+    assert first[3][2] == [4, 60]
+    assert first[5] == (True, True, [8, 120])
+    assert first[7] == (True, True, [8, 120])
+
+
+def test_a_window_holds_only_its_last_sub_windows() -> None:
+    def program(seat: Seat) -> tuple[list[int], list[int]]:
+        load = window(seat)
+        for step in range(10):
+            load.advance(step)
+            load.counters += torch.tensor([[step, 0]], dtype=torch.int32)
+        return load.total[0].tolist(), load.latest[0].tolist()
+
+    ((total, latest),) = on_ranks(1, program)
+    assert total == [4 + 5 + 6 + 7, 0]
+    assert latest == [6 + 7, 0]
+
+
+def test_large_counts_are_summed_as_integers() -> None:
+    def program(seat: Seat) -> int:
+        load = window(seat)
+        for step in range(4):
+            load.advance(step)
+            load.counters[0, 0] = 2**30 + 1
+        return int(load.latest[0, 0])
+
+    assert on_ranks(2, program) == [2**31 + 2] * 2
+
+
+def test_a_window_that_is_not_made_of_its_parts_is_refused() -> None:
+    def program(seat: Seat) -> str:
+        with pytest.raises(ValueError, match="not made of") as caught:
+            window(seat, sub_window=3, total=4)
+        return str(caught.value)
+
+    assert on_ranks(1, program)
+
+
+def test_no_count_is_lost_between_two_sub_windows() -> None:
+    def program(seat: Seat) -> int:
+        load = window(seat, sub_window=1, total=1)
+        total = 0
+        for step in range(9):
+            if load.advance(step):
+                total += int(np.sum(load.latest))
+            load.counters[0, 1] += 3
+        return total
+
+    assert on_ranks(1, program) == [7 * 3]

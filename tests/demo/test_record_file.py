@@ -1,0 +1,72 @@
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.demo.record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.record_file import load_record, save_record
+from equipoise.hal.errors import UsageError
+
+
+def record() -> RunRecord:
+    epoch = Epoch(
+        number=1, planned_at=9, step=13, outcome="committed", slots_moved=3, bytes_moved=99
+    )
+    variant = VariantRecord(
+        name="exact",
+        rank_rows=np.arange(12, dtype=np.int64).reshape(3, 2, 2),
+        step_seconds=np.array([0.5, 0.25, 0.125]),
+        epochs=(epoch,),
+        aborts={"plans differ": 2},
+        outputs="ab",
+    )
+    return RunRecord(
+        version="1",
+        backend="cpu",
+        communicator="gloo",
+        ranks=2,
+        layers=2,
+        experts=4,
+        top_k=1,
+        slots=6,
+        steps=3,
+        shares="exact",
+        phases=("one", "zwei"),
+        switch_steps=(2,),
+        step_tokens=np.array([1, 2, 3], dtype=np.int64),
+        expert_rows=np.ones((3, 2, 4), dtype=np.int64),
+        variants={"exact": variant},
+        reference_outputs="ab",
+        prompts=("def f", "漢字\ufffd"),
+        continuations=("():", "\x01"),
+        machine={"cores": "2"},
+    )
+
+
+def test_a_record_survives_its_file(tmp_path: Path) -> None:
+    saved = record()
+    save_record(saved, tmp_path / "record.npz")
+    loaded = load_record(tmp_path / "record.npz")
+    for field in fields(RunRecord):
+        if field.name != "variants":
+            np.testing.assert_equal(getattr(loaded, field.name), getattr(saved, field.name))
+    ours, theirs = saved.variants["exact"], loaded.variants["exact"]
+    for field in fields(VariantRecord):
+        np.testing.assert_equal(getattr(theirs, field.name), getattr(ours, field.name))
+    assert theirs.rank_rows.dtype == np.int64
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not an archive", b"text"])
+def test_a_file_that_is_no_record_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.npz"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"other\.npz is not the record of a run"):
+        load_record(path)
+
+
+def test_an_archive_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "evil.npz"
+    np.savez(path, record=np.array([object()], dtype=object), allow_pickle=True)
+    with pytest.raises(UsageError, match="is not the record"):
+        load_record(path)

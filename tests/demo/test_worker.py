@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from equipoise.demo.settings import Balance, RunSettings, Shares
+from equipoise.demo.worker import Task, rendezvous_from
+from equipoise.hal.errors import ControlLost
+
+WHERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "5"}
+
+
+def test_a_task_survives_its_line() -> None:
+    settings = RunSettings(
+        ranks=2,
+        text=(Path("a b.txt"), Path("ü.txt")),
+        shares=Shares.LAGGED,
+        balance=Balance.OFF,
+        deadline=1.5,
+        out=Path("o"),
+    )
+    task = Task(settings, Path("r.npz"))
+    line = task.to_json()
+    assert "\n" not in line
+    assert Task.from_json(line) == task
+
+
+def test_the_meeting_point_comes_from_the_environment() -> None:
+    where = rendezvous_from(WHERE, 3.0)
+    assert (where.rank, where.size, where.host, where.port) == (1, 2, "127.0.0.1", 5)
+    assert where.deadline == 3.0
+
+
+@pytest.mark.parametrize("name", sorted(WHERE))
+def test_an_environment_that_names_no_meeting_point_is_refused(name: str) -> None:
+    rest = {key: value for key, value in WHERE.items() if key != name}
+    with pytest.raises(ControlLost, match="no meeting point"):
+        rendezvous_from(rest, 3.0)
+
+
+def test_a_port_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ControlLost, match="no meeting point"):
+        rendezvous_from({**WHERE, "MASTER_PORT": "http"}, 3.0)
