@@ -27,7 +27,7 @@ class RunSettings:
     ranks: int = 4
     backend: str = "cpu"
     communicator: str = "gloo"
-    steps: int = 144
+    steps: int = 120
     text: tuple[Path, ...] = ()
     slots: int = 40
     shares: Shares = Shares.EXACT
