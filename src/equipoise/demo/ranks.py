@@ -43,8 +43,15 @@ class Ranks:
         self.processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "Ranks":
-        for rank in range(self._task.settings.ranks):
-            self.processes.append(self._start(rank))
+        try:
+            for rank in range(self._task.settings.ranks):
+                self._start(rank)
+        except OSError as error:
+            self.__exit__()
+            raise ControlError(f"rank {rank} could not be started: {error}") from error
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,12 +81,11 @@ class Ranks:
                 patience = time.monotonic() + GRACE * self._task.settings.deadline
             if patience is not None and (time.monotonic() > patience or self._only_lost_remain()):
                 break
-        self._listen()
         self._look()
         if self._faults or self._killed:
             raise self._verdict()
 
-    def _start(self, rank: int) -> subprocess.Popen[str]:
+    def _start(self, rank: int) -> None:
         host, port = self._host.address
         process = subprocess.Popen(
             [sys.executable, "-m", "equipoise.demo.worker"],
@@ -99,12 +105,12 @@ class Ranks:
                 "RES_OPTIONS": os.environ.get("RES_OPTIONS", "timeout:1 attempts:1"),
             },
         )
+        self.processes.append(process)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(self._task.to_json() + "\n")
         process.stdin.flush()
         self._selector.register(process.stdout, selectors.EVENT_READ, rank)
-        return process
 
     def _alive(self) -> list[int]:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
@@ -118,6 +124,13 @@ class Ranks:
                 self._hear(key.data, line)
             else:
                 self._selector.unregister(pipe)
+
+    def _drain(self, rank: int) -> None:
+        """Take everything that a rank which has ended still had to say."""
+        pipe = self.processes[rank].stdout
+        assert pipe is not None
+        for line in pipe:
+            self._hear(rank, line)
 
     def _hear(self, rank: int, line: str) -> None:
         try:
@@ -139,7 +152,10 @@ class Ranks:
         """Notice who died of a signal, and tell the others."""
         for rank, process in enumerate(self.processes):
             code = process.poll()
-            if code is None or rank in self._killed or rank in self._faults:
+            if code is None:
+                continue
+            self._drain(rank)
+            if rank in self._killed or rank in self._faults:
                 continue
             if code < 0:
                 self._killed[rank] = f"was killed by {signal.Signals(-code).name}"
