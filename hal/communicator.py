@@ -168,6 +168,10 @@ class RendezvousHost(Protocol):
         """Tell the ranks that `rank` is gone; only the first loss of a run is kept."""
         ...
 
+    def beat(self, rank: int) -> tuple[int, str]:
+        """How many heartbeats came from `rank`, and what it was doing at the last one."""
+        ...
+
     def close(self) -> None:
         """Give the port back."""
         ...

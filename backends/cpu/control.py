@@ -5,19 +5,31 @@ beating while the engine waits for a ballot.
 """
 
 import json
+import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 
+from equipoise.backends.cpu.bounded import BoundedCalls
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
 
+T = TypeVar("T")
+LOOPBACK = "127.0.0.1"
+BACKLOG = 1024
+"""Connections that may wait to be accepted: two a rank."""
+START = 30.0
+"""Seconds for the store to come up."""
 BEAT = 0.25
 """Seconds between heartbeats."""
 SILENCE = 2.0
 """Seconds without a heartbeat after which a rank counts as silent."""
+ANSWER = 2.0
+"""Seconds that the store may take over a question that it need not wait to answer."""
 GONE = "gone"
 """The key under which the first loss of a rank is told: JSON {"rank": int, "how": str}."""
 
@@ -39,19 +51,47 @@ def connect(rendezvous: Rendezvous) -> TCPStore:
 
 
 class StoreHost:
-    """The store itself, on a free port of the loopback interface."""
+    """The store itself, on a free port of the loopback interface and on no other.
+
+    Raises:
+        ControlLost: this machine has no usable loopback interface.
+    """
 
     def __init__(self) -> None:
-        self._store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        try:
+            with socket.socket() as listener:
+                listener.bind((LOOPBACK, 0))
+                listener.listen(BACKLOG)
+                self._port: int = listener.getsockname()[1]
+                self._store = TCPStore(
+                    LOOPBACK,
+                    self._port,
+                    None,
+                    True,
+                    timedelta(seconds=START),
+                    wait_for_workers=False,
+                    master_listen_fd=listener.fileno(),
+                )
+                listener.detach()  # the store owns it now
+        except (OSError, DistError) as error:
+            raise ControlLost(f"no store can be held on {LOOPBACK}: {_line(error)}") from error
 
     @property
     def address(self) -> tuple[str, int]:
         """Where the ranks find it."""
-        return "127.0.0.1", self._store.port
+        return LOOPBACK, self._port
 
     def report_loss(self, rank: int, how: str) -> None:
         """Tell the ranks who is gone."""
         tell_gone(self._store, rank, how)
+
+    def beat(self, rank: int) -> tuple[int, str]:
+        """How many times `rank` has beaten, and what it was doing then; (0, "start-up") before."""
+        key = f"beat/{rank}"
+        if not self._store.check([key]):
+            return 0, "start-up"
+        count, _, operation = _text(self._store.get(key)).partition(" ")
+        return int(count), operation
 
     def close(self) -> None:
         """Let go of the store; its port closes with it."""
@@ -68,9 +108,10 @@ class StoreControlPlane:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._where = rendezvous
-        self._store = connect(rendezvous)
+        self._calls = BoundedCalls("the store of the control plane")
+        self._store = self.bounded(lambda: connect(rendezvous))
         self._operation = "start-up"
-        self._pulse = _Pulse(rendezvous, self)
+        self._pulse = self.bounded(lambda: _Pulse(rendezvous, self))
 
     @property
     def rank(self) -> int:
@@ -92,11 +133,16 @@ class StoreControlPlane:
         """What this rank is doing."""
         return self._operation
 
+    def bounded(self, call: Callable[[], T], seconds: float | None = None) -> T:
+        """`call` on the store, given up after `seconds` (the deadline) with `ControlLost`."""
+        limit = self._where.deadline if seconds is None else seconds
+        return self._calls.call(call, limit)
+
     def cast(self, question: str, ballot: bytes) -> None:
         """Put this rank's ballot; a second one on the same question is an error."""
         mine = _ballot(question, self.rank)
         try:
-            kept = self._store.compare_set(mine, "", _encode(ballot))
+            kept = self.bounded(lambda: self._store.compare_set(mine, "", _encode(ballot)))
         except DistError as error:
             raise ControlLost(f"ballot {question!r} was not taken: {_line(error)}") from error
         if _decode(_text(kept)) != ballot:
@@ -105,9 +151,14 @@ class StoreControlPlane:
     def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
         """All ranks' ballots, by rank."""
         keys = [_ballot(question, rank) for rank in range(self.size)]
-        try:
+
+        def read() -> list[bytes]:
             self._store.wait(keys, timedelta(seconds=timeout))
-            found = self._store.multi_get(keys)
+            found: list[bytes] = self._store.multi_get(keys)
+            return found
+
+        try:
+            found = self.bounded(read, timeout + ANSWER)
         except DistError as error:
             raise self._incomplete(question, keys, error) from error
         return tuple(_decode(_text(value)) for value in found)
@@ -115,7 +166,8 @@ class StoreControlPlane:
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
         try:
-            won = self._store.compare_set(f"decision/{question}", "", _encode(value))
+            key = f"decision/{question}"
+            won = self.bounded(lambda: self._store.compare_set(key, "", _encode(value)))
         except DistError as error:
             raise ControlLost(f"outcome of {question!r} unknown: {_line(error)}") from error
         return _decode(_text(won))
@@ -127,8 +179,8 @@ class StoreControlPlane:
     def leave(self, reason: str) -> None:
         """Say that this rank ends."""
         try:
-            tell_gone(self._store, self.rank, reason)
-        except DistError:
+            self.bounded(lambda: tell_gone(self._store, self.rank, reason), ANSWER)
+        except (DistError, ControlLost):
             return  # nobody left to tell
 
     def lost(self, timeout: float) -> RankLost | None:
@@ -146,10 +198,10 @@ class StoreControlPlane:
 
     def _told(self) -> RankLost | None:
         try:
-            if not self._store.check([GONE]):
+            if not self.bounded(lambda: self._store.check([GONE]), ANSWER):
                 return None
-            loss = json.loads(_text(self._store.get(GONE)))
-        except DistError:
+            loss = json.loads(_text(self.bounded(lambda: self._store.get(GONE), ANSWER)))
+        except (DistError, ControlLost):
             return None
         if loss["rank"] == self.rank:
             return None
@@ -163,9 +215,13 @@ class StoreControlPlane:
         return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._operation)
 
     def _incomplete(self, question: str, keys: list[str], error: DistError) -> Exception:
+
+        def absent() -> tuple[int, ...]:
+            return tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
+
         try:
-            missing = tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
-        except DistError:
+            missing = self.bounded(absent, ANSWER)
+        except (DistError, ControlLost):
             return ControlLost(f"ballots on {question!r} unreadable: {_line(error)}")
         return BallotIncomplete(question, missing)
 

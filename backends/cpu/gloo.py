@@ -3,7 +3,7 @@
 from torch import distributed
 
 from equipoise.backends.cpu.communicator import GLOO_CAPABILITIES, GlooCommunicator
-from equipoise.backends.cpu.control import StoreControlPlane, StoreHost
+from equipoise.backends.cpu.control import ANSWER, StoreControlPlane, StoreHost
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
 
@@ -23,9 +23,12 @@ class GlooFabric:
 
     def open(self, purpose: str) -> Communicator:
         """A process group of its own."""
-        ranks = range(self._where.size)
-        made = GlooCommunicator(
-            self._control.store, purpose, ranks, self._where.rank, self._where.deadline
+        where = self._where
+        made = self._control.bounded(
+            lambda: GlooCommunicator(
+                self._control.store, purpose, range(where.size), where.rank, where.deadline
+            ),
+            where.deadline + ANSWER,
         )
         self._open.append(made)
         return made

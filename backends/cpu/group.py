@@ -70,6 +70,5 @@ def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
     try:
         group: Group = gloo(store, rank, size, options)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise CommunicatorFailed(f"the ranks did not all meet: {reason}") from error
+        raise CommunicatorFailed(f"the ranks did not all meet within {deadline:g} s") from error
     return group

@@ -18,7 +18,7 @@ def test_a_task_survives_its_line() -> None:
         deadline=1.5,
         out=Path("o"),
     )
-    task = Task(settings, Path("r.npz"))
+    task = Task(settings, Path("r.npz"), launcher=77)
     line = task.to_json()
     assert "\n" not in line
     assert Task.from_json(line) == task

@@ -136,6 +136,41 @@ def test_losing_a_rank_ends_the_run_with_one_line_that_names_it(name: str, tmp_p
     assert set(os.listdir("/dev/shm")) <= shared
 
 
+def wait_for_reference(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    while "reference" not in (line := process.stderr.readline()):
+        assert line, "the run ended before its reference pass"
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_losing_the_last_rank_during_the_reference_is_noticed_by_the_launcher(
+    name: str, tmp_path: Path
+) -> None:
+    deadline = 12.0
+    process = start("--ranks", "2", "--steps", "24", "--no-balance", "--deadline", str(deadline),
+                    "--out", str(tmp_path))  # fmt: skip
+    (first, *_) = wait_for_service(process, 2)
+    wait_for_reference(process)
+    os.kill(first, getattr(signal, name))
+    began = time.monotonic()
+    code, _, err = finish(process)
+    assert time.monotonic() - began < deadline
+    assert code == 3
+    last = err.splitlines()[-1]
+    assert last.startswith("equipoise: error: rank 0 ")
+    assert last.endswith("during the reference pass")
+
+
+def test_a_module_beside_the_user_is_not_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('wrong random')\n")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("equipoise")), "run", "--ranks", "1", "--steps", "4",
+         "--no-balance", "--text", TEXT, "--out", "o", "--json", "f.json", "--quiet"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert (tmp_path / "f.json").exists(), done.stderr
+
+
 def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     process = start("--ranks", "2", "--steps", "60", "--out", str(tmp_path))
     ranks = wait_for_service(process, 2)

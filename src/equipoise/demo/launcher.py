@@ -33,7 +33,7 @@ def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
     host = registry.communicator(settings.communicator).host()
     try:
         with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-            task = Task(settings, Path(folder) / "record.npz")
+            task = Task(settings, Path(folder) / "record.npz", os.getpid())
             with Ranks(task, host, progress) as ranks:
                 ranks.wait()
             return load_record(task.record)

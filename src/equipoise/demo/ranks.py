@@ -16,8 +16,12 @@ from equipoise.hal.errors import ControlError, EquipoiseError, RankLost
 
 POLL = 0.05
 """Seconds between two looks at the ranks."""
-QUIET = 60.0
-"""Seconds that rank 0 may say nothing at all, or twice the run's deadline if that is more."""
+CHECK = 0.5
+"""Seconds between two looks at the heartbeats."""
+SILENCE = 0.85
+"""The part of the deadline that a rank may be silent; its peers notice earlier, and know more."""
+START = 60.0
+"""Seconds until a rank's first heartbeat: it has to import torch."""
 GRACE = 0.15
 """The part of the deadline that ranks get to end by themselves after the first one failed."""
 
@@ -38,8 +42,8 @@ class Ranks:
         self._selector = selectors.DefaultSelector()
         self._faults: dict[int, dict[str, Any]] = {}
         self._killed: dict[int, str] = {}
-        self._heard = time.monotonic()
-        self._doing = "start-up"
+        self._beats = [(0, time.monotonic())] * task.settings.ranks
+        self._next_check = 0.0
         self.processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "Ranks":
@@ -76,7 +80,7 @@ class Ranks:
         while self._alive():
             self._listen()
             self._look()
-            self._check_quiet()
+            self._check_beats()
             if patience is None and (self._faults or self._killed):
                 patience = time.monotonic() + GRACE * self._task.settings.deadline
             if patience is not None and (time.monotonic() > patience or self._only_lost_remain()):
@@ -88,7 +92,8 @@ class Ranks:
     def _start(self, rank: int) -> None:
         host, port = self._host.address
         process = subprocess.Popen(
-            [sys.executable, "-m", "equipoise.demo.worker"],
+            # -P: a file beside the user's must not be taken for a module of ours.
+            [sys.executable, "-P", "-m", "equipoise.demo.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -134,19 +139,19 @@ class Ranks:
 
     def _hear(self, rank: int, line: str) -> None:
         try:
-            message: dict[str, Any] = json.loads(line)
+            message: Any = json.loads(line)
         except ValueError:
             sys.stderr.write(line)
             return
-        self._heard = time.monotonic()
         match message:
             case {"variant": name, "steps": steps}:
-                self._doing = f"the pass {name!r}"
                 self._progress.variant(name, steps)
             case {"done": done, "imbalance": imbalance, "note": note}:
                 self._progress.step(done, imbalance, note)
-            case _:
+            case {"lost": _, "how": _, "operation": _} | {"failed": _}:
                 self._faults[rank] = message
+            case _:
+                sys.stderr.write(line)
 
     def _look(self) -> None:
         """Notice who died of a signal, and tell the others."""
@@ -163,11 +168,25 @@ class Ranks:
             elif code > 0:
                 self._faults[rank] = {"failed": f"ended with exit code {code}"}
 
-    def _check_quiet(self) -> None:
-        limit = max(QUIET, 2 * self._task.settings.deadline)
-        silence = time.monotonic() - self._heard
-        if silence > limit and not self._faults and not self._killed:
-            raise RankLost(0, f"said nothing for {silence:.0f} s", self._doing)
+    def _check_beats(self) -> None:
+        """Give up a rank whose heart has stopped, in case nobody is left who would notice.
+
+        Beats are read before they are judged: a launcher that was itself stopped accuses nobody.
+        """
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK
+        deadline = self._task.settings.deadline
+        for rank in self._alive():
+            count, operation = self._host.beat(rank)
+            if count != self._beats[rank][0]:
+                self._beats[rank] = (count, now)
+            silence = now - self._beats[rank][1]
+            if silence > (SILENCE * deadline if count else max(START, deadline)):
+                how = f"fell silent {silence:.0f} s ago"
+                self._host.report_loss(rank, how)
+                raise RankLost(rank, how, operation)
 
     def _only_lost_remain(self) -> bool:
         """Whether all that still runs is what the others have given up (a stopped rank)."""
@@ -178,8 +197,8 @@ class Ranks:
         """The one line that explains the end of the run."""
         accusations = [fault for fault in self._faults.values() if "lost" in fault]
         for rank, how in self._killed.items():
-            operation = accusations[0]["operation"] if accusations else "start-up"
-            return RankLost(rank, how, operation)
+            last = self._host.beat(rank)[1]
+            return RankLost(rank, how, accusations[0]["operation"] if accusations else last)
         own = {rank: f["failed"] for rank, f in self._faults.items() if "failed" in f}
         for rank, reason in own.items():
             return ControlError(f"rank {rank} failed: {reason}")

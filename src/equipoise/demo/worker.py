@@ -24,17 +24,25 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Task:
-    """What a rank is started for: the run's settings, and where rank 0 writes the record."""
+    """What a rank is started for.
+
+    Attributes:
+        settings: of the run.
+        record: where rank 0 writes what was measured.
+        launcher: process that started the rank, without which it shall not live.
+    """
 
     settings: RunSettings
     record: Path
+    launcher: int
 
     def to_json(self) -> str:
         """One line."""
         fields = asdict(self.settings)
         fields["text"] = [str(path) for path in fields["text"]]
         fields["out"] = str(fields["out"])
-        return json.dumps({"settings": fields, "record": str(self.record)})
+        whole = {"settings": fields, "record": str(self.record), "launcher": self.launcher}
+        return json.dumps(whole)
 
     @staticmethod
     def from_json(line: str) -> "Task":
@@ -50,7 +58,7 @@ class Task:
                 "balance": Balance(fields["balance"]),
             }
         )
-        return Task(settings, Path(whole["record"]))
+        return Task(settings, Path(whole["record"]), whole["launcher"])
 
 
 def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvous:
@@ -71,54 +79,61 @@ def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvo
         raise ControlLost(f"the environment names no meeting point: {error}") from error
 
 
-class JsonLines:
-    """Progress as JSON lines for the launcher."""
+class Line:
+    """JSON lines to the launcher, on a descriptor that nothing else writes to.
+
+    Standard output is pointed at standard error, so that whatever a backend or a library prints
+    is seen, and cannot be taken for a message.
+    """
+
+    def __init__(self) -> None:
+        self._pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(self, message: dict[str, object]) -> None:
+        """One message."""
+        self._pipe.write(json.dumps(message) + "\n")
+        self._pipe.flush()
 
     def variant(self, name: str, steps: int) -> None:
         """A pass over the traffic begins."""
-        say({"variant": name, "steps": steps})
+        self.say({"variant": name, "steps": steps})
 
     def step(self, done: int, imbalance: float, note: str) -> None:
         """One more step is through."""
-        say({"done": done, "imbalance": imbalance, "note": note})
+        self.say({"done": done, "imbalance": imbalance, "note": note})
 
     def done(self) -> None:
         """The launcher notices by itself."""
 
 
-def say(message: dict[str, object]) -> None:
-    """One line to the launcher."""
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     """Serve, then end the process at once: after a failure, threads of gloo may still hang."""
-    _die_with_parent()
-    task = Task.from_json(sys.stdin.readline())
+    task, line = Task.from_json(sys.stdin.readline()), Line()
+    _die_with(task.launcher)
     code = FAILED
     try:
         where = rendezvous_from(os.environ, task.settings.deadline)
-        record = serve_rank(task.settings, where, JsonLines())
+        record = serve_rank(task.settings, where, line)
         if record is not None:
             save_record(record, task.record)
         code = 0
     except RankLost as lost:
-        say({"lost": lost.rank, "how": lost.how, "operation": lost.operation})
+        line.say({"lost": lost.rank, "how": lost.how, "operation": lost.operation})
     except EquipoiseError as error:
-        say({"failed": str(error)})
-    except Exception as error:
+        line.say({"failed": str(error)})
+    except BaseException as error:
         traceback.print_exc()
-        say({"failed": f"{type(error).__name__}: {error}"})
+        line.say({"failed": f"{type(error).__name__}: {error}"})
     sys.stderr.flush()
     os._exit(code)
 
 
-def _die_with_parent() -> None:
+def _die_with(launcher: int) -> None:
     """Ask the kernel to kill this process when the launcher dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
+        if os.getppid() != launcher:
             os._exit(FAILED)
 
 

@@ -1,0 +1,72 @@
+"""Calls that may never return, made to.
+
+torch's store has no time-out of its own for most calls: where the process that holds it is stopped
+rather than gone, `set`, `check` and `compare_set` block for ever, and so does a `wait` whatever its
+time-out. So such calls run on a thread of their own, and the caller stops waiting in time.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from equipoise.hal.errors import ControlLost
+
+T = TypeVar("T")
+
+
+class _Call(Generic[T]):
+    """One call and what became of it."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._ended = threading.Event()
+        self._outcome: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._outcome.append(self._function())
+        except BaseException as error:  # the caller hears it
+            self._error = error
+        self._ended.set()
+
+    def result(self, timeout: float) -> T:
+        if not self._ended.wait(timeout):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._outcome[0]
+
+
+class BoundedCalls:
+    """A daemon thread that makes calls one after the other.
+
+    Once a call has not returned in time the thread is given up, and every later call fails at
+    once: whoever did not answer may answer late, and nobody must take that for the next answer.
+
+    Args:
+        whom: who is called, for errors.
+    """
+
+    def __init__(self, whom: str) -> None:
+        self._whom = whom
+        self._queue: SimpleQueue[_Call[object]] = SimpleQueue()
+        self._silent = False
+        threading.Thread(target=self._work, name=f"equipoise.{whom}", daemon=True).start()
+
+    def call(self, function: Callable[[], T], timeout: float) -> T:
+        """What `function` returns or raises; `ControlLost` after `timeout` seconds."""
+        if self._silent:
+            raise ControlLost(f"{self._whom} fell silent")
+        made = _Call(function)
+        self._queue.put(made)  # type: ignore[arg-type]
+        try:
+            return made.result(timeout)
+        except TimeoutError:
+            self._silent = True
+            raise ControlLost(f"{self._whom} did not answer within {timeout:g} s") from None
+
+    def _work(self) -> None:
+        while not self._silent:
+            self._queue.get().run()
