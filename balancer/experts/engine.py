@@ -9,16 +9,16 @@ has begun it, hence has cast its ballot. States: `balancer/experts/states.py`; p
 
 import logging
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Wait, judge
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.mover import Mover, Staged
+from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import Proposal, propose
+from equipoise.balancer.experts.planner import propose
 from equipoise.balancer.experts.renewal import ShareRenewal
 from equipoise.balancer.experts.states import (
     Agreeing,
@@ -30,12 +30,14 @@ from equipoise.balancer.experts.states import (
     Moving,
     Observing,
     Planning,
+    Stage,
     State,
 )
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
 
-COMMIT = b"commit"
+GO = b"go"
+"""The answer to a stage's question that is not the reason of an abort."""
 COMMITTED = "committed"
 LOG = logging.getLogger(__name__)
 
@@ -133,7 +135,8 @@ class ExpertEngine:
     def _open(self, state: State, step: int) -> InEpoch:
         epoch = Epoch(step // self._config.step_interval, step)
         if isinstance(state, Draining):
-            return Barred(epoch, "a rank still drains an aborted epoch", state.work)
+            reason = "a rank still drains an aborted epoch"
+            return Barred(epoch, reason, Stage.MOVE, state.work)
         plan = self._worker.submit(
             propose,
             self._load.total,
@@ -150,24 +153,19 @@ class ExpertEngine:
             case Planning(epoch, plan) if plan.done():
                 error = plan.exception()
                 if error is not None:
-                    return self._bar(epoch, "planner failed", plan, error)
+                    return self._bar(state, "planner failed", error)
                 return Agreeing(epoch, plan.result())
             case Moving(epoch, proposal, staging) if staging.done():
                 error = staging.exception()
                 if error is not None:
-                    return self._bar(epoch, "move failed", staging, error)
+                    return self._bar(state, "move failed", error)
                 return Committing(epoch, proposal, staging.result())
         return state
 
-    def _bar(
-        self,
-        epoch: Epoch,
-        reason: str,
-        work: Future[Proposal] | Future[Staged],
-        error: BaseException,
-    ) -> Barred:
-        LOG.warning("epoch %d: %s: %s", epoch.number, reason, error)
-        return Barred(epoch, reason, work)
+    def _bar(self, state: Planning | Moving, reason: str, error: BaseException) -> Barred:
+        LOG.warning("epoch %d: %s: %s", state.epoch.number, reason, error)
+        work = state.plan if isinstance(state, Planning) else state.staging
+        return Barred(state.epoch, reason, state.stage, work)
 
     def _cast(self, state: InEpoch, due: int) -> None:
         try:
@@ -194,10 +192,8 @@ class ExpertEngine:
         match verdict:
             case Wait():
                 return state
-            case Move():
-                return self._move(state)
-            case Commit():
-                return self._decide(state, step, COMMIT)
+            case Move() | Commit():
+                return self._decide(state, step, GO)
             case Abort(reason):
                 return self._decide(state, step, reason.encode())
 
@@ -209,19 +205,23 @@ class ExpertEngine:
         return Moving(state.epoch, state.proposal, staging)
 
     def _decide(self, state: InEpoch, step: int, wish: bytes) -> State:
-        """Settle the epoch for good, and do what was settled, whoever settled it.
+        """Settle the stage for good, and do what was settled, whoever settled it.
 
-        The first decision wins. So a rank that misses ballots may wish for an abort at any time:
-        if a peer that saw them all has committed, this rank commits too.
+        The first answer wins. So a rank that misses ballots may wish for an abort at any time: if
+        a peer that saw them all moves or commits, this rank does so too. A stage has a question
+        of its own because a rank that stayed out of a move would leave its peers' exchange
+        unmatched, which fails their communicator.
         """
-        key = f"{self._config.label}/{state.epoch.number}"
+        key = f"{self._config.label}/{state.epoch.number}/{state.stage}"
         try:
             outcome = self._control.decide(key, wish)
         except ControlLost as error:
             raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
-        if outcome == COMMIT:
-            return self._commit(state, step)
-        return self._abort(state, step, outcome.decode())
+        if outcome != GO:
+            return self._abort(state, step, outcome.decode())
+        if state.stage is Stage.MOVE:
+            return self._move(state)
+        return self._commit(state, step)
 
     def _commit(self, state: InEpoch, step: int) -> State:
         if not isinstance(state, Committing):
@@ -235,7 +235,7 @@ class ExpertEngine:
         self.aborts[reason] += 1
         self._report(state.epoch, step, reason, 0)
         match state:
-            case Planning(_, work) | Moving(_, _, work) | Barred(_, _, work):
+            case Planning(_, work) | Moving(_, _, work) | Barred(_, _, _, work):
                 return Draining(work)
         return Observing()
 

@@ -11,9 +11,18 @@ all ranks are there the verdict is `Wait`.
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
 
 from equipoise.balancer.experts.mover import Staged
 from equipoise.balancer.experts.planner import Proposal
+
+
+class Stage(StrEnum):
+    """The two questions of an epoch; each is settled once, by the first to answer."""
+
+    MOVE = "move"
+    COMMIT = "commit"
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Epoch:
 class Planning:
     """The planner runs beside the forward."""
 
+    stage: ClassVar[Stage] = Stage.MOVE
     epoch: Epoch
     plan: Future[Proposal]
 
@@ -41,6 +51,7 @@ class Planning:
 class Agreeing:
     """This rank has its proposal, and waits for everybody's."""
 
+    stage: ClassVar[Stage] = Stage.MOVE
     epoch: Epoch
     proposal: Proposal
 
@@ -49,6 +60,7 @@ class Agreeing:
 class Moving:
     """Weights travel to staging beside the forward."""
 
+    stage: ClassVar[Stage] = Stage.COMMIT
     epoch: Epoch
     proposal: Proposal
     staging: Future[Staged]
@@ -58,6 +70,7 @@ class Moving:
 class Committing:
     """This rank's staging is filled, and it waits for everybody's."""
 
+    stage: ClassVar[Stage] = Stage.COMMIT
     epoch: Epoch
     proposal: Proposal
     staged: Staged
@@ -76,6 +89,7 @@ class Barred:
 
     epoch: Epoch
     reason: str
+    stage: Stage
     work: Future[Proposal] | Future[Staged]
 
 

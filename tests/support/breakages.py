@@ -126,16 +126,19 @@ class MuteOnce(Around):
         self._inner.cast(question, ballot)
 
 
-class BlindAtCommit(Around):
-    """Does not see the others' ballots when all have staged, `delay` seconds after them."""
+class BlindOnce(Around):
+    """Does not see the ballots when all ranks are `stand` for the first time, `delay` s late."""
 
-    def __init__(self, inner: Any, delay: float) -> None:
+    def __init__(self, inner: Any, stand: str, delay: float) -> None:
         super().__init__(inner)
+        self._word = f'"stand": "{stand}"'.encode()
         self._delay = delay
+        self._blind = threading.Event()
 
     def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
         found: tuple[bytes, ...] = self._inner.collect(question, timeout)
-        if all(b"staged" in ballot for ballot in found):
+        if all(self._word in ballot for ballot in found) and not self._blind.is_set():
+            self._blind.set()
             time.sleep(self._delay)
             raise BallotIncomplete(question, (0,))
         return found
