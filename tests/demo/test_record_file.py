@@ -67,6 +67,6 @@ def test_a_file_that_is_no_record_is_refused_in_one_line(tmp_path: Path, content
 
 def test_an_archive_that_would_need_pickle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "evil.npz"
-    np.savez(path, record=np.array([object()], dtype=object), allow_pickle=True)
+    np.savez(path, record=np.array([object()], dtype=object))
     with pytest.raises(UsageError, match="is not the record"):
         load_record(path)
