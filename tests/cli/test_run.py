@@ -100,7 +100,7 @@ def test_a_rank_that_another_launcher_started_leaves_the_telling_to_rank_zero(
     assert (answer.code, answer.out) == (0, "")
 
 
-def test_a_report_that_cannot_be_written_is_one_line_after_the_table(
+def test_figures_that_cannot_be_written_are_one_line_and_the_table_is_still_printed(
     equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> int:

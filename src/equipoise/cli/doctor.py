@@ -22,9 +22,9 @@ def doctor(arguments: Namespace) -> int:
     if arguments.json is not None:
         check_file("--json", arguments.json)
     findings = examine()
-    print(describe(findings))
     if arguments.json is not None:
         write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
+    print(describe(findings))
     return findings.exit_code
 
 

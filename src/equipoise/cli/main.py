@@ -6,9 +6,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
+from equipoise.cli import streams
 from equipoise.cli.parser import build_parser
 from equipoise.hal.errors import EquipoiseError, UsageError
 
+UNREAD = 1
 BAD_INPUT = 2
 FAILED = 3
 INTERRUPTED = 130
@@ -17,22 +19,38 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors on purpose become one line on standard error.
 
-    Exit codes: what the command returns, 2 bad input, 3 another error on purpose, 130 interrupted.
+    Exit codes: what the command returns, 1 if nobody reads the output any more, 2 bad input,
+    3 another error on purpose or of the system, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Before torch is imported: its sockets warn of host names that nobody here needs.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    streams.open_missing()
     try:
-        return _dispatch(
-            build_parser().parse_args(arguments), shlex.join(["equipoise", *arguments])
-        )
+        return _run(arguments)
     except UsageError as error:
         return _fail(error, BAD_INPUT)
     except EquipoiseError as error:
         return _fail(error, FAILED)
+    except BrokenPipeError:
+        streams.divert_broken()
+        return UNREAD
+    except OSError as error:
+        streams.divert_broken()
+        return _fail(error, FAILED)
     except KeyboardInterrupt:
-        print("equipoise: interrupted", file=sys.stderr)
+        streams.tell("interrupted")
         return INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        return _dispatch(
+            build_parser().parse_args(arguments), shlex.join(["equipoise", *arguments])
+        )
+    finally:
+        # Also after `--help`, which leaves by SystemExit: an output that is full is noticed here.
+        sys.stdout.flush()
 
 
 def _dispatch(arguments: Namespace, command: str) -> int:
@@ -46,8 +64,8 @@ def _dispatch(arguments: Namespace, command: str) -> int:
     return run(arguments, command)
 
 
-def _fail(error: EquipoiseError, code: int) -> int:
+def _fail(error: Exception, code: int) -> int:
     line = " ".join(str(error).split()) or type(error).__name__
     shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-    print(f"equipoise: error: {shown}", file=sys.stderr)
+    streams.tell(f"error: {shown}")
     return code

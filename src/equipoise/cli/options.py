@@ -13,6 +13,9 @@ from equipoise.hal.errors import UsageError
 EXPERTS = 32
 """Logical experts per layer of the shipped model."""
 
+RECORD = "record.npz"
+"""File in the folder of a run that holds everything measured."""
+
 RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
 
 

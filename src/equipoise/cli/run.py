@@ -5,22 +5,24 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.files import ensure_folder, write_file
-from equipoise.cli.options import RunRequest, resolve
+from equipoise.cli.options import RECORD, RunRequest, resolve
 from equipoise.cli.progress import progress_for
 from equipoise.cli.validation import validate
 from equipoise.demo.record import RunRecord
 from equipoise.demo.record_file import save_record
+from equipoise.hal.errors import EquipoiseError
 from equipoise.report.html import PlotsMissing, render_html
 from equipoise.report.summary import Summary, summarise
 from equipoise.report.table import Ink, render
 
 
 def run(arguments: Namespace, command: str) -> int:
-    """Serve, print the table, write the figures and the report; returns the exit code.
+    """Serve, write the figures and the report, print the table; returns the exit code.
 
     Raises UsageError before anything starts, EquipoiseError where the run fails.
     """
@@ -31,8 +33,11 @@ def run(arguments: Namespace, command: str) -> int:
         # Started by a launcher as a rank other than 0, which tells the whole story.
         return 0
     summary = summarise(record)
-    print(render(summary, _ink()), flush=True)
-    _write(request, record, summary, command)
+    try:
+        # Before the table: an output that nobody reads must not cost a finished run its files.
+        _write(request, record, summary, command)
+    finally:
+        print(render(summary, _ink()), flush=True)
     return summary.exit_code
 
 
@@ -58,7 +63,7 @@ def _write(request: RunRequest, record: RunRecord, summary: Summary, command: st
     text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
     write_file(request.json, text + "\n")
     # Everything measured, for pictures and questions that come later.
-    save_record(record, ensure_folder(request.settings.out) / "record.npz")
+    _save(record, ensure_folder(request.settings.out) / RECORD)
     written = [f"figures: {request.json}"]
     try:
         write_file(request.html, render_html(record, summary, command))
@@ -67,6 +72,13 @@ def _write(request: RunRequest, record: RunRecord, summary: Summary, command: st
         print(f"equipoise: no report: {missing}", file=sys.stderr)
     if request.progress == "shown":
         print("\n".join(written), file=sys.stderr)
+
+
+def _save(record: RunRecord, path: Path) -> None:
+    try:
+        save_record(record, path)
+    except OSError as error:
+        raise EquipoiseError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _ink() -> Ink:

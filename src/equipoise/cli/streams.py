@@ -1,0 +1,39 @@
+"""Standard output and standard error that are closed, full, or no longer read."""
+
+import os
+import sys
+
+
+def open_missing() -> None:
+    """Give the program somewhere to write where it was started with a closed stream."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def divert_broken() -> None:
+    """Point every stream that cannot be flushed at the null device.
+
+    What it still holds would otherwise fail again, with a traceback, when the interpreter ends.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _divert(stream.fileno())
+
+
+def tell(line: str) -> None:
+    """One line on standard error, if anybody can read it."""
+    try:
+        print(f"equipoise: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        divert_broken()
+
+
+def _divert(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, descriptor)
+    finally:
+        os.close(null)
