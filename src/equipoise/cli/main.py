@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from equipoise.cli import streams
 from equipoise.cli.parser import build_parser
+from equipoise.cli.termination import Terminated, terminable
 from equipoise.hal.errors import EquipoiseError, UsageError
 
 UNREAD = 1
@@ -20,14 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors on purpose become one line on standard error.
 
     Exit codes: what the command returns, 1 if nobody reads the output any more, 2 bad input,
-    3 another error on purpose or of the system, 130 interrupted.
+    3 another error on purpose or of the system, 130 interrupted,
+    128 + n terminated by signal n.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Before torch is imported: its sockets warn of host names that nobody here needs.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     streams.open_missing()
     try:
-        return _run(arguments)
+        with terminable():
+            return _run(arguments)
     except UsageError as error:
         return _fail(error, BAD_INPUT)
     except EquipoiseError as error:
@@ -41,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         streams.tell("interrupted")
         return INTERRUPTED
+    except Terminated as ended:
+        streams.tell(f"terminated by {ended}")
+        return ended.exit_code
 
 
 def _run(arguments: Sequence[str]) -> int:

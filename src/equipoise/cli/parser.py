@@ -28,7 +28,7 @@ A configuration file is YAML with the long names as keys and underscores for
 hyphens, such as `window_size: 4`; the command line overrides it.
 
 exit code: 0 outputs identical and balancing exercised, 1 one of them not,
-2 bad input, 3 the run failed, 130 interrupted"""
+2 bad input, 3 the run failed, 130 interrupted, 128 + n ended by signal n"""
 DOCTOR = "Say what was found on this machine, what is missing and why."
 
 

@@ -1,0 +1,93 @@
+"""SIGTERM and SIGHUP end a run as Ctrl-C does."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.cli.termination import SIGNALS, Terminated, terminable
+from equipoise.demo import launcher
+
+PATIENCE = 60.0
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_run_in_one_line_and_closes_what_was_open(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    closed = []
+
+    def serve(*_: object) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            # A second one, while cleaning up, changes nothing.
+            signal.raise_signal(number)
+            closed.append(number)
+
+    monkeypatch.setattr(launcher, "run_demo", serve)
+    answer = equipoise("run")
+    assert answer.code == 128 + number
+    assert answer.err == f"equipoise: terminated by {number.name}\n"
+    assert closed == [number]
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_than_the_main_one_leaves_signals_alone() -> None:
+    seen: list[object] = []
+
+    def enter() -> None:
+        with terminable():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join(PATIENCE)
+    assert seen == [signal.SIG_DFL]
+
+
+def test_no_handler_for_errors_takes_it_for_one() -> None:
+    assert not issubclass(Terminated, Exception)
+
+
+def test_a_terminated_launcher_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "equipoise", "run", "--ranks", "1", "--no-balance", "--quiet"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _wait_for(lambda: any(tmp_path.glob("equipoise-*")) or program.poll() is not None)
+        program.terminate()
+        _, said = program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+    assert (program.returncode, said) == (143, "equipoise: terminated by SIGTERM\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
