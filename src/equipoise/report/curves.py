@@ -41,7 +41,8 @@ def imbalance_curve(record: RunRecord) -> Picture:
         "Imbalance by step",
         "Mean over layers, logarithmic. The grey band is the sampling noise that would remain if "
         "every rank were equally likely to get every row; only shares solved on the batch's own "
-        "counts get below it. After a switch the old placement is wrong until new load is seen.",
+        "counts (exact) get below it on average. After a switch the old placement is wrong "
+        "until new load is seen.",
         draw("imbalance", 3.9, paint),
     )
 

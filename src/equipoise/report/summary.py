@@ -127,7 +127,7 @@ def outputs_identical(record: RunRecord) -> bool:
 
 
 def committed(variant: VariantRecord) -> tuple[Epoch, ...]:
-    """The epochs that changed the installed placement."""
+    """The epochs that were committed, whether copies moved or only shares changed."""
     return tuple(epoch for epoch in variant.epochs if epoch.outcome == "committed")
 
 
