@@ -26,7 +26,21 @@ BAD = {
     "an unknown backend": (("--backend", "abacus"), "unknown name 'abacus'; known: cpu"),
     "an unknown communicator": (("--communicator", "pigeon"), "known: gloo"),
     "unknown shares": (("--shares", "fair"), "expected static or lagged or exact, got 'fair'"),
-    "a negative deadline": (("--deadline", "-1"), "--deadline must be above 0"),
+    "too many ranks": (("--ranks", "128"), "--ranks must be at most 64, got 128"),
+    "too many slots": (("--slots", "4100"), "--slots must be at most 4096 a layer, got 4100"),
+    "too many steps": (("--steps", "100001"), "--steps must be at most 100000, got 100001"),
+    "an enormous window": (("--window-size", "9" * 30), "--window-size must be at most 100000"),
+    "an enormous interval": (("--step-interval", "100001"), "--step-interval must be at most"),
+    "a backend that does not exist": (("--backend", "no.such:THING"), "--backend: backend 'no.s"),
+    "an object that is no backend": (("--backend", "os:path"), "'os:path' is not a Backend"),
+    "a backend without a name": (("--backend", ":"), "--backend: backend ':' does not import"),
+    "a backend that raises": (("--backend", "raises:X"), "RuntimeError: out of beads"),
+    "an object that is no communicator": (("--communicator", "os:path"), "not a Communicator"),
+    "a negative deadline": (("--deadline", "-1"), "--deadline must be 1 to 86400 seconds, got -1"),
+    "a tiny deadline": (("--deadline", "0.001"), "--deadline must be 1 to 86400 seconds"),
+    "a deadline of centuries": (("--deadline", "1e10"), "seconds, got 1e+10"),
+    "a deadline of aeons": (("--deadline", "1e300"), "seconds, got 1e+300"),
+    "a deadline that is no number": (("--deadline", "nan"), "expected a number of seconds"),
     "an endless deadline": (("--deadline", "inf"), "expected a number of seconds"),
     "a negative seed": (("--seed", "-1"), "--seed must be at least 0"),
     "an unknown option": (("--rank", "4"), "unrecognized arguments: --rank 4"),
@@ -40,13 +54,21 @@ BAD = {
     "a folder below a file": (("--out", "empty.txt/deeper"), "empty.txt is not a folder"),
     "a folder as JSON": (("--json", "."), "is a folder, not a file"),
     "a folder as report": (("--html", "."), "is a folder, not a file"),
+    "one file for two": (("--json", "f", "--html", "./f"), "the file that --json is written to"),
+    "figures over the record": (("--json", "equipoise-run/record.npz"), "--out's record.npz is"),
+    "a report over the record": (("--out", "o", "--html", "o/record.npz"), "record.npz is written"),
+    "a folder where the record goes": (("--out", "taken"), "taken/record.npz is a folder"),
     "a missing configuration": (("--config", "none.yaml"), "none.yaml cannot be read"),
     "an empty path": (("--out", ""), "expected a path"),
 }
 
 
 @pytest.fixture(autouse=True)
-def texts(tmp_path: Path) -> None:
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "raises.py").write_text("raise RuntimeError('out of beads')")
+    (tmp_path / "taken" / "record.npz").mkdir(parents=True)
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "short.txt").write_bytes(b"short")
     (tmp_path / "nul.txt").write_bytes(b"abc\0" + b"d" * 400)

@@ -16,6 +16,7 @@ from equipoise.cli.run import request_of
 from equipoise.demo.settings import Balance, RunSettings, Shares
 from equipoise.hal.errors import UsageError
 
+CPU = "equipoise.backends.cpu:BACKEND"
 BAD = {
     "rank: 4": "unknown key 'rank'; did you mean ranks?",
     "frobnicate: 4": "unknown key 'frobnicate'; known: ranks",
@@ -26,6 +27,9 @@ BAD = {
     "ranks:": "key 'ranks': expected a whole number, got None",
     "deadline: soon": "key 'deadline': expected a number of seconds",
     "deadline: .inf": "key 'deadline': expected a number of seconds",
+    f"deadline: 1{'0' * 400}": "key 'deadline': expected a number of seconds",
+    "text: []": "key 'text': expected a path or a list of paths, got []",
+    'out: "a\\0b"': "key 'out': expected a path",
     "shares: fair": "key 'shares': expected static or lagged or exact, got 'fair'",
     "balance: maybe": "key 'balance': expected on or off, got 'maybe'",
     "text: [1, 2]": "key 'text': expected a path or a list of paths",
@@ -79,6 +83,20 @@ def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: 
     assert (settings.ranks, settings.steps, settings.window_size) == (1, 60, 4)
     assert (settings.shares, settings.balance) == (Shares.LAGGED, Balance.OFF)
     assert settings.text == (Path("a.txt"),)
+
+
+def test_texts_named_by_several_flags_are_all_served_in_order() -> None:
+    line = ["run", "--text", "a.txt", "b.txt", "--ranks", "2", "--text", "c.txt"]
+    settings = request_of(vars(build_parser().parse_args(line))).settings
+    assert settings.text == (Path("a.txt"), Path("b.txt"), Path("c.txt"))
+    assert request_of(vars(build_parser().parse_args(["run"]))).settings.text == ()
+
+
+def test_an_object_of_a_package_may_be_the_backend(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    assert equipoise("run", "--quiet", "--backend", CPU).code == 0
+    assert [settings.backend for settings in asked] == [CPU]
 
 
 @given(

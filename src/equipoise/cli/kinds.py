@@ -30,7 +30,10 @@ def _int_from_yaml(value: object) -> object:
 def _seconds_from_yaml(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(value)
-    return _finite(float(value))
+    try:
+        return _finite(float(value))
+    except OverflowError:
+        raise ValueError(value) from None
 
 
 def _finite(value: float) -> float:
@@ -40,7 +43,7 @@ def _finite(value: float) -> float:
 
 
 def _str_from_yaml(value: object) -> str:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(value)
     return value
 
@@ -51,6 +54,8 @@ def _str_from_text(value: str) -> str:
 
 def _paths_from_yaml(value: object) -> tuple[Path, ...]:
     values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError(value)
     return tuple(Path(_str_from_yaml(item)) for item in values)
 
 

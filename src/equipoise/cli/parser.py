@@ -89,6 +89,8 @@ def _add_option(group: Any, option: Option) -> None:
             type=_reader(option.kind),
             metavar=option.metavar,
             nargs="+" if option.kind is TEXTS else None,
+            # A second --text adds to the first; of anything else the last one counts.
+            action="extend" if option.kind is TEXTS else "store",
             help=text,
         )
 

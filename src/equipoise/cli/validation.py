@@ -1,11 +1,18 @@
 """What a run cannot be asked for: found before any rank starts, each in one line."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.cli.options import EXPERTS, RunRequest
+from equipoise.cli.options import EXPERTS, RECORD, RunRequest
 from equipoise.demo.settings import Balance, RunSettings
-from equipoise.hal.errors import UsageError
+from equipoise.hal.errors import BackendUnavailable, UsageError
+
+MOST_RANKS = 64
+MOST_SLOTS = 4096
+MOST_STEPS = 100_000
+SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
+"""Seconds: what a healthy rank may need to answer, and a day."""
 
 
 def validate(request: RunRequest) -> None:
@@ -16,40 +23,46 @@ def validate(request: RunRequest) -> None:
     _check_cadence(settings)
     _check_backends(settings)
     _check_traffic(settings)
-    _check_folder("--out", settings.out)
-    check_file("--json", request.json)
-    check_file("--html", request.html)
+    _check_outputs(request)
 
 
 def _check_ranks(settings: RunSettings) -> None:
-    if settings.ranks < 1:
-        raise UsageError(f"--ranks must be at least 1, got {settings.ranks}")
+    _check_count("--ranks", settings.ranks, MOST_RANKS)
     if EXPERTS % settings.ranks:
         raise UsageError(
             f"--ranks {settings.ranks} does not divide {EXPERTS} experts evenly: "
             "without balancing each rank holds as many"
         )
-    if settings.deadline <= 0:
-        raise UsageError(f"--deadline must be above 0 seconds, got {settings.deadline:g}")
+    # So written, nan is refused too.
+    if not SHORTEST_DEADLINE <= settings.deadline <= LONGEST_DEADLINE:
+        raise UsageError(
+            f"--deadline must be {SHORTEST_DEADLINE} to {LONGEST_DEADLINE} seconds, "
+            f"got {settings.deadline:g}"
+        )
+
+
+def _check_count(flag: str, value: int, most: int) -> None:
+    if value < 1:
+        raise UsageError(f"{flag} must be at least 1, got {value}")
+    if value > most:
+        raise UsageError(f"{flag} must be at most {most}, got {value}")
 
 
 def _check_slots(settings: RunSettings) -> None:
     ranks, slots = settings.ranks, settings.slots
     if slots < EXPERTS:
         raise UsageError(f"--slots {slots} is fewer than the {EXPERTS} experts of a layer")
+    if slots > MOST_SLOTS:
+        raise UsageError(f"--slots must be at most {MOST_SLOTS} a layer, got {slots}")
     if slots % ranks:
         raise UsageError(f"--slots {slots} is not divisible by --ranks {ranks}")
 
 
 def _check_cadence(settings: RunSettings) -> None:
-    for flag, value in (
-        ("--steps", settings.steps),
-        ("--window-size", settings.window_size),
-        ("--step-interval", settings.step_interval),
-    ):
-        if value < 1:
-            raise UsageError(f"{flag} must be at least 1, got {value}")
     window, interval = settings.window_size, settings.step_interval
+    _check_count("--steps", settings.steps, MOST_STEPS)
+    _check_count("--window-size", window, MOST_STEPS)
+    _check_count("--step-interval", interval, MOST_STEPS)
     if window > interval:
         raise UsageError(f"--window-size {window} is longer than --step-interval {interval}")
     if settings.balance is Balance.ON and settings.steps <= window:
@@ -63,13 +76,42 @@ def _check_cadence(settings: RunSettings) -> None:
 def _check_backends(settings: RunSettings) -> None:
     from equipoise.hal import registry
 
-    for flag, name, group in (
-        ("--backend", settings.backend, registry.ACCELERATORS),
-        ("--communicator", settings.communicator, registry.COMMUNICATORS),
+    for flag, name, group, find in (
+        ("--backend", settings.backend, registry.ACCELERATORS, registry.accelerator),
+        ("--communicator", settings.communicator, registry.COMMUNICATORS, registry.communicator),
     ):
         known = registry.names(group)
-        if name not in known and ":" not in name:
+        if ":" in name:
+            _check_object(flag, name, find)
+        elif name not in known:
             raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
+
+
+def _check_object(flag: str, name: str, find: Callable[[str], object]) -> None:
+    """A PACKAGE:OBJECT is the user's own module, which may fail to import in any way it likes."""
+    try:
+        find(name)
+    except BackendUnavailable as error:
+        raise UsageError(f"{flag}: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{flag}: backend {name!r} does not import: {reason}") from error
+
+
+def _check_outputs(request: RunRequest) -> None:
+    """What a run writes can be written, each into a file of its own."""
+    out = request.settings.out
+    _check_folder("--out", out)
+    taken: dict[str, str] = {}
+    for name, path in (
+        (f"--out's {RECORD}", out / RECORD),
+        ("--json", request.json),
+        ("--html", request.html),
+    ):
+        check_file(name, path)
+        other = taken.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"{name}: {path} is the file that {other} is written to")
 
 
 def _check_traffic(settings: RunSettings) -> None:
