@@ -14,9 +14,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def commit() -> str:
-    """Short name of the commit that is measured, with `+` when the tree differs from it."""
+    """Short name of the commit that is measured, with `+` when the code differs from it."""
     name = _git("rev-parse", "--short", "HEAD")
-    return name + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    code = (".", ":!benchmarks/results", ":!docs", ":!*.md")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
+    return name + ("+" if changed else "")
 
 
 def save(name: str, command: list[str], figures: dict[str, Any]) -> Path:
