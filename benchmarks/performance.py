@@ -55,11 +55,9 @@ MAIN_JOB = (
     Row("imbalance with `lagged` shares", "reported", lambda f: f"{f['imbalance_lagged']:.4f}"),
     Row("sampling-noise floor", "reported", lambda f: f"{f['noise_floor']:.4f}"),
     Row(
-        "epochs, copies moved of slots",
+        "epochs (by phase); copies moved in all of them; slots",
         "at least 2 a phase",
-        lambda f: (
-            f"{f['epochs']} {f['epochs_per_phase']}, {f['slots_moved']} of {f['slots_total']}"
-        ),
+        lambda f: f"{f['epochs']} {f['epochs_per_phase']}, {f['slots_moved']}; {f['slots_total']}",
     ),
     Row(
         "outputs identical to one process without exchange",
@@ -137,7 +135,7 @@ def _native() -> list[str]:
         "",
         "1,024 tokens x top-8 of 256 experts, 288 slots, 32 ranks, one thread; median of 5.",
         "",
-        "| Operation | Native, microseconds | Times faster | Spread | Than |",
+        "| Operation | Native, microseconds | Other / native time | Spread | Other |",
         "|---|---|---|---|---|",
     ]
     for name, row in (found["figures"] if found else {}).items():
