@@ -1,6 +1,7 @@
 """What one rank of a run does, from meeting the others to the record of the run."""
 
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 
@@ -147,10 +148,16 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
 def _samples(traffic: Traffic, desk: Desk) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The first prompt of each phase, and what the model wrote after it."""
     firsts = [traffic.arrivals(step)[0] for step in (0, *traffic.switch_steps)]
-    return (
-        tuple(request.prompt.decode(errors="replace") for request in firsts),
-        tuple(desk.texts[request.id].decode(errors="replace") for request in firsts),
-    )
+    pairs = [_as_text(request.prompt, desk.texts[request.id]) for request in firsts]
+    return tuple(prompt for prompt, _ in pairs), tuple(text for _, text in pairs)
+
+
+def _as_text(prompt: bytes, continuation: bytes) -> tuple[str, str]:
+    """Both as text; a character that the prompt leaves unfinished goes with the continuation."""
+    whole = (prompt + continuation).decode(errors="replace")
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(prompt.decode(errors="replace"), whole))
+    kept = sum(1 for _ in alike)
+    return whole[:kept], whole[kept:]
 
 
 def _blame(control: ControlPlane, error: Exception, patience: float) -> Exception:
