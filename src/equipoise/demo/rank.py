@@ -155,8 +155,8 @@ def _samples(traffic: Traffic, desk: Desk) -> tuple[tuple[str, ...], tuple[str, 
 def _as_text(prompt: bytes, continuation: bytes) -> tuple[str, str]:
     """Both as text; a character that the prompt leaves unfinished goes with the continuation."""
     whole = (prompt + continuation).decode(errors="replace")
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(prompt.decode(errors="replace"), whole))
-    kept = sum(1 for _ in alike)
+    pairs = zip(prompt.decode(errors="replace"), whole, strict=False)
+    kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return whole[:kept], whole[kept:]
 
 
