@@ -24,6 +24,8 @@ BACKLOG = 1024
 """Connections that may wait to be accepted: two a rank."""
 START = 30.0
 """Seconds for the store to come up."""
+RETRY = 0.05
+"""Seconds between two attempts to reach the store."""
 BEAT = 0.25
 """Seconds between heartbeats."""
 SILENCE = 2.0
@@ -48,6 +50,24 @@ def connect(rendezvous: Rendezvous) -> TCPStore:
     except DistError as error:
         where = f"{rendezvous.host}:{rendezvous.port}"
         raise ControlLost(f"no store answers at {where}: {_line(error)}") from error
+
+
+def await_listener(rendezvous: Rendezvous) -> None:
+    """Wait until somebody listens where the store should be.
+
+    torch's own attempts overshoot their time-out by as much again, and log a page of frames.
+    Raises `ControlLost`.
+    """
+    where, expiry = (rendezvous.host, rendezvous.port), time.monotonic() + rendezvous.deadline
+    while True:
+        try:
+            socket.create_connection(where, timeout=rendezvous.deadline).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= expiry:
+                where_text = f"{rendezvous.host}:{rendezvous.port}"
+                raise ControlLost(f"no store answers at {where_text}: {_line(error)}") from error
+        time.sleep(RETRY)
 
 
 class StoreHost:
@@ -108,7 +128,8 @@ class StoreControlPlane:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._where = rendezvous
-        self._calls = BoundedCalls("the store of the control plane")
+        await_listener(rendezvous)
+        self._calls = BoundedCalls(f"the store at {rendezvous.host}:{rendezvous.port}")
         self._store = self.bounded(lambda: connect(rendezvous))
         self._operation = "start-up"
         self._pulse = self.bounded(lambda: _Pulse(rendezvous, self))

@@ -61,6 +61,6 @@ def test_every_property_of_the_protocol_is_an_attribute_and_not_a_method(
 @pytest.mark.parametrize(("protocol", "kind"), PAIRS, ids=lambda t: t.__name__)
 def test_nothing_is_public_that_no_protocol_names(protocol: type, kind: type) -> None:
     """Whoever programs against the CPU backend must not come to rely on more than the contract."""
-    own = {"latest", "renew", "operation", "store", "watch", "poll", "buffers", "close"}
+    own = {"latest", "renew", "operation", "store", "bounded", "watch", "poll", "buffers", "close"}
     public = {name for name in vars(kind) if not name.startswith("_")}
     assert public - set(members(protocol)) <= own

@@ -52,7 +52,8 @@ class Ranks:
                 self._start(rank)
         except OSError as error:
             self.__exit__()
-            raise ControlError(f"rank {rank} could not be started: {error}") from error
+            failed = len(self.processes)
+            raise ControlError(f"rank {failed} could not be started: {error}") from error
         except BaseException:
             self.__exit__()
             raise
