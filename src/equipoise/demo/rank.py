@@ -24,9 +24,9 @@ from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
 from equipoise.hal.stream import Role
 
-OPERATIONS = 0.75
+OPERATIONS = 0.6
 """The part of the run's deadline that an operation may take; the rest is for what follows it."""
-ATTRIBUTION = 0.15
+ATTRIBUTION = 0.1
 """The part of the run's deadline to wait for evidence of who was lost."""
 
 

@@ -22,7 +22,7 @@ SILENCE = 0.85
 """The part of the deadline that a rank may be silent; its peers notice earlier, and know more."""
 START = 60.0
 """Seconds until a rank's first heartbeat: it has to import torch."""
-GRACE = 0.15
+GRACE = 0.1
 """The part of the deadline that ranks get to end by themselves after the first one failed."""
 
 
