@@ -42,14 +42,14 @@ def _words(data: Tensor) -> Tensor:
 
 def _sum_words(words: Tensor, first: int) -> Tensor:
     index = torch.arange(first + 1, first + 1 + words.numel(), device=words.device)
-    return _mix64(words + index * _signed(STEP64)).sum()
+    return _mix64(words + index * as_int64(STEP64)).sum()
 
 
 def _mix64(x: Tensor) -> Tensor:
     x = x ^ _shift(x, 32)
-    x = x * _signed(0xC92A4895548C7445)
+    x = x * as_int64(0xC92A4895548C7445)
     x = x ^ _shift(x, 29)
-    x = x * _signed(0xB33D02297CFAF58D)
+    x = x * as_int64(0xB33D02297CFAF58D)
     return x ^ _shift(x, 32)
 
 
@@ -58,5 +58,6 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(x: int) -> int:
+def as_int64(x: int) -> int:
+    """The same 64 bits, below 2**64, as torch's int64 holds them."""
     return x - (1 << 64) if x >> 63 else x

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _native
+from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.stream import Stream
 
@@ -106,8 +107,7 @@ class CpuKernels:
         view = data.detach().reshape(-1).view(torch.uint8)
 
         def program() -> None:
-            value = _native.checksum(view.numpy())
-            out[0] = value - (1 << 64) if value >> 63 else value
+            out[0] = as_int64(_native.checksum(view.numpy()))
 
         stream.launch(program)
 

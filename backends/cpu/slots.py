@@ -7,6 +7,7 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import as_int64
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Stream
@@ -97,7 +98,7 @@ class CpuSlotStore:
             for place, slot in enumerate(numbers):
                 for piece, segment in self._pieces(scratch, slot):
                     piece.copy_(segment)
-                out[place] = _signed(_native.checksum(scratch.numpy()))
+                out[place] = as_int64(_native.checksum(scratch.numpy()))
 
         stream.launch(program)
 
@@ -108,7 +109,7 @@ class CpuSlotStore:
 
         def program() -> None:
             for place, buffer in enumerate(numbers):
-                out[place] = _signed(_native.checksum(self._staging[buffer].numpy()))
+                out[place] = as_int64(_native.checksum(self._staging[buffer].numpy()))
 
         stream.launch(program)
 
@@ -150,8 +151,3 @@ def _check_sums(out: Tensor, count: int) -> None:
         raise SlotError(
             f"checksums of {count} slots are int64 [{count}], got {out.dtype} {list(out.shape)}"
         )
-
-
-def _signed(checksum: int) -> int:
-    """The same 64 bits as torch's int64 holds them."""
-    return checksum - (1 << 64) if checksum >> 63 else checksum
