@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from equipoise.hal.kernels import Salt as Salt
     from equipoise.hal.kernels import Tables as Tables
     from equipoise.hal.kernels import TableUpdate as TableUpdate
+    from equipoise.hal.lock import StreamLock as StreamLock
+    from equipoise.hal.pool import HostPool as HostPool
+    from equipoise.hal.pool import Page as Page
+    from equipoise.hal.slots import Lease as Lease
+    from equipoise.hal.slots import Reader as Reader
     from equipoise.hal.slots import Segment as Segment
     from equipoise.hal.slots import SegmentType as SegmentType
     from equipoise.hal.slots import SlotLayout as SlotLayout
@@ -37,7 +42,6 @@ if TYPE_CHECKING:
     from equipoise.hal.stream import Event as Event
     from equipoise.hal.stream import Role as Role
     from equipoise.hal.stream import Stream as Stream
-    from equipoise.hal.stream import StreamLock as StreamLock
     from equipoise.hal.work import Work as Work
 
 HOMES = {
@@ -60,8 +64,10 @@ HOMES = {
     ),
     "control": ("ControlPlane",),
     "kernels": ("Kernels", "Salt", "TableUpdate", "Tables"),
-    "slots": ("Segment", "SegmentType", "SlotLayout", "SlotStore"),
-    "stream": ("Event", "Role", "Stream", "StreamLock"),
+    "lock": ("StreamLock",),
+    "pool": ("HostPool", "Page"),
+    "slots": ("Lease", "Reader", "Segment", "SegmentType", "SlotLayout", "SlotStore"),
+    "stream": ("Event", "Role", "Stream"),
     "work": ("Work",),
 }
 """Module by module, the names that are exported; errors stay in `equipoise.hal.errors`."""

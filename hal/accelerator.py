@@ -9,8 +9,10 @@ from torch import Tensor
 
 from equipoise.hal.capabilities import Capabilities, Probe
 from equipoise.hal.kernels import Kernels
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.pool import HostPool
 from equipoise.hal.slots import SlotLayout, SlotStore
-from equipoise.hal.stream import Event, Role, Stream, StreamLock
+from equipoise.hal.stream import Event, Role, Stream
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,11 @@ class Accelerator(Protocol):
         """A fresh event."""
         ...
 
-    def stream_lock(self) -> StreamLock:
-        """A fresh lock. Raises `Unsupported`."""
+    def stream_lock(self, deadline: float) -> StreamLock:
+        """A fresh lock, whose waiting streams are released by a poison after `deadline` seconds.
+
+        Raises `Unsupported`.
+        """
         ...
 
     def slot_store(self, layout: SlotLayout) -> SlotStore:
@@ -84,6 +89,10 @@ class Accelerator(Protocol):
 
     def pinned(self, nbytes: int) -> Tensor:
         """Host memory, uint8 [nbytes], page-locked where that is declared."""
+        ...
+
+    def host_pool(self, page_bytes: int, pages: int) -> HostPool:
+        """So many pages of host memory, as `pinned` gives it."""
         ...
 
     def graph(self) -> Graph:
@@ -114,6 +123,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The name it is chosen by."""
+        ...
+
+    @property
+    def communicator(self) -> str:
+        """Name of the communicator backend that goes with it unless another is asked for."""
         ...
 
     @property

@@ -146,8 +146,13 @@ class Fabric(Protocol):
         """The control plane."""
         ...
 
-    def open(self, purpose: str) -> Communicator:
-        """A communicator of its own for `purpose`; collective: every rank opens it."""
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
+        """A communicator of its own for `purpose` among `ranks`, all of them by default.
+
+        Collective: every one of these ranks opens it, in the same order of `ranks`; the place in
+        that order is its rank there. A purpose is opened once. Raises `CommunicatorFailed` when
+        a rank does not come by the deadline, and `Unsupported` when this rank is not one of them.
+        """
         ...
 
     def close(self) -> None:
@@ -195,8 +200,18 @@ class CommunicatorBackend(Protocol):
         """Whether it can run here."""
         ...
 
+    def joined(self) -> Rendezvous | None:
+        """Where this process stands if the backend's own launcher started it, else None.
+
+        For backends that bring a launcher (mpiexec); every process of the launch calls it.
+        """
+        ...
+
     def host(self) -> RendezvousHost:
-        """A store on this machine, on a free port; for launchers."""
+        """A store on this machine, on a free port; for launchers.
+
+        Raises `Unsupported` where only the backend's own launcher can start ranks.
+        """
         ...
 
     def connect(self, rendezvous: Rendezvous) -> Fabric:

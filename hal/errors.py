@@ -7,8 +7,13 @@ EquipoiseError
 ├── StreamError
 │   ├── EventNotRecorded      waiting on an event that nothing was recorded into
 │   ├── StreamFailed          a program on the stream raised; the stream takes no more
-│   └── StreamTimeout         the stream did not drain in time (it goes on)
+│   ├── StreamTimeout         the stream did not drain in time (it goes on)
+│   ├── LockPoisoned          a stream lock was poisoned: discard what was read under it
+│   ├── LockMisuse            a mover's verb out of turn; nothing has happened
+│   └── StaleEpoch            a mover's verb for an epoch that is over; nothing has happened
 ├── SlotError                 a slot, staging buffer or source does not fit its descriptor
+│   ├── SlotLeased            a peer still reads the slot; nothing has happened
+│   └── PoolExhausted         no page of the host pool became free in time
 ├── CommunicatorError
 │   ├── CommunicatorFailed    an operation failed, or came after one that did: rebuild first
 │   │   └── OperationTimeout  an operation passed its own (hard) deadline
@@ -16,7 +21,9 @@ EquipoiseError
 ├── ControlError
 │   ├── BallotIncomplete      not every rank cast its ballot in time
 │   ├── ControlLost           the store of the control plane cannot be reached
+│   ├── OrderMismatch         checked mode: ranks issued different operations; none was started
 │   └── RankLost              a rank was killed, stopped or left; names rank and operation
+├── Violation                 the conformance suite saw a backend break a clause
 └── EngineError
     ├── PlacementError        a placement, share table or load is malformed
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
@@ -56,8 +63,28 @@ class StreamTimeout(StreamError):
     """The stream did not drain in time; what it runs goes on."""
 
 
+class LockPoisoned(StreamError):
+    """A stream lock was poisoned: what was read under it is to be discarded."""
+
+
+class LockMisuse(StreamError):
+    """A mover signalled without owning the slots, or waited while owning them."""
+
+
+class StaleEpoch(StreamError):
+    """A mover came late, from an epoch of the stream lock that is over."""
+
+
 class SlotError(EquipoiseError):
     """A slot, staging buffer or source does not fit its descriptor."""
+
+
+class SlotLeased(SlotError):
+    """A peer still reads the slot, so nobody may write it."""
+
+
+class PoolExhausted(SlotError):
+    """No page of the host pool became free in time."""
 
 
 class CommunicatorError(EquipoiseError):
@@ -110,6 +137,22 @@ class RankLost(ControlError):
         self.rank = rank
         self.how = how
         self.operation = operation
+
+
+class OrderMismatch(ControlError):
+    """Checked mode: ranks issued different operations at the same place of the sequence."""
+
+
+class Violation(EquipoiseError):
+    """A backend breaks a clause of the contract.
+
+    Attributes:
+        clause: identifier in `docs/contract.md`.
+    """
+
+    def __init__(self, clause: str, what: str) -> None:
+        super().__init__(f"{clause}: {what}")
+        self.clause = clause
 
 
 class EngineError(EquipoiseError):

@@ -87,10 +87,36 @@ class SlotLayout:
 
 
 @runtime_checkable
+class Reader(Protocol):
+    """A stream whose own launches read the slots: a forward, a draft model, a replayed graph."""
+
+    def detach(self) -> None:
+        """It reads no more; what it has launched is still waited for. Any number of times."""
+        ...
+
+
+@runtime_checkable
+class Lease(Protocol):
+    """Slots that a peer reads: nobody writes them until it has acknowledged (A11)."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """What is held."""
+        ...
+
+    def release(self) -> None:
+        """The peer has read. Any number of times; only the first counts."""
+        ...
+
+
+@runtime_checkable
 class SlotStore(Protocol):
     """The slots of one rank; every verb takes many slots, is ordered on `stream`, and copies bytes.
 
-    A blob is a contiguous uint8 tensor that holds slots back to back, segments in order.
+    A blob is a contiguous uint8 tensor that holds slots back to back, segments in order. Verbs of
+    one store take effect as if one after another in the order of issue, whatever streams they are
+    issued on: each waits, on its stream, for the earlier ones that touch the same slots or
+    staging (A2, V2). Towards launches that read slots directly, see `attach`.
     """
 
     @property
@@ -125,4 +151,24 @@ class SlotStore(Protocol):
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """The same for staging buffers."""
+        ...
+
+    def attach(self, stream: Stream) -> Reader:
+        """From now on `commit` and `write` respect what is launched on `stream` (A12, V4).
+
+        A call of either comes, whole, after everything launched on the stream before it and
+        before everything launched after it.
+        """
+        ...
+
+    def lease(self, slots: Sequence[int]) -> Lease:
+        """Hold slots: `commit` and `write` to any of them raise `SlotLeased` before any effect.
+
+        Leases of a slot add up; it is free when the last of them is released.
+        """
+        ...
+
+    @property
+    def conversions(self) -> int:
+        """How many segments were copied by anything slower than a copy of bytes (A7)."""
         ...

@@ -1,6 +1,7 @@
 """Streams and events: who runs after whom."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
@@ -46,6 +47,14 @@ class Stream(Protocol):
         """What the stream is for."""
         ...
 
+    def current(self) -> AbstractContextManager[None]:
+        """Make this the current stream of the calling thread.
+
+        Operations of a communicator that declares `stream_ordered` come after what was launched
+        on the stream that is current when they are issued (clause X6).
+        """
+        ...
+
     def launch(self, program: Callable[[], object]) -> None:
         """Run `program` with this stream current.
 
@@ -77,34 +86,4 @@ class Stream(Protocol):
             StreamFailed: a program raised; the exception is the `__cause__`.
             StreamTimeout: not drained within `timeout` seconds.
         """
-        ...
-
-
-@runtime_checkable
-class StreamLock(Protocol):
-    """Hand-over between a stream and a mover that writes from the host side.
-
-    Two self-resetting binary words (full, empty): a wait may precede its signal, and one signal
-    releases exactly one waiter. Drained before an epoch reuses it, so that a late signal of epoch
-    k cannot release a waiter of k + 1.
-    """
-
-    def acquire(self, stream: Stream) -> None:
-        """Stream-ordered: the stream goes on once the mover has signalled."""
-        ...
-
-    def release(self, stream: Stream) -> None:
-        """Stream-ordered: the mover may write from this point on."""
-        ...
-
-    def wait(self, timeout: float) -> None:
-        """Host side: block until the stream has released; raises `StreamTimeout`."""
-        ...
-
-    def signal(self) -> None:
-        """Host side: let exactly one `acquire` go on."""
-        ...
-
-    def poison(self) -> None:
-        """Release every waiter; their step's output is discarded with an error."""
         ...
