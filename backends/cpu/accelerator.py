@@ -12,8 +12,9 @@ from equipoise.backends.cpu.stream import CpuEvent, CpuStream
 from equipoise.hal.accelerator import Graph, Memory, Topology
 from equipoise.hal.capabilities import Available, Capabilities, Probe
 from equipoise.hal.errors import BackendUnavailable, Unsupported
+from equipoise.hal.lock import StreamLock
 from equipoise.hal.slots import SlotLayout
-from equipoise.hal.stream import Role, StreamLock
+from equipoise.hal.stream import Role
 
 CLOSING = 5.0
 """Seconds that closing waits for each stream's worker."""
@@ -46,7 +47,7 @@ class CpuAccelerator:
         """A fresh event."""
         return CpuEvent()
 
-    def stream_lock(self) -> StreamLock:
+    def stream_lock(self, deadline: float) -> StreamLock:
         """Not declared yet."""
         raise Unsupported("the CPU backend declares no stream lock")
 
@@ -87,6 +88,7 @@ class CpuBackend:
     """The entry point `equipoise.accelerators: cpu`."""
 
     name = "cpu"
+    communicator = "gloo"
 
     @property
     def capabilities(self) -> Capabilities:

@@ -1,7 +1,10 @@
 """Gloo as a fabric: one process group a purpose, and the control plane beside them."""
 
+from collections.abc import Sequence
+
 from torch import distributed
 
+from equipoise.backends.cpu.arguments import check_rank
 from equipoise.backends.cpu.communicator import GLOO_CAPABILITIES, GlooCommunicator
 from equipoise.backends.cpu.control import ANSWER, StoreControlPlane, StoreHost
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
@@ -21,12 +24,14 @@ class GlooFabric:
         """The control plane."""
         return self._control
 
-    def open(self, purpose: str) -> Communicator:
-        """A process group of its own."""
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
+        """A process group of its own, among `ranks`."""
         where = self._where
+        members = tuple(range(where.size) if ranks is None else ranks)
+        check_rank(f"communicator {purpose!r}", where.rank, members)
         made = self._control.bounded(
             lambda: GlooCommunicator(
-                self._control.store, purpose, range(where.size), where.rank, where.deadline
+                self._control.store, purpose, members, where.rank, where.deadline
             ),
             where.deadline + ANSWER,
         )
@@ -56,6 +61,9 @@ class GlooBackend:
         if distributed.is_available() and distributed.is_gloo_available():
             return Available("torch.distributed with gloo")
         return Unavailable("this build of torch has no torch.distributed gloo")
+
+    def joined(self) -> None:
+        """Gloo brings no launcher."""
 
     def host(self) -> StoreHost:
         """A store on this machine."""
