@@ -1,0 +1,203 @@
+"""What a host of one rank works with while it plays a program."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.errors import EquipoiseError, Violation
+from equipoise.hal.stream import Stream
+from equipoise.hal.work import Work
+
+GUARD = 64
+"""Bytes of a guard band on either side."""
+GUARD_BYTE = 0x5A
+
+
+@dataclass(frozen=True)
+class Until:
+    """What a host waits for when it yields: on a controlled world it is not resumed before.
+
+    Attributes:
+        ready: whether it may go on; must have no side effect.
+        what: in words, for the report of a hang.
+    """
+
+    ready: Callable[[], bool]
+    what: str
+
+
+NEXT = Until(lambda: True, "its next step")
+"""Anybody may overtake here, nothing is waited for."""
+Play = Generator[Until, None, Any]
+"""A host that plays its part: yields what it waits for, returns what it observed (JSON)."""
+
+
+class Surroundings(Protocol):
+    """What only the executor can do for a bench."""
+
+    def empty(self, nbytes: int) -> Tensor:
+        """uint8 [nbytes] in device memory, contents undefined."""
+        ...
+
+    def churn(self) -> None:
+        """Let memory that was dropped be reused and scribbled."""
+        ...
+
+    def hold(self, stream: Stream) -> Callable[[], None]:
+        """Keep `stream` from running what is launched from now on, until the result is called.
+
+        Raises `Unsupported` where nothing can hold a stream.
+        """
+        ...
+
+    def disturb(self, stream: Stream) -> None:
+        """Let a delay of the executor's choice happen on `stream`, to widen races."""
+        ...
+
+    def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
+        """A fresh communicator whose purpose no earlier case has used."""
+        ...
+
+
+@dataclass
+class Bench:
+    """One host's place: its rank, its device, its fabric.
+
+    Attributes:
+        rank: this rank.
+        size: ranks that play.
+        host: which host of the rank this is.
+        accelerator: the device, shared by the rank's hosts.
+        fabric: this rank's connection to the others; absent in programs of one rank.
+        deadline: seconds after which an operation of this fabric fails.
+        patience: seconds that any wait which must succeed may take.
+        surroundings: the executor's part.
+        shared: what the hosts of this rank share.
+    """
+
+    rank: int
+    size: int
+    host: int
+    accelerator: Accelerator
+    fabric: Fabric | None
+    deadline: float
+    patience: float
+    surroundings: Surroundings
+    shared: dict[str, Any] = field(default_factory=dict)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
+        """Device memory of that shape and dtype, contents undefined."""
+        count = 1
+        for extent in shape:
+            count *= extent
+        flat = self.surroundings.empty(count * dtype.itemsize)
+        return flat.view(dtype).view(tuple(shape))
+
+    def of(self, values: Tensor) -> Tensor:
+        """Device memory with a copy of `values`."""
+        made = self.empty(tuple(values.shape), values.dtype)
+        made.copy_(values)
+        return made
+
+    def filled(self, shape: Sequence[int], value: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        """Device memory filled with `value`."""
+        return self.empty(shape, dtype).fill_(value)
+
+    def guarded(self, nbytes: int, offset: int = 0) -> "Guarded":
+        """Bytes between guard bands; `offset` moves them off the alignment."""
+        whole = self.filled((GUARD + offset + nbytes + GUARD,), GUARD_BYTE)
+        return Guarded(whole, GUARD + offset, nbytes)
+
+    def churn(self) -> None:
+        """Let memory that was dropped be reused and scribbled."""
+        self.surroundings.churn()
+
+    def hold(self, stream: Stream) -> Callable[[], None]:
+        """Keep `stream` from running what is launched from now on; the result lets it go."""
+        return self.surroundings.hold(stream)
+
+    def disturb(self, stream: Stream) -> None:
+        """Widen races on `stream`, where that is possible."""
+        self.surroundings.disturb(stream)
+
+    def communicator(self, purpose: str = "main", ranks: Sequence[int] | None = None) -> Play:
+        """A fresh communicator; to be used with `yield from`."""
+        yield NEXT
+        return self.surroundings.open(purpose, ranks)
+
+    def drain(self, *streams: Stream) -> None:
+        """Wait, on the host, for these streams, or for all of the accelerator's."""
+        for stream in streams:
+            stream.synchronize(self.patience)
+        if not streams:
+            self.accelerator.synchronize(self.patience)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A buffer inside a larger one, whose other bytes nobody may touch."""
+
+    whole: Tensor
+    start: int
+    nbytes: int
+
+    @property
+    def data(self) -> Tensor:
+        """uint8 [nbytes]."""
+        return self.whole[self.start : self.start + self.nbytes]
+
+    def intact(self) -> bool:
+        """Whether the guard bands still hold what was put there."""
+        before = self.whole[: self.start]
+        after = self.whole[self.start + self.nbytes :]
+        return bool((before == GUARD_BYTE).all()) and bool((after == GUARD_BYTE).all())
+
+
+def finish(bench: Bench, work: Work, what: str = "an operation") -> Play:
+    """Wait for a work that must end well; to be used with `yield from`."""
+    yield Until(work.done, what)
+    work.result(bench.patience)
+
+
+def outcome(bench: Bench, work: Work, what: str = "an operation") -> Play:
+    """Wait for a work that may fail; returns the error, or None when it ended well."""
+    yield Until(work.done, what)
+    try:
+        work.result(bench.patience)
+    except EquipoiseError as error:
+        return error
+    return None
+
+
+def attempt(call: Callable[[], object], *allowed: type[Exception]) -> Exception | None:
+    """The error of one of the `allowed` kinds that `call` raised, or None."""
+    try:
+        call()
+    except allowed as error:
+        return error
+    return None
+
+
+def demand(clause: str, truth: object, what: str) -> None:
+    """Raise `Violation` of `clause` unless `truth`."""
+    if not truth:
+        raise Violation(clause, what)
+
+
+def equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None:
+    """Raise `Violation` unless both hold the same bytes; says where they differ first."""
+    left = found.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    right = wanted.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    if left.shape != right.shape:
+        raise Violation(clause, f"{what}: {left.numel()} bytes instead of {right.numel()}")
+    wrong = (left != right).nonzero()
+    if wrong.numel():
+        place = int(wrong[0])
+        seen, due = int(left[place]), int(right[place])
+        count = f"{wrong.numel()} of {left.numel()} bytes differ"
+        raise Violation(clause, f"{what}: {count}, first at {place}: {seen:#04x}, not {due:#04x}")

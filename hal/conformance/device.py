@@ -1,0 +1,127 @@
+"""The executor for one real device: hardware schedules, delays widen the races."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator, Backend
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.conformance.bench import Bench
+from equipoise.hal.conformance.hosts import play_hosts
+from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.errors import Unsupported
+from equipoise.hal.stream import Stream
+
+PATIENCE = 20.0
+"""Seconds that a wait which must succeed may take."""
+LONGEST = 0.002
+"""Seconds of the longest delay on the host's processors."""
+SIDE = 256
+"""Rows and columns of the matrices that delay a device."""
+SCRIBBLE = 0xA5
+REMEMBERED = 64
+"""How many sizes of dropped memory `churn` writes over."""
+
+
+@dataclass
+class RealSurroundings:
+    """What a real device does for its bench."""
+
+    accelerator: Accelerator
+    schedule: bytes
+    fabric: Fabric | None = None
+    prefix: str = ""
+    sizes: list[int] = field(default_factory=list)
+    taken: int = 0
+
+    def empty(self, nbytes: int) -> Tensor:
+        """Memory of the device, scribbled."""
+        self.sizes = [*self.sizes[1 - REMEMBERED :], nbytes]
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
+        return flat.fill_(SCRIBBLE)
+
+    def churn(self) -> None:
+        """Take blocks of the sizes used so far, scribble them, drop them."""
+        blocks = [
+            torch.full((size,), SCRIBBLE, dtype=torch.uint8, device=self.accelerator.device)
+            for size in self.sizes
+        ]
+        del blocks
+
+    def hold(self, stream: Stream) -> Callable[[], None]:
+        """By a stream lock that nobody has signalled yet."""
+        lock = self.accelerator.stream_lock(PATIENCE)
+        lock.acquire(stream)
+        return lambda: lock.signal(lock.epoch)
+
+    def disturb(self, stream: Stream) -> None:
+        """A delay that the schedule chooses: some work, or none."""
+        if not self.schedule:
+            return
+        part = self.schedule[self.taken % len(self.schedule)] / 255
+        self.taken += 1
+        device = self.accelerator.device
+        if device.type == "cpu":
+            stream.launch(lambda: time.sleep(part * LONGEST))
+        else:
+            square = torch.ones(SIDE, SIDE, device=device)
+            stream.launch(lambda: [square @ square for _ in range(int(part * 16))])
+
+    def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
+        """A communicator under a name of this case."""
+        if self.fabric is None:
+            raise Unsupported("a device by itself has no communicator")
+        return self.fabric.open(f"{self.prefix}{purpose}", ranks)
+
+
+class DeviceSubject:
+    """One device of a backend, freshly opened for every case."""
+
+    def __init__(self, backend: Backend, index: int = 0) -> None:
+        self._backend = backend
+        self._index = index
+        self._traits = Traits(backend.capabilities, None, (1,), controlled=False)
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def traits(self) -> Traits:
+        """As declared; one rank."""
+        return self._traits
+
+    def play(self, claim: Property, case: Case) -> None:
+        """On the device as it schedules itself."""
+        accelerator = self._backend.open(self._index)
+        try:
+            answers = play_alone(claim, case, accelerator)
+            judge(claim, case, answers)
+        except Exception as error:
+            raise blame(claim, error) from error
+        finally:
+            accelerator.close()
+
+    def close(self) -> None:
+        """Nothing is held between cases."""
+
+
+def play_alone(claim: Property, case: Case, accelerator: Accelerator) -> list[object]:
+    """The answers of the hosts of a rank that needs no fabric."""
+    bench = Bench(
+        rank=0,
+        size=1,
+        host=0,
+        accelerator=accelerator,
+        fabric=None,
+        deadline=PATIENCE,
+        patience=PATIENCE,
+        surroundings=RealSurroundings(accelerator, case.schedule),
+    )
+    return play_hosts(claim, case, bench)

@@ -1,0 +1,98 @@
+"""Programs: what a property plays, as data that can be drawn, shrunk, printed and broadcast."""
+
+import base64
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Argument = int | str
+"""What a step is given: a number, or the name of something."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call that a host makes.
+
+    Attributes:
+        op: what is done; the property's `play` knows the word.
+        args: with what.
+        rank: on which rank; -1 means on every rank.
+        host: by which host of that rank.
+    """
+
+    op: str
+    args: tuple[Argument, ...] = ()
+    rank: int = -1
+    host: int = 0
+
+    def __str__(self) -> str:
+        call = f"{self.op}({', '.join(map(str, self.args))})"
+        where = "" if self.rank < 0 else f"rank {self.rank}: "
+        return where + (f"host {self.host}: " if self.host else "") + call
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in the order of issue, on so many ranks, and named settings of the whole.
+
+    Attributes:
+        steps: what the hosts do.
+        size: how many ranks play it.
+        settings: numbers or names that hold for the whole program, sorted by name.
+    """
+
+    steps: tuple[Step, ...]
+    size: int = 1
+    settings: tuple[tuple[str, Argument], ...] = ()
+
+    def setting(self, name: str) -> Argument:
+        """The setting of that name. Raises `KeyError`."""
+        return dict(self.settings)[name]
+
+    def number(self, name: str) -> int:
+        """The setting of that name, which is a number."""
+        return int(self.setting(name))
+
+    def of(self, rank: int, host: int = 0) -> tuple[Step, ...]:
+        """The steps that this host of this rank makes."""
+        return tuple(s for s in self.steps if s.rank in (-1, rank) and s.host == host)
+
+    def lines(self) -> list[str]:
+        """As text: one line for the settings, one for each step."""
+        settings = ", ".join(f"{name} = {value}" for name, value in self.settings)
+        ranks = f"{self.size} ranks" if self.size > 1 else ""
+        head = "; ".join(filter(None, (ranks, settings)))
+        return ([head] if head else []) + [str(step) for step in self.steps]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and the bytes that decide who moves next where somebody decides it."""
+
+    program: Program
+    schedule: bytes = b""
+
+
+def program(
+    steps: Iterable[Step], size: int = 1, settings: Mapping[str, Argument] | None = None
+) -> Program:
+    """A program with sorted settings."""
+    return Program(tuple(steps), size, tuple(sorted((settings or {}).items())))
+
+
+def to_json(case: Case) -> dict[str, Any]:
+    """What a rank in another process is sent."""
+    found = case.program
+    return {
+        "steps": [[s.op, list(s.args), s.rank, s.host] for s in found.steps],
+        "size": found.size,
+        "settings": dict(found.settings),
+        "schedule": base64.b64encode(case.schedule).decode(),
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> Case:
+    """The case that `to_json` was given. Raises `KeyError` or `ValueError` on anything else."""
+    steps = [Step(op, tuple(args), rank, host) for op, args, rank, host in data["steps"]]
+    found = program(steps, data["size"], data["settings"])
+    return Case(found, base64.b64decode(data["schedule"]))

@@ -1,0 +1,114 @@
+"""Properties: what must be true of every backend, and how to find out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+
+from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
+from equipoise.hal.conformance.bench import Bench, Play
+from equipoise.hal.conformance.program import Program
+
+FAMILIES = (
+    "ordering",
+    "locks",
+    "visibility",
+    "addresses",
+    "keepalive",
+    "progress",
+    "failures",
+    "shapes",
+    "determinism",
+    "kernels",
+    "control",
+    "resources",
+    "overlap",
+)
+
+
+class Ranks(StrEnum):
+    """How many ranks play a property."""
+
+    ONE = "one"
+    """A device by itself, no fabric."""
+    GROUP = "group"
+    """As many as the program says, with a fabric."""
+
+
+class Pace(StrEnum):
+    """What deadline the fabric has."""
+
+    CALM = "calm"
+    """Long: no operation of the property is meant to reach it."""
+    BRISK = "brisk"
+    """Short: the property waits until deadlines strike."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of the subject before anything is drawn.
+
+    Attributes:
+        accelerator: what the device declares.
+        communicator: what the communicator declares; None when there is one rank only.
+        sizes: how many ranks a program may have, ascending.
+        controlled: whether the schedule decides every interleaving.
+    """
+
+    accelerator: Capabilities
+    communicator: CommunicatorCapabilities | None
+    sizes: tuple[int, ...]
+    controlled: bool
+
+    @property
+    def groups(self) -> CommunicatorCapabilities:
+        """What the communicator declares, where a property needs one."""
+        return self.communicator or CommunicatorCapabilities()
+
+
+Needs = Callable[[Traits], str | None]
+"""The name of the capability that is missing, or None."""
+Judge = Callable[[Program, Sequence[Any]], None]
+"""Compares what the ranks observed (by rank; by host within a rank). Raises `Violation`."""
+
+
+def nothing(_: Traits) -> str | None:
+    """No capability is needed."""
+    return None
+
+
+def content(_program: Program, _answers: Sequence[Any]) -> None:
+    """Everything was judged by the ranks themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Property:
+    """One property.
+
+    Attributes:
+        name: words with hyphens, unique.
+        family: one of `FAMILIES`.
+        clauses: which clauses it judges; a `Violation` names one of them (or C8, for a hang).
+        claim: one sentence.
+        programs: a strategy of valid programs for these traits.
+        play: what one host does; raises `Violation`, returns what `judge` is to see.
+        judge: compares the answers of all hosts.
+        needs: which capability it cannot do without.
+        ranks: whether it needs a fabric.
+        hosts: threads of control on each rank.
+        pace: what deadline it needs.
+    """
+
+    name: str
+    family: str
+    clauses: tuple[str, ...]
+    claim: str
+    programs: Callable[[Traits], SearchStrategy[Program]]
+    play: Callable[[Bench, Program], Play]
+    judge: Judge = content
+    needs: Needs = nothing
+    ranks: Ranks = Ranks.ONE
+    hosts: int = 1
+    pace: Pace = Pace.CALM

@@ -1,0 +1,52 @@
+"""A backend under test, together with the executor that plays cases on it."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.errors import Violation
+
+
+class Subject(Protocol):
+    """Plays cases; one at a time."""
+
+    @property
+    def name(self) -> str:
+        """What is under test, and how."""
+        ...
+
+    @property
+    def traits(self) -> Traits:
+        """What properties may ask of it."""
+        ...
+
+    def play(self, claim: Property, case: Case) -> None:
+        """Play one case of a property. Raises `Violation`."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; bounded."""
+        ...
+
+
+def judge(claim: Property, case: Case, answers: Sequence[Any]) -> None:
+    """Let the property compare what all hosts observed."""
+    claim.judge(case.program, answers)
+
+
+def blame(claim: Property, error: BaseException) -> Violation:
+    """The violation that an error means: a `Violation` is one already, any other was not due."""
+    if isinstance(error, Violation):
+        return error
+    what = f"{type(error).__name__}: {error}"
+    cause = error.__cause__
+    because = f" (because of {type(cause).__name__}: {cause})" if cause is not None else ""
+    return Violation(claim.clauses[0], f"raised {what}{because}")
+
+
+def missing(claim: Property, traits: Traits) -> str | None:
+    """What the subject does not declare and the property needs, or None."""
+    if claim.ranks is Ranks.GROUP and traits.communicator is None:
+        return "communicator"
+    return claim.needs(traits)

@@ -1,0 +1,105 @@
+"""The executor for controlled worlds: all ranks in one thread, every interleaving chosen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.conformance.bench import Bench
+from equipoise.hal.conformance.controlled import ControlledBackend, ControlledWorld
+from equipoise.hal.conformance.driver import Actor, drive
+from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.stream import Stream
+
+DEADLINE = 1.0
+"""Nominal seconds of an operation; there is no clock, it strikes when nothing can move."""
+SIZES = (1, 2, 3, 4, 5, 8)
+
+
+@dataclass
+class ControlledSurroundings:
+    """What a controlled world does for one rank's bench."""
+
+    world: ControlledWorld
+    rank: int
+
+    def empty(self, nbytes: int) -> Tensor:
+        """Memory that is scribbled and reused as soon as it is dropped."""
+        return self.world.empty(self.rank, nbytes)
+
+    def churn(self) -> None:
+        """Nothing to do: dropped memory is scribbled at once."""
+
+    def hold(self, stream: Stream) -> Callable[[], None]:
+        """The world holds the stream."""
+        self.world.hold(self.rank, stream)
+        return lambda: self.world.let_go(self.rank, stream)
+
+    def disturb(self, stream: Stream) -> None:
+        """Nothing to do: the schedule disturbs enough."""
+
+    def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
+        """The world is fresh in every case, and so is every purpose."""
+        return self.world.fabric(self.rank).open(purpose, ranks)
+
+
+class ControlledSubject:
+    """A controlled backend on schedules."""
+
+    def __init__(self, backend: ControlledBackend, groups: CommunicatorCapabilities) -> None:
+        self._backend = backend
+        self._traits = Traits(backend.capabilities, groups, SIZES, controlled=True)
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def traits(self) -> Traits:
+        """As declared; any number of ranks."""
+        return self._traits
+
+    def play(self, claim: Property, case: Case) -> None:
+        """On a fresh world."""
+        world = self._backend.world(case.program.size, case.schedule)
+        try:
+            actors = [
+                actor
+                for rank in range(case.program.size)
+                for actor in _actors(world, claim, case, rank)
+            ]
+            judge(claim, case, drive(world, actors))
+        except Exception as error:
+            raise blame(claim, error) from error
+        finally:
+            world.close()
+
+    def close(self) -> None:
+        """Nothing is held between cases."""
+
+
+def _actors(world: ControlledWorld, claim: Property, case: Case, rank: int) -> list[Actor]:
+    fabric = world.fabric(rank) if claim.ranks is Ranks.GROUP else None
+    around = ControlledSurroundings(world, rank)
+    shared: dict[str, Any] = {}
+    actors = []
+    for host in range(claim.hosts):
+        bench = Bench(
+            rank=rank,
+            size=case.program.size,
+            host=host,
+            accelerator=world.accelerator(rank),
+            fabric=fabric,
+            deadline=DEADLINE,
+            patience=2 * DEADLINE,
+            surroundings=around,
+            shared=shared,
+        )
+        actors.append(Actor(rank, host, claim.play(bench, case.program)))
+    return actors
