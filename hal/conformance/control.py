@@ -1,0 +1,5 @@
+"""Family *control*."""
+
+from equipoise.hal.conformance.property import Property
+
+PROPERTIES: tuple[Property, ...] = ()

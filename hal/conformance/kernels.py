@@ -1,0 +1,5 @@
+"""Family *kernels*."""
+
+from equipoise.hal.conformance.property import Property
+
+PROPERTIES: tuple[Property, ...] = ()

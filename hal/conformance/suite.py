@@ -1,0 +1,36 @@
+"""All properties, by family and by name."""
+
+from importlib import import_module
+
+from equipoise.hal.conformance.property import FAMILIES, Property
+
+
+def family(name: str) -> tuple[Property, ...]:
+    """The properties of one family. Raises `KeyError` when there is no such family."""
+    if name not in FAMILIES:
+        raise KeyError(name)
+    found: tuple[Property, ...] = import_module(f"equipoise.hal.conformance.{name}").PROPERTIES
+    return found
+
+
+def properties() -> tuple[Property, ...]:
+    """All of them, in the order of the families."""
+    return tuple(claim for name in FAMILIES for claim in family(name))
+
+
+def find(name: str) -> Property:
+    """The property of that name. Raises `KeyError`."""
+    for claim in properties():
+        if claim.name == name:
+            return claim
+    raise KeyError(name)
+
+
+def clauses() -> tuple[str, ...]:
+    """Every clause that some property judges, in the order of the contract."""
+    named = {clause for claim in properties() for clause in claim.clauses}
+    return tuple(sorted(named, key=lambda clause: (ORDER.index(clause[0]), int(clause[1:]))))
+
+
+ORDER = "OVAKPESDGXLCBRT"
+"""The letters of the contract, in its order."""
