@@ -1,0 +1,28 @@
+"""What a mutant is: a healthy backend with one behaviour broken."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from equipoise.hal.conformance.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One broken behaviour, and who is to notice.
+
+    Attributes:
+        name: words with hyphens, unique.
+        clause: the clause that it breaks.
+        broken: one sentence: what it does instead.
+        property: the property that must reject it.
+        also: other properties that cannot help rejecting it, because their programs use what is
+            broken; the matrix shows them. Empty unless the reason stands in a comment.
+        subject: the mutant on its executor, fresh.
+    """
+
+    name: str
+    clause: str
+    broken: str
+    property: str
+    subject: Callable[[], Subject]
+    also: tuple[str, ...] = ()
