@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from equipoise.hal.conformance.clauses import place
 from equipoise.hal.conformance.property import FAMILIES, Property
 
 
@@ -29,8 +30,4 @@ def find(name: str) -> Property:
 def clauses() -> tuple[str, ...]:
     """Every clause that some property judges, in the order of the contract."""
     named = {clause for claim in properties() for clause in claim.clauses}
-    return tuple(sorted(named, key=lambda clause: (ORDER.index(clause[0]), int(clause[1:]))))
-
-
-ORDER = "OVAKPESDGXLCBRT"
-"""The letters of the contract, in its order."""
+    return tuple(sorted(named, key=place))

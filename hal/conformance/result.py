@@ -1,0 +1,175 @@
+"""What a run of the suite found, property by property and clause by clause."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from equipoise.hal.conformance.clauses import place
+from equipoise.hal.conformance.search import Held, Undeclared, Verdict, Violated
+
+
+class Status(StrEnum):
+    """What can be said of a clause."""
+
+    HELD = "held"
+    VIOLATED = "violated"
+    UNSUPPORTED = "unsupported"
+    NOT_JUDGED = "not judged"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property on one executor.
+
+    Attributes:
+        claim: name of the property.
+        family: its family.
+        clauses: what it judges.
+        executor: where it was played.
+        verdict: how it ended.
+        seconds: how long it took.
+    """
+
+    claim: str
+    family: str
+    clauses: tuple[str, ...]
+    executor: str
+    verdict: Verdict
+    seconds: float
+
+    @property
+    def status(self) -> Status:
+        """The verdict in a word."""
+        kinds = {Held: Status.HELD, Violated: Status.VIOLATED, Undeclared: Status.UNSUPPORTED}
+        return kinds[type(self.verdict)]
+
+    def of(self, clause: str) -> Status | None:
+        """What the finding says of a clause; None when it says nothing."""
+        if isinstance(self.verdict, Violated):
+            if self.verdict.clause == clause:
+                return Status.VIOLATED
+            return Status.NOT_JUDGED if clause in self.clauses else None
+        return self.status if clause in self.clauses else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; a violation with its program."""
+        told = {
+            "property": self.claim,
+            "family": self.family,
+            "clauses": list(self.clauses),
+            "executor": self.executor,
+            "status": self.status.value,
+            "seconds": round(self.seconds, 3),
+        }
+        return told | _detail(self.verdict)
+
+
+@dataclass(frozen=True)
+class ClauseFinding:
+    """What all properties together say of one clause."""
+
+    clause: str
+    status: Status
+    findings: tuple[Finding, ...]
+
+    @property
+    def cases(self) -> int:
+        """How many cases were played for it without a violation."""
+        verdicts = [finding.verdict for finding in self.findings]
+        return sum(verdict.cases for verdict in verdicts if isinstance(verdict, Held))
+
+    @property
+    def lacking(self) -> str:
+        """The capability for want of which it was not judged, or nothing."""
+        verdicts = [finding.verdict for finding in self.findings]
+        names = {verdict.capability for verdict in verdicts if isinstance(verdict, Undeclared)}
+        return ", ".join(sorted(names))
+
+
+RANKING = (Status.VIOLATED, Status.NOT_JUDGED, Status.HELD, Status.UNSUPPORTED)
+"""Which status counts when findings differ: the first of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run of the suite.
+
+    Attributes:
+        backend: name of the accelerator backend.
+        communicator: name of the communicator backend.
+        ranks: most ranks that played.
+        profile: how hard it looked.
+        seed: what the draws started from.
+        findings: property by property, executor by executor.
+        seconds: of the whole run.
+    """
+
+    backend: str
+    communicator: str
+    ranks: int
+    profile: str
+    seed: int
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    def clauses(self) -> tuple[ClauseFinding, ...]:
+        """Clause by clause, in the order of the contract."""
+        named = {clause for finding in self.findings for clause in finding.clauses}
+        broken = {v.clause for v in (f.verdict for f in self.findings) if isinstance(v, Violated)}
+        return tuple(
+            clause_finding(clause, self.findings) for clause in sorted(named | broken, key=place)
+        )
+
+    def count(self, status: Status) -> int:
+        """How many clauses ended so."""
+        return sum(found.status is status for found in self.clauses())
+
+    @property
+    def exit_code(self) -> int:
+        """0 when no clause is violated, else 1."""
+        return int(any(finding.status is Status.VIOLATED for finding in self.findings))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "backend": self.backend,
+            "communicator": self.communicator,
+            "ranks": self.ranks,
+            "profile": self.profile,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "exit_code": self.exit_code,
+            "clauses": {
+                found.clause: {
+                    "status": found.status.value,
+                    "cases": found.cases,
+                    "lacking": found.lacking,
+                }
+                for found in self.clauses()
+            },
+            "properties": [finding.to_json() for finding in self.findings],
+        }
+
+
+def clause_finding(clause: str, findings: Sequence[Finding]) -> ClauseFinding:
+    """What `findings` together say of `clause`."""
+    told = [(finding, finding.of(clause)) for finding in findings]
+    kept = tuple(finding for finding, status in told if status is not None)
+    seen = {status for _, status in told if status is not None}
+    return ClauseFinding(clause, next(s for s in RANKING if s in seen), kept)
+
+
+def _detail(verdict: Verdict) -> dict[str, Any]:
+    if isinstance(verdict, Undeclared):
+        return {"capability": verdict.capability}
+    if isinstance(verdict, Held):
+        return {"cases": verdict.cases}
+    return {
+        "cases": verdict.cases,
+        "clause": verdict.clause,
+        "what": verdict.what,
+        "program": verdict.case.program.lines(),
+        "steps": len(verdict.case.program.steps),
+        "schedule": verdict.case.schedule.hex(),
+    }
