@@ -2,6 +2,22 @@
 
 from collections.abc import Mapping
 
+FAMILIES = (
+    "ordering",
+    "locks",
+    "visibility",
+    "addresses",
+    "keepalive",
+    "progress",
+    "failures",
+    "shapes",
+    "determinism",
+    "kernels",
+    "control",
+    "resources",
+    "overlap",
+)
+"""What properties are grouped by."""
 ORDER = "OVAKPESDGXLCBRT"
 """The letters of the contract, in its order."""
 

@@ -3,43 +3,19 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
+from equipoise.hal.conformance.profile import (
+    BRISK_SHARE,
+    CASES,
+    SHRINKING,
+    Executor,
+    Profile,
+)
 from equipoise.hal.conformance.property import Pace, Property, Ranks
 from equipoise.hal.conformance.result import Finding
 from equipoise.hal.conformance.search import Effort, search
 from equipoise.hal.conformance.subject import Subject
-
-
-class Profile(StrEnum):
-    """How hard to look."""
-
-    CI = "ci"
-    DEEP = "deep"
-
-
-class Executor(StrEnum):
-    """Where properties are played; the value is what the tables call it."""
-
-    VIRTUAL = "virtual"
-    DEVICE = "device"
-    RANKS = "ranks"
-
-
-CASES: Mapping[Profile, Mapping[Executor, int]] = {
-    Profile.CI: {Executor.VIRTUAL: 100, Executor.DEVICE: 30, Executor.RANKS: 12},
-    Profile.DEEP: {Executor.VIRTUAL: 4000, Executor.DEVICE: 600, Executor.RANKS: 240},
-}
-"""How many cases of each property."""
-BRISK_SHARE = 4
-"""A property that waits until deadlines strike gets so many times fewer cases on real ranks."""
-SHRINKING: Mapping[Executor, float] = {
-    Executor.VIRTUAL: 30.0,
-    Executor.DEVICE: 15.0,
-    Executor.RANKS: 15.0,
-}
-"""Seconds that may go into shrinking one violation."""
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,6 @@ from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.conformance.bench import Bench, Play
 from equipoise.hal.conformance.program import Program
 
-FAMILIES = (
-    "ordering",
-    "locks",
-    "visibility",
-    "addresses",
-    "keepalive",
-    "progress",
-    "failures",
-    "shapes",
-    "determinism",
-    "kernels",
-    "control",
-    "resources",
-    "overlap",
-)
-
 
 class Ranks(StrEnum):
     """How many ranks play a property."""

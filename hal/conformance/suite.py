@@ -2,8 +2,8 @@
 
 from importlib import import_module
 
-from equipoise.hal.conformance.clauses import place
-from equipoise.hal.conformance.property import FAMILIES, Property
+from equipoise.hal.conformance.clauses import FAMILIES, place
+from equipoise.hal.conformance.property import Property
 
 
 def family(name: str) -> tuple[Property, ...]:
