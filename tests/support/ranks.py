@@ -4,16 +4,15 @@ A case is a function `program(fabric, **arguments)` of an importable module; arg
 are JSON. It runs on the first `size` ranks, with a store and a fabric of its own.
 """
 
-import selectors
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from support.member import Member
-
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
+from equipoise.hal.conformance.crew import Crew
+from equipoise.hal.conformance.member import Member
+from equipoise.hal.errors import Violation
 
 WATCHDOG = 60.0
 """Seconds that a rank may take to answer before its case fails."""
@@ -51,7 +50,12 @@ class Ranks:
     """The pool. Not for several threads."""
 
     def __init__(self) -> None:
-        self.members: dict[int, Member] = {}
+        self._crew = Crew(["support.worker"])
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """The processes that run, by rank."""
+        return self._crew.members
 
     def run(
         self,
@@ -82,10 +86,10 @@ class Ranks:
         """As `run`."""
         host = registry.communicator(case.communicator).host()
         try:
-            self._grow(case.size)
+            self._crew.grow(case.size)
             self._order(case, host)
             answers = self._gather(range(case.size), case.lost, host)
-            self._end(case.lost)
+            self._crew.end(case.lost)
             self._close(sorted(set(range(case.size)) - case.lost), host)
         finally:
             host.close()
@@ -93,12 +97,7 @@ class Ranks:
 
     def close(self) -> None:
         """End every process."""
-        self._end(list(self.members))
-
-    def _grow(self, size: int) -> None:
-        for rank in range(size):
-            if rank not in self.members:
-                self.members[rank] = Member()
+        self._crew.close()
 
     def _order(self, case: Case, host: RendezvousHost) -> None:
         name, port = host.address
@@ -116,55 +115,16 @@ class Ranks:
             )
 
     def _close(self, ranks: Sequence[int], host: RendezvousHost) -> None:
-        for rank in ranks:
-            self.members[rank].order({"close": True})
+        self._crew.order({rank: {"close": True} for rank in ranks})
         _results(self._gather(ranks, frozenset(), host), 0)
 
     def _gather(
-        self, ranks: Sequence[int], lost: frozenset[int], host: RendezvousHost
+        self, ranks: Collection[int], lost: frozenset[int], host: RendezvousHost
     ) -> dict[int, dict[str, Any]]:
-        """Answers by rank, of all but the lost ones; a rank's end is told to the host."""
-        expiry = time.monotonic() + WATCHDOG
-        answers: dict[int, dict[str, Any]] = {}
-        waiting = set(ranks) - lost
-        with selectors.DefaultSelector() as selector:
-            for rank in ranks:
-                selector.register(self.members[rank].pipe, selectors.EVENT_READ, rank)
-            while waiting:
-                ready = selector.select(max(0.0, expiry - time.monotonic()))
-                if not ready:
-                    raise self._stuck(waiting)
-                for key, _ in ready:
-                    try:
-                        answer = self.members[key.data].hear()
-                    except EOFError:
-                        selector.unregister(key.fd)
-                        self._mourn(key.data, lost, host)
-                        continue
-                    if answer is not None:
-                        answers[key.data] = answer
-                        waiting.discard(key.data)
-        return answers
-
-    def _mourn(self, rank: int, lost: frozenset[int], host: RendezvousHost) -> None:
-        how = self.members[rank].death()
-        host.report_loss(rank, how)
-        if rank not in lost:
-            error = RanksFailed(f"rank {rank} {how}\n{self.members[rank].complaints()}")
-            self.close()
-            raise error
-
-    def _stuck(self, waiting: Collection[int]) -> RanksFailed:
-        for rank in waiting:
-            self.members[rank].stack()
-        quotes = [f"rank {r}:\n{self.members[r].complaints()}" for r in sorted(waiting)]
-        self.close()
-        return RanksFailed(f"no answer within {WATCHDOG:g} s from\n" + "\n".join(quotes))
-
-    def _end(self, ranks: Collection[int]) -> None:
-        """End these; the next case that needs as many ranks starts new ones."""
-        for rank in ranks:
-            self.members.pop(rank).end()
+        try:
+            return self._crew.gather(ranks, lost, WATCHDOG, host.report_loss)
+        except Violation as violation:
+            raise RanksFailed(str(violation)) from violation
 
 
 def _results(answers: dict[int, dict[str, Any]], size: int) -> list[Any]:

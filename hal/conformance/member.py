@@ -6,33 +6,42 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
 TAIL = 4000
 """Bytes of a rank's standard error that a failure quotes."""
 CHUNK = 1 << 16
+ENDING = 10.0
+"""Seconds that a process which has closed its pipe may take to end."""
+STACKS = 2.0
+"""Seconds that a process gets to write the stacks of its threads."""
 # torch's store looks up the name of every peer; where a name server drops datagrams now and then,
-# each drop would cost 5 s. Over TCP none is lost. Read at a process's first look-up.
+# each drop would cost 5 s. Over TCP none is lost. Read at a process's first look-up, so the driver
+# sets it for itself too, where nobody has chosen otherwise.
 os.environ.setdefault("RES_OPTIONS", "use-vc")
 
 
 class Member:
-    """A spawned interpreter that waits for cases."""
+    """A spawned interpreter that runs a module which calls `process.serve`.
 
-    def __init__(self) -> None:
+    It imports what its driver imports, and nothing that happens to lie in the working directory.
+
+    Args:
+        command: name of the module, then its arguments.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
         self._said = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "support.worker"],
+            [sys.executable, "-P", "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
     @property
@@ -64,7 +73,7 @@ class Member:
 
     def death(self) -> str:
         """Why it ended, in words; waits for the end."""
-        code = self.process.wait(timeout=10)
+        code = self.process.wait(timeout=ENDING)
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     def stack(self) -> None:
@@ -72,7 +81,7 @@ class Member:
         self.process.send_signal(signal.SIGABRT)
         self.process.send_signal(signal.SIGCONT)
         try:
-            self.process.wait(timeout=2)
+            self.process.wait(timeout=STACKS)
         except subprocess.TimeoutExpired:
             self.process.kill()
 

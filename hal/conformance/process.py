@@ -1,0 +1,46 @@
+"""The side of a rank process that its driver does not see: JSON lines in, JSON lines out."""
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+import torch
+
+PR_SET_PDEATHSIG = 1
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+"""Does what a line of the driver says; must not raise."""
+
+
+def serve(answer: Answer) -> None:
+    """Answer every line until the driver closes the pipe; ends at once, whatever threads do.
+
+    Ends with its driver, and writes the stacks of its threads when it is aborted.
+    """
+    _die_with_parent()
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and decides
+    torch.set_num_threads(1)
+    replies = _private_stdout()
+    for line in sys.stdin:
+        replies.write(json.dumps(answer(json.loads(line))) + "\n")
+        replies.flush()
+    os._exit(0)
+
+
+def _private_stdout() -> IO[str]:
+    """The pipe to the driver; whatever prints goes to standard error instead."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return replies
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(1)
