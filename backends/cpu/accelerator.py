@@ -2,17 +2,21 @@
 
 import os
 import platform
+import threading
 
 import torch
 from torch import Tensor
 
+from equipoise.backends.cpu.event import CpuEvent
+from equipoise.backends.cpu.graph import CpuGraph
 from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.backends.cpu.lock import CpuStreamLock
 from equipoise.backends.cpu.slots import CpuSlotStore
-from equipoise.backends.cpu.stream import CpuEvent, CpuStream
-from equipoise.hal.accelerator import Graph, Memory, Topology
+from equipoise.backends.cpu.stream import CpuStream
+from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.capabilities import Available, Capabilities, Probe
 from equipoise.hal.errors import BackendUnavailable, Unsupported
-from equipoise.hal.lock import StreamLock
+from equipoise.hal.page_pool import PagePool
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
 
@@ -27,7 +31,8 @@ class CpuAccelerator:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self._streams = {role: CpuStream(role, self.name) for role in Role}
+        gate = threading.RLock()
+        self._streams = {role: CpuStream(role, self.name, gate) for role in Role}
         self._kernels = CpuKernels()
 
     @property
@@ -47,9 +52,9 @@ class CpuAccelerator:
         """A fresh event."""
         return CpuEvent()
 
-    def stream_lock(self, deadline: float) -> StreamLock:
-        """Not declared yet."""
-        raise Unsupported("the CPU backend declares no stream lock")
+    def stream_lock(self, deadline: float) -> CpuStreamLock:
+        """A condition variable."""
+        return CpuStreamLock(deadline)
 
     def slot_store(self, layout: SlotLayout) -> CpuSlotStore:
         """Slots in host memory."""
@@ -59,9 +64,13 @@ class CpuAccelerator:
         """Plain host memory: here the host is the device."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def graph(self) -> Graph:
-        """Not possible on the CPU."""
-        raise Unsupported("the CPU backend captures no graphs")
+    def host_pool(self, page_bytes: int, pages: int) -> PagePool:
+        """Plain host memory in pages."""
+        return PagePool(self.pinned, page_bytes, pages)
+
+    def graph(self) -> CpuGraph:
+        """A list of launches."""
+        return CpuGraph()
 
     def topology(self) -> Topology:
         """This machine, no particular NUMA node."""
@@ -93,7 +102,12 @@ class CpuBackend:
     @property
     def capabilities(self) -> Capabilities:
         """Four real threads; a host copy never waits for a launch."""
-        return Capabilities(streams=len(Role), copy_independent_of_launch=True)
+        return Capabilities(
+            streams=len(Role),
+            stream_lock=True,
+            copy_independent_of_launch=True,
+            graph_capture=True,
+        )
 
     def probe(self) -> Probe:
         """Always there."""

@@ -1,16 +1,24 @@
 """Slots in host memory; every verb is a batch of memory copies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from equipoise import _native
+from equipoise.backends.cpu.event import CpuEvent
+from equipoise.backends.cpu.stream import CpuStream, Verb, own_stream
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.errors import SlotError, Unsupported
+from equipoise.hal.hazards import Hazards
+from equipoise.hal.leases import Leases, SlotLease
+from equipoise.hal.readers import AttachedReader, Readers
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Stream
+
+Buffer = tuple[str, int]
+"""A slot or a staging buffer, by number."""
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -31,6 +39,9 @@ class CpuSlotStore:
         self._layout = layout
         self._slots = [[_bytes(segment.data) for segment in slot] for slot in layout.slots]
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
+        self._hazards = Hazards(CpuEvent)
+        self._readers = Readers(CpuEvent)
+        self._leases = Leases()
 
     @property
     def layout(self) -> SlotLayout:
@@ -47,7 +58,7 @@ class CpuSlotStore:
                 for piece, segment in self._pieces(row, slot):
                     piece.copy_(segment)
 
-        stream.launch(program)
+        self._issue(program, stream, reads=_slots(numbers))
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
@@ -58,7 +69,7 @@ class CpuSlotStore:
             for row, buffer in zip(rows, numbers, strict=True):
                 self._staging[buffer].copy_(row)
 
-        stream.launch(program)
+        self._issue(program, stream, writes=_staging(numbers))
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
@@ -74,7 +85,7 @@ class CpuSlotStore:
                 for view, piece in zip(self._slots[slot], block, strict=True):
                     view.copy_(piece)
 
-        stream.launch(program)
+        self._alter(program, stream, numbers)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
@@ -86,7 +97,7 @@ class CpuSlotStore:
                 for piece, segment in self._pieces(self._staging[staging], slot):
                     segment.copy_(piece)
 
-        stream.launch(program)
+        self._alter(program, stream, numbers, reads=_staging(buffers))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
@@ -100,7 +111,7 @@ class CpuSlotStore:
                     piece.copy_(segment)
                 out[place] = as_int64(_native.checksum(scratch.numpy()))
 
-        stream.launch(program)
+        self._issue(program, stream, reads=_slots(numbers))
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
@@ -111,7 +122,53 @@ class CpuSlotStore:
             for place, buffer in enumerate(numbers):
                 out[place] = as_int64(_native.checksum(self._staging[buffer].numpy()))
 
-        stream.launch(program)
+        self._issue(program, stream, reads=_staging(numbers))
+
+    def attach(self, stream: Stream) -> AttachedReader:
+        """From now on commits and writes respect what is launched on `stream`."""
+        return self._readers.attach(own_stream(stream))
+
+    def lease(self, slots: Sequence[int]) -> SlotLease:
+        """Hold slots against commits and writes."""
+        return self._leases.take(self._known(slots, "slot"))
+
+    @property
+    def conversions(self) -> int:
+        """None: everything here is a copy of bytes."""
+        return 0
+
+    def _issue(
+        self,
+        program: Callable[[], object],
+        stream: Stream,
+        *,
+        reads: Iterable[Buffer] = (),
+        writes: Iterable[Buffer] = (),
+    ) -> None:
+        """Launch behind the earlier verbs that touch the same buffers (clause V5)."""
+
+        def issue(on: CpuStream) -> None:
+            with self._hazards.ordered(on, reads=reads, writes=writes):
+                on.launch(program)
+
+        own_stream(stream).issue(Verb(issue))
+
+    def _alter(
+        self,
+        program: Callable[[], object],
+        stream: Stream,
+        slots: tuple[int, ...],
+        reads: Iterable[Buffer] = (),
+    ) -> None:
+        """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
+
+        def issue(on: CpuStream) -> None:
+            with self._hazards.ordered(on, reads=reads, writes=_slots(slots)) as done:
+                held = self._readers.hold(on)
+                on.launch(program)
+            self._readers.follow(held, done)
+
+        own_stream(stream).issue(Verb(issue, lambda: self._leases.barred(slots)))
 
     def _pieces(self, row: Tensor, slot: int) -> list[tuple[Tensor, Tensor]]:
         """Pairs of (part of a packed row, segment of the slot)."""
@@ -144,6 +201,14 @@ class CpuSlotStore:
         if len(source) != len(names) or types != self._layout.descriptor:
             raise SlotError(f"a source is {types}, the slots are {self._layout.descriptor}")
         return [_bytes(tensor) for tensor in source]
+
+
+def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("slot", number) for number in numbers)
+
+
+def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("staging", number) for number in numbers)
 
 
 def _check_sums(out: Tensor, count: int) -> None:

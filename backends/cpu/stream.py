@@ -1,61 +1,17 @@
-"""Streams as worker threads, events as points in their queues."""
+"""Streams as worker threads."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
-from equipoise.hal.stream import Event, Role
+from equipoise.backends.cpu.event import CpuEvent, Mark, own_event
+from equipoise.hal.errors import StreamFailed, Unsupported
+from equipoise.hal.stream import Event, Role, Stream
 
 PATIENCE = 600.0
 """Seconds that one stream waits for an event of another before it fails."""
-
-
-@dataclass(eq=False)
-class _Mark:
-    """One recording of an event: reached, or failed together with its stream."""
-
-    reached: threading.Event = field(default_factory=threading.Event)
-    failure: BaseException | None = None
-
-    def fail(self, failure: BaseException) -> None:
-        self.failure = failure
-        self.reached.set()
-
-    def wait(self, timeout: float, what: str) -> None:
-        if not self.reached.wait(timeout):
-            raise StreamTimeout(f"{what} was not reached within {timeout:g} s")
-        if self.failure is not None:
-            raise StreamFailed(f"{what} failed: {self.failure}") from self.failure
-
-
-class CpuEvent:
-    """The latest recording; whoever waits keeps the recording it saw."""
-
-    def __init__(self) -> None:
-        self._mark: _Mark | None = None
-
-    def query(self) -> bool:
-        """Whether the latest recording has been reached."""
-        mark = self._mark
-        return mark is not None and mark.reached.is_set()
-
-    def synchronize(self, timeout: float) -> None:
-        """Block until the latest recording is reached."""
-        self.latest().wait(timeout, "the event")
-
-    def latest(self) -> _Mark:
-        """The latest recording. Raises `EventNotRecorded`."""
-        if self._mark is None:
-            raise EventNotRecorded("nothing was ever recorded into this event")
-        return self._mark
-
-    def renew(self) -> _Mark:
-        """Start a new recording; earlier waiters keep the old one."""
-        self._mark = _Mark()
-        return self._mark
 
 
 @dataclass(frozen=True)
@@ -63,7 +19,42 @@ class _Task:
     """A program and, for recordings, the mark that must not stay behind if it never runs."""
 
     run: Callable[[], object]
-    mark: _Mark | None = None
+    mark: Mark | None = None
+
+    def skip(self, failure: BaseException) -> None:
+        if self.mark is not None:
+            self.mark.fail(failure)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Something issued to a stream, in a form in which a graph can issue it again.
+
+    Attributes:
+        issue: enqueues it on the stream it is given.
+        guard: entered around the issuing, before any verb that is issued with it; raises what
+            forbids the verb.
+    """
+
+    issue: Callable[["CpuStream"], None]
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """What a thread has captured so far, and the events that it records."""
+
+    verbs: list[Verb] = field(default_factory=list)
+    recorded: set[CpuEvent] = field(default_factory=set)
+
+
+class _Mine(threading.local):
+    """What one thread is about on a stream."""
+
+    capture: _Capture | None = None
+    """Where its verbs go instead of into the queue."""
+    postponed: list[_Task] | None = None
+    """What it runs in place as soon as it holds no lock."""
 
 
 class CpuStream:
@@ -71,16 +62,25 @@ class CpuStream:
 
     An exception in a program fails the stream for good: later programs are skipped, every
     recording fails with the same cause, and `launch` and `synchronize` raise it.
+
+    Args:
+        role: what the stream is for.
+        name: of the accelerator.
+        gate: a re-entrant lock, held while something is enqueued; streams that share one can be
+            held back together.
     """
 
-    def __init__(self, role: Role, name: str) -> None:
+    def __init__(
+        self, role: Role, name: str, gate: AbstractContextManager[bool] | None = None
+    ) -> None:
         self._role = role
         self._name = f"{name}.{role}"
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._worker: threading.Thread | None = None
         self._closed = False
-        self._gate = threading.Lock()
+        self._gate = threading.RLock() if gate is None else gate
+        self._mine = _Mine()
 
     @property
     def role(self) -> Role:
@@ -94,11 +94,20 @@ class CpuStream:
 
     def launch(self, program: Callable[[], object]) -> None:
         """Enqueue `program`, or run it at once when called from one of this stream's programs."""
+        capture = self._mine.capture
+        if capture is not None:
+            capture.verbs.append(Verb(lambda stream: stream.launch(program)))
+            return
         self._submit(_Task(program))
 
     def record(self, event: Event) -> None:
         """Enqueue the point that `event` now stands for."""
-        mark = _own(event).renew()
+        own, capture = own_event(event), self._mine.capture
+        if capture is not None:
+            capture.recorded.add(own)
+            capture.verbs.append(Verb(lambda stream: stream.record(own)))
+            return
+        mark = own.renew()
         try:
             self._submit(_Task(mark.reached.set, mark))
         except StreamFailed as refusal:
@@ -108,16 +117,53 @@ class CpuStream:
 
     def wait(self, event: Event) -> None:
         """Make the worker wait for the latest recording of `event`."""
-        mark = _own(event).latest()
+        own, capture = own_event(event), self._mine.capture
+        if capture is not None:
+            if own not in capture.recorded:
+                own.latest()  # raises now what would come too late at the replay (clause O3)
+            capture.verbs.append(Verb(lambda stream: stream.wait(own)))
+            return
+        mark = own.latest()
         self._submit(_Task(lambda: mark.wait(PATIENCE, f"an event that {self._name} waits for")))
 
     def synchronize(self, timeout: float) -> None:
         """Block until the queue has drained up to here."""
+        if self._mine.capture is not None:
+            raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
         if self._worker is None and not self._closed:
             return  # nothing was ever launched
         done = CpuEvent()
         self.record(done)
         done.latest().wait(timeout, f"the end of stream {self._name}")
+
+    def issue(self, *verbs: Verb) -> None:
+        """Issue verbs back to back, or keep them while the calling thread captures this stream.
+
+        Nothing that another thread launches on a stream of the same gate comes between them.
+        """
+        capture = self._mine.capture
+        if capture is not None:
+            capture.verbs.extend(verbs)
+            return
+        with self._whole(), ExitStack() as guards:
+            for verb in verbs:
+                guards.enter_context(verb.guard())
+            for verb in verbs:
+                verb.issue(self)
+
+    def capture(self, program: Callable[[], object]) -> tuple[Verb, ...]:
+        """What `program` issues here from the calling thread; none of it is run.
+
+        Other threads' launches, and launches on other streams, go on as ever.
+        """
+        if self._mine.capture is not None:
+            raise Unsupported(f"stream {self._name} is being captured already")
+        capture = self._mine.capture = _Capture()
+        try:
+            program()
+        finally:
+            self._mine.capture = None
+        return tuple(capture.verbs)
 
     def close(self, timeout: float) -> None:
         """End the worker after what is queued; a worker that hangs is left behind as a daemon."""
@@ -128,9 +174,34 @@ class CpuStream:
         if self._worker is not None:
             self._worker.join(timeout)
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Hold the gate; within one of this stream's programs, run in place when it is free again.
+
+        Else a program would wait for another stream, whose programs may need the gate to go on.
+        """
+        if threading.current_thread() is not self._worker or self._mine.postponed is not None:
+            with self._gate:
+                yield
+            return
+        tasks = self._mine.postponed = []
+        try:
+            with self._gate:
+                yield
+        except BaseException as failure:
+            for task in tasks:
+                task.skip(failure)
+            raise
+        finally:
+            self._mine.postponed = None
+        _run_in_place(tasks)
+
     def _submit(self, task: _Task) -> None:
         if threading.current_thread() is self._worker:
-            task.run()
+            if self._mine.postponed is None:
+                _run_in_place([task])
+            else:
+                self._mine.postponed.append(task)
             return
         # Under the lock, so that nothing is queued behind the end that `close` puts.
         with self._gate:
@@ -156,11 +227,21 @@ class CpuStream:
                 return
             except BaseException as failure:  # the host hears it at the next launch or wait
                 self._failure = failure
-        if task.mark is not None:
-            task.mark.fail(self._failure)
+        task.skip(self._failure)
 
 
-def _own(event: Event) -> CpuEvent:
-    if not isinstance(event, CpuEvent):
-        raise TypeError(f"an event of another backend: {event!r}")
-    return event
+def own_stream(stream: Stream) -> CpuStream:
+    """`stream` itself. Raises `TypeError` for one of another backend."""
+    if not isinstance(stream, CpuStream):
+        raise TypeError(f"a stream of another backend: {stream!r}")
+    return stream
+
+
+def _run_in_place(tasks: Sequence[_Task]) -> None:
+    for place, task in enumerate(tasks):
+        try:
+            task.run()
+        except BaseException as failure:
+            for skipped in tasks[place:]:
+                skipped.skip(failure)
+            raise

@@ -78,4 +78,4 @@ def test_backends_answer_before_anything_is_opened() -> None:
     assert BACKEND.probe()
     assert GLOO.probe()
     assert GLOO.capabilities.independent_groups
-    assert not BACKEND.capabilities.graph_capture
+    assert not BACKEND.capabilities.pinned_memory

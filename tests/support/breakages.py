@@ -102,8 +102,8 @@ class FabricWith(Around):
         self._purpose = purpose
         self._wrap = wrap
 
-    def open(self, purpose: str) -> Any:
-        made = self._inner.open(purpose)
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Any:
+        made = self._inner.open(purpose, ranks)
         return self._wrap(made) if purpose.endswith(self._purpose) else made
 
     @property

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -25,16 +26,14 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
-class Here:
+class Here(CpuStream):
     """A stream that runs everything at once, so that failures surface where they happen."""
 
-    role = Role.COPY
-
-    def launch(self, program: Callable[[], object]) -> None:
-        program()
+    def _submit(self, task: Any) -> None:
+        task.run()
 
 
-HERE: CpuStream = Here()  # type: ignore[assignment]
+HERE = Here(Role.COPY, "here")
 
 
 @dataclass
@@ -225,12 +224,12 @@ BAD: dict[str, Callable[[CpuSlotStore, CpuStream], None]] = {
 def test_a_bad_argument_raises_before_any_side_effect(
     call: Callable[[CpuSlotStore, CpuStream], None],
 ) -> None:
-    launched: list[Callable[[], object]] = []
-    store, stream = store_of_two(), Here()
-    stream.launch = launched.append  # type: ignore[method-assign,assignment]
+    issued: list[object] = []
+    store, stream = store_of_two(), Here(Role.COPY, "here")
+    stream._submit = issued.append  # type: ignore[method-assign,assignment]
     with pytest.raises(SlotError):
-        call(store, stream)  # type: ignore[arg-type]
-    assert launched == []
+        call(store, stream)
+    assert issued == []
 
 
 def test_a_private_format_that_is_not_declared_is_unsupported() -> None:

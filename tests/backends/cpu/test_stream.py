@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.backends.cpu import BACKEND
-from equipoise.backends.cpu.stream import CpuEvent, CpuStream
+from equipoise.backends.cpu.event import CpuEvent
+from equipoise.backends.cpu.stream import CpuStream
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Role
 

@@ -1,0 +1,147 @@
+"""The stream lock as a condition variable."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+
+from equipoise.backends.cpu.event import CpuEvent
+from equipoise.backends.cpu.stream import CpuStream, Verb, own_stream
+from equipoise.hal.errors import (
+    LockMisuse,
+    LockPoisoned,
+    StaleEpoch,
+    StreamFailed,
+    StreamTimeout,
+)
+from equipoise.hal.stream import Stream
+
+
+class _Turn(Enum):
+    """Whose turn it is; the two words of the protocol are two of the four states (L2)."""
+
+    WRITES = "the mover owns the slots"
+    FULL = "the slots may be read"
+    READS = "the stream reads the slots"
+    EMPTY = "the slots may be written"
+
+
+class CpuStreamLock:
+    """Hand-over between a stream's worker and a mover's thread.
+
+    The worker itself stands in `acquire` and keeps watch: after `deadline` seconds without a
+    signal it poisons the lock and goes on (clause L6).
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._changed = threading.Condition()
+        self._turn = _Turn.WRITES
+        self._epoch = 0
+        self._poisoned = False
+        self._passing: list[CpuEvent] = []
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs."""
+        return self._epoch
+
+    def acquire(self, stream: Stream) -> None:
+        """Make the worker wait for a signal of its own."""
+        own_stream(stream).issue(Verb(lambda on: self._launch(self._take, on)))
+
+    def release(self, stream: Stream) -> None:
+        """Let the mover write, once the worker has come here."""
+        own_stream(stream).issue(Verb(lambda on: self._launch(self._give, on)))
+
+    def wait(self, epoch: int, timeout: float) -> None:
+        """Block until the stream has released."""
+        with self._changed:
+            self._admit(epoch)
+            if self._turn is _Turn.WRITES:
+                raise LockMisuse("the mover waits for slots that it owns")
+            self._changed.wait_for(lambda: self._released(epoch), timeout)
+            self._admit(epoch)
+            if self._turn is not _Turn.EMPTY:
+                raise StreamTimeout(f"no release within {timeout:g} s: {self._turn.value}")
+            self._turn = _Turn.WRITES
+
+    def signal(self, epoch: int) -> None:
+        """Let one `acquire` go on."""
+        with self._changed:
+            self._admit(epoch)
+            if self._turn is not _Turn.WRITES:
+                raise LockMisuse(f"the mover signals out of turn: {self._turn.value}")
+            self._turn = _Turn.FULL
+            self._changed.notify_all()
+
+    def poison(self) -> None:
+        """Release every waiter of this epoch."""
+        with self._changed:
+            self._poisoned = True
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise `LockPoisoned` if this epoch was poisoned."""
+        with self._changed:
+            if self._poisoned:
+                raise LockPoisoned(f"the stream lock was poisoned in epoch {self._epoch}")
+
+    def drain(self, timeout: float) -> int:
+        """Begin the next epoch, once nothing of this one is on its way.
+
+        What is launched meanwhile belongs to the old epoch and is waited for too: no verb of one
+        epoch is passed in another (clause L3).
+        """
+        expiry = time.monotonic() + timeout
+        while (passing := self._next_epoch()) is not None:
+            # A failed stream has nothing on its way any more.
+            with suppress(StreamFailed):
+                passing.synchronize(max(expiry - time.monotonic(), 0.0))
+        return self._epoch
+
+    def _next_epoch(self) -> CpuEvent | None:
+        """A verb that has not been passed; None, and the next epoch begins, when there is none."""
+        with self._changed:
+            passing = next((event for event in self._passing if not event.query()), None)
+            if passing is None:
+                self._passing.clear()
+                self._turn, self._poisoned = _Turn.WRITES, False
+                self._epoch += 1
+                self._changed.notify_all()
+            return passing
+
+    def _launch(self, program: Callable[[], None], stream: CpuStream) -> None:
+        passed = CpuEvent()
+        with self._changed:  # so that no drain ends between the launch and its being known
+            stream.launch(program)
+            stream.record(passed)
+            self._passing = [event for event in self._passing if not event.query()]
+            self._passing.append(passed)
+
+    def _take(self) -> None:
+        """On the worker: wait for the signal, and take it."""
+        with self._changed:
+            free = self._changed.wait_for(
+                lambda: self._poisoned or self._turn is _Turn.FULL, self._deadline
+            )
+            if not free:
+                self.poison()
+            if not self._poisoned:
+                self._turn = _Turn.READS
+
+    def _give(self) -> None:
+        """On the worker: hand over. Without an `acquire` before it there is nothing to give."""
+        with self._changed:
+            if self._turn is _Turn.READS:
+                self._turn = _Turn.EMPTY
+                self._changed.notify_all()
+
+    def _released(self, epoch: int) -> bool:
+        return self._turn is _Turn.EMPTY or self._poisoned or self._epoch != epoch
+
+    def _admit(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
+        self.check()
