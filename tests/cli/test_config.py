@@ -113,8 +113,8 @@ def test_whoever_speaks_last_is_heard(ranks: int | None, in_file: int | None) ->
 def test_redundant_experts_come_on_top_of_the_models(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_redundant_experts: 4\n")
-    assert resolve({}, read_config(file)).settings.slots == 36
-    assert resolve({"slots": 48}, read_config(file)).settings.slots == 48
+    assert resolve({}, read_config(file, BY_KEY)).settings.slots == 36
+    assert resolve({"slots": 48}, read_config(file, BY_KEY)).settings.slots == 48
     assert resolve({"num_redundant_experts": 0}, {"slots": 40}).settings.slots == 32
 
 
@@ -124,13 +124,13 @@ def test_balance_may_be_written_as_yaml_likes_it(tmp_path: Path, word: str) -> N
     file.write_text(f"balance: {word}")
     if word == "yes":
         assert yaml.safe_load(f"balance: {word}") == {"balance": True}
-    assert read_config(file) == {"balance": Balance.ON}
+    assert read_config(file, BY_KEY) == {"balance": Balance.ON}
 
 
 def test_an_empty_configuration_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("# nothing yet\n")
-    assert resolve({}, read_config(file)).settings == RunSettings()
+    assert resolve({}, read_config(file, BY_KEY)).settings == RunSettings()
 
 
 @given(text=st.text(max_size=60) | st.text("[]{}:,-!&*'\"# \n019aZ", max_size=20))
@@ -143,7 +143,7 @@ def test_no_text_whatever_is_more_than_one_clear_error(
     file = tmp_path_factory.getbasetemp() / "run.yaml"
     file.write_text(text, encoding="utf-8")
     try:
-        read = read_config(file)
+        read = read_config(file, BY_KEY)
     except UsageError as error:
         read = {}
         said = str(error)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from equipoise.demo.record import RunRecord
+from equipoise.report.ink import Ink
 from equipoise.report.summary import summarise
-from equipoise.report.table import Ink, human_bytes, render
+from equipoise.report.table import human_bytes, render
 
 MakeRecord = Callable[..., RunRecord]
 

@@ -1,23 +1,24 @@
 """The configuration file: YAML, one key per option."""
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from equipoise.cli.options import BY_KEY
+from equipoise.cli.options import Option
 from equipoise.hal.errors import UsageError
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The options that a file sets, by key, each of its own kind.
+def read_config(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:
+    """The options that a file sets, out of the `known` ones, each of its own kind.
 
     Raises UsageError, in one line that names the file and the key: unreadable, not YAML, not a
     mapping, a key unknown or given twice, a value of another kind.
     """
     items = _mapping(path, _text(path)).items()
-    return {str(key): _value(path, key, value) for key, value in items}
+    return {str(key): _value(path, known, key, value) for key, value in items}
 
 
 def _text(path: Path) -> str:
@@ -62,11 +63,11 @@ def _problem(error: yaml.YAMLError) -> str:
     return str(error).splitlines()[0]
 
 
-def _value(path: Path, key: object, value: object) -> object:
-    option = BY_KEY.get(key) if isinstance(key, str) else None
+def _value(path: Path, known: Mapping[str, Option], key: object, value: object) -> object:
+    option = known.get(key) if isinstance(key, str) else None
     if option is None:
-        close = get_close_matches(str(key), list(BY_KEY), n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(BY_KEY)}"
+        close = get_close_matches(str(key), list(known), n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
         raise UsageError(f"{path}: unknown key {key!r}{hint}")
     try:
         return option.kind.from_yaml(value)

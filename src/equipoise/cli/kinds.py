@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.demo.settings import Balance, Shares
+from equipoise.hal.conformance.clauses import FAMILIES
+from equipoise.hal.conformance.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,19 @@ def _bool_from_yaml(value: object) -> bool:
     return value
 
 
+def _family(value: object) -> str:
+    if value not in FAMILIES:
+        raise ValueError(value)
+    return str(value)
+
+
+def _families_from_yaml(value: object) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError(value)
+    return tuple(_family(item) for item in values)
+
+
 WHOLE = Kind("a whole number", int, _int_from_yaml)
 SECONDS = Kind("a number of seconds", lambda text: _finite(float(text)), _seconds_from_yaml)
 NAME = Kind("a name", _str_from_text, _str_from_yaml)
@@ -82,3 +97,7 @@ SHARES = Kind(
 )
 BALANCE = Kind("on or off", lambda text: Balance(text), _balance_from_yaml)
 SWITCH = Kind("true or false", lambda text: text == "true", _bool_from_yaml)
+PROFILE = Kind(
+    " or ".join(Profile), lambda text: Profile(text), lambda value: Profile(_str_from_yaml(value))
+)
+FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)

@@ -65,6 +65,10 @@ def _dispatch(arguments: Namespace, command: str) -> int:
         from equipoise.cli.doctor import doctor
 
         return doctor(arguments)
+    if arguments.command == "conformance":
+        from equipoise.cli.conformance import conformance
+
+        return conformance(arguments, command)
     from equipoise.cli.run import run
 
     return run(arguments, command)

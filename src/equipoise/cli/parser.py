@@ -1,12 +1,13 @@
 """The grammar of the command line."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from equipoise import __version__
-from equipoise.cli.kinds import SWITCH, TEXTS, Kind
+from equipoise.cli import conformance_options
+from equipoise.cli.kinds import FAMILY_NAMES, SWITCH, TEXTS, Kind
 from equipoise.cli.options import OPTIONS, Option, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
@@ -29,7 +30,24 @@ hyphens, such as `window_size: 4`; the command line overrides it.
 
 exit code: 0 outputs identical and balancing exercised, 1 one of them not,
 2 bad input, 3 the run failed, 130 interrupted, 128 + n ended by signal n"""
+CONFORMANCE = """\
+Try to break a backend: properties of every clause of the contract, on programs
+that are drawn, and shrunk when one fails. One line for each clause: held,
+violated with the smallest program found, or unsupported by declaration."""
+CONFORMANCE_EXAMPLES = """\
+examples:
+  equipoise conformance --backend cpu --ranks 4
+  equipoise conformance --backend virtual --only ordering locks
+  equipoise conformance --backend my_package.backend:BACKEND --html report.html
+  mpiexec -n 4 equipoise conformance --backend cpu --communicator mpi
+
+exit code: 0 every clause held or is declared unsupported, 1 one is violated,
+2 bad input, 3 the suite could not run, 130 interrupted"""
 DOCTOR = "Say what was found on this machine, what is missing and why."
+
+
+LISTS = (TEXTS, FAMILY_NAMES)
+"""Kinds of which an option takes several."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,6 +70,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run(commands)
+    _add_conformance(commands)
     _add_doctor(commands)
     return parser
 
@@ -66,12 +85,29 @@ def _add_run(commands: Any) -> None:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    _add_options(run, OPTIONS)
+
+
+def _add_conformance(commands: Any) -> None:
+    conformance = commands.add_parser(
+        "conformance",
+        help="does a backend keep the contract, clause by clause?",
+        description=CONFORMANCE,
+        epilog=CONFORMANCE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    _add_options(conformance, conformance_options.OPTIONS)
+
+
+def _add_options(command: Any, options: Sequence[Option]) -> None:
     groups = {
-        name: run.add_argument_group(name) for name in dict.fromkeys(o.group for o in OPTIONS)
+        name: command.add_argument_group(name) for name in dict.fromkeys(o.group for o in options)
     }
-    for option in OPTIONS:
+    for option in options:
         _add_option(groups[option.group], option)
-    run.add_argument("--config", type=Path, metavar="FILE", help="read options from YAML")
+    command.add_argument("--config", type=Path, metavar="FILE", help="read options from YAML")
 
 
 def _add_option(group: Any, option: Option) -> None:
@@ -88,9 +124,9 @@ def _add_option(group: Any, option: Option) -> None:
             dest=option.key,
             type=_reader(option.kind),
             metavar=option.metavar,
-            nargs="+" if option.kind is TEXTS else None,
-            # A second --text adds to the first; of anything else the last one counts.
-            action="extend" if option.kind is TEXTS else "store",
+            nargs="+" if option.kind in LISTS else None,
+            # A second --text adds to the first; of anything single the last one counts.
+            action="extend" if option.kind in LISTS else "store",
             help=text,
         )
 

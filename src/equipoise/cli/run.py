@@ -1,7 +1,6 @@
 """`equipoise run`."""
 
 import json
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -10,15 +9,16 @@ from typing import Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.files import ensure_folder, write_file
-from equipoise.cli.options import RECORD, RunRequest, resolve
+from equipoise.cli.options import BY_KEY, RECORD, RunRequest, resolve
 from equipoise.cli.progress import progress_for
 from equipoise.cli.validation import validate
 from equipoise.demo.record import RunRecord
 from equipoise.demo.record_file import save_record
 from equipoise.hal.errors import EquipoiseError
 from equipoise.report.html import PlotsMissing, render_html
+from equipoise.report.ink import ink_of_stdout
 from equipoise.report.summary import Summary, summarise
-from equipoise.report.table import Ink, render
+from equipoise.report.table import render
 
 
 def run(arguments: Namespace, command: str) -> int:
@@ -37,7 +37,7 @@ def run(arguments: Namespace, command: str) -> int:
         # Before the table: an output that nobody reads must not cost a finished run its files.
         _write(request, record, summary, command)
     finally:
-        print(render(summary, _ink()), flush=True)
+        print(render(summary, ink_of_stdout()), flush=True)
     return summary.exit_code
 
 
@@ -46,7 +46,7 @@ def request_of(given: Mapping[str, Any]) -> RunRequest:
     options = {key: value for key, value in given.items() if key not in ("command", "config")}
     if "text" in options:
         options["text"] = tuple(options["text"])
-    return resolve(options, read_config(given["config"]) if "config" in given else {})
+    return resolve(options, read_config(given["config"], BY_KEY) if "config" in given else {})
 
 
 def _serve(request: RunRequest) -> RunRecord | None:
@@ -79,8 +79,3 @@ def _save(record: RunRecord, path: Path) -> None:
         save_record(record, path)
     except OSError as error:
         raise EquipoiseError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _ink() -> Ink:
-    # https://no-color.org: set and not empty means none.
-    return Ink.COLOUR if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else Ink.PLAIN

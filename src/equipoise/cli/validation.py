@@ -27,7 +27,7 @@ def validate(request: RunRequest) -> None:
 
 
 def _check_ranks(settings: RunSettings) -> None:
-    _check_count("--ranks", settings.ranks, MOST_RANKS)
+    check_count("--ranks", settings.ranks, MOST_RANKS)
     if EXPERTS % settings.ranks:
         raise UsageError(
             f"--ranks {settings.ranks} does not divide {EXPERTS} experts evenly: "
@@ -41,7 +41,8 @@ def _check_ranks(settings: RunSettings) -> None:
         )
 
 
-def _check_count(flag: str, value: int, most: int) -> None:
+def check_count(flag: str, value: int, most: int) -> None:
+    """Raises UsageError unless `value` is in [1, `most`]."""
     if value < 1:
         raise UsageError(f"{flag} must be at least 1, got {value}")
     if value > most:
@@ -60,9 +61,9 @@ def _check_slots(settings: RunSettings) -> None:
 
 def _check_cadence(settings: RunSettings) -> None:
     window, interval = settings.window_size, settings.step_interval
-    _check_count("--steps", settings.steps, MOST_STEPS)
-    _check_count("--window-size", window, MOST_STEPS)
-    _check_count("--step-interval", interval, MOST_STEPS)
+    check_count("--steps", settings.steps, MOST_STEPS)
+    check_count("--window-size", window, MOST_STEPS)
+    check_count("--step-interval", interval, MOST_STEPS)
     if window > interval:
         raise UsageError(f"--window-size {window} is longer than --step-interval {interval}")
     if settings.balance is Balance.ON and settings.steps <= window:
@@ -80,11 +81,18 @@ def _check_backends(settings: RunSettings) -> None:
         ("--backend", settings.backend, registry.ACCELERATORS, registry.accelerator),
         ("--communicator", settings.communicator, registry.COMMUNICATORS, registry.communicator),
     ):
-        known = registry.names(group)
-        if ":" in name:
-            _check_object(flag, name, find)
-        elif name not in known:
-            raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
+        check_backend(flag, name, group, find)
+
+
+def check_backend(flag: str, name: str, group: str, find: Callable[[str], object]) -> None:
+    """Raises UsageError unless `name` is registered in `group`, or can be imported by `find`."""
+    from equipoise.hal import registry
+
+    known = registry.names(group)
+    if ":" in name:
+        _check_object(flag, name, find)
+    elif name not in known:
+        raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
 
 
 def _check_object(flag: str, name: str, find: Callable[[str], object]) -> None:

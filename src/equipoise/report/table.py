@@ -1,8 +1,8 @@
 """The table that a run ends with, 80 columns wide."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 
+from equipoise.report.ink import Ink, Tint, paint
 from equipoise.report.summary import Summary, VariantSummary
 
 ORDER = ("unbalanced", "static", "lagged", "exact")
@@ -10,33 +10,19 @@ WIDTH = 80
 COLUMNS = ("variant", "imbalance", "x noise", "x smaller", "tokens/s", "stall s", "outputs")
 
 
-class Ink(StrEnum):
-    """Whether the terminal takes colours."""
-
-    PLAIN = "plain"
-    COLOUR = "colour"
-
-
-class _Code(StrEnum):
-    BOLD = "1"
-    DIM = "2"
-    GREEN = "1;32"
-    RED = "1;31"
-
-
 def render(summary: Summary, ink: Ink) -> str:
     """The whole table; its last line is `verdict(summary)`. No line is wider than `WIDTH`, save
     where a phase's name is longer than a line."""
     lines = [
-        _paint(_title(summary), _Code.BOLD, ink),
-        _paint(_traffic(summary), _Code.DIM, ink),
+        paint(_title(summary), Tint.BOLD, ink),
+        paint(_traffic(summary), Tint.DIM, ink),
         "",
         *_rows(summary, ink),
-        _paint("-" * WIDTH, _Code.DIM, ink),
+        paint("-" * WIDTH, Tint.DIM, ink),
         *_moves(summary),
         *_notes(summary),
         "",
-        _paint(verdict(summary), _Code.RED if summary.exit_code else _Code.GREEN, ink),
+        paint(verdict(summary), Tint.RED if summary.exit_code else Tint.GREEN, ink),
     ]
     return "\n".join(lines)
 
@@ -86,10 +72,10 @@ def _traffic(summary: Summary) -> str:
 
 
 def _rows(summary: Summary, ink: Ink) -> list[str]:
-    lines = [_paint(_aligned(COLUMNS), _Code.DIM, ink)]
+    lines = [paint(_aligned(COLUMNS), Tint.DIM, ink)]
     for name, _ in ordered(summary):
         line = _aligned(cells(summary, name))
-        lines.append(_paint(line, _Code.BOLD, ink) if name == summary.shares else line)
+        lines.append(paint(line, Tint.BOLD, ink) if name == summary.shares else line)
     return lines
 
 
@@ -148,7 +134,3 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 
 def _number(value: float | None, shape: str) -> str:
     return "-" if value is None else shape.format(value)
-
-
-def _paint(text: str, code: _Code, ink: Ink) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if ink is Ink.COLOUR and text else text
