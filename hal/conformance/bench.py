@@ -1,13 +1,13 @@
 """What a host of one rank works with while it plays a program."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.accelerator import Accelerator, Backend
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import EquipoiseError, Violation
 from equipoise.hal.stream import Stream
@@ -63,6 +63,10 @@ class Surroundings(Protocol):
         """A fresh communicator whose purpose no earlier case has used."""
         ...
 
+    def leftovers(self) -> Mapping[str, int]:
+        """What is not given back yet, by name; only equal names can be compared (R1)."""
+        ...
+
 
 @dataclass
 class Bench:
@@ -72,6 +76,7 @@ class Bench:
         rank: this rank.
         size: ranks that play.
         host: which host of the rank this is.
+        backend: what the device was opened by.
         accelerator: the device, shared by the rank's hosts.
         fabric: this rank's connection to the others; absent in programs of one rank.
         deadline: seconds after which an operation of this fabric fails.
@@ -83,6 +88,7 @@ class Bench:
     rank: int
     size: int
     host: int
+    backend: Backend
     accelerator: Accelerator
     fabric: Fabric | None
     deadline: float

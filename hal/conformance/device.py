@@ -1,7 +1,8 @@
 """The executor for one real device: hardware schedules, delays widen the races."""
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -78,6 +79,10 @@ class RealSurroundings:
             raise Unsupported("a device by itself has no communicator")
         return self.fabric.open(f"{self.prefix}{purpose}", ranks)
 
+    def leftovers(self) -> Mapping[str, int]:
+        """What of the process is counted."""
+        return {"threads": threading.active_count()}
+
 
 class DeviceSubject:
     """One device of a backend, freshly opened for every case."""
@@ -101,7 +106,7 @@ class DeviceSubject:
         """On the device as it schedules itself."""
         accelerator = self._backend.open(self._index)
         try:
-            answers = play_alone(claim, case, accelerator)
+            answers = play_alone(claim, case, self._backend, accelerator)
             judge(claim, case, answers)
         except Exception as error:
             raise blame(claim, error) from error
@@ -112,12 +117,15 @@ class DeviceSubject:
         """Nothing is held between cases."""
 
 
-def play_alone(claim: Property, case: Case, accelerator: Accelerator) -> list[object]:
+def play_alone(
+    claim: Property, case: Case, backend: Backend, accelerator: Accelerator
+) -> list[object]:
     """The answers of the hosts of a rank that needs no fabric."""
     bench = Bench(
         rank=0,
         size=1,
         host=0,
+        backend=backend,
         accelerator=accelerator,
         fabric=None,
         deadline=PATIENCE,

@@ -1,6 +1,6 @@
 """The executor for controlled worlds: all ranks in one thread, every interleaving chosen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,10 @@ class ControlledSurroundings:
         """The world is fresh in every case, and so is every purpose."""
         return self.world.fabric(self.rank).open(purpose, ranks)
 
+    def leftovers(self) -> Mapping[str, int]:
+        """As the world counts them, over all ranks."""
+        return self.world.leftovers()
+
 
 class ControlledSubject:
     """A controlled backend on schedules."""
@@ -72,7 +76,7 @@ class ControlledSubject:
             actors = [
                 actor
                 for rank in range(case.program.size)
-                for actor in _actors(world, claim, case, rank)
+                for actor in _actors(self._backend, world, claim, case, rank)
             ]
             judge(claim, case, drive(world, actors))
         except Exception as error:
@@ -84,7 +88,9 @@ class ControlledSubject:
         """Nothing is held between cases."""
 
 
-def _actors(world: ControlledWorld, claim: Property, case: Case, rank: int) -> list[Actor]:
+def _actors(
+    backend: ControlledBackend, world: ControlledWorld, claim: Property, case: Case, rank: int
+) -> list[Actor]:
     fabric = world.fabric(rank) if claim.ranks is Ranks.GROUP else None
     around = ControlledSurroundings(world, rank)
     shared: dict[str, Any] = {}
@@ -94,6 +100,7 @@ def _actors(world: ControlledWorld, claim: Property, case: Case, rank: int) -> l
             rank=rank,
             size=case.program.size,
             host=host,
+            backend=backend,
             accelerator=world.accelerator(rank),
             fabric=fabric,
             deadline=DEADLINE,
