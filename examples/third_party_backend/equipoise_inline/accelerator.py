@@ -1,0 +1,97 @@
+"""The backend, and the device that it opens."""
+
+import os
+import platform
+
+import torch
+from equipoise.hal.accelerator import Graph, Memory, Topology
+from equipoise.hal.capabilities import Available, Capabilities, Probe
+from equipoise.hal.errors import BackendUnavailable, Unsupported
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.page_pool import PagePool
+from equipoise.hal.slots import SlotLayout
+from equipoise.hal.stream import Role
+from torch import Tensor
+
+from equipoise_inline.kernels import InlineKernels
+from equipoise_inline.slots import InlineSlotStore
+from equipoise_inline.stream import InlineEvent, InlineStream
+
+
+class InlineAccelerator:
+    """The host, without a queue."""
+
+    name = "inline:0"
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._streams = {role: InlineStream(role) for role in Role}
+        self.kernels = InlineKernels()
+
+    def stream(self, role: Role) -> InlineStream:
+        """The stream of that role."""
+        return self._streams[role]
+
+    def adopt(self, native_stream: object) -> InlineStream:
+        """There is nothing to adopt."""
+        raise Unsupported(f"no foreign streams here: {native_stream!r}")
+
+    def event(self) -> InlineEvent:
+        """A fresh event."""
+        return InlineEvent()
+
+    def stream_lock(self, deadline: float) -> StreamLock:
+        """A stream that is the caller cannot wait for the caller."""
+        raise Unsupported("no stream lock is declared")
+
+    def slot_store(self, layout: SlotLayout) -> InlineSlotStore:
+        """Slots in host memory."""
+        return InlineSlotStore(layout)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Plain host memory."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def host_pool(self, page_bytes: int, pages: int) -> PagePool:
+        """So many pages of it."""
+        return PagePool(self.pinned, page_bytes, pages)
+
+    def graph(self) -> Graph:
+        """Nothing can be captured."""
+        raise Unsupported("no graph capture is declared")
+
+    def topology(self) -> Topology:
+        """This machine."""
+        return Topology(index=0, node=platform.node(), numa=-1)
+
+    def memory(self) -> Memory:
+        """Physical memory of the machine."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_AVPHYS_PAGES")
+        return Memory(total=total * page, free=free * page)
+
+    def synchronize(self, timeout: float) -> None:
+        """Everything has run; a stream that failed says so."""
+        for stream in self._streams.values():
+            stream.synchronize(timeout)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class InlineBackend:
+    """The entry point `equipoise.accelerators: inline`."""
+
+    name = "inline"
+    communicator = "gloo"
+    capabilities = Capabilities()
+
+    def probe(self) -> Probe:
+        """Always there."""
+        return Available("the calling thread")
+
+    def open(self, index: int) -> InlineAccelerator:
+        """There is one."""
+        if index != 0:
+            raise BackendUnavailable(f"the inline backend has device 0 only, not {index}")
+        return InlineAccelerator()

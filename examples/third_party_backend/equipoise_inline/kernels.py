@@ -1,0 +1,88 @@
+"""The kernels by the reference that ships with the contract: right, and slow."""
+
+import torch
+from equipoise.hal import routing
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.stream import Stream
+from torch import Tensor
+
+
+class InlineKernels:
+    """Every kernel is one launch around a function of `equipoise.hal.routing`."""
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        """Tokens per expert."""
+        stream.launch(lambda: counts.copy_(routing.count_experts(ids, counts.numel())))
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        """Route by the hash of each token's place."""
+
+        def program() -> None:
+            table = _live(tables, salt.layer)
+            found = routing.route_hashed(ids, table, salt.rank, salt.layer, salt.step)
+            _fill(found, slots, counts)
+
+        stream.launch(program)
+
+    def route_apportioned(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        cumulative: Tensor,
+        salt: Salt,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route by integer quotas of this batch."""
+
+        def program() -> None:
+            live = _live(tables, salt.layer)
+            table = routing.RoutingTable(live.start, live.replicas, cumulative)
+            _fill(routing.route_apportioned(ids, table, salt.rank, salt.layer), slots, counts)
+
+        stream.launch(program)
+
+    def solve_shares(
+        self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
+    ) -> None:
+        """Water-filling on one layer's counts."""
+        stream.launch(
+            lambda: cumulative.copy_(
+                routing.solve_cumulative(counts, _live(tables, layer), tables.ranks)
+            )
+        )
+
+    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        """Fill the idle set of each changed layer, then advance its generation word."""
+
+        def program() -> None:
+            for place, layer in enumerate(update.layers):
+                generation = int(tables.generation[layer]) + 1
+                idle = (generation & 1, layer)
+                tables.start[idle].copy_(update.start[place])
+                tables.replicas[idle].copy_(update.replicas[place])
+                tables.cumulative[idle].copy_(update.cumulative[place])
+                tables.generation[layer] = generation
+
+        stream.launch(program)
+
+    def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
+        if not data.is_contiguous():
+            raise ValueError(f"data: expected contiguous, got strides {data.stride()}")
+        view = data.detach().reshape(-1).view(torch.uint8)
+        stream.launch(lambda: out.fill_(as_int64(checksum(view))))
+
+
+def _live(tables: Tables, layer: int) -> routing.RoutingTable:
+    at = (int(tables.generation[layer]) & 1, layer)
+    return routing.RoutingTable(tables.start[at], tables.replicas[at], tables.cumulative[at])
+
+
+def _fill(found: tuple[Tensor, Tensor], slots: Tensor, counts: Tensor) -> None:
+    slots.copy_(found[0])
+    counts.copy_(found[1])

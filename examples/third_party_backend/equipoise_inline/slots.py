@@ -1,0 +1,142 @@
+"""Slots whose verbs run at the call, so that they are in the order of issue by themselves."""
+
+from collections.abc import Sequence
+
+import torch
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.errors import SlotError, Unsupported
+from equipoise.hal.leases import Leases, SlotLease
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Stream
+from torch import Tensor
+
+
+class InlineReader:
+    """A reader whose launches have all run: nobody needs to wait for it."""
+
+    def detach(self) -> None:
+        """Nothing to undo."""
+
+
+class InlineSlotStore:
+    """Slots as the layout's own tensors; staging as one block of uint8 [staging, slot_bytes]."""
+
+    conversions = 0
+
+    def __init__(self, layout: SlotLayout) -> None:
+        if any(wanted.format is not SlotFormat.STRIDED for wanted in layout.descriptor):
+            raise Unsupported("no private format is known here")
+        self._layout = layout
+        self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
+        self._leases = Leases()
+
+    @property
+    def layout(self) -> SlotLayout:
+        """What the store was made from."""
+        return self._layout
+
+    def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
+        """Copy slots into a blob, back to back."""
+        rows = self._rows(blob, len(slots))
+        found = [self._slot(slot) for slot in slots]
+        stream.launch(lambda: [_gather(row, slot) for row, slot in zip(rows, found, strict=True)])
+
+    def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
+        """Copy a blob into staging buffers."""
+        rows = self._rows(blob, len(staging))
+        found = [self._buffer(number) for number in staging]
+        stream.launch(lambda: [to.copy_(row) for to, row in zip(found, rows, strict=True)])
+
+    def write(
+        self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
+    ) -> None:
+        """Fill slots from tensors that match the descriptor."""
+        if len(slots) != len(sources):
+            raise SlotError(f"{len(slots)} slots, but sources for {len(sources)}")
+        blocks = [self._source(source) for source in sources]
+        pairs = list(zip([self._slot(slot) for slot in slots], blocks, strict=True))
+        with self._leases.barred(slots):
+            stream.launch(lambda: [_copy(to, source) for to, source in pairs])
+
+    def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
+        """Copy staging buffers into slots, in place."""
+        pairs = [(self._buffer(staging), self._slot(slot)) for staging, slot in copies]
+        with self._leases.barred([slot for _, slot in copies]):
+            stream.launch(lambda: [_scatter(row, slot) for row, slot in pairs])
+
+    def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """Checksum of each slot's bytes, segments back to back."""
+        blob = torch.empty(len(slots) * self._layout.slot_bytes, dtype=torch.uint8)
+        _check_sums(out, len(slots))
+        self.pack(slots, blob, stream)
+        rows = self._rows(blob, len(slots))
+        stream.launch(lambda: _sum_rows(rows, out))
+
+    def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """Checksum of each staging buffer."""
+        rows = [self._buffer(number) for number in staging]
+        _check_sums(out, len(rows))
+        stream.launch(lambda: _sum_rows(rows, out))
+
+    def attach(self, stream: Stream) -> InlineReader:
+        """Every stream's launches have run when the next verb is called."""
+        return InlineReader()
+
+    def lease(self, slots: Sequence[int]) -> SlotLease:
+        """Hold slots against commits and writes."""
+        for slot in slots:
+            self._slot(slot)
+        return self._leases.take(slots)
+
+    def _slot(self, number: int) -> list[Tensor]:
+        if not 0 <= number < len(self._layout.slots):
+            raise SlotError(f"slot {number} is not in [0, {len(self._layout.slots)})")
+        return [_bytes(segment.data) for segment in self._layout.slots[number]]
+
+    def _buffer(self, number: int) -> Tensor:
+        if not 0 <= number < len(self._staging):
+            raise SlotError(f"staging {number} is not in [0, {len(self._staging)})")
+        return self._staging[number]
+
+    def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
+        size = self._layout.slot_bytes
+        if blob.dtype != torch.uint8 or blob.shape != (count * size,) or not blob.is_contiguous():
+            raise SlotError(f"a blob of {count} slots is contiguous uint8 [{count * size}]")
+        return list(blob.view(count, size))
+
+    def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
+        names = [wanted.name for wanted in self._layout.descriptor]
+        if len(source) != len(names):
+            raise SlotError(f"a source has {len(source)} segments, a slot {len(names)}")
+        types = tuple(Segment(name, part).type for name, part in zip(names, source, strict=True))
+        if types != self._layout.descriptor:
+            raise SlotError(f"a source is {types}, the slots are {self._layout.descriptor}")
+        return [_bytes(part) for part in source]
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    for target, part in zip(to, source, strict=True):
+        target.copy_(part)
+
+
+def _scatter(row: Tensor, slot: Sequence[Tensor]) -> None:
+    _copy(slot, torch.split(row, [part.numel() for part in slot]))
+
+
+def _gather(row: Tensor, slot: Sequence[Tensor]) -> None:
+    _copy(torch.split(row, [part.numel() for part in slot]), slot)
+
+
+def _check_sums(out: Tensor, count: int) -> None:
+    if out.dtype != torch.int64 or out.shape != (count,):
+        raise SlotError(f"checksums of {count} slots are int64 [{count}]")
+
+
+def _sum_rows(rows: Sequence[Tensor], out: Tensor) -> None:
+    for place, row in enumerate(rows):
+        out[place] = as_int64(checksum(row))
