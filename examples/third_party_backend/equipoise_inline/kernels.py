@@ -1,11 +1,12 @@
 """The kernels by the reference that ships with the contract: right, and slow."""
 
 import torch
+from torch import Tensor
+
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.stream import Stream
-from torch import Tensor
 
 
 class InlineKernels:

@@ -1,15 +1,19 @@
 """Slots whose verbs run at the call, so that they are in the order of issue by themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
+from torch import Tensor
+
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.leases import Leases, SlotLease
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Stream
-from torch import Tensor
+
+A, B = TypeVar("A"), TypeVar("B")
 
 
 class InlineReader:
@@ -39,14 +43,14 @@ class InlineSlotStore:
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
         rows = self._rows(blob, len(slots))
-        found = [self._slot(slot) for slot in slots]
-        stream.launch(lambda: [_gather(row, slot) for row, slot in zip(rows, found, strict=True)])
+        pairs = list(zip(rows, [self._slot(slot) for slot in slots], strict=True))
+        stream.launch(lambda: _each(_gather, pairs))
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
         rows = self._rows(blob, len(staging))
-        found = [self._buffer(number) for number in staging]
-        stream.launch(lambda: [to.copy_(row) for to, row in zip(found, rows, strict=True)])
+        pairs = list(zip([self._buffer(number) for number in staging], rows, strict=True))
+        stream.launch(lambda: _each(Tensor.copy_, pairs))
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
@@ -57,13 +61,13 @@ class InlineSlotStore:
         blocks = [self._source(source) for source in sources]
         pairs = list(zip([self._slot(slot) for slot in slots], blocks, strict=True))
         with self._leases.barred(slots):
-            stream.launch(lambda: [_copy(to, source) for to, source in pairs])
+            stream.launch(lambda: _each(_copy, pairs))
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
         pairs = [(self._buffer(staging), self._slot(slot)) for staging, slot in copies]
         with self._leases.barred([slot for _, slot in copies]):
-            stream.launch(lambda: [_scatter(row, slot) for row, slot in pairs])
+            stream.launch(lambda: _each(_scatter, pairs))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
@@ -117,6 +121,11 @@ class InlineSlotStore:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _each(do: Callable[[A, B], object], pairs: Iterable[tuple[A, B]]) -> None:
+    for left, right in pairs:
+        do(left, right)
 
 
 def _copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
