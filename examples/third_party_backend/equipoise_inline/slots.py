@@ -13,7 +13,8 @@ from equipoise.hal.leases import Leases, SlotLease
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Stream
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class InlineReader:
