@@ -1,5 +1,6 @@
 """The host-side plane on which ranks agree, and by which an error can name the peer."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from equipoise.hal.errors import RankLost
@@ -27,11 +28,13 @@ class ControlPlane(Protocol):
         """Put this rank's ballot on `question`; once per rank and question."""
         ...
 
-    def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
-        """All ranks' ballots on `question`, by rank.
+    def collect(
+        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+    ) -> tuple[bytes, ...]:
+        """The ballots of `ranks` on `question`, in that order; of all ranks by default.
 
         Raises:
-            BallotIncomplete: some rank did not cast its ballot within `timeout` seconds.
+            BallotIncomplete: one of them did not cast its ballot within `timeout` seconds.
             ControlLost: the store does not answer.
         """
         ...

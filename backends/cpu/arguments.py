@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import Unsupported
 
 
@@ -41,6 +42,15 @@ def check_rank(what: str, rank: int, ranks: Iterable[int]) -> None:
     """One of these ranks."""
     if rank not in ranks:
         raise Unsupported(f"{what}: rank {rank} is not one of {tuple(ranks)}")
+
+
+def check_members(what: str, where: Rendezvous, members: Sequence[int]) -> None:
+    """Different ranks of the run, this one among them."""
+    if len(set(members)) != len(members):
+        raise Unsupported(f"{what}: a rank comes twice in {tuple(members)}")
+    for rank in members:
+        check_rank(what, rank, range(where.size))
+    check_rank(what, where.rank, members)
 
 
 def check_rows(what: str, rows: Sequence[int], size: int) -> None:

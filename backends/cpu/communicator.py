@@ -1,5 +1,6 @@
 """A communicator over one gloo process group of its own."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -45,7 +46,8 @@ class GlooCommunicator:
     """Collectives and point-to-point for one purpose.
 
     Data travels as bytes, so every declared dtype moves; only sums depend on the type. The
-    group's time-out is the operations' deadline: gloo enforces it, and breaks the group.
+    group's time-out is the operations' deadline: gloo enforces it, and breaks the group. Threads
+    may share it: an operation is issued and entered among those in flight under one lock (P6).
     """
 
     capabilities = GLOO_CAPABILITIES
@@ -59,6 +61,7 @@ class GlooCommunicator:
         self._deadline = deadline
         self._incarnation = 0
         self._failure: CommunicatorFailed | None = None
+        self._issuing = threading.RLock()
         self._join(tuple(ranks))
 
     @property
@@ -168,7 +171,11 @@ class GlooCommunicator:
         return self._bundle("exchange", issue, *blobs)
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
-        """Nothing to do: gloo builds every pair link when the group is made."""
+        """Nothing to build: gloo links every pair when the group is made."""
+        for first, second in links:
+            check_rank(f"link {first}-{second}", first, range(self.size))
+            check_rank(f"link {first}-{second}", second, range(self.size))
+        self._refuse_failed("warm")
 
     def abort(self) -> None:
         """Not possible with gloo."""
@@ -178,15 +185,17 @@ class GlooCommunicator:
         """A new group among `ranks` (numbers of the run, not of the communicator)."""
         if self._name not in ranks:
             raise Unsupported(f"rank {self._name} is not among the ranks {tuple(ranks)}")
-        self._incarnation += 1
-        self._join(tuple(ranks))
+        with self._issuing:
+            self._incarnation += 1
+            self._join(tuple(ranks))
 
     def close(self) -> None:
         """Let go of the group, unless operations are still in flight: those keep it alive."""
-        self._reap()
-        self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was closed")
-        if not self._inflight:
-            del self._group
+        with self._issuing:
+            self._reap()
+            self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was closed")
+            if not self._inflight:
+                vars(self).pop("_group", None)  # absent at a second close
 
     def _peers(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
@@ -203,30 +212,34 @@ class GlooCommunicator:
     def _collective(
         self, what: str, issue: Callable[[Group], Native], *buffers: Tensor
     ) -> GlooWork:
-        native = self._issue(what, issue)
-        work = self._work([native], what, buffers)
-        self._inflight.append((work, lambda: work.poll(native.is_completed)))
+        with self._issuing:
+            native = self._issue(what, issue)
+            work = self._work([native], what, buffers)
+            self._inflight.append((work, lambda: work.poll(native.is_completed)))
         return work
 
     def _bundle(
         self, what: str, issue: Callable[[Group], list[Native]], *buffers: Tensor
     ) -> GlooWork:
-        natives = self._issue(what, issue)
-
-        work = self._work(natives, what, buffers)
-        self._inflight.append((work, work.done))
+        with self._issuing:
+            natives = self._issue(what, issue)
+            work = self._work(natives, what, buffers)
+            self._inflight.append((work, work.done))
         work.watch()  # a point-to-point operation of gloo never completes unless waited for
         return work
 
     def _issue(self, what: str, issue: Callable[[Group], T]) -> T:
         self._reap()
-        if self._failure is not None:
-            raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure}")
+        self._refuse_failed(what)
         try:
             return issue(self._group)
         except RuntimeError as error:
             self._failure = CommunicatorFailed(f"{what} of {self._purpose!r}: {error}")
             raise self._failure from error
+
+    def _refuse_failed(self, what: str) -> None:
+        if self._failure is not None:
+            raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure}")
 
     def _work(self, natives: list[Native], what: str, buffers: Sequence[Tensor]) -> GlooWork:
         def finish(seconds: float) -> None:

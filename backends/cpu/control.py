@@ -5,122 +5,30 @@ beating while the engine waits for a ballot.
 """
 
 import json
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
-from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, DistStoreError, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.bounded import BoundedCalls
+from equipoise.backends.cpu.store import GONE, await_listener, connect, line, tell_gone, text
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
 
 T = TypeVar("T")
-LOOPBACK = "127.0.0.1"
-BACKLOG = 1024
-"""Connections that may wait to be accepted: two a rank."""
-START = 30.0
-"""Seconds for the store to come up."""
-RETRY = 0.05
-"""Seconds between two attempts to reach the store."""
 BEAT = 0.25
 """Seconds between heartbeats."""
 SILENCE = 2.0
 """Seconds without a heartbeat after which a rank counts as silent."""
+TURN = 0.02
+"""Seconds that one thread's wait for ballots may hold the connection before another's turn."""
 ANSWER = 2.0
 """Seconds that the store may take over a question that it need not wait to answer."""
-GONE = "gone"
-"""The key under which the first loss of a rank is told: JSON {"rank": int, "how": str}."""
-
-
-def connect(rendezvous: Rendezvous) -> TCPStore:
-    """A connection to the store. Raises `ControlLost`."""
-    try:
-        return TCPStore(
-            rendezvous.host,
-            rendezvous.port,
-            None,
-            False,
-            timedelta(seconds=rendezvous.deadline),
-            wait_for_workers=False,
-        )
-    except DistError as error:
-        where = f"{rendezvous.host}:{rendezvous.port}"
-        raise ControlLost(f"no store answers at {where}: {_line(error)}") from error
-
-
-def await_listener(rendezvous: Rendezvous) -> None:
-    """Wait until somebody listens where the store should be.
-
-    torch's own attempts overshoot their time-out by as much again, and log a page of frames.
-    Raises `ControlLost`.
-    """
-    where, expiry = (rendezvous.host, rendezvous.port), time.monotonic() + rendezvous.deadline
-    while True:
-        try:
-            socket.create_connection(where, timeout=rendezvous.deadline).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= expiry:
-                where_text = f"{rendezvous.host}:{rendezvous.port}"
-                raise ControlLost(f"no store answers at {where_text}: {_line(error)}") from error
-        time.sleep(RETRY)
-
-
-class StoreHost:
-    """The store itself, on a free port of the loopback interface and on no other.
-
-    Raises:
-        ControlLost: this machine has no usable loopback interface.
-    """
-
-    def __init__(self) -> None:
-        try:
-            with socket.socket() as listener:
-                listener.bind((LOOPBACK, 0))
-                listener.listen(BACKLOG)
-                self._port: int = listener.getsockname()[1]
-                self._store = TCPStore(
-                    LOOPBACK,
-                    self._port,
-                    None,
-                    True,
-                    timedelta(seconds=START),
-                    wait_for_workers=False,
-                    master_listen_fd=listener.fileno(),
-                )
-                listener.detach()  # the store owns it now
-        except (OSError, DistError) as error:
-            raise ControlLost(f"no store can be held on {LOOPBACK}: {_line(error)}") from error
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where the ranks find it."""
-        return LOOPBACK, self._port
-
-    def report_loss(self, rank: int, how: str) -> None:
-        """Tell the ranks who is gone."""
-        tell_gone(self._store, rank, how)
-
-    def beat(self, rank: int) -> tuple[int, str]:
-        """How many times `rank` has beaten, and what it was doing then; (0, "start-up") before."""
-        key = f"beat/{rank}"
-        if not self._store.check([key]):
-            return 0, "start-up"
-        count, _, operation = _text(self._store.get(key)).partition(" ")
-        return int(count), operation
-
-    def close(self) -> None:
-        """Let go of the store; its port closes with it."""
-        del self._store
-
-
-def tell_gone(store: Store, rank: int, how: str) -> None:
-    """Say that `rank` is gone; only the first loss of a run is kept, later ones follow from it."""
-    store.compare_set(GONE, "", json.dumps({"rank": rank, "how": how}))
 
 
 class StoreControlPlane:
@@ -165,24 +73,27 @@ class StoreControlPlane:
         try:
             kept = self.bounded(lambda: self._store.compare_set(mine, "", _encode(ballot)))
         except DistError as error:
-            raise ControlLost(f"ballot {question!r} was not taken: {_line(error)}") from error
-        if _decode(_text(kept)) != ballot:
+            raise ControlLost(f"ballot {question!r} was not taken: {line(error)}") from error
+        if _decode(text(kept)) != ballot:
             raise ControlLost(f"ballot {question!r} was cast twice, differently")
 
-    def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
-        """All ranks' ballots, by rank."""
-        keys = [_ballot(question, rank) for rank in range(self.size)]
-
-        def read() -> list[bytes]:
-            self._store.wait(keys, timedelta(seconds=timeout))
-            found: list[bytes] = self._store.multi_get(keys)
-            return found
-
-        try:
-            found = self.bounded(read, timeout + ANSWER)
-        except DistError as error:
-            raise self._incomplete(question, keys, error) from error
-        return tuple(_decode(_text(value)) for value in found)
+    def collect(
+        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+    ) -> tuple[bytes, ...]:
+        """The ballots of these ranks, in that order."""
+        members = tuple(range(self.size) if ranks is None else ranks)
+        keys = [_ballot(question, rank) for rank in members]
+        expiry = time.monotonic() + timeout
+        while True:
+            left = max(expiry - time.monotonic(), 0.0)
+            try:
+                found = self.bounded(partial(self._read, keys, left), left + ANSWER)
+            except DistError as error:
+                raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
+            if found is not None:
+                return tuple(_decode(text(value)) for value in found)
+            if left == 0.0:
+                raise BallotIncomplete(question, self._absent(question, members))
 
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
@@ -190,8 +101,8 @@ class StoreControlPlane:
             key = f"decision/{question}"
             won = self.bounded(lambda: self._store.compare_set(key, "", _encode(value)))
         except DistError as error:
-            raise ControlLost(f"outcome of {question!r} unknown: {_line(error)}") from error
-        return _decode(_text(won))
+            raise ControlLost(f"outcome of {question!r} unknown: {line(error)}") from error
+        return _decode(text(won))
 
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
@@ -221,7 +132,7 @@ class StoreControlPlane:
         try:
             if not self.bounded(lambda: self._store.check([GONE]), ANSWER):
                 return None
-            loss = json.loads(_text(self.bounded(lambda: self._store.get(GONE), ANSWER)))
+            loss = json.loads(text(self.bounded(lambda: self._store.get(GONE), ANSWER)))
         except (DistError, ControlLost):
             return None
         if loss["rank"] == self.rank:
@@ -235,16 +146,31 @@ class StoreControlPlane:
         rank, seconds = silent
         return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._operation)
 
-    def _incomplete(self, question: str, keys: list[str], error: DistError) -> Exception:
+    def _read(self, keys: list[str], left: float) -> list[bytes] | None:
+        """All of `keys`, or None when one is missing after a turn at the connection.
+
+        Turns are short, because the other threads of this rank have to take theirs meanwhile: a
+        peer may be waiting for their ballots before it casts the one that is waited for here.
+        """
+        if not self._store.check(keys):
+            if left == 0.0:
+                return None
+            with suppress(DistStoreError):  # that is how a time-out looks
+                self._store.wait(keys, timedelta(seconds=min(left, TURN)))
+            if not self._store.check(keys):
+                return None
+        found: list[bytes] = self._store.multi_get(keys)
+        return found
+
+    def _absent(self, question: str, members: tuple[int, ...]) -> tuple[int, ...]:
 
         def absent() -> tuple[int, ...]:
-            return tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
+            return tuple(r for r in members if not self._store.check([_ballot(question, r)]))
 
         try:
-            missing = self.bounded(absent, ANSWER)
-        except (DistError, ControlLost):
-            return ControlLost(f"ballots on {question!r} unreadable: {_line(error)}")
-        return BallotIncomplete(question, missing)
+            return self.bounded(absent, ANSWER)
+        except DistError as error:
+            raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
 
 
 class _Pulse:
@@ -299,7 +225,7 @@ class _Pulse:
         now = time.monotonic()
         for rank in range(self._where.size):
             key = f"beat/{rank}"
-            value = _text(self._store.get(key)) if self._store.check([key]) else ""
+            value = text(self._store.get(key)) if self._store.check([key]) else ""
             if value != self._seen[rank][0]:
                 self._seen[rank] = (value, now)
         self._looked = now
@@ -316,11 +242,3 @@ def _encode(value: bytes) -> str:
 
 def _decode(text: str) -> bytes:
     return b"" if text == "-" else bytes.fromhex(text)
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0][:160]

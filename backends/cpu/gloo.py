@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from torch import distributed
 
-from equipoise.backends.cpu.arguments import check_rank
+from equipoise.backends.cpu.arguments import check_members
 from equipoise.backends.cpu.communicator import GLOO_CAPABILITIES, GlooCommunicator
-from equipoise.backends.cpu.control import ANSWER, StoreControlPlane, StoreHost
+from equipoise.backends.cpu.control import ANSWER, StoreControlPlane
+from equipoise.backends.cpu.store import StoreHost
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
+from equipoise.hal.errors import Unsupported
 
 
 class GlooFabric:
@@ -28,7 +30,9 @@ class GlooFabric:
         """A process group of its own, among `ranks`."""
         where = self._where
         members = tuple(range(where.size) if ranks is None else ranks)
-        check_rank(f"communicator {purpose!r}", where.rank, members)
+        check_members(f"communicator {purpose!r}", where, members)
+        if purpose in [communicator.purpose for communicator in self._open]:
+            raise Unsupported(f"communicator {purpose!r} was opened before")
         made = self._control.bounded(
             lambda: GlooCommunicator(
                 self._control.store, purpose, members, where.rank, where.deadline

@@ -8,7 +8,8 @@ import pytest
 from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.backends.cpu.communicator import GlooCommunicator
-from equipoise.backends.cpu.control import StoreControlPlane, StoreHost
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.cpu.store import StoreHost
 from equipoise.backends.cpu.event import CpuEvent
 from equipoise.backends.cpu.gloo import GlooFabric
 from equipoise.backends.cpu.graph import CpuGraph

@@ -16,7 +16,7 @@ from equipoise.hal.errors import ControlLost
 pytestmark = pytest.mark.ranks
 HOLDER = """
 import sys
-from equipoise.backends.cpu.control import StoreHost
+from equipoise.backends.cpu.store import StoreHost
 host = StoreHost()
 print(host.address[1], flush=True)
 sys.stdin.readline()

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.backends.cpu import GLOO, control
-from equipoise.backends.cpu.control import StoreControlPlane, StoreHost
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.cpu.store import StoreHost
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, ControlLost
 

@@ -1,0 +1,118 @@
+"""torch.distributed's TCP store: who holds it, and how it is reached."""
+
+import json
+import socket
+import time
+from datetime import timedelta
+
+from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.errors import ControlLost
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 1024
+"""Connections that may wait to be accepted: two a rank."""
+START = 30.0
+"""Seconds for the store to come up."""
+RETRY = 0.05
+"""Seconds between two attempts to reach the store."""
+GONE = "gone"
+"""The key under which the first loss of a rank is told: JSON {"rank": int, "how": str}."""
+
+
+def connect(rendezvous: Rendezvous) -> TCPStore:
+    """A connection to the store. Raises `ControlLost`."""
+    try:
+        return TCPStore(
+            rendezvous.host,
+            rendezvous.port,
+            None,
+            False,
+            timedelta(seconds=rendezvous.deadline),
+            wait_for_workers=False,
+        )
+    except DistError as error:
+        where = f"{rendezvous.host}:{rendezvous.port}"
+        raise ControlLost(f"no store answers at {where}: {line(error)}") from error
+
+
+def await_listener(rendezvous: Rendezvous) -> None:
+    """Wait until somebody listens where the store should be.
+
+    torch's own attempts overshoot their time-out by as much again, and log a page of frames.
+    Raises `ControlLost`.
+    """
+    where, expiry = (rendezvous.host, rendezvous.port), time.monotonic() + rendezvous.deadline
+    while True:
+        try:
+            socket.create_connection(where, timeout=rendezvous.deadline).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= expiry:
+                where_text = f"{rendezvous.host}:{rendezvous.port}"
+                raise ControlLost(f"no store answers at {where_text}: {line(error)}") from error
+        time.sleep(RETRY)
+
+
+class StoreHost:
+    """The store itself, on a free port of the loopback interface and on no other.
+
+    Raises:
+        ControlLost: this machine has no usable loopback interface.
+    """
+
+    def __init__(self) -> None:
+        try:
+            with socket.socket() as listener:
+                listener.bind((LOOPBACK, 0))
+                listener.listen(BACKLOG)
+                self._port: int = listener.getsockname()[1]
+                self._store = TCPStore(
+                    LOOPBACK,
+                    self._port,
+                    None,
+                    True,
+                    timedelta(seconds=START),
+                    wait_for_workers=False,
+                    master_listen_fd=listener.fileno(),
+                )
+                listener.detach()  # the store owns it now
+        except (OSError, DistError) as error:
+            raise ControlLost(f"no store can be held on {LOOPBACK}: {line(error)}") from error
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the ranks find it."""
+        return LOOPBACK, self._port
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Tell the ranks who is gone."""
+        tell_gone(self._store, rank, how)
+
+    def beat(self, rank: int) -> tuple[int, str]:
+        """How many times `rank` has beaten, and what it was doing then; (0, "start-up") before."""
+        key = f"beat/{rank}"
+        if not self._store.check([key]):
+            return 0, "start-up"
+        count, _, operation = text(self._store.get(key)).partition(" ")
+        return int(count), operation
+
+    def close(self) -> None:
+        """Let go of the store; its port closes with it."""
+        del self._store
+
+
+def tell_gone(store: Store, rank: int, how: str) -> None:
+    """Say that `rank` is gone; only the first loss of a run is kept, later ones follow from it."""
+    store.compare_set(GONE, "", json.dumps({"rank": rank, "how": how}))
+
+
+def text(value: bytes | str) -> str:
+    """What the store holds, as text."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def line(error: Exception) -> str:
+    """The first line of an error of the store, which may be a page long."""
+    return str(error).splitlines()[0][:160]
