@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand
+from equipoise.hal.conformance.broken_streams import BROKEN_STREAM
 from equipoise.hal.conformance.model import Order
+from equipoise.hal.conformance.needs import a_held_stream, side_by_side
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.errors import EventNotRecorded
+from equipoise.hal.errors import EventNotRecorded, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
 
 FAMILY = "ordering"
@@ -20,15 +23,14 @@ MOST_LAUNCHES = 8
 ROLES = tuple(role.value for role in Role)[:3]
 
 
-def _steps(ops: tuple[str, ...]) -> st.SearchStrategy[Step]:
+def _steps(roles: tuple[str, ...]) -> st.SearchStrategy[Step]:
     """Any call, valid or not yet: those that cannot be made are left out of the program."""
-    stream, event = st.sampled_from(ROLES), st.integers(0, EVENTS - 1)
-    kinds = {
-        "launch": st.builds(lambda s: Step("launch", (s,)), stream),
-        "record": st.builds(lambda e, s: Step("record", (e, s)), event, stream),
-        "wait": st.builds(lambda s, e: Step("wait", (s, e)), stream, event),
-    }
-    return st.one_of([kinds[op] for op in ops])
+    stream, event = st.sampled_from(roles), st.integers(0, EVENTS - 1)
+    return st.one_of(
+        st.builds(lambda s: Step("launch", (s,)), stream),
+        st.builds(lambda e, s: Step("record", (e, s)), event, stream),
+        st.builds(lambda s, e: Step("wait", (s, e)), stream, event),
+    )
 
 
 def _valid(steps: list[Step]) -> list[Step]:
@@ -37,7 +39,7 @@ def _valid(steps: list[Step]) -> list[Step]:
     for step in steps:
         if step.op == "wait" and not order.recorded(int(step.args[1])):
             continue
-        if step.op == "launch" and len(order.launches) == MOST_LAUNCHES:
+        if step.op == "launch" and len(order.launches) >= MOST_LAUNCHES:
             continue
         _follow(order, step)
         kept.append(step)
@@ -46,7 +48,7 @@ def _valid(steps: list[Step]) -> list[Step]:
 
 def _follow(order: Order, step: Step) -> None:
     """What the step means to the oracle."""
-    if step.op == "launch":
+    if step.op in ("launch", "hold"):
         order.launch(str(step.args[0]))
     elif step.op == "record":
         order.record(int(step.args[0]), str(step.args[1]))
@@ -55,8 +57,17 @@ def _follow(order: Order, step: Step) -> None:
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(_steps(("launch", "record", "wait")), min_size=2, max_size=16)
+    drawn = st.lists(_steps(ROLES), min_size=2, max_size=16)
     return drawn.map(lambda steps: program(_valid(steps)))
+
+
+def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """One stream is held somewhere on the way."""
+    roles = side_by_side(traits)
+    steps = st.lists(_steps(roles), max_size=8)
+    hold = st.builds(lambda role: [Step("hold", (role,))], st.sampled_from(roles))
+    drawn = st.tuples(steps, hold, steps)
+    return drawn.map(lambda parts: program(_valid([*parts[0], *parts[1], *parts[2]])))
 
 
 @dataclass
@@ -72,6 +83,7 @@ class _Desk:
     rows: Tensor
     events: dict[int, Event] = field(default_factory=dict)
     launched: int = 0
+    let_go: Callable[[], None] = lambda: None
 
     def do(self, step: Step) -> None:
         """Make one call."""
@@ -79,6 +91,7 @@ class _Desk:
             "launch": self.launch,
             "record": self.record,
             "wait": self.wait,
+            "hold": self.hold,
         }
         calls[step.op](*step.args)
 
@@ -105,29 +118,71 @@ class _Desk:
     def wait(self, role: str, number: int) -> None:
         self.stream(role).wait(self.event(number))
 
+    def hold(self, role: str) -> None:
+        """To the oracle this is a launch: one that does not run until it is let go."""
+        self.let_go = self.bench.hold(self.stream(role))
+        self.launch(role)
 
-def desk(bench: Bench) -> _Desk:
+    def passed(self, role: str) -> Event:
+        """A fresh event behind all that was launched on the stream."""
+        event = self.bench.accelerator.event()
+        self.stream(role).record(event)
+        return event
+
+    def judge(self, order: Order, clause: str) -> None:
+        """Drain, then compare what every launch saw with what it had to see."""
+        stuck = attempt(self.bench.drain, StreamTimeout)
+        demand(clause, not stuck, f"a stream stands still though nothing is due any more: {stuck}")
+        seen = self.rows.cpu().to(torch.bool).tolist()
+        for first, second in order.pairs():
+            blamed = "O1" if order.same_stream(first, second) else clause
+            early = f"launch {second} ran before launch {first}"
+            demand(blamed, seen[second][first] and not seen[first][second], early)
+
+
+def _desk(bench: Bench) -> _Desk:
     """A desk with all flags down."""
-    flags = bench.filled((MOST_LAUNCHES,), 0)
-    return _Desk(bench, flags, bench.filled((MOST_LAUNCHES, MOST_LAUNCHES), 0))
+    most = MOST_LAUNCHES + 1  # the hold has a number too
+    return _Desk(bench, bench.filled((most,), 0), bench.filled((most, most), 0))
+
+
+def _blamed(steps: tuple[Step, ...]) -> str:
+    """O4 where an event is recorded again after a wait for it, else O2."""
+    waited: set[object] = set()
+    for step in steps:
+        if step.op == "wait":
+            waited.add(step.args[1])
+        elif step.op == "record" and step.args[0] in waited:
+            return "O4"
+    return "O2"
 
 
 def _play(bench: Bench, found: Program) -> Play:
-    work, order = desk(bench), Order()
+    desk, order = _desk(bench), Order()
     for step in found.steps:
-        work.do(step)
+        desk.do(step)
         _follow(order, step)
         yield NEXT
-    bench.drain()
-    seen = work.rows.cpu().to(torch.bool)
-    _judge(order, seen.tolist())
+    desk.judge(order, _blamed(found.steps))
 
 
-def _judge(order: Order, seen: list[list[bool]]) -> None:
-    for first, second in order.pairs():
-        clause = "O1" if order.same_stream(first, second) else "O2"
-        early = f"launch {second} ran before launch {first}"
-        demand(clause, seen[second][first] and not seen[first][second], early)
+def _play_held(bench: Bench, found: Program) -> Play:
+    desk, order = _desk(bench), Order()
+    clause = _blamed(found.steps)
+    passed: dict[int, Event] = {}
+    for step in found.steps:
+        desk.do(step)
+        _follow(order, step)
+        if step.op == "launch":
+            passed[desk.launched - 1] = desk.passed(str(step.args[0]))
+        yield NEXT
+    hold = [step.op for step in found.steps if step.op in ("launch", "hold")].index("hold")
+    for number, event in passed.items():
+        if not order.before(hold, number):
+            late = attempt(partial(event.synchronize, bench.patience), StreamTimeout)
+            demand(clause, not late, f"launch {number} is held up, though nothing orders it so")
+    desk.let_go()
+    desk.judge(order, clause)
 
 
 def _unrecorded(_: Traits) -> st.SearchStrategy[Program]:
@@ -158,6 +213,16 @@ PROPERTIES = (
         programs=_programs,
         play=_play,
     ),
+    Property(
+        name="a-held-launch-holds-up-only-what-is-ordered-behind-it",
+        family=FAMILY,
+        clauses=("O2", "O4"),
+        claim="What no event orders behind a launch runs while that launch cannot.",
+        programs=_held_programs,
+        play=_play_held,
+        needs=a_held_stream,
+    ),
+    BROKEN_STREAM,
     Property(
         name="an-unrecorded-event-cannot-be-waited-for",
         family=FAMILY,
