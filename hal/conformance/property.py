@@ -54,6 +54,8 @@ class Traits:
 
 Needs = Callable[[Traits], str | None]
 """The name of the capability that is missing, or None."""
+Loses = Callable[[Program], frozenset[int]]
+"""Which ranks a program of the property ends for good."""
 Judge = Callable[[Program, Sequence[Any]], None]
 """Compares what the ranks observed (by rank; by host within a rank). Raises `Violation`."""
 
@@ -83,6 +85,8 @@ class Property:
         ranks: whether it needs a fabric.
         hosts: threads of control on each rank.
         pace: what deadline it needs.
+        loses: given by a property that breaks things on purpose: each of its cases has a fabric of
+            its own, and what the survivors hold afterwards is measured.
     """
 
     name: str
@@ -96,3 +100,4 @@ class Property:
     ranks: Ranks = Ranks.ONE
     hosts: int = 1
     pace: Pace = Pace.CALM
+    loses: Loses | None = None

@@ -39,10 +39,15 @@ def blame(claim: Property, error: BaseException) -> Violation:
     """The violation that an error means: a `Violation` is one already, any other was not due."""
     if isinstance(error, Violation):
         return error
+    return Violation(claim.clauses[0], words(error))
+
+
+def words(error: BaseException) -> str:
+    """What was raised, and because of what."""
     what = f"{type(error).__name__}: {error}"
     cause = error.__cause__
     because = f" (because of {type(cause).__name__}: {cause})" if cause is not None else ""
-    return Violation(claim.clauses[0], f"raised {what}{because}")
+    return f"raised {what}{because}"
 
 
 def missing(claim: Property, traits: Traits) -> str | None:

@@ -1,0 +1,75 @@
+"""The executor for ranks as processes of this machine, which the suite itself starts."""
+
+from collections.abc import Collection, Mapping
+
+from equipoise.hal import registry
+from equipoise.hal.communicator import CommunicatorBackend, RendezvousHost
+from equipoise.hal.conformance.crew import Crew
+from equipoise.hal.conformance.property import Pace, Traits
+from equipoise.hal.conformance.ranked import DEADLINES, SIZES, Call, RankedSubject
+from equipoise.hal.conformance.seat import Answer, Order
+
+SEAT = "equipoise.hal.conformance.seat"
+
+
+class ProcessTroupe:
+    """Processes that are reused by all cases; a broken one is replaced.
+
+    Args:
+        backend: the accelerator backend by name, or PACKAGE:OBJECT.
+        communicator: the communicator backend, likewise.
+    """
+
+    def __init__(self, backend: str, communicator: str) -> None:
+        self._communicator: CommunicatorBackend = registry.communicator(communicator)
+        self._crew = Crew([SEAT, backend, communicator])
+
+    def host(self) -> RendezvousHost:
+        """A store in this process, which outlives every rank."""
+        return self._communicator.host()
+
+    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        """What the ranks answer; after a `Violation` no process is left."""
+        self._crew.grow(len(orders) and max(orders) + 1)
+        self._crew.order(orders)
+        return self._crew.gather(orders, call.lost, call.watchdog, call.mourn)
+
+    def replace(self, ranks: Collection[int]) -> None:
+        """End what is left of them; new ones start when they are needed."""
+        self._crew.end(ranks)
+
+    def close(self) -> None:
+        """End every process."""
+        self._crew.close()
+
+
+class ProcessSubject(RankedSubject):
+    """An accelerator and a communicator on up to `ranks` processes.
+
+    Args:
+        backend: the accelerator backend by name, or PACKAGE:OBJECT.
+        communicator: the communicator backend, likewise.
+        ranks: most ranks of a case.
+        deadlines: seconds that an operation may last, by pace.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        communicator: str,
+        ranks: int,
+        deadlines: Mapping[Pace, float] = DEADLINES,
+    ) -> None:
+        troupe = ProcessTroupe(backend, communicator)
+        name = f"{backend} with {communicator} on {ranks} processes"
+        super().__init__(name, traits(backend, communicator, ranks), troupe, deadlines)
+
+
+def traits(backend: str, communicator: str, ranks: int) -> Traits:
+    """What the backends declare, on sizes up to `ranks`."""
+    return Traits(
+        registry.accelerator(backend).capabilities,
+        registry.communicator(communicator).capabilities,
+        tuple(sorted({size for size in SIZES if size < ranks} | {ranks})),
+        controlled=False,
+    )

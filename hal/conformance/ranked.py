@@ -1,0 +1,214 @@
+"""A subject of several ranks, each in a process of its own: who starts them is another's business.
+
+This side owns hypothesis. Every order goes to the ranks it concerns, and all their answers are
+there before the next one, so that a rank which fails strands nobody.
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from equipoise.hal.communicator import Rendezvous, RendezvousHost
+from equipoise.hal.conformance.crew import Mourn
+from equipoise.hal.conformance.program import Case, to_json
+from equipoise.hal.conformance.property import Pace, Property, Traits
+from equipoise.hal.conformance.reference import refer
+from equipoise.hal.conformance.seat import Answer, Order
+from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.errors import Violation
+
+SIZES = (1, 2, 3, 4, 5, 8)
+DEADLINES: Mapping[Pace, float] = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
+"""Seconds that an operation may last."""
+WATCHDOG = 25.0
+"""Seconds beyond the deadline that a rank may take to answer."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """How to wait for the answers to an order.
+
+    Attributes:
+        watchdog: seconds that a rank may take.
+        lost: ranks whose end is due, and whose answers nobody awaits.
+        mourn: told of every rank that ends.
+    """
+
+    watchdog: float
+    lost: frozenset[int]
+    mourn: Mourn
+
+
+class Troupe(Protocol):
+    """Ranks that obey orders."""
+
+    def host(self) -> RendezvousHost:
+        """A store at which some of them can meet."""
+        ...
+
+    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        """What the ranks answer. Raises `Violation` when one of them ends, or does not answer."""
+        ...
+
+    def replace(self, ranks: Collection[int]) -> None:
+        """These have played to their end: others take their places."""
+        ...
+
+    def close(self) -> None:
+        """Dismiss everybody; bounded."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A fabric, open on these ranks; `size` were there when it was opened."""
+
+    name: str
+    host: RendezvousHost
+    size: int
+    ranks: tuple[int, ...]
+    deadline: float
+
+    def call(self, lost: Collection[int] = ()) -> Call:
+        return Call(self.deadline + WATCHDOG, frozenset(lost), self.host.report_loss)
+
+    def without(self, lost: Collection[int]) -> "_Stage":
+        return replace(self, ranks=tuple(rank for rank in self.ranks if rank not in lost))
+
+    def opening(self, rank: int) -> Order:
+        name, port = self.host.address
+        where = Rendezvous(rank=rank, size=self.size, host=name, port=port, deadline=self.deadline)
+        return {"do": "open", "fabric": self.name, "where": asdict(where)}
+
+
+class RankedSubject:
+    """Plays cases on the first ranks of a troupe.
+
+    A fabric is kept over the cases of one size and one pace, and replaced after a violation. The
+    cases of a property that breaks things have fabrics of their own, and no other is open beside
+    them: so that what the survivors still hold afterwards can be measured (clause R1).
+
+    Args:
+        name: of the subject.
+        traits: as declared; sizes up to the number of ranks.
+        troupe: the ranks; closed with the subject.
+        deadlines: seconds that an operation may last, by pace.
+    """
+
+    def __init__(
+        self, name: str, traits: Traits, troupe: Troupe, deadlines: Mapping[Pace, float]
+    ) -> None:
+        self._name = name
+        self._traits = traits
+        self._troupe = troupe
+        self._deadlines = deadlines
+        self._stages: dict[tuple[int, Pace], _Stage] = {}
+        self._opened = 0
+        self._played = 0
+
+    @property
+    def name(self) -> str:
+        """What is under test, and how."""
+        return self._name
+
+    @property
+    def traits(self) -> Traits:
+        """What properties may ask of it."""
+        return self._traits
+
+    def play(self, claim: Property, case: Case) -> None:
+        """On the first `case.program.size` ranks."""
+        try:
+            judge(claim, case, self._perform(claim, case))
+        except Exception as error:
+            self._clear()
+            raise blame(claim, error) from error
+
+    def close(self) -> None:
+        """End every rank, and every store."""
+        self._clear()
+        self._troupe.close()
+
+    def _perform(self, claim: Property, case: Case) -> list[Any]:
+        """What all hosts observed; None for those of ranks that were lost."""
+        if claim.loses is None:
+            stage = self._stage(claim, case)
+            return self._ask(claim, case, stage, frozenset())
+        self._strike_all()
+        stage, lost = self._stage(claim, case), claim.loses(case.program)
+        told = self._ask(claim, case, stage, lost)
+        self._strike((stage.size, claim.pace))
+        survivors = stage.without(lost)
+        orders: dict[int, Order] = {rank: {"do": "rest"} for rank in survivors.ranks}
+        _answers("R1", self._tell(orders, survivors.call()))
+        return told
+
+    def _ask(self, claim: Property, case: Case, stage: _Stage, lost: frozenset[int]) -> list[Any]:
+        self._played += 1
+        order = {
+            "do": "play",
+            "fabric": stage.name,
+            "property": refer(claim),
+            "case": to_json(case),
+            "number": self._played,
+        }
+        replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call(lost))
+        if lost:
+            self._troupe.replace(lost)
+            self._stages[stage.size, claim.pace] = stage.without(lost)
+        told, absent = _answers(claim.clauses[0], replies), [None] * claim.hosts
+        return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
+
+    def _stage(self, claim: Property, case: Case) -> _Stage:
+        """The fabric for so many ranks and that pace; opened if there is none."""
+        size, key = case.program.size, (case.program.size, claim.pace)
+        if key in self._stages:
+            return self._stages[key]
+        self._opened += 1
+        deadline, ranks = self._deadlines[claim.pace], tuple(range(size))
+        stage = _Stage(f"fabric{self._opened}", self._troupe.host(), size, ranks, deadline)
+        self._stages[key] = stage
+        replies = self._tell({rank: stage.opening(rank) for rank in ranks}, stage.call())
+        _answers(claim.clauses[0], replies)
+        return stage
+
+    def _clear(self) -> None:
+        """Close all fabrics; what goes wrong now follows from what is being reported."""
+        while self._stages:
+            with suppress(Violation):
+                self._strike(next(iter(self._stages)))
+
+    def _strike_all(self) -> None:
+        for key in list(self._stages):
+            self._strike(key)
+
+    def _strike(self, key: tuple[int, Pace]) -> None:
+        """Close a fabric on every rank that still has it."""
+        stage = self._stages.pop(key)
+        try:
+            order = {"do": "close", "fabric": stage.name}
+            _answers("E5", self._tell(dict.fromkeys(stage.ranks, order), stage.call()))
+        finally:
+            stage.host.close()
+
+    def _tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        try:
+            return self._troupe.tell(orders, call)
+        except Violation:  # the ranks are gone, and their fabrics with them
+            while self._stages:
+                self._stages.popitem()[1].host.close()
+            raise
+
+
+def _answers(clause: str, replies: Mapping[int, Answer]) -> dict[int, list[Any]]:
+    """What each rank observed. Raises the worst fault, of `clause` where it names none."""
+    faults = sorted(
+        (rating, rank, named or clause, text)
+        for rank, reply in replies.items()
+        if "fault" in reply
+        for rating, named, text in [reply["fault"]]
+    )
+    for _, rank, broken, text in faults:
+        raise Violation(broken, f"rank {rank}: {text}")
+    return {rank: reply["answers"] for rank, reply in replies.items()}

@@ -1,0 +1,138 @@
+"""A rank's place: opens fabrics and plays cases, on order.
+
+Orders and answers are JSON. Orders: `{"do": "open", "fabric": NAME, "where": RENDEZVOUS}`,
+`{"do": "play", "fabric": NAME, "property": REFERENCE, "case": CASE, "number": N}`,
+`{"do": "close", "fabric": NAME}`, and `{"do": "rest"}` when nothing is open any more. Answers:
+`{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Backend
+from equipoise.hal.communicator import Communicator, CommunicatorBackend, Fabric, Rendezvous
+from equipoise.hal.conformance.bench import Bench
+from equipoise.hal.conformance.device import PATIENCE, RealSurroundings
+from equipoise.hal.conformance.hosts import play_hosts
+from equipoise.hal.conformance.process import serve
+from equipoise.hal.conformance.program import Case, from_json
+from equipoise.hal.conformance.reference import resolve
+from equipoise.hal.conformance.subject import words
+from equipoise.hal.conformance.usage import Meter
+from equipoise.hal.errors import CommunicatorError, ControlError, Violation
+
+Order = dict[str, Any]
+Answer = dict[str, Any]
+
+
+class Blame(IntEnum):
+    """Which fault of several ranks is reported: the lowest."""
+
+    VIOLATION = 0
+    RAISED = 1
+    FOLLOWED = 2
+    """What a rank raises when another one has left it alone."""
+
+
+@dataclass
+class _Tracking(RealSurroundings):
+    """Keeps what a case opened, so that it can be closed when no rank needs it any more."""
+
+    opened: list[Communicator] = field(default_factory=list)
+
+    def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
+        made = super().open(purpose, ranks)
+        self.opened.append(made)
+        return made
+
+
+class Seat:
+    """One rank of a subject; obeys one order at a time."""
+
+    def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
+        self._backend = backend
+        self._communicator = communicator
+        self._fabrics: dict[str, tuple[Fabric, Rendezvous]] = {}
+        self._leftovers: list[Communicator] = []
+        self._meter = Meter()
+
+    def answer(self, order: Order) -> Answer:
+        """Do it; what is raised becomes a part of the answer."""
+        verbs = {
+            "open": self._open,
+            "play": self._play,
+            "close": self._close,
+            "rest": self._rest,
+        }
+        try:
+            self._tidy()
+            return {"answers": verbs[order["do"]](order)}
+        except Violation as violation:
+            clause = violation.clause
+            text = str(violation).removeprefix(f"{clause}: ")
+            return {"fault": [Blame.VIOLATION, clause, text]}
+        except (CommunicatorError, ControlError) as error:
+            return {"fault": [Blame.FOLLOWED, None, words(error)]}
+        except Exception as error:
+            return {"fault": [Blame.RAISED, None, words(error)]}
+
+    def _open(self, order: Order) -> list[Any]:
+        where = Rendezvous(**order["where"])
+        self._fabrics[order["fabric"]] = self._communicator.connect(where), where
+        return []
+
+    def _close(self, order: Order) -> list[Any]:
+        self._fabrics.pop(order["fabric"])[0].close()
+        return []
+
+    def _rest(self, _: Order) -> list[Any]:
+        self._meter.rest()
+        return []
+
+    def _play(self, order: Order) -> list[Any]:
+        fabric, where = self._fabrics[order["fabric"]]
+        accelerator = self._backend.open(0)
+        try:
+            case = from_json(order["case"])
+            prefix = f"case{order['number']}/"
+            around = _Tracking(accelerator, case.schedule, fabric, prefix)
+            self._leftovers = around.opened
+            bench = _bench(self._backend, around, where, case)
+            return play_hosts(resolve(order["property"]), case, bench)
+        finally:
+            self._meter.look()
+            accelerator.close()
+
+    def _tidy(self) -> None:
+        """Close what the last case left open: by now every rank has ended that case."""
+        while self._leftovers:
+            self._leftovers.pop().close()
+
+
+def _bench(backend: Backend, around: RealSurroundings, where: Rendezvous, case: Case) -> Bench:
+    return Bench(
+        rank=where.rank,
+        size=case.program.size,
+        host=0,
+        backend=backend,
+        accelerator=around.accelerator,
+        fabric=around.fabric,
+        deadline=where.deadline,
+        patience=PATIENCE,
+        surroundings=around,
+    )
+
+
+def main() -> None:
+    """Serve as a rank of the accelerator and the communicator that the command line names."""
+    backend, communicator = sys.argv[1:3]
+    seat = Seat(registry.accelerator(backend), registry.communicator(communicator))
+    serve(seat.answer)
+
+
+if __name__ == "__main__":
+    main()

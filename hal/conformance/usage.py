@@ -1,0 +1,86 @@
+"""What a process holds of the operating system (clause R1)."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from equipoise.hal.errors import Violation
+
+SETTLING = 10.0
+"""Seconds that threads and connections get to end after everything was closed."""
+POLL = 0.01
+GROWTH = 128 << 20
+"""Bytes that the memory of a process may grow by over all of its cases."""
+SHARED = "/dev/shm/"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Threads, descriptors, bytes of resident memory, and names in shared memory."""
+
+    threads: int
+    descriptors: int
+    memory: int
+    shared: frozenset[str]
+
+    def beyond(self, base: "Usage") -> str:
+        """What it holds beyond `base`, in words; empty when it holds no more."""
+        counts = {
+            "threads": self.threads - base.threads,
+            "descriptors": self.descriptors - base.descriptors,
+            "names in shared memory": len(self.shared - base.shared),
+            "bytes of memory": (self.memory - base.memory) // GROWTH * GROWTH,
+        }
+        return ", ".join(f"{count} more {what}" for what, count in counts.items() if count > 0)
+
+
+def usage() -> Usage:
+    """What this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return Usage(
+        threads=len(os.listdir("/proc/self/task")),
+        descriptors=len(os.listdir("/proc/self/fd")),
+        memory=pages * os.sysconf("SC_PAGE_SIZE"),
+        shared=_shared(),
+    )
+
+
+@dataclass
+class Meter:
+    """Compares what a process holds at rest with what it held when it first was at rest.
+
+    The first use of everything stays out of the account: libraries start threads once for all.
+    """
+
+    measure: Callable[[], Usage] = usage
+    base: Usage | None = None
+    named: set[str] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Take down the names in shared memory, while they are in use."""
+        self.named |= self.measure().shared
+
+    def rest(self, patience: float = SETTLING) -> None:
+        """To be called when everything was closed. Raises `Violation` of R1."""
+        if self.base is None:
+            self.base = self.measure()
+            return
+        expiry = time.monotonic() + patience
+        while excess := self._excess(self.base):
+            if time.monotonic() >= expiry:
+                raise Violation("R1", f"after everything was closed there are {excess}")
+            time.sleep(POLL)
+
+    def _excess(self, base: Usage) -> str:
+        left = sorted(name for name in self.named - base.shared if os.path.exists(name))
+        names = f"the names {', '.join(left)} left in shared memory" if left else ""
+        return ", ".join(filter(None, (self.measure().beyond(base), names)))
+
+
+def _shared() -> frozenset[str]:
+    """Names in shared memory that are mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    found = {line.partition("/")[1] + line.partition("/")[2] for line in lines if SHARED in line}
+    return frozenset(name for name in found if not name.endswith("(deleted)"))
