@@ -1,5 +1,347 @@
-"""Family *visibility*."""
+"""Family *visibility*: who sees which version of a slot, and when."""
 
-from equipoise.hal.conformance.property import Property
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-PROPERTIES: tuple[Property, ...] = ()
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.shelf import ROLES, Part, Shelf, plain, shelf, versions
+from equipoise.hal.stream import Event, Role
+
+FAMILY = "visibility"
+LONGEST = 10
+"""Steps of a program."""
+SLOTS = 2
+STAGING = 2
+WIDTH = 8
+"""Bytes of a slot, where order is judged."""
+BATCH = 3
+"""Slots of a store, where whole batches are judged."""
+HALVES = [Part(torch.uint8, 32), Part(torch.uint8, 32)]
+"""Segments of a slot, where tearing is judged."""
+STREAM = st.sampled_from(ROLES)
+SLOT = st.integers(0, SLOTS - 1)
+
+
+def _steps(*kinds: st.SearchStrategy[Step]) -> st.SearchStrategy[Program]:
+    return st.lists(st.one_of(kinds), min_size=1, max_size=LONGEST).map(program)
+
+
+def _step(
+    op: str, *args: st.SearchStrategy[int] | st.SearchStrategy[str]
+) -> st.SearchStrategy[Step]:
+    return st.tuples(*args).map(lambda given: Step(op, given))
+
+
+@dataclass
+class _Desk:
+    """Makes the calls of a program; remembers what every read is due to hold.
+
+    Every verb that brings bytes brings a version of its own: the number of its step, from 1.
+
+    Attributes:
+        shelf: the store.
+        due: of each read, in words what it is, where its bytes land, and the version due.
+        slots: the version of each slot, by the order of issue.
+        staging: how many staging buffers were used up.
+    """
+
+    shelf: Shelf
+    due: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    staging: int = 0
+
+    def do(self, version: int, step: Step) -> None:
+        """Make one call."""
+        slot, role = int(step.args[0]), str(step.args[-1])
+        if step.op == "commit":
+            self.commit(version, slot, str(step.args[1]), role)
+        elif step.op == "write":
+            self.write(version, slot, role)
+        else:
+            self.pack(version, slot, role)
+
+    def commit(self, version: int, slot: int, arrives: str, role: str) -> None:
+        """Through a staging buffer that nothing else uses."""
+        self.shelf.unpack([self.staging], version, arrives)
+        self.shelf.store.commit([(self.staging, slot)], self.shelf.stream(role))
+        self.slots[slot] = version
+        self.staging += 1
+
+    def write(self, version: int, slot: int, role: str) -> None:
+        self.shelf.write([slot], version, role)
+        self.slots[slot] = version
+
+    def pack(self, version: int, slot: int, role: str) -> None:
+        what = f"step {version}: what was packed of slot {slot} on {role}"
+        self.due.append((what, self.shelf.pack([slot], role), self.slots.get(slot, 0)))
+
+    def end(self) -> None:
+        """The slots themselves are due to hold what the last verb brought."""
+        for slot, version in self.slots.items():
+            self.due.append((f"slot {slot} in the end", self.shelf.bytes_of(slot), version))
+
+
+def _judge(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
+    for what, blob, version in due:
+        found = versions(blob)
+        demand(clause, found == [version], f"{what} holds version {_list(found)}, not {version}")
+
+
+def _list(found: Sequence[int]) -> str:
+    return " and ".join(map(str, found))
+
+
+# ----- V5 and A2: the order of issue ---------------------------------------------------------
+
+
+def _in_order(_: Traits) -> st.SearchStrategy[Program]:
+    return _steps(
+        _step("pack", SLOT, STREAM),
+        _step("write", SLOT, STREAM),
+        _step("commit", SLOT, STREAM, STREAM),
+    )
+
+
+def _play_in_order(bench: Bench, found: Program) -> Play:
+    desk = _Desk(plain(bench, SLOTS, LONGEST, WIDTH))
+    for version, step in enumerate(found.steps, start=1):
+        desk.do(version, step)
+        yield NEXT
+    bench.drain()
+    desk.end()
+    _judge("V5", desk.due)
+
+
+def _rewritten(_: Traits) -> st.SearchStrategy[Program]:
+    buffer = st.integers(0, STAGING - 1)
+    drawn = st.lists(
+        st.one_of(_step("unpack", buffer, STREAM), _step("commit", buffer, STREAM)),
+        min_size=2,
+        max_size=LONGEST,
+    )
+    return drawn.map(lambda steps: program(_filled(steps)))
+
+
+def _filled(steps: list[Step]) -> list[Step]:
+    """Without commits of staging that nothing was unpacked into."""
+    kept: list[Step] = []
+    for step in steps:
+        filled = {other.args[0] for other in kept if other.op == "unpack"}
+        if step.op == "unpack" or step.args[0] in filled:
+            kept.append(step)
+    return kept
+
+
+def _play_rewritten(bench: Bench, found: Program) -> Play:
+    """Unpacking is ordered by events, so that nothing but the commits can go wrong."""
+    place = plain(bench, LONGEST, STAGING, WIDTH)
+    arrived: dict[int, tuple[int, Event]] = {}
+    due: list[int] = []
+    for version, step in enumerate(found.steps, start=1):
+        buffer, role = int(step.args[0]), str(step.args[1])
+        stream = place.stream(role)
+        if buffer in arrived:
+            stream.wait(arrived[buffer][1])
+        if step.op == "unpack":
+            place.unpack([buffer], version, role)
+            arrived[buffer] = version, bench.accelerator.event()
+            stream.record(arrived[buffer][1])
+        else:
+            place.store.commit([(buffer, len(due))], stream)
+            due.append(arrived[buffer][0])
+        yield NEXT
+    bench.drain()
+    _judge("A2", [(f"slot {s}", place.bytes_of(s), version) for s, version in enumerate(due)])
+
+
+# ----- V1: whoever waits, sees ------------------------------------------------------------------
+
+
+def _announced(_: Traits) -> st.SearchStrategy[Program]:
+    return _steps(
+        _step("host", SLOT),
+        _step("look", SLOT, STREAM),
+        _step("write", SLOT, STREAM),
+        _step("commit", SLOT, STREAM),
+    )
+
+
+@dataclass
+class _Announcer(_Desk):
+    """Orders reads behind writes, and writes behind reads, by events alone: nobody is attached."""
+
+    written: dict[int, Event] = field(default_factory=dict)
+    seen: list[Event] = field(default_factory=list)
+
+    def do(self, version: int, step: Step) -> None:
+        slot, role = int(step.args[0]), str(step.args[-1])
+        if step.op == "host":
+            self.host(version, slot)
+        elif step.op == "look":
+            self.look(version, slot, role)
+        else:
+            self.bring(version, step.op, slot, role)
+
+    def bring(self, version: int, op: str, slot: int, role: str) -> None:
+        """A commit or a write behind all looks, and the event that announces it."""
+        for event in self.seen:
+            self.shelf.stream(role).wait(event)
+        self.seen.clear()
+        if op == "commit":
+            self.commit(version, slot, role, role)
+        else:
+            self.write(version, slot, role)
+        self.written[slot] = self.record(role)
+
+    def look(self, version: int, slot: int, role: str) -> None:
+        if slot in self.written:
+            self.shelf.stream(role).wait(self.written[slot])
+        what = f"step {version}: what {role} saw in slot {slot} behind the event"
+        self.due.append((what, self.shelf.look([slot], role), self.slots.get(slot, 0)))
+        self.seen.append(self.record(role))
+
+    def host(self, version: int, slot: int) -> None:
+        if slot in self.written:
+            self.written[slot].synchronize(self.shelf.bench.patience)
+        what = f"step {version}: what the host saw in slot {slot} after the event"
+        self.due.append((what, self.shelf.bytes_of(slot), self.slots.get(slot, 0)))
+
+    def record(self, role: str) -> Event:
+        event = self.shelf.bench.accelerator.event()
+        self.shelf.bench.accelerator.stream(Role(role)).record(event)
+        return event
+
+
+def _play_announced(bench: Bench, found: Program) -> Play:
+    desk = _Announcer(plain(bench, SLOTS, LONGEST, WIDTH))
+    for version, step in enumerate(found.steps, start=1):
+        desk.do(version, step)
+        yield NEXT
+    bench.drain()
+    _judge("V1", desk.due)
+
+
+# ----- V2 and V4: whole slots, whole batches ------------------------------------------------------
+
+
+def _torn(_: Traits) -> st.SearchStrategy[Program]:
+    only = st.just(0)
+    return _steps(
+        _step("look", STREAM), _step("write", only, STREAM), _step("commit", only, STREAM, STREAM)
+    )
+
+
+def _play_torn(bench: Bench, found: Program) -> Play:
+    """Whether a read saw the right version is for A12 to say: here it must be one."""
+    desk = _Desk(shelf(bench, 1, LONGEST, HALVES))
+    _attach_all(desk.shelf)
+    reads: list[tuple[str, Tensor]] = []
+    for version, step in enumerate(found.steps, start=1):
+        if step.op == "look":
+            role = str(step.args[0])
+            reads.append((f"step {version}: {role} read", desk.shelf.look([0], role)))
+        else:
+            desk.do(version, step)
+        yield NEXT
+    bench.drain()
+    for what, blob in reads:
+        found_in = versions(blob)
+        demand("V2", len(found_in) == 1, f"{what} a slot torn between versions {_list(found_in)}")
+
+
+def _batches(_: Traits) -> st.SearchStrategy[Program]:
+    some = st.integers(1, 2**BATCH - 1)
+    return _steps(
+        _step("look", STREAM), _step("write", some, STREAM), _step("commit", some, STREAM)
+    )
+
+
+def _play_batches(bench: Bench, found: Program) -> Play:
+    """Slots of one byte cannot be torn, so what is seen of a batch is judged by itself."""
+    place = plain(bench, BATCH, LONGEST * BATCH, 1)
+    _attach_all(place)
+    state, used = [0] * BATCH, 0
+    states, reads = [list(state)], []
+    for version, step in enumerate(found.steps, start=1):
+        role = str(step.args[-1])
+        if step.op == "look":
+            reads.append((f"step {version}: {role} saw", place.look(range(BATCH), role)))
+        else:
+            slots = [slot for slot in range(BATCH) if int(step.args[0]) >> slot & 1]
+            _bring(place, step.op, slots, (version, used), role)
+            used += len(slots)
+            state = [version if slot in slots else old for slot, old in enumerate(state)]
+            states.append(state)
+        yield NEXT
+    bench.drain()
+    for what, blob in reads:
+        seen = blob.tolist()
+        demand(
+            "V4", seen in states, f"{what} versions {seen} of the slots, only ever half of a batch"
+        )
+
+
+def _bring(place: Shelf, op: str, slots: list[int], origin: tuple[int, int], role: str) -> None:
+    """One version for many slots in one call; `origin`: the version, and its first staging."""
+    version, first = origin
+    if op == "write":
+        place.write(slots, version, role)
+        return
+    staging = range(first, first + len(slots))
+    place.unpack(staging, version, role)
+    place.store.commit(list(zip(staging, slots, strict=True)), place.stream(role))
+
+
+def _attach_all(place: Shelf) -> None:
+    for role in ROLES:
+        place.store.attach(place.bench.accelerator.stream(Role(role)))
+
+
+PROPERTIES = (
+    Property(
+        name="verbs-of-a-store-take-effect-in-the-order-of-issue",
+        family=FAMILY,
+        clauses=("V5",),
+        claim="Commits, writes and packs on any streams end as if made one after another.",
+        programs=_in_order,
+        play=_play_in_order,
+    ),
+    Property(
+        name="staging-is-not-rewritten-under-a-commit",
+        family=FAMILY,
+        clauses=("A2",),
+        claim="A commit copies what staging held when it was issued.",
+        programs=_rewritten,
+        play=_play_rewritten,
+    ),
+    Property(
+        name="who-waits-for-a-commit-sees-it",
+        family=FAMILY,
+        clauses=("V1",),
+        claim="Behind the event of a commit or write, streams and the host see all of its bytes.",
+        programs=_announced,
+        play=_play_announced,
+    ),
+    Property(
+        name="a-slot-is-read-whole",
+        family=FAMILY,
+        clauses=("V2",),
+        claim="An attached reader sees one version of a slot, whatever stream it is on.",
+        programs=_torn,
+        play=_play_torn,
+    ),
+    Property(
+        name="a-batch-is-seen-whole",
+        family=FAMILY,
+        clauses=("V4",),
+        claim="Between two launches of an attached reader a commit has happened, or has not.",
+        programs=_batches,
+        play=_play_batches,
+    ),
+)
