@@ -1,0 +1,105 @@
+"""The virtual accelerator: what the contract calls a device, over the parts of one rank."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.virtual.event import VirtualEvent
+from equipoise.backends.virtual.graph import VirtualGraph
+from equipoise.backends.virtual.kernels import VirtualKernels
+from equipoise.backends.virtual.lock import VirtualStreamLock
+from equipoise.backends.virtual.pool import VirtualPool
+from equipoise.backends.virtual.slots import VirtualSlotStore
+from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.hal.accelerator import Memory, Topology
+from equipoise.hal.errors import StreamFailed, Unsupported
+from equipoise.hal.slots import SlotLayout
+from equipoise.hal.stream import Role
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.device import Device
+
+MEMORY = 1 << 34
+"""Bytes that the device says it has; blocks are taken from the host as they are needed."""
+CLOSING = 5.0
+"""Nominal seconds that closing waits for the streams."""
+
+
+class VirtualAccelerator:
+    """One device of a world."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, device: "Device") -> None:
+        self._device = device
+        self._kernels = device.parts.kernels(device)
+
+    @property
+    def name(self) -> str:
+        """The backend and the rank."""
+        return self._device.name
+
+    @property
+    def kernels(self) -> VirtualKernels:
+        """The small kernels."""
+        return self._kernels
+
+    def stream(self, role: Role) -> VirtualStream:
+        """The stream of that role."""
+        return self._device.stream(role)
+
+    def adopt(self, native_stream: object) -> VirtualStream:
+        """There are no foreign streams."""
+        raise Unsupported(f"no engine owns streams of a virtual device: {native_stream!r}")
+
+    def event(self) -> VirtualEvent:
+        """A fresh event."""
+        return self._device.event()
+
+    def stream_lock(self, deadline: float) -> VirtualStreamLock:
+        """A fresh lock."""
+        if not self._device.declared.stream_lock:
+            raise Unsupported(f"{self.name} declares no stream lock")
+        made = self._device.parts.lock(self._device, deadline)
+        self._device.locks.append(made)
+        return made
+
+    def slot_store(self, layout: SlotLayout) -> VirtualSlotStore:
+        """The slots of this rank."""
+        return self._device.parts.slots(self._device, layout)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Memory of the arena, uint8 [nbytes]: every page of it can be reached by the device."""
+        return self._device.arena.empty(nbytes)
+
+    def host_pool(self, page_bytes: int, pages: int) -> VirtualPool:
+        """Pages of the arena."""
+        return self._device.parts.pool(self._device, page_bytes, pages)
+
+    def graph(self) -> VirtualGraph:
+        """An empty graph."""
+        if not self._device.declared.graph_capture:
+            raise Unsupported(f"{self.name} captures no graphs")
+        return self._device.parts.graph(self._device)
+
+    def topology(self) -> Topology:
+        """All devices sit on one node."""
+        return Topology(index=self._device.rank, node="virtual", numa=-1)
+
+    def memory(self) -> Memory:
+        """What it says it has."""
+        used = self._device.arena.bytes_lent
+        return Memory(total=MEMORY, free=MEMORY - used)
+
+    def synchronize(self, timeout: float) -> None:
+        """Drain every stream."""
+        for stream in self._device.streams:
+            stream.synchronize(timeout)
+
+    def close(self) -> None:
+        """Let what can still move end; skip the rest; every later launch is refused (E5)."""
+        self._device.world.until(lambda: self._device.tasks == 0, CLOSING)
+        for stream in self._device.streams:
+            stream.fail(StreamFailed(f"{self.name} was closed"))
+        self._device.locks.clear()

@@ -1,0 +1,103 @@
+"""What the parts of one rank share."""
+
+from typing import TYPE_CHECKING
+
+from equipoise.backends.virtual.queue import Queue, Reports
+from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.errors import StreamFailed
+from equipoise.hal.stream import Role
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.event import VirtualEvent
+    from equipoise.backends.virtual.lock import VirtualStreamLock
+    from equipoise.backends.virtual.parts import Parts
+    from equipoise.backends.virtual.stream import VirtualStream
+    from equipoise.backends.virtual.world import World
+
+
+class Device:
+    """One rank's memory and queues.
+
+    Attributes:
+        world: the world it is in.
+        rank: whose it is.
+        parts: the classes that everything is made from.
+        declared: what it declares.
+        arena: its memory.
+        reports: news on their way to its host.
+        current: the current stream of each of the rank's hosts.
+        running: the stream whose program runs at this moment.
+        locks: every lock that was made.
+        events: how many events are alive.
+    """
+
+    def __init__(self, world: "World", rank: int, parts: "Parts", declared: Capabilities) -> None:
+        self.world = world
+        self.rank = rank
+        self.parts = parts
+        self.declared = declared
+        self.arena = parts.arena()
+        self.reports = Reports(rank)
+        self.current: dict[int, VirtualStream | None] = {}
+        self.running: VirtualStream | None = None
+        self.locks: list[VirtualStreamLock] = []
+        self.events = 0
+        self._queues: list[Queue] = []
+        self._streams: dict[Role, VirtualStream] = {}
+        world.lanes.append(self.reports)
+
+    @property
+    def name(self) -> str:
+        """The backend and the rank."""
+        return f"virtual:{self.rank}"
+
+    @property
+    def streams(self) -> "list[VirtualStream]":
+        """Those that were asked for so far."""
+        return list(self._streams.values())
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks have not ended."""
+        return sum(map(len, self._queues))
+
+    def stream(self, role: Role) -> "VirtualStream":
+        """The stream of that role: always the same one (clause B4)."""
+        if role not in self._streams:
+            self._streams[role] = self.parts.stream(role, self, self._queue())
+        return self._streams[role]
+
+    def event(self) -> "VirtualEvent":
+        """A fresh event."""
+        return self.parts.event(self)
+
+    def issuing(self) -> "VirtualStream | None":
+        """The stream that is current for the host, or the program, that calls."""
+        return self.running or self.current.get(self.world.host)
+
+    def expire(self) -> bool:
+        """The deadlines of the rank's locks strike; whether anything changed."""
+        return any([lock.expire() for lock in self.locks])
+
+    def close(self) -> None:
+        """Skip what has not run, and let go of the memory."""
+        for stream in self.streams:
+            stream.fail(StreamFailed(f"{self.name} is gone"))
+        self.current.clear()
+        self.locks.clear()
+        self.arena.close()
+
+    def _queue(self) -> Queue:
+        """A queue of the stream's own."""
+        queue = Queue(self.rank)
+        self._queues.append(queue)
+        self.world.lanes.append(queue)
+        return queue
+
+
+class AliasingDevice(Device):
+    """All roles share one native queue, as when a vendor's pool of streams is used up."""
+
+    def _queue(self) -> Queue:
+        """The one queue."""
+        return self._queues[0] if self._queues else super()._queue()

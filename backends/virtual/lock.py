@@ -1,0 +1,151 @@
+"""The stream lock as two words that the device waits on."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from equipoise.backends.virtual.queue import Task, always
+from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
+from equipoise.hal.errors import LockMisuse, LockPoisoned, StaleEpoch, StreamTimeout
+from equipoise.hal.stream import Stream
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.device import Device
+
+
+class VirtualStreamLock:
+    """Hand-over between a stream and a host that writes slots (clauses O5, L1 to L7).
+
+    Whose turn it is follows from three bits, of which two are the words: `full` (an acquire may go
+    on), `empty` (the mover may write), and `reading` (an acquire has taken the full word and no
+    release has come). With none of them set the mover owns the slots.
+    """
+
+    def __init__(self, device: "Device", deadline: float) -> None:
+        self._device = device
+        self._deadline = deadline
+        self._epoch = 0
+        self._poisoned = False
+        self._launched = 0
+        self._acquires: list[Task] = []
+        self._full = self._empty = self._reading = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs."""
+        return self._epoch
+
+    def acquire(self, stream: Stream) -> None:
+        """Let nothing launched from now on move before a signal of its own."""
+        own_stream(stream).issue(Verb(self._launch_acquire))
+
+    def release(self, stream: Stream) -> None:
+        """Set the empty word when the stream comes here."""
+        own_stream(stream).issue(Verb(self._launch_release))
+
+    def wait(self, epoch: int, timeout: float) -> None:
+        """Advance the world until the stream has released; then the mover owns the slots."""
+        self._admit(epoch)
+        if self._movers():
+            raise LockMisuse("the mover waits for slots that it owns")
+        self._device.world.until(lambda: self._released(epoch), timeout)
+        self._admit(epoch)
+        if not self._empty:
+            raise StreamTimeout(f"no release within {timeout:g} s")
+        self._empty = False
+
+    def signal(self, epoch: int) -> None:
+        """Set the full word."""
+        self._admit(epoch)
+        if not self._movers():
+            raise LockMisuse("the mover signals without owning the slots")
+        self._full = True
+
+    def poison(self) -> None:
+        """Release every waiter of this epoch."""
+        self._poisoned = True
+
+    def check(self) -> None:
+        """Raise `LockPoisoned` if this epoch was poisoned."""
+        if self._poisoned:
+            raise LockPoisoned(f"the stream lock was poisoned in epoch {self._epoch}")
+
+    def drain(self, timeout: float) -> int:
+        """Begin the next epoch, once nothing of this one is on its way (clause L3)."""
+        if not self._device.world.until(self._drained, timeout):
+            raise StreamTimeout(f"{self._launched} verbs have not passed within {timeout:g} s")
+        self._clear()
+        self._poisoned = False
+        self._epoch += 1
+        return self._epoch
+
+    def expire(self) -> bool:
+        """The deadline of the acquire that waits strikes (clause L6). False when none waits."""
+        if self._poisoned or not self._waiting():
+            return False
+        self.poison()
+        return True
+
+    def _clear(self) -> None:
+        """The mover owns the slots."""
+        self._full = self._empty = self._reading = False
+
+    def _admit(self, epoch: int) -> None:
+        """Turn away a mover that comes late, and everybody once the epoch is poisoned."""
+        if epoch != self._epoch:
+            raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
+        self.check()
+
+    def _movers(self) -> bool:
+        """Whether the mover owns the slots."""
+        return not (self._full or self._empty or self._reading)
+
+    def _released(self, epoch: int) -> bool:
+        return self._empty or self._poisoned or self._epoch != epoch
+
+    def _drained(self) -> bool:
+        return self._launched == 0
+
+    def _waiting(self) -> bool:
+        """Whether an acquire has come to the head of its stream and cannot go on."""
+        return any(task.owner.head() is task and not task.gate() for task in self._acquires)
+
+    def _passable(self) -> bool:
+        return self._full or self._poisoned
+
+    def _take(self) -> None:
+        """On the stream: reset the full word."""
+        if not self._poisoned:
+            self._full, self._reading = False, True
+
+    def _give(self) -> None:
+        """On the stream: set the empty word. Without an acquire before it nothing is given."""
+        if self._reading:
+            self._empty, self._reading = True, False
+
+    def _launch_acquire(self, on: VirtualStream) -> None:
+        task = self._launch(on, self._take, self._passable)
+        self._acquires = [*(known for known in self._acquires if not known.ended), task]
+
+    def _launch_release(self, on: VirtualStream) -> None:
+        self._launch(on, self._give, always)
+
+    def _launch(
+        self, on: VirtualStream, step: Callable[[], None], gate: Callable[[], bool]
+    ) -> Task:
+        task = Task(on, self._pass(step), gate, self._skip)
+        self._launched += 1
+        try:
+            on.submit(task)
+        except BaseException:
+            self._launched -= 1
+            raise
+        return task
+
+    def _pass(self, step: Callable[[], None]) -> Iterator[None]:
+        step()
+        self._launched -= 1
+        yield from ()
+
+    def _skip(self, _: BaseException) -> None:
+        """The stream failed: what it had launched is not on its way any more."""
+        self._launched -= 1

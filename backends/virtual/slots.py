@@ -1,0 +1,251 @@
+"""Slots whose every copy is made in pieces, so that whoever does not wait sees them torn."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise import _native
+from equipoise.backends.virtual.arena import Bytes, bytes_of
+from equipoise.backends.virtual.queue import in_turn
+from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
+from equipoise.hal.checksum import as_int64
+from equipoise.hal.errors import SlotError, Unsupported
+from equipoise.hal.leases import SlotLease
+from equipoise.hal.readers import AttachedReader
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Stream
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.device import Device
+
+Buffer = tuple[str, int]
+"""A slot or a staging buffer, by number."""
+Copy = tuple[Bytes, Bytes]
+"""Where to, where from; both uint8 [n]."""
+
+
+class VirtualSlotStore:
+    """Slots as lists of byte views; staging as rows uint8 [slot_bytes] of the arena.
+
+    Every verb checks its arguments at the call; only the bytes wait for the stream.
+    """
+
+    def __init__(self, device: "Device", layout: SlotLayout) -> None:
+        for wanted in layout.descriptor:
+            if wanted.format not in device.declared.slot_formats:
+                raise Unsupported(f"segment {wanted.name!r}: no {wanted.format} format here")
+        self._device = device
+        self._layout = layout
+        self._slots = [[bytes_of(segment.data) for segment in slot] for slot in layout.slots]
+        self._staging = [
+            bytes_of(device.arena.empty(layout.slot_bytes)) for _ in range(layout.staging)
+        ]
+        self._hazards = device.parts.hazards(device.event)
+        self._readers = device.parts.readers(device.event)
+        self._leases = device.parts.leases()
+
+    @property
+    def layout(self) -> SlotLayout:
+        """What the store was made from."""
+        return self._layout
+
+    def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
+        """Copy slots into a blob, back to back."""
+        numbers = self._known(slots, len(self._slots), "slot")
+        rows = self._rows(blob, len(numbers))
+
+        def steps() -> Iterator[None]:
+            pairs = zip(rows, numbers, strict=True)
+            return self._perform([c for row, slot in pairs for c in self._gather(row, slot)])
+
+        self._issue(steps, stream, reads=_slots(numbers))
+
+    def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
+        """Copy a blob into staging buffers."""
+        numbers = self._known(staging, len(self._staging), "staging")
+        rows = self._rows(blob, len(numbers))
+
+        def steps() -> Iterator[None]:
+            pairs = zip(rows, numbers, strict=True)
+            return self._perform([(self._staging[buffer], row) for row, buffer in pairs])
+
+        self._issue(steps, stream, writes=_staging(numbers))
+
+    def write(
+        self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
+    ) -> None:
+        """Fill slots from tensors that match the descriptor."""
+        numbers = self._known(slots, len(self._slots), "slot")
+        if len(numbers) != len(sources):
+            raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
+        blocks = [self._source(source) for source in sources]
+
+        def steps() -> Iterator[None]:
+            pairs = zip(numbers, blocks, strict=True)
+            return self._perform(
+                [c for slot, block in pairs for c in zip(self._slots[slot], block, strict=True)]
+            )
+
+        self._alter(steps, stream, numbers)
+
+    def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
+        """Copy staging buffers into slots, in place."""
+        buffers = self._known([staging for staging, _ in copies], len(self._staging), "staging")
+        numbers = self._known([slot for _, slot in copies], len(self._slots), "slot")
+
+        def steps() -> Iterator[None]:
+            pairs = zip(buffers, numbers, strict=True)
+            return self._perform(
+                [c for buffer, slot in pairs for c in self._scatter(self._staging[buffer], slot)]
+            )
+
+        self._alter(steps, stream, numbers, reads=_staging(buffers))
+
+    def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """Checksum of each slot's bytes, segments back to back."""
+        numbers = self._known(slots, len(self._slots), "slot")
+        self._check_sums(out, len(numbers))
+
+        def steps() -> Iterator[None]:
+            for place, slot in enumerate(numbers):
+                scratch = np.empty(self._layout.slot_bytes, np.uint8)
+                yield from self._perform(self._gather(scratch, slot))
+                self._sum(scratch, out, place)
+
+        self._issue(steps, stream, reads=_slots(numbers))
+
+    def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """Checksum of each staging buffer."""
+        numbers = self._known(staging, len(self._staging), "staging")
+        self._check_sums(out, len(numbers))
+
+        def steps() -> Iterator[None]:
+            for place, buffer in enumerate(numbers):
+                scratch = np.empty(self._layout.slot_bytes, np.uint8)
+                yield from self._perform([(scratch, self._staging[buffer])])
+                self._sum(scratch, out, place)
+
+        self._issue(steps, stream, reads=_staging(numbers))
+
+    def attach(self, stream: Stream) -> AttachedReader:
+        """From now on commits and writes respect what is launched on `stream`."""
+        return self._readers.attach(own_stream(stream))
+
+    def lease(self, slots: Sequence[int]) -> SlotLease:
+        """Hold slots against commits and writes."""
+        return self._leases.take(self._known(slots, len(self._slots), "slot"))
+
+    @property
+    def conversions(self) -> int:
+        """None: everything here is a copy of bytes (clause A7)."""
+        return 0
+
+    def _issue(
+        self,
+        steps: Callable[[], Iterator[None]],
+        stream: Stream,
+        *,
+        reads: Iterable[Buffer] = (),
+        writes: Iterable[Buffer] = (),
+    ) -> None:
+        """Launch behind the earlier verbs that touch the same buffers (clause V5)."""
+
+        def issue(on: VirtualStream) -> None:
+            with self._hazards.ordered(on, reads=reads, writes=writes):
+                on.perform(steps)
+
+        own_stream(stream).issue(Verb(issue))
+
+    def _alter(
+        self,
+        steps: Callable[[], Iterator[None]],
+        stream: Stream,
+        slots: tuple[int, ...],
+        reads: Iterable[Buffer] = (),
+    ) -> None:
+        """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
+
+        def issue(on: VirtualStream) -> None:
+            with self._hazards.ordered(on, reads=reads, writes=_slots(slots)) as done:
+                held = self._readers.hold(on)
+                on.perform(steps)
+            self._readers.follow(held, done)
+
+        own_stream(stream).issue(Verb(issue, lambda: self._leases.barred(slots)))
+
+    def _perform(self, copies: Sequence[Copy]) -> Iterator[None]:
+        """The copies in turn, each in pieces; others may come between any two."""
+        return in_turn(
+            partial(self._copy, into, source, part)
+            for into, source in copies
+            for part in self._cut(len(into))
+        )
+
+    def _copy(self, into: Bytes, source: Bytes, part: slice) -> None:
+        """One piece of a copy."""
+        into[part] = source[part]
+
+    def _cut(self, length: int) -> tuple[slice, ...]:
+        """The pieces of a copy of so many bytes."""
+        half = (length + 1) // 2
+        return slice(0, half), slice(half, length)
+
+    def _gather(self, row: Bytes, slot: int) -> list[Copy]:
+        """What brings a slot's segments into one row."""
+        return [(part, segment) for part, segment in self._pieces(row, slot)]
+
+    def _scatter(self, row: Bytes, slot: int) -> list[Copy]:
+        """What brings a row into a slot's segments."""
+        return [(segment, part) for part, segment in self._pieces(row, slot)]
+
+    def _pieces(self, row: Bytes, slot: int) -> Iterator[tuple[Bytes, Bytes]]:
+        """Pairs of (part of a packed row, segment of the slot)."""
+        start = 0
+        for segment in self._slots[slot]:
+            yield row[start : start + len(segment)], segment
+            start += len(segment)
+
+    def _rows(self, blob: Tensor, count: int) -> list[Bytes]:
+        size = self._layout.slot_bytes
+        shaped = blob.dtype == torch.uint8 and blob.shape == (count * size,)
+        if not shaped or not blob.is_contiguous():
+            raise SlotError(
+                f"a blob of {count} slots is contiguous uint8 [{count * size}], "
+                f"got {blob.dtype} {list(blob.shape)} of strides {blob.stride()}"
+            )
+        return list(bytes_of(blob).reshape(count, size))
+
+    def _known(self, numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
+        for number in numbers:
+            if not 0 <= number < limit:
+                raise SlotError(f"{what} {number} is not in [0, {limit})")
+        return tuple(numbers)
+
+    def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
+        wanted = self._layout.descriptor
+        named = zip(wanted, source, strict=False)
+        types = tuple(Segment(w.name, tensor, w.format).type for w, tensor in named)
+        if len(source) != len(wanted) or types != wanted:
+            raise SlotError(f"a source is {types}, the slots are {wanted}")
+        return [bytes_of(tensor) for tensor in source]
+
+    def _check_sums(self, out: Tensor, count: int) -> None:
+        if out.dtype != torch.int64 or out.shape != (count,):
+            raise SlotError(
+                f"checksums of {count} slots are int64 [{count}], got {out.dtype} {[*out.shape]}"
+            )
+
+    def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
+        out[place] = as_int64(_native.checksum(row))
+
+
+def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("slot", number) for number in numbers)
+
+
+def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("staging", number) for number in numbers)

@@ -1,0 +1,139 @@
+"""Ranks in one thread, and no clock: nothing moves unless somebody says what."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from equipoise.backends.virtual.accelerator import VirtualAccelerator
+from equipoise.backends.virtual.schedule import Schedule
+from equipoise.backends.virtual.stream import own_stream
+from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.stream import Stream
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.device import Device
+    from equipoise.backends.virtual.parts import Parts
+
+
+class Lane(Protocol):
+    """Something that moves in micro-steps, one after another.
+
+    Attributes:
+        ranks: whose it is; it stands still when one of them does.
+    """
+
+    ranks: tuple[int, ...]
+
+    def ready(self) -> bool:
+        """Whether a micro-step can happen; has no side effect."""
+        ...
+
+    def step(self) -> None:
+        """Let it happen."""
+        ...
+
+
+class World:
+    """Some ranks and what they share.
+
+    Attributes:
+        size: how many ranks.
+        lanes: everything that can move, in the order in which it was made.
+        host: the host of a rank that calls at this moment.
+        stopped: ranks of which nothing moves any more.
+    """
+
+    def __init__(self, size: int, schedule: bytes, parts: "Parts", declared: Capabilities) -> None:
+        self.size = size
+        self.lanes: list[Lane] = []
+        self.host = 0
+        self.stopped: set[int] = set()
+        self._parts = parts
+        self._schedule = Schedule(schedule)
+        self._devices = [parts.device(self, rank, parts, declared) for rank in range(size)]
+        self._accelerators: dict[int, VirtualAccelerator] = {}
+        self._ready: list[Lane] = []
+
+    def accelerator(self, rank: int) -> VirtualAccelerator:
+        """The device of `rank`."""
+        if rank not in self._accelerators:
+            self._accelerators[rank] = self._parts.accelerator(self._devices[rank])
+        return self._accelerators[rank]
+
+    def device(self, rank: int) -> "Device":
+        """What the parts of `rank` share."""
+        return self._devices[rank]
+
+    def empty(self, rank: int, nbytes: int) -> Tensor:
+        """uint8 [nbytes] of the rank's memory."""
+        return self._devices[rank].arena.empty(nbytes)
+
+    def movable(self) -> int:
+        """How many micro-steps could happen now."""
+        self._ready = [lane for lane in self.lanes if lane.ready()]
+        if self.stopped:
+            self._ready = [lane for lane in self._ready if self.stopped.isdisjoint(lane.ranks)]
+        return len(self._ready)
+
+    def advance(self, choice: int) -> None:
+        """Let one of them happen: `choice` counts those of the latest `movable()`."""
+        self._ready[choice].step()
+
+    def choose(self, count: int) -> int:
+        """The schedule's next choice."""
+        return self._schedule.choose(count)
+
+    def until(self, holds: Callable[[], bool], timeout: float) -> bool:
+        """Advance until `holds`, or nothing can move; whether it holds. Timeout 0 only looks."""
+        while not holds():
+            count = self.movable() if timeout > 0 else 0
+            if not count:
+                return False
+            self.advance(self.choose(count))
+        return True
+
+    def submitted(self) -> None:
+        """Something was launched or issued."""
+
+    def expire(self) -> bool:
+        """Every deadline of what is pending strikes; whether anything changed."""
+        return any([device.expire() for device in self._moving()])
+
+    def step_in(self, rank: int, host: int) -> None:
+        """Host `host` of `rank` calls from now on; each rank's hosts have currents of their own."""
+        self.host = host
+
+    def hold(self, rank: int, stream: Stream) -> None:
+        """Nothing launched on `stream` from now on runs, until `let_go`."""
+        own_stream(stream).hold()
+
+    def let_go(self, rank: int, stream: Stream) -> None:
+        """End of `hold`."""
+        own_stream(stream).let_go()
+
+    def leftovers(self) -> dict[str, int]:
+        """What is not given back yet."""
+        return {
+            "blocks": sum(device.arena.lent for device in self._devices),
+            "tasks": sum(device.tasks for device in self._devices),
+            "events": sum(device.events for device in self._devices),
+        }
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for device in self._devices:
+            device.close()
+        self.lanes.clear()
+        self._ready.clear()
+
+    def _moving(self) -> "list[Device]":
+        return [device for device in self._devices if device.rank not in self.stopped]
+
+
+class EagerWorld(World):
+    """A world of whoever opens a device by name: what is launched moves at once."""
+
+    def submitted(self) -> None:
+        """Run until nothing can move."""
+        self.until(lambda: False, float("inf"))
