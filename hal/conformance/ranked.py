@@ -118,9 +118,10 @@ class RankedSubject:
         return self._traits
 
     def play(self, claim: Property, case: Case) -> None:
-        """On the first `case.program.size` ranks."""
+        """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
+        reference = refer(claim)
         try:
-            judge(claim, case, self._perform(claim, case))
+            judge(claim, case, self._perform(claim, case, reference))
         except Exception as error:
             self._clear()
             raise blame(claim, error) from error
@@ -130,29 +131,32 @@ class RankedSubject:
         self._clear()
         self._troupe.close()
 
-    def _perform(self, claim: Property, case: Case) -> list[Any]:
+    def _perform(self, claim: Property, case: Case, reference: str) -> list[Any]:
         """What all hosts observed; None for those of ranks that were lost."""
         if claim.loses is None:
             stage = self._stage(claim, case)
-            return self._ask(claim, case, stage, frozenset())
+            return self._ask(claim, stage, self._order(case, stage, reference), frozenset())
         self._strike_all()
         stage, lost = self._stage(claim, case), claim.loses(case.program)
-        told = self._ask(claim, case, stage, lost)
+        told = self._ask(claim, stage, self._order(case, stage, reference), lost)
         self._strike((stage.size, claim.pace))
         survivors = stage.without(lost)
         orders: dict[int, Order] = {rank: {"do": "rest"} for rank in survivors.ranks}
         _answers("R1", self._tell(orders, survivors.call()))
         return told
 
-    def _ask(self, claim: Property, case: Case, stage: _Stage, lost: frozenset[int]) -> list[Any]:
+    def _order(self, case: Case, stage: _Stage, reference: str) -> Order:
         self._played += 1
-        order = {
+        return {
             "do": "play",
             "fabric": stage.name,
-            "property": refer(claim),
+            "property": reference,
             "case": to_json(case),
             "number": self._played,
         }
+
+    def _ask(self, claim: Property, stage: _Stage, order: Order, lost: frozenset[int]) -> list[Any]:
+        """What all hosts observed; None for those of ranks that were lost."""
         replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call(lost))
         if lost:
             self._troupe.replace(lost)

@@ -4,12 +4,13 @@ import sys
 from importlib import import_module
 
 from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.errors import UsageError
 
 
 def refer(claim: Property) -> str:
-    """PACKAGE:OBJECT where its module has a name for it, else its own name in the suite.
+    """PACKAGE:OBJECT where the module of its play names it, else FAMILY/NAME in the suite.
 
     Raises `UsageError` when it is neither: then no other process can find it.
     """
@@ -17,8 +18,8 @@ def refer(claim: Property) -> str:
     for name, found in vars(sys.modules[module]).items():
         if found is claim:
             return f"{module}:{name}"
-    if any(claim is known for known in suite.properties()):
-        return claim.name
+    if claim.family in FAMILIES and any(claim is known for known in suite.family(claim.family)):
+        return f"{claim.family}/{claim.name}"
     raise UsageError(f"property {claim.name!r} is in no suite, and {module} has no name for it")
 
 
@@ -26,9 +27,14 @@ def resolve(reference: str) -> Property:
     """The property that `refer` was given. Raises `UsageError` when there is none."""
     module, colon, name = reference.partition(":")
     try:
-        found: object = getattr(import_module(module), name) if colon else suite.find(reference)
+        found: object = getattr(import_module(module), name) if colon else _of_suite(reference)
     except (ImportError, AttributeError, KeyError) as error:
         raise UsageError(f"no property {reference!r}: {error}") from error
     if not isinstance(found, Property):
         raise UsageError(f"{reference!r} is not a property: {found!r}")
     return found
+
+
+def _of_suite(reference: str) -> Property:
+    family, _, name = reference.partition("/")
+    return {claim.name: claim for claim in suite.family(family)}[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.hal.errors import Violation
 
-SETTLING = 10.0
+SETTLING = 5.0
 """Seconds that threads and connections get to end after everything was closed."""
 POLL = 0.01
 GROWTH = 128 << 20
