@@ -1,0 +1,141 @@
+"""Runs the conformance suite on every backend of ours, and every property on every mutant.
+
+    python benchmarks/conformance.py backends     a quarter of an hour
+    python benchmarks/conformance.py mutants      about as long
+
+Writes benchmarks/results/conformance.json and mutants.json, of which
+`python benchmarks/conformance_page.py` makes docs/conformance-matrix.md.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from evidence import ROOT, save
+
+sys.path.insert(0, str(ROOT / "tests"))
+PROFILES = "equipoise.backends.virtual.profiles"
+THIRD_PARTY = ROOT / "examples" / "third_party_backend"
+CASES = 200
+SEED = 1
+
+
+def runs() -> dict[str, list[str]]:
+    """What is run, by the name of its column."""
+    from equipoise.backends.virtual import profiles
+
+    quirky = {name: [f"{PROFILES}:{constant}"] for name, constant in profiles.NAMES.items()}
+    ours = [sys.executable, "-m", "equipoise", "conformance", "--quiet", "--backend"]
+    mpiexec = shutil.which("mpiexec") or "mpiexec"
+    return {
+        "virtual": [*ours, "virtual"],
+        **{f"virtual, {name}": [*ours, *backend] for name, backend in quirky.items()},
+        "cpu, gloo": [*ours, "cpu", "--ranks", "8"],
+        "cpu, mpi": [mpiexec, "-n", "4", *ours, "cpu", "--communicator", "mpi"],
+        "third party": [*ours, "equipoise_inline:BACKEND", "--ranks", "4"],
+    }
+
+
+def measure(command: list[str]) -> dict[str, Any]:
+    """One run's verdicts. Raises RuntimeError when the suite could not run."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "verdicts.json"
+        paths = [str(THIRD_PARTY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        done = subprocess.run(
+            [*command, "--json", str(out)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not out.exists():
+            raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr}")
+        verdicts: dict[str, Any] = json.loads(out.read_text())
+    return verdicts
+
+
+def backends() -> None:
+    """The suite on every backend of ours."""
+    figures = {}
+    for name, command in runs().items():
+        verdicts = measure(command)
+        figures[name] = {
+            "command": shlex.join(["equipoise", *command[command.index("conformance") :]]),
+            "seconds": verdicts["seconds"],
+            "clauses": {
+                clause: found["status"] if not found["lacking"] else found["lacking"]
+                for clause, found in verdicts["clauses"].items()
+            },
+        }
+        sys.stderr.write(f"{name}: exit code {verdicts['exit_code']}, {verdicts['seconds']} s\n")
+    save("conformance", ["python", "benchmarks/conformance.py", "backends"], figures)
+
+
+def mutants() -> None:
+    """Every property on every mutant; a process a core."""
+    from conformance.mutants.collection import mutants as collect
+
+    from equipoise.hal.conformance import suite
+
+    names = [mutant.name for mutant in collect()]
+    with ProcessPoolExecutor() as pool:
+        rows = dict(_told(zip(names, pool.map(verdicts, names), strict=True)))
+    claims = [
+        {"name": claim.name, "family": claim.family, "clauses": list(claim.clauses)}
+        for claim in suite.properties()
+    ]
+    figures = {"cases": CASES, "properties": claims, "mutants": rows}
+    save("mutants", ["python", "benchmarks/conformance.py", "mutants"], figures)
+
+
+def verdicts(name: str) -> dict[str, Any]:
+    """Which properties reject the mutant of that name, and how far its own shrinks."""
+    from conformance.mutants.collection import mutants as collect
+
+    from equipoise.hal.conformance import suite
+    from equipoise.hal.conformance.search import Effort, Violated, search
+
+    mutant = next(mutant for mutant in collect() if mutant.name == name)
+    found = search(suite.find(mutant.property), mutant.subject(), Effort(cases=CASES, seed=SEED))
+    quick = Effort(cases=CASES, seed=SEED, shrinking=0.0)
+    rejecting = [
+        claim.name
+        for claim in suite.properties()
+        if isinstance(search(claim, mutant.subject(), quick), Violated)
+    ]
+    told = {
+        "clause": mutant.clause,
+        "broken": mutant.broken,
+        "property": mutant.property,
+        "rejected_by": rejecting,
+    }
+    if isinstance(found, Violated):
+        program = found.case.program
+        told |= {"steps": len(program.steps), "program": program.lines(), "says": found.what}
+    return told
+
+
+def _told(rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, row in rows:
+        sys.stderr.write(f"{name}: rejected by {', '.join(row['rejected_by'])}\n")
+        yield name, row
+
+
+def main() -> None:
+    """Do what the command line says."""
+    jobs = {"backends": backends, "mutants": mutants}
+    if len(sys.argv) != 2 or sys.argv[1] not in jobs:
+        sys.exit(f"usage: python benchmarks/conformance.py {'|'.join(jobs)}")
+    jobs[sys.argv[1]]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The suite and the contract speak of the same clauses."""
+
+import re
+from pathlib import Path
+
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.clauses import TITLES, place
+
+CONTRACT = Path(__file__).resolve().parents[2] / "docs" / "contract.md"
+KEPT_ELSEWHERE = {"A9", "B3", "C3", "D2", "E6", "G7", "P5"}
+"""Clauses that bind the balancer, the pipeline, the registry or the launcher, not a backend."""
+
+
+def contract() -> list[str]:
+    text = CONTRACT.read_text(encoding="utf-8")
+    return re.findall(r"^\| ([A-Z]\d+) \|", text, re.MULTILINE)
+
+
+def test_every_clause_of_the_contract_has_a_title_in_its_order() -> None:
+    assert list(TITLES) == contract()
+    assert sorted(TITLES, key=place) == contract()
+
+
+def test_a_title_fits_on_a_line() -> None:
+    assert max(map(len, TITLES.values())) <= 62
+
+
+def test_every_clause_is_judged_by_a_property_or_binds_somebody_else() -> None:
+    assert set(suite.clauses()) | KEPT_ELSEWHERE == set(contract())
+    assert set(suite.clauses()) & KEPT_ELSEWHERE == set()
+
+
+def test_names_of_properties_are_unique() -> None:
+    names = [claim.name for claim in suite.properties()]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,25 @@
+"""No false alarm: every healthy backend is accepted, whatever the draws start from."""
+
+import os
+
+import pytest
+
+from equipoise.backends.virtual import BACKEND, COMMUNICATOR
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.property import Property
+from equipoise.hal.conformance.search import Effort, Held, search
+from equipoise.hal.conformance.virtual import ControlledSubject
+
+pytestmark = pytest.mark.conformance
+
+DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
+SEEDS = range(20) if DEEP else range(2)
+CASES = 400 if DEEP else 60
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("claim", suite.properties(), ids=lambda claim: claim.name)
+def test_a_property_holds_on_the_healthy_virtual_backend(claim: Property, seed: int) -> None:
+    subject = ControlledSubject(BACKEND, COMMUNICATOR.capabilities)
+    found = search(claim, subject, Effort(cases=CASES, seed=seed))
+    assert isinstance(found, Held), found
