@@ -1,5 +1,115 @@
-"""Family *shapes*."""
+"""Family *shapes*: every dtype, shape, address and group size that is declared or required."""
 
-from equipoise.hal.conformance.property import Property
+from hypothesis import strategies as st
 
-PROPERTIES: tuple[Property, ...] = ()
+from equipoise.hal.conformance.bench import Bench, Play, demand
+from equipoise.hal.conformance.collectives import (
+    Fenced,
+    Plain,
+    calls_of,
+    dtype_of,
+    expect,
+    fly,
+    text_of,
+)
+from equipoise.hal.conformance.layouts import LAYOUTS
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.rejections import REJECTIONS
+from equipoise.hal.conformance.strategies import calling, few
+from equipoise.hal.conformance.subgroups import SUBGROUPS
+from equipoise.hal.conformance.uneven import UNEVEN
+
+FAMILY = "shapes"
+MOST_CALLS = 4
+OFFSETS = (1, 2, 4)
+
+
+def _plain(traits: Traits) -> st.SearchStrategy[Program]:
+    """Rows of 2 to 5 elements; other shapes have properties of their own."""
+    rows = st.integers(2, 5).map(str)
+    return few(traits).flatmap(lambda size: _lists(calling(traits, size, rows), size))
+
+
+def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
+    """Up to four dimensions, each of 0 to 3: also empty ones, and single bytes."""
+    shapes = st.lists(st.integers(0, 3), max_size=4).map(text_of)
+    return few(traits).flatmap(lambda size: _lists(calling(traits, size, shapes), size))
+
+
+def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Program]:
+    drawn = st.lists(calls, min_size=1, max_size=MOST_CALLS)
+    return drawn.map(lambda steps: program(steps, size))
+
+
+def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
+    """At every distance that is whole elements: no address of an element may be odd for it."""
+
+    def at(size: int, offset: int) -> st.SearchStrategy[Program]:
+        calls = calling(traits, size, st.integers(2, 5).map(str))
+        drawn = st.lists(calls, min_size=1, max_size=MOST_CALLS)
+        kept = drawn.map(
+            lambda steps: [s for s in steps if offset % dtype_of(s.args[0]).itemsize == 0]
+        )
+        return kept.map(lambda steps: program(steps, size, {"offset": offset}))
+
+    sized = st.tuples(few(traits), st.sampled_from(OFFSETS))
+    return sized.flatmap(lambda pair: at(*pair))
+
+
+def _play(clause: str, bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    flights = yield from fly(bench, group, calls_of(found), Plain(bench))
+    expect(clause, group, flights)
+
+
+def _play_plain(bench: Bench, found: Program) -> Play:
+    yield from _play("X4", bench, found)
+
+
+def _play_shaped(bench: Bench, found: Program) -> Play:
+    yield from _play("S1", bench, found)
+
+
+def _play_misaligned(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    buffers = Fenced(bench, found.number("offset"))
+    flights = yield from fly(bench, group, calls_of(found), buffers)
+    expect("S4", group, flights)
+    calls = ", ".join(str(flight.call) for flight in flights)
+    demand("A4", buffers.intact(), f"rank {bench.rank}: bytes beside a buffer changed in {calls}")
+
+
+PROPERTIES = (
+    Property(
+        name="every-collective-equals-its-definition",
+        family=FAMILY,
+        clauses=("X4",),
+        claim="Every collective gives what its definition says, on every declared dtype.",
+        programs=_plain,
+        play=_play_plain,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="every-shape-travels",
+        family=FAMILY,
+        clauses=("S1",),
+        claim="Every dtype travels at zero to four dimensions, empty, and as a single byte.",
+        programs=_shaped,
+        play=_play_shaped,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="misaligned-buffers-arrive-and-their-neighbours-stay",
+        family=FAMILY,
+        clauses=("S4", "A4"),
+        claim="Addresses 1, 2 and 4 bytes off work, and nothing beside a buffer is written.",
+        programs=_misaligned,
+        play=_play_misaligned,
+        ranks=Ranks.GROUP,
+    ),
+    *LAYOUTS,
+    *UNEVEN,
+    *SUBGROUPS,
+    *REJECTIONS,
+)
