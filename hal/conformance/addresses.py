@@ -1,5 +1,6 @@
-"""Family *addresses*."""
+"""Family *addresses*: slots stay where they are, hold what they should, and nothing beside them."""
 
+from equipoise.hal.conformance import contents
 from equipoise.hal.conformance.property import Property
 
-PROPERTIES: tuple[Property, ...] = ()
+PROPERTIES: tuple[Property, ...] = (*contents.PROPERTIES,)
