@@ -34,3 +34,9 @@ def a_graph(traits: Traits) -> str | None:
 def all_of(*needs: Needs) -> Needs:
     """The first that is missing."""
     return lambda traits: next(filter(None, (need(traits) for need in needs)), None)
+
+
+def copies_beside_launches(traits: Traits) -> str | None:
+    """Copies from the host that end while a launched stream waits."""
+    declared = traits.accelerator.copy_independent_of_launch
+    return None if declared else "copy_independent_of_launch"
