@@ -9,13 +9,13 @@ from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.backends.cpu.communicator import GlooCommunicator
 from equipoise.backends.cpu.control import StoreControlPlane
-from equipoise.backends.cpu.store import StoreHost
 from equipoise.backends.cpu.event import CpuEvent
 from equipoise.backends.cpu.gloo import GlooFabric
 from equipoise.backends.cpu.graph import CpuGraph
 from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.lock import CpuStreamLock
 from equipoise.backends.cpu.slots import CpuSlotStore
+from equipoise.backends.cpu.store import StoreHost
 from equipoise.backends.cpu.stream import CpuStream
 from equipoise.backends.cpu.work import GlooWork
 from equipoise.hal import (
@@ -29,8 +29,10 @@ from equipoise.hal import (
     stream,
     work,
 )
+from equipoise.hal.checked import CheckedCommunicator
 from equipoise.hal.leases import SlotLease
 from equipoise.hal.page_pool import PagePool, PoolPage
+from equipoise.hal.pairing import CheckedWork
 from equipoise.hal.readers import AttachedReader
 
 PAIRS = [
@@ -48,10 +50,12 @@ PAIRS = [
     (kernels.Kernels, CpuKernels),
     (communicator.CommunicatorBackend, type(GLOO)),
     (communicator.Communicator, GlooCommunicator),
+    (communicator.Communicator, CheckedCommunicator),
     (communicator.Fabric, GlooFabric),
     (communicator.RendezvousHost, StoreHost),
     (control.ControlPlane, StoreControlPlane),
     (work.Work, GlooWork),
+    (work.Work, CheckedWork),
 ]
 
 

@@ -1,0 +1,271 @@
+"""Graphs of the CPU: clauses B7, O3, O6, G3, V4."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.backends.cpu.accelerator import CpuAccelerator
+from equipoise.hal.errors import EventNotRecorded, SlotLeased, StreamTimeout, Unsupported
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+SOON = 20.0
+
+
+@pytest.fixture
+def cpu() -> Iterator[CpuAccelerator]:
+    made = BACKEND.open(0)
+    yield made
+    made.close()
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 4))
+def test_what_is_captured_runs_at_each_replay_and_never_before(
+    numbers: list[int], replays: int
+) -> None:
+    cpu = BACKEND.open(0)
+    stream, graph, seen = cpu.stream(Role.COMPUTE), cpu.graph(), []
+
+    def program() -> None:
+        for number in numbers:
+            stream.launch(lambda number=number: seen.append(number))  # type: ignore[misc]
+
+    graph.capture(stream, program)
+    stream.synchronize(SOON)
+    assert seen == []
+    for _ in range(replays):
+        graph.replay(stream)
+    stream.synchronize(SOON)
+    assert seen == numbers * replays
+    cpu.close()
+
+
+def test_a_graph_may_be_replayed_on_another_stream(cpu: CpuAccelerator) -> None:
+    graph, where = cpu.graph(), []
+    stream = cpu.stream(Role.COMPUTE)
+    graph.capture(
+        stream, lambda: stream.launch(lambda: where.append(threading.current_thread().name))
+    )
+    graph.replay(cpu.stream(Role.AUX))
+    cpu.synchronize(SOON)
+    assert where == ["cpu:0.aux"]
+
+
+def test_only_what_the_program_launches_on_that_stream_is_captured(cpu: CpuAccelerator) -> None:
+    stream, other, graph, seen = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
+
+    def program() -> None:
+        stream.launch(lambda: seen.append("captured"))
+        other.launch(lambda: seen.append("another stream"))
+        other.synchronize(SOON)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(stream.launch, lambda: seen.append("another thread")).result(SOON)
+
+    graph.capture(stream, program)
+    stream.synchronize(SOON)
+    assert seen == ["another stream", "another thread"]
+    graph.replay(stream)
+    stream.synchronize(SOON)
+    assert seen[2:] == ["captured"]
+
+
+def test_a_program_that_raises_leaves_graph_and_stream_as_they_were(cpu: CpuAccelerator) -> None:
+    stream, graph, seen = cpu.stream(Role.COMPUTE), cpu.graph(), []
+    graph.capture(stream, lambda: stream.launch(lambda: seen.append("first")))
+
+    def program() -> None:
+        stream.launch(lambda: seen.append("second"))
+        raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError):
+        graph.capture(stream, program)
+    stream.launch(lambda: seen.append("eager"))
+    graph.replay(stream)
+    stream.synchronize(SOON)
+    assert seen == ["eager", "first"]
+
+
+def test_a_captured_event_is_recorded_at_each_replay(cpu: CpuAccelerator) -> None:
+    stream, other, graph, seen = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
+    gate, event = threading.Semaphore(0), cpu.event()
+
+    def program() -> None:
+        stream.launch(lambda: gate.acquire(timeout=SOON))
+        stream.record(event)
+
+    graph.capture(stream, program)
+    with pytest.raises(EventNotRecorded):
+        other.wait(event)
+    for number in range(2):
+        graph.replay(stream)
+        other.wait(event)
+        other.launch(lambda number=number: seen.append(number))  # type: ignore[misc]
+        with pytest.raises(StreamTimeout):
+            other.synchronize(0.02)
+        gate.release()
+        other.synchronize(SOON)
+        assert seen == list(range(number + 1))
+
+
+def test_a_captured_wait_is_for_the_point_that_is_current_at_the_replay(
+    cpu: CpuAccelerator,
+) -> None:
+    stream, other, graph, seen = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
+    gate, event = threading.Event(), cpu.event()
+    other.record(event)
+
+    def program() -> None:
+        stream.wait(event)
+        stream.launch(lambda: seen.append(1))
+
+    graph.capture(stream, program)
+    other.launch(lambda: gate.wait(SOON))
+    other.record(event)
+    graph.replay(stream)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(0.02)
+    gate.set()
+    stream.synchronize(SOON)
+    assert seen == [1]
+
+
+def test_capturing_a_wait_for_an_event_that_nobody_ever_records_raises(
+    cpu: CpuAccelerator,
+) -> None:
+    stream, graph, event = cpu.stream(Role.COMPUTE), cpu.graph(), cpu.event()
+    with pytest.raises(EventNotRecorded):
+        graph.capture(stream, lambda: stream.wait(event))
+
+    def in_order() -> None:
+        stream.record(event)
+        stream.wait(event)
+
+    graph.capture(stream, in_order)
+    graph.replay(stream)
+    stream.synchronize(SOON)
+    assert event.query()
+
+
+def test_a_stream_is_neither_synchronised_nor_captured_twice_while_captured(
+    cpu: CpuAccelerator,
+) -> None:
+    stream, graph = cpu.stream(Role.COMPUTE), cpu.graph()
+    with pytest.raises(Unsupported, match="cannot be synchronised"):
+        graph.capture(stream, lambda: stream.synchronize(SOON))
+    with pytest.raises(Unsupported, match="captured already"):
+        graph.capture(stream, lambda: cpu.graph().capture(stream, lambda: None))
+    stream.synchronize(SOON)
+
+
+def test_a_graph_replayed_within_a_capture_becomes_a_part_of_it(cpu: CpuAccelerator) -> None:
+    stream, inner, outer, seen = cpu.stream(Role.COMPUTE), cpu.graph(), cpu.graph(), []
+    inner.capture(stream, lambda: stream.launch(lambda: seen.append(1)))
+
+    def program() -> None:
+        inner.replay(stream)
+        inner.replay(stream)
+
+    outer.capture(stream, program)
+    stream.synchronize(SOON)
+    assert seen == []
+    outer.replay(stream)
+    stream.synchronize(SOON)
+    assert seen == [1, 1]
+
+
+def test_a_replay_from_within_a_program_runs_in_place(cpu: CpuAccelerator) -> None:
+    stream, graph, seen = cpu.stream(Role.COMPUTE), cpu.graph(), []
+    graph.capture(stream, lambda: stream.launch(lambda: seen.append("graph")))
+
+    def program() -> None:
+        graph.replay(stream)
+        seen.append("program")
+
+    stream.launch(program)
+    stream.synchronize(SOON)
+    assert seen == ["graph", "program"]
+
+
+def test_captured_kernels_and_slot_verbs_work_on_what_is_there_at_the_replay(
+    cpu: CpuAccelerator,
+) -> None:
+    stream, graph = cpu.stream(Role.COMPUTE), cpu.graph()
+    slots = tuple((Segment("w", torch.zeros(4)),) for _ in range(2))
+    store = cpu.slot_store(SlotLayout(slots, 1))
+    ids, counts = torch.tensor([0, 1, 1], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    blob = torch.empty(16, dtype=torch.uint8)
+
+    def program() -> None:
+        store.commit([(0, 0)], stream)
+        store.pack([0], blob, stream)
+        cpu.kernels.count(ids, counts, stream)
+
+    graph.capture(stream, program)
+    copy = cpu.stream(Role.COPY)
+    for number in (1.0, 2.0):
+        store.unpack(torch.full((4,), number).view(torch.uint8), [0], copy)
+        graph.replay(stream)
+        stream.synchronize(SOON)
+        assert blob.view(torch.float32).tolist() == [number] * 4
+    assert counts.tolist() == [1, 2]
+
+
+def test_a_replay_that_a_lease_forbids_launches_nothing_of_the_graph(cpu: CpuAccelerator) -> None:
+    stream, graph, seen = cpu.stream(Role.COMPUTE), cpu.graph(), []
+    store = cpu.slot_store(SlotLayout(((Segment("w", torch.zeros(4)),),), 1))
+
+    def program() -> None:
+        stream.launch(lambda: seen.append(1))
+        store.commit([(0, 0)], stream)
+
+    graph.capture(stream, program)
+    lease = store.lease([0])
+    with pytest.raises(SlotLeased):
+        graph.replay(stream)
+    stream.synchronize(SOON)
+    assert seen == []
+    lease.release()
+    graph.replay(stream)
+    stream.synchronize(SOON)
+    assert seen == [1]
+
+
+def test_a_commit_comes_before_or_after_a_whole_replay_of_a_reader(cpu: CpuAccelerator) -> None:
+    """Two threads: one replays a reader of two launches, the other commits."""
+    reader, copy, graph = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY), cpu.graph()
+    slot = torch.zeros(1)
+    store = cpu.slot_store(SlotLayout(((Segment("w", slot),),), 1))
+    store.attach(reader)
+    seen: list[float] = []
+
+    def program() -> None:
+        for _ in range(2):
+            reader.launch(lambda: seen.append(float(slot)))
+
+    graph.capture(reader, program)
+    rounds, together = 60, threading.Barrier(2)
+
+    def replay() -> None:
+        together.wait(SOON)
+        for _ in range(rounds):
+            graph.replay(reader)
+
+    def commit() -> None:
+        together.wait(SOON)
+        for number in range(rounds):
+            store.unpack(torch.tensor([float(number)]).view(torch.uint8), [0], copy)
+            store.commit([(0, 0)], copy)
+
+    with ThreadPoolExecutor(2) as pool:
+        for end in (pool.submit(replay), pool.submit(commit)):
+            end.result(SOON)
+    cpu.synchronize(SOON)
+    assert seen[::2] == seen[1::2]
+    assert len(seen) == 2 * rounds
