@@ -1,0 +1,73 @@
+"""Handles of MPI operations."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
+from equipoise.hal.stream import Stream
+
+SLACK = 5.0
+"""Seconds beyond the deadline that the progress thread may take to notice it."""
+
+
+class MpiWork:
+    """One operation as its issuer sees it; what MPI still does with it is its `Flight`'s business.
+
+    Args:
+        what: the operation in words, for errors.
+        deadline: seconds from now until the operation fails its communicator.
+        ended: called once, before anybody sees the end, with the failure or None.
+    """
+
+    def __init__(
+        self, what: str, deadline: float, ended: Callable[[CommunicatorFailed | None], None]
+    ) -> None:
+        self._what = what
+        self._expiry = time.monotonic() + deadline
+        self._tell = ended
+        self._failure: CommunicatorFailed | None = None
+        self._ending = threading.Lock()
+        self._ended = threading.Event()
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+        return self._ended.is_set()
+
+    def wait(self, stream: Stream) -> None:
+        """Make `stream` wait for the end."""
+        stream.launch(lambda: self.result(self._remaining() + SLACK))
+
+    def result(self, timeout: float) -> None:
+        """Block until the end; raises `ResultPending` after `timeout` seconds."""
+        if not self._ended.wait(max(timeout, 0.0)):
+            raise ResultPending(f"{self._what} has not ended within {timeout:g} s")
+        if self._failure is not None:
+            raise self._failure
+
+    def cancel(self) -> None:
+        """Stop waiting; the flight keeps the buffers until MPI lets go of them (clause E4)."""
+        self.fail("was cancelled")
+
+    def expire(self) -> None:
+        """End it with `OperationTimeout` if its deadline has passed."""
+        if not self.done() and self._remaining() <= 0.0:
+            self._end(OperationTimeout(f"{self._what} passed its deadline"))
+
+    def land(self) -> None:
+        """End it well, unless it has ended."""
+        self._end(None)
+
+    def fail(self, why: str) -> None:
+        """End it with `CommunicatorFailed`, unless it has ended."""
+        self._end(CommunicatorFailed(f"{self._what} {why}"))
+
+    def _end(self, failure: CommunicatorFailed | None) -> None:
+        with self._ending:
+            if not self._ended.is_set():
+                self._failure = failure
+                self._tell(failure)
+                self._ended.set()
+
+    def _remaining(self) -> float:
+        return self._expiry - time.monotonic()

@@ -1,0 +1,181 @@
+"""This process's MPI: initialised once, for any thread, and finalised when the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from equipoise.hal.errors import BackendUnavailable, ControlLost
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Set by mpiexec in the processes it starts: MPICH and Slurm, PMIx, Open MPI."""
+PATIENCE = 0.005
+"""Seconds between two looks at what need not be fast."""
+NOTE = 512
+"""Bytes that `share` carries."""
+GUARD = 5.0
+"""Seconds that MPI may take to finalise while it still holds operations that never ended."""
+REMEDY = "pip install equipoise[mpi]"
+"""What helps where there is no MPI."""
+SEGMENTS = re.compile(r"(/dev/shm/mpich_shm_\w+)")
+
+
+class Closing(Protocol):
+    """Something to close before MPI ends."""
+
+    def close(self) -> None:
+        """Bounded."""
+        ...
+
+
+class World:
+    """All processes of the launch. Use `enter`.
+
+    Attributes:
+        mpi: mpi4py's module.
+        rank: of this process.
+        size: how many processes.
+        guests: what is closed before MPI ends.
+        stranded: what MPI never let go of; kept for ever.
+    """
+
+    def __init__(self, mpi: ModuleType, deadline: float) -> None:
+        self.mpi = mpi
+        self.guests: list[Closing] = []
+        self.stranded: list[object] = []
+        self._level = True
+        self._ours = not mpi.Is_initialized()
+        if self._ours:
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            raise BackendUnavailable("MPI was initialised without MPI_THREAD_MULTIPLE")
+        self._all, request = mpi.COMM_WORLD.Idup()
+        self._all.Set_errhandler(mpi.ERRORS_RETURN)
+        self._settle(request, deadline, "joining")
+        self.rank: int = self._all.rank
+        self.size: int = self._all.size
+        self._unlink(deadline)
+        atexit.register(self._end)
+
+    def share(self, note: str, timeout: float) -> str:
+        """Rank 0's `note`, on every rank; all of them call it.
+
+        Raises `ControlLost` when rank 0 does not come within `timeout` seconds.
+        """
+        held = bytearray(note.encode().ljust(NOTE))
+        self._settle(self._all.Ibcast(held, 0), timeout, "joining", held)
+        return held.decode().rstrip()
+
+    def form(
+        self, ranks: Sequence[int], tag: int, timeout: float
+    ) -> tuple[MPI.Intracomm, MPI.Intracomm]:
+        """Two communicators among `ranks`, whose processes are all known to be calling this.
+
+        MPI has no bounded way to make one. Raises `TimeoutError` after `timeout` seconds, and
+        leaves the thread behind that waits for MPI.
+        """
+
+        def make() -> tuple[MPI.Intracomm, MPI.Intracomm]:
+            members = self._all.group.Incl(ranks)
+            made = self._all.Create_group(members, tag), self._all.Create_group(members, tag)
+            members.Free()
+            for communicator in made:
+                communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
+            return made
+
+        return self._in_time(make, timeout)
+
+    def _in_time(self, call: Callable[[], T], timeout: float) -> T:
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # the caller hears it
+                answer.set_exception(error)
+
+        thread = threading.Thread(target=run, name="equipoise.mpi.form", daemon=True)
+        thread.start()
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            self.stranded.append(thread)
+            raise
+
+    def _settle(self, request: MPI.Request, timeout: float, what: str, *held: object) -> None:
+        expiry = time.monotonic() + timeout
+        while not request.Test():
+            if time.monotonic() >= expiry:
+                self.stranded.append((request, held))
+                self._level = False
+                raise ControlLost(f"the ranks did not all come within {timeout:g} s: {what}")
+            time.sleep(PATIENCE)
+
+    def _unlink(self, timeout: float) -> None:
+        """Take the names of MPICH's shared memory away as soon as everybody has it mapped.
+
+        It leaves them behind when a job is killed, and with them the memory until the next boot.
+        """
+        self._settle(self._all.Ibarrier(), timeout, "joining")
+        for segment in set(SEGMENTS.findall(Path("/proc/self/maps").read_text())):
+            Path(segment).unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        for guest in tuple(self.guests):
+            guest.close()
+        if not self._ours or self.mpi.Is_finalized():
+            return
+        if self._level:
+            self._settle(self._all.Ibarrier(), math.inf, "leaving")
+        if self.stranded:
+            faulthandler.dump_traceback_later(GUARD, exit=True)
+        self.mpi.Finalize()
+
+
+def launched() -> bool:
+    """Whether an mpiexec started this process; nothing is initialised."""
+    return any(name in os.environ for name in LAUNCHERS)
+
+
+def enter(deadline: float) -> World:
+    """This process's world; the first call initialises MPI, in every process of the launch.
+
+    Raises:
+        BackendUnavailable: there is no MPI, or it was initialised for one thread only.
+        ControlLost: the other processes did not come within `deadline` seconds.
+    """
+    global _world
+    with _entering:
+        if _world is None:
+            _world = World(_library(), deadline)
+        return _world
+
+
+def _library() -> ModuleType:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # or the import does it, and for one thread
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter: no MPI library was found
+        raise BackendUnavailable(f"no MPI here: {error}; {REMEDY}") from error
+    return MPI
+
+
+_entering = threading.Lock()
+_world: World | None = None
