@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
@@ -33,8 +34,23 @@ class Until:
 
 NEXT = Until(lambda: True, "its next step")
 """Anybody may overtake here, nothing is waited for."""
+GONE = Until(lambda: False, "nothing: its rank has ended")
+"""What a host yields last when its rank has ended; it is never resumed."""
+OVERTAKEN = 16
+"""How often a host that pauses lets others overtake, where there is no clock."""
+PAUSE = 0.25
+"""The part of the deadline that a rank pauses for."""
 Play = Generator[Until, None, Any]
 """A host that plays its part: yields what it waits for, returns what it observed (JSON)."""
+
+
+class End(StrEnum):
+    """How a rank ends."""
+
+    KILL = "kill"
+    """At once, as by SIGKILL; the launcher notices and tells the others."""
+    STOP = "stop"
+    """Nothing of it moves any more, as by SIGSTOP; nobody is told."""
 
 
 class Surroundings(Protocol):
@@ -65,6 +81,14 @@ class Surroundings(Protocol):
 
     def leftovers(self) -> Mapping[str, int]:
         """What is not given back yet, by name; only equal names can be compared (R1)."""
+        ...
+
+    def end(self, how: End) -> None:
+        """End this rank, for good. Only where `Traits.expendable`."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Let nothing of this rank move for so long."""
         ...
 
 
@@ -135,6 +159,17 @@ class Bench:
         """A fresh communicator; to be used with `yield from`."""
         yield NEXT
         return self.surroundings.open(purpose, ranks)
+
+    def end(self, how: End) -> Play:
+        """End this rank; to be used with `yield from`, which never returns."""
+        self.surroundings.end(how)
+        yield GONE
+
+    def pause(self) -> Play:
+        """Let the others go ahead for less than the deadline; to be used with `yield from`."""
+        self.surroundings.pause(PAUSE * self.deadline)
+        for _ in range(OVERTAKEN):
+            yield NEXT
 
     def drain(self, *streams: Stream) -> None:
         """Wait, on the host, for these streams, or for all of the accelerator's."""

@@ -1,5 +1,8 @@
 """The executor for one real device: hardware schedules, delays widen the races."""
 
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator, Backend
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.conformance.bench import Bench
+from equipoise.hal.conformance.bench import Bench, End
 from equipoise.hal.conformance.hosts import play_hosts
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
@@ -78,6 +81,15 @@ class RealSurroundings:
         if self.fabric is None:
             raise Unsupported("a device by itself has no communicator")
         return self.fabric.open(f"{self.prefix}{purpose}", ranks)
+
+    def end(self, how: End) -> None:
+        """By a signal to the whole process."""
+        os.kill(os.getpid(), signal.SIGKILL if how is End.KILL else signal.SIGSTOP)
+
+    def pause(self, seconds: float) -> None:
+        """Stopped by somebody who then lets it go on."""
+        script = f"kill -STOP {os.getpid()}; sleep {seconds:g}; kill -CONT {os.getpid()}"
+        subprocess.run(["/bin/sh", "-c", script], check=True)
 
     def leftovers(self) -> Mapping[str, int]:
         """What of the process is counted."""

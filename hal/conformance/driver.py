@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.hal.conformance.bench import NEXT, Play, Until
+from equipoise.hal.conformance.bench import GONE, NEXT, Play, Until
 from equipoise.hal.conformance.controlled import ControlledWorld
 from equipoise.hal.errors import Violation
 
@@ -29,6 +29,7 @@ class Actor:
         world.step_in(self.rank, self.host)
         try:
             self.waits = next(self.play)
+            self.gone = self.waits is GONE
         except StopIteration as end:
             self.answer, self.ended = end.value, True
 

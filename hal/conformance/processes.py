@@ -72,4 +72,5 @@ def traits(backend: str, communicator: str, ranks: int) -> Traits:
         registry.communicator(communicator).capabilities,
         tuple(sorted({size for size in SIZES if size < ranks} | {ranks})),
         controlled=False,
+        expendable=True,
     )

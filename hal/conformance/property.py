@@ -39,12 +39,14 @@ class Traits:
         communicator: what the communicator declares; None when there is one rank only.
         sizes: how many ranks a program may have, ascending.
         controlled: whether the schedule decides every interleaving.
+        expendable: whether a rank may be ended: the executor replaces it.
     """
 
     accelerator: Capabilities
     communicator: CommunicatorCapabilities | None
     sizes: tuple[int, ...]
     controlled: bool
+    expendable: bool = False
 
     @property
     def groups(self) -> CommunicatorCapabilities:

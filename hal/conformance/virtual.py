@@ -1,5 +1,6 @@
 """The executor for controlled worlds: all ranks in one thread, every interleaving chosen."""
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.bench import Bench
+from equipoise.hal.conformance.bench import Bench, End, demand
 from equipoise.hal.conformance.controlled import ControlledBackend, ControlledWorld
 from equipoise.hal.conformance.driver import Actor, drive
 from equipoise.hal.conformance.program import Case
@@ -47,6 +48,16 @@ class ControlledSurroundings:
         """The world is fresh in every case, and so is every purpose."""
         return self.world.fabric(self.rank).open(purpose, ranks)
 
+    def end(self, how: End) -> None:
+        """By the world."""
+        if how is End.KILL:
+            self.world.kill(self.rank)
+        else:
+            self.world.stop(self.rank)
+
+    def pause(self, seconds: float) -> None:
+        """Nothing to do: others may overtake wherever a host yields."""
+
     def leftovers(self) -> Mapping[str, int]:
         """As the world counts them, over all ranks."""
         return self.world.leftovers()
@@ -57,7 +68,7 @@ class ControlledSubject:
 
     def __init__(self, backend: ControlledBackend, groups: CommunicatorCapabilities) -> None:
         self._backend = backend
-        self._traits = Traits(backend.capabilities, groups, SIZES, controlled=True)
+        self._traits = Traits(backend.capabilities, groups, SIZES, controlled=True, expendable=True)
 
     @property
     def name(self) -> str:
@@ -79,6 +90,8 @@ class ControlledSubject:
                 for actor in _actors(self._backend, world, claim, case, rank)
             ]
             judge(claim, case, drive(world, actors))
+            if claim.loses is not None:
+                _rest(world, case.program.size, claim.loses(case.program))
         except Exception as error:
             raise blame(claim, error) from error
         finally:
@@ -86,6 +99,21 @@ class ControlledSubject:
 
     def close(self) -> None:
         """Nothing is held between cases."""
+
+
+def _rest(world: ControlledWorld, size: int, lost: frozenset[int]) -> None:
+    """Close everything, as the survivors would. Raises `Violation` of R1 if anything is left."""
+    for rank in range(size):
+        if rank in lost:
+            world.kill(rank)  # a stopped one holds what it has until its launcher ends it
+            continue
+        world.step_in(rank, 0)
+        world.fabric(rank).close()
+        world.accelerator(rank).close()
+    if any(world.leftovers().values()):
+        gc.collect()  # an error and the frames it came through hold each other
+    left = {name: count for name, count in world.leftovers().items() if count}
+    demand("R1", not left, f"after everything was closed there are {left}")
 
 
 def _actors(

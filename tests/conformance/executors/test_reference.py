@@ -20,8 +20,14 @@ def test_a_property_of_another_package_goes_by_its_module_and_name() -> None:
 
 @pytest.mark.parametrize(
     "reference",
-    ["nowhere:X", "conformance.executors.planted:NONE", "conformance.executors.planted:VICTIM"]
-    + ["ordering/none", "none/none", "none"],
+    [
+        "nowhere:X",
+        "conformance.executors.planted:NONE",
+        "conformance.executors.planted:VICTIM",
+        "ordering/none",
+        "none/none",
+        "none",
+    ],
 )
 def test_what_is_no_property_is_refused(reference: str) -> None:
     with pytest.raises(UsageError, match=reference):
