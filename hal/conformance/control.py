@@ -1,5 +1,262 @@
-"""Family *control*."""
+"""Family *control*: ballots, decisions and losses, as every rank is told of them."""
 
-from equipoise.hal.conformance.property import Property
+from collections.abc import Sequence
+from typing import Any
 
-PROPERTIES: tuple[Property, ...] = ()
+from hypothesis import strategies as st
+
+from equipoise.hal.conformance.ballots import meet, plane
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, attempt, demand, finish
+from equipoise.hal.conformance.checked_mode import CHECKED_MODE
+from equipoise.hal.conformance.collectives import shape_of, text_of
+from equipoise.hal.conformance.needs import a_controlled_world
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.strategies import few
+from equipoise.hal.errors import BallotIncomplete, ControlError, RankLost, Violation
+
+FAMILY = "control"
+QUESTIONS = 2
+VALUES = ("a", "b", "", "\0c")
+MOST_STEPS = 10
+LATE = "late"
+
+
+def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        rank, question = st.integers(0, size - 1), st.integers(0, QUESTIONS - 1)
+        value = st.sampled_from(VALUES)
+        some = st.lists(rank, min_size=1, max_size=size, unique=True).map(text_of)
+        cast = st.builds(lambda r, q, v: Step("cast", (q, v), r), rank, question, value)
+        look = st.builds(lambda r, q, m: Step("collect", (q, m), r), rank, question, some)
+        drawn = st.lists(cast | look, min_size=1, max_size=MOST_STEPS)
+        return drawn.map(lambda steps: program(_distinct(steps), size))
+
+    return few(traits).flatmap(sized)
+
+
+def _distinct(steps: Sequence[Step]) -> list[Step]:
+    """Without ballots that repeat the first one: whether those are errors is left open."""
+    first: dict[tuple[int, object], Step] = {}
+    kept = []
+    for step in steps:
+        if step.op == "cast":
+            before = first.setdefault((step.rank, step.args[0]), step)
+            if before is not step and before.args == step.args:
+                continue
+        kept.append(step)
+    return kept
+
+
+def _first_ballots(found: Program) -> dict[tuple[int, int], str]:
+    """By question and rank: what counts."""
+    first: dict[tuple[int, int], str] = {}
+    for step in found.steps:
+        if step.op == "cast":
+            first.setdefault((int(step.args[0]), step.rank), str(step.args[1]))
+    return first
+
+
+def _play_ballots(bench: Bench, found: Program) -> Play:
+    prefix = (yield from bench.communicator()).purpose
+    first = _first_ballots(found)
+    seen: set[int] = set()
+    for step in found.of(bench.rank):
+        if step.op == "cast":
+            _cast(bench, prefix, int(step.args[0]), str(step.args[1]), seen)
+            yield NEXT
+    yield from meet(bench, f"{prefix}/all have cast")
+    for step in found.of(bench.rank):
+        if step.op == "collect":
+            _collect(bench, prefix, int(step.args[0]), shape_of(step.args[1]), first)
+    for question in range(QUESTIONS):
+        _collect(bench, prefix, question, None, first)
+
+
+def _cast(bench: Bench, prefix: str, question: int, value: str, seen: set[int]) -> None:
+    control, name = plane(bench), f"{prefix}/{question}"
+    if question not in seen:
+        seen.add(question)
+        control.cast(name, value.encode())
+        return
+    error = attempt(lambda: control.cast(name, value.encode()), ControlError)
+    what = f"rank {bench.rank} cast {value!r} on {question} after another ballot"
+    demand("C1", error, f"{what}: no error")
+
+
+def _collect(
+    bench: Bench,
+    prefix: str,
+    question: int,
+    ranks: Sequence[int] | None,
+    first: dict[tuple[int, int], str],
+) -> None:
+    """All these ballots, or exactly those ranks that did not cast any."""
+    asked = range(bench.size) if ranks is None else ranks
+    due = [first.get((question, rank)) for rank in asked]
+    absent = {rank for rank, ballot in zip(asked, due, strict=True) if ballot is None}
+    who = f"rank {bench.rank}, ballots of ranks {list(asked)} on {question}"
+    try:
+        ballots = plane(bench).collect(f"{prefix}/{question}", 0.0, ranks)
+    except BallotIncomplete as error:
+        named = set(error.missing)
+        demand("C4", named == absent, f"{who}: named {named or 'nobody'}, {absent} are missing")
+        return
+    demand("C4", not absent, f"{who}: got {ballots}, though {absent} are missing")
+    seen = [ballot.decode() for ballot in ballots]
+    demand("C1", seen == due, f"{who}: {seen}, first cast were {due}")
+
+
+def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        one = st.builds(
+            lambda r, q, v: Step("decide", (q, v), r),
+            st.integers(0, size - 1),
+            st.integers(0, QUESTIONS - 1),
+            st.sampled_from(VALUES),
+        )
+        drawn = st.lists(one, min_size=1, max_size=MOST_STEPS)
+        return drawn.map(lambda steps: program(steps, size))
+
+    return few(traits).flatmap(sized)
+
+
+def _play_decisions(bench: Bench, found: Program) -> Play:
+    """Each rank proposes its own values; then all ask once more, with one nobody proposed."""
+    prefix = (yield from bench.communicator()).purpose
+    control = plane(bench)
+    learned = []
+    for step in found.of(bench.rank):
+        question, value = step.args
+        outcome = control.decide(f"{prefix}/{question}", str(value).encode())
+        learned.append([question, outcome.decode()])
+        yield NEXT
+    yield from meet(bench, f"{prefix}/all have proposed")
+    for question in sorted({int(step.args[0]) for step in found.steps}):
+        outcome = control.decide(f"{prefix}/{question}", LATE.encode())
+        learned.append([question, outcome.decode()])
+    return learned
+
+
+def _judge_decisions(found: Program, answers: Sequence[Any]) -> None:
+    """One outcome a question, and one that was proposed."""
+    for question in range(QUESTIONS):
+        proposed = {str(s.args[1]) for s in found.steps if s.args[0] == question}
+        learned = {
+            outcome: f"rank {rank}"
+            for rank, answer in enumerate(answers)
+            for asked, outcome in answer
+            if asked == question
+        }
+        demand("C2", len(learned) < 2, f"question {question}: outcomes differ, {learned}")
+        demand("C2", learned.keys() <= proposed, f"question {question}: {learned}, not {proposed}")
+
+
+def _traffic(traits: Traits) -> st.SearchStrategy[Program]:
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        rank = st.integers(0, size - 1)
+        enter = st.builds(lambda r: Step("enter", ("a step",), r), rank)
+        ask = st.builds(lambda r: Step("lost", (), r), rank)
+        drawn = st.lists(ask | enter | st.just(Step("barrier")), min_size=1, max_size=MOST_STEPS)
+        return drawn.map(lambda steps: program(steps, size))
+
+    return few(traits).flatmap(sized)
+
+
+def _play_traffic(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    control = plane(bench)
+    for step in found.of(bench.rank):
+        yield NEXT
+        if step.op == "barrier":
+            yield from finish(bench, group.barrier(), "a barrier")
+        elif step.op == "enter":
+            control.enter(str(step.args[0]))
+        else:
+            lost = control.lost(0.0)
+            demand("C5", lost is None, f"rank {bench.rank} was told {lost}; all ranks beat")
+
+
+def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
+    """Rank `gone` casts and proposes, then leaves."""
+    sizes = [size for size in traits.sizes if size > 1]
+
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        gone = st.integers(0, size - 1)
+        return gone.map(lambda rank: program([Step("leave", ("done",), rank)], size))
+
+    return st.sampled_from(sizes).flatmap(sized)
+
+
+def _play_leaving(bench: Bench, found: Program) -> Play:
+    control, leaver = plane(bench), found.steps[0].rank
+    control.cast("word", f"of {bench.rank}".encode())
+    control.enter(f"operation {bench.rank}")
+    if bench.rank == leaver:
+        control.decide("outcome", b"the leaver's")
+        yield from meet(bench, "all have cast")
+        control.leave(str(found.steps[0].args[0]))
+        return
+    yield from meet(bench, "all have cast")
+    yield Until(lambda: control.lost(0.0) is not None, f"word that rank {leaver} is gone")
+    _told(bench, found, control.lost(bench.patience))
+    words = [ballot.decode() for ballot in control.collect("word", 0.0)]
+    due = [f"of {rank}" for rank in range(bench.size)]
+    demand("C3", words == due, f"rank {bench.rank} reads {words} after rank {leaver} has left")
+    outcome = control.decide("outcome", b"another")
+    demand("C3", outcome == b"the leaver's", f"rank {bench.rank} is told outcome {outcome!r}")
+
+
+def _told(bench: Bench, found: Program, lost: RankLost | None) -> None:
+    """Which rank, how, and what this one was doing."""
+    step = found.steps[0]
+    who = f"rank {bench.rank}"
+    if lost is None:
+        raise Violation("C5", f"{who} is not told that rank {step.rank} left")
+    demand("C5", lost.rank == step.rank, f"{who} is told that rank {lost.rank} left: {lost}")
+    demand("C5", str(step.args[0]) in lost.how, f"{who} is told {lost.how!r}, not {step.args[0]!r}")
+    doing = f"operation {bench.rank}"
+    demand("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
+
+
+PROPERTIES = (
+    Property(
+        name="ballots-stay-and-the-missing-are-named",
+        family=FAMILY,
+        clauses=("C1", "C4"),
+        claim="The first ballot counts, another one is an error, and the missing are named.",
+        programs=_ballots,
+        play=_play_ballots,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="one-decision-for-all",
+        family=FAMILY,
+        clauses=("C2",),
+        claim="Whoever asks, whenever, learns one and the same proposed outcome.",
+        programs=_decisions,
+        play=_play_decisions,
+        judge=_judge_decisions,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="nobody-who-beats-is-accused",
+        family=FAMILY,
+        clauses=("C5",),
+        claim="While every rank beats, none is reported lost, whatever it does or waits for.",
+        programs=_traffic,
+        play=_play_traffic,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="what-a-rank-said-outlives-it",
+        family=FAMILY,
+        clauses=("C3", "C5"),
+        claim="A rank that leaves is named with the operation; its ballots and decisions stay.",
+        programs=_leaving,
+        play=_play_leaving,
+        needs=a_controlled_world,
+        ranks=Ranks.GROUP,
+    ),
+    *CHECKED_MODE,
+)

@@ -40,3 +40,8 @@ def copies_beside_launches(traits: Traits) -> str | None:
     """Copies from the host that end while a launched stream waits."""
     declared = traits.accelerator.copy_independent_of_launch
     return None if declared else "copy_independent_of_launch"
+
+
+def a_controlled_world(traits: Traits) -> str | None:
+    """A world that is fresh in every case: what one case breaks, no other one sees."""
+    return None if traits.controlled else "a controlled world"
