@@ -1,0 +1,277 @@
+"""Twenty innocent steps: every mutant must survive them where nothing is ever late."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal import routing
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.communicator import Communicator, Exchange, Parcel
+from equipoise.hal.conformance.ballots import gather, plane
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, equal, finish
+from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.property import Property, Ranks
+from equipoise.hal.conformance.subject import Subject, missing
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.slots import Segment, SlotLayout, SlotStore
+from equipoise.hal.stream import Event, Role, Stream
+
+CLAUSE = "R2"
+"""The violation of a failed step; a backend that fails here is not one behaviour off."""
+SLOT_BYTES = 32
+TABLE = routing.build_table(
+    torch.tensor([0, 1, 1], dtype=torch.int32), torch.tensor([65536, 32768, 32768]), 2
+)
+"""Three slots, one of them for expert 0 and two for expert 1."""
+
+
+@dataclass
+class Device:
+    """A device in innocent use: one method a step."""
+
+    bench: Bench
+    store: SlotStore
+    event: Event
+    blob: Tensor
+    tables: Tables
+    slots: list[Tensor] = field(default_factory=list)
+
+    @property
+    def compute(self) -> Stream:
+        return self.bench.accelerator.stream(Role.COMPUTE)
+
+    @property
+    def copy(self) -> Stream:
+        return self.bench.accelerator.stream(Role.COPY)
+
+    def launch(self) -> None:
+        self.compute.launch(lambda: self.blob.fill_(7))
+        self.bench.drain()
+        demand(CLAUSE, bool((self.blob == 7).all()), "a launch did nothing")
+
+    def record(self) -> None:
+        self.compute.record(self.event)
+        self.event.synchronize(self.bench.patience)
+        demand(CLAUSE, self.event.query(), "an event that was waited for is not reached")
+
+    def wait(self) -> None:
+        self.copy.wait(self.event)
+        self.bench.drain()
+
+    def unpack(self) -> None:
+        self.store.unpack(self.blob, [0], self.copy)
+        self.bench.drain()
+
+    def commit(self) -> None:
+        self.store.commit([(0, 1)], self.compute)
+        self.bench.drain()
+        equal(CLAUSE, self.slots[1], self.blob, "slot 1 after a commit")
+
+    def pack(self) -> None:
+        packed = self.bench.empty((SLOT_BYTES,))
+        self.store.pack([1], packed, self.compute)
+        self.bench.drain()
+        equal(CLAUSE, packed, self.blob, "slot 1, packed")
+
+    def checksum(self) -> None:
+        out = self.bench.empty((1,), torch.int64)
+        self.store.checksum_slots([1], out, self.compute)
+        self.bench.drain()
+        demand(CLAUSE, int(out) == as_int64(checksum(self.blob)), "the checksum of slot 1")
+
+    def write(self) -> None:
+        source = self.bench.filled((SLOT_BYTES,), 9)
+        self.store.write([2], [[source]], self.copy)
+        self.bench.drain()
+        equal(CLAUSE, self.slots[2], source, "slot 2 after a write")
+
+    def commit_tables(self) -> None:
+        row = (t.view(1, -1) for t in (TABLE.start, TABLE.replicas, TABLE.cumulative))
+        update = TableUpdate((0,), *row)
+        self.bench.accelerator.kernels.commit_tables(update, self.tables, self.compute)
+        self.bench.drain()
+        demand(CLAUSE, int(self.tables.generation[0]) == 1, "no new generation after a commit")
+
+    def route(self) -> None:
+        ids = self.bench.of(torch.tensor([0, 1, 1], dtype=torch.int32))
+        slots = self.bench.empty((3,), torch.int32)
+        counts = self.bench.empty((2,), torch.int32)
+        self.bench.accelerator.kernels.route_and_count(
+            ids, self.tables, Salt(0, 0, 0), slots, counts, self.compute
+        )
+        self.bench.drain()
+        demand(CLAUSE, counts.tolist() == [1, 2], "tokens were not counted")
+        demand(CLAUSE, int(slots[0]) == 0, "expert 0 was not routed to its slot")
+
+    def hand_over(self) -> None:
+        if not self.bench.backend.capabilities.stream_lock:
+            return
+        lock = self.bench.accelerator.stream_lock(self.bench.patience)
+        lock.signal(lock.epoch)
+        lock.acquire(self.compute)
+        lock.release(self.compute)
+        lock.wait(lock.epoch, self.bench.patience)
+
+    def lease(self) -> None:
+        lease = self.store.lease([1])
+        lease.release()
+        self.store.commit([(0, 1)], self.compute)
+        self.bench.drain()
+
+    def page(self) -> None:
+        pool = self.bench.accelerator.host_pool(SLOT_BYTES, 2)
+        page = pool.take(self.bench.patience)
+        page.data.fill_(3)
+        page.give_back(None)
+
+
+def device(bench: Bench) -> Device:
+    """Three slots of one segment, one staging buffer, routing tables of one layer."""
+    slots = [bench.filled((SLOT_BYTES,), number) for number in range(3)]
+    layout = SlotLayout(tuple((Segment("weight", data),) for data in slots), staging=1)
+    accelerator = bench.accelerator
+    return Device(
+        bench,
+        accelerator.slot_store(layout),
+        accelerator.event(),
+        bench.empty((SLOT_BYTES,)),
+        Tables.empty(1, 2, 3, 1, accelerator.device),
+        slots,
+    )
+
+
+def play_alone(bench: Bench, found: Program) -> Play:
+    used = device(bench)
+    calls: dict[str, Callable[[], None]] = {
+        "launch": used.launch,
+        "record": used.record,
+        "wait": used.wait,
+        "unpack": used.unpack,
+        "commit": used.commit,
+        "pack": used.pack,
+        "checksum": used.checksum,
+        "write": used.write,
+        "commit_tables": used.commit_tables,
+        "route": used.route,
+        "hand_over": used.hand_over,
+        "lease": used.lease,
+        "page": used.page,
+    }
+    for step in found.steps:
+        calls[step.op]()
+        yield NEXT
+
+
+@dataclass
+class Pair:
+    """Two ranks in innocent use: one method a step."""
+
+    bench: Bench
+    group: Communicator
+
+    def data(self, rank: int) -> Tensor:
+        return torch.arange(8, dtype=torch.int32) + 10 * rank
+
+    def all_reduce(self) -> Play:
+        tensor = self.bench.of(self.data(self.group.rank))
+        yield from finish(self.bench, self.group.all_reduce(tensor))
+        equal(CLAUSE, tensor, self.data(0) + self.data(1), "the sum")
+
+    def all_gather(self) -> Play:
+        out = self.bench.empty((2, 8), torch.int32)
+        tensor = self.bench.of(self.data(self.group.rank))
+        yield from finish(self.bench, self.group.all_gather(out, tensor))
+        equal(CLAUSE, out, torch.stack((self.data(0), self.data(1))), "what was gathered")
+
+    def send(self) -> Play:
+        peer = 1 - self.group.rank
+        out = self.bench.empty((8,), torch.int32)
+        receive = self.group.irecv(out, peer)
+        send = self.group.isend(self.bench.of(self.data(self.group.rank)), peer)
+        yield from finish(self.bench, receive)
+        yield from finish(self.bench, send)
+        equal(CLAUSE, out, self.data(peer), "a message")
+
+    def exchange(self) -> Play:
+        peer = 1 - self.group.rank
+        out = self.bench.empty((8,))
+        mine = self.bench.filled((8,), self.group.rank)
+        round = Exchange((Parcel(peer, mine),), (Parcel(peer, out),))
+        yield from finish(self.bench, self.group.exchange(round))
+        demand(CLAUSE, bool((out == peer).all()), "a blob did not arrive")
+
+    def broadcast(self) -> Play:
+        tensor = self.bench.of(self.data(self.group.rank))
+        yield from finish(self.bench, self.group.broadcast(tensor, 0))
+        equal(CLAUSE, tensor, self.data(0), "what was broadcast")
+
+    def barrier(self) -> Play:
+        yield from finish(self.bench, self.group.barrier())
+
+    def agree(self) -> Play:
+        question = f"{self.group.purpose}/smoke"
+        plane(self.bench).cast(question, str(self.bench.rank).encode())
+        ballots = yield from gather(self.bench, question)
+        demand(CLAUSE, ballots == (b"0", b"1"), f"ballots {ballots}")
+        plane(self.bench).decide(question, b"go")
+
+
+def play_together(bench: Bench, found: Program) -> Play:
+    pair = Pair(bench, (yield from bench.communicator()))
+    calls: dict[str, Callable[[], Play]] = {
+        "all_reduce": pair.all_reduce,
+        "all_gather": pair.all_gather,
+        "send": pair.send,
+        "exchange": pair.exchange,
+        "broadcast": pair.broadcast,
+        "barrier": pair.barrier,
+        "agree": pair.agree,
+    }
+    for step in found.steps:
+        yield from calls[step.op]()
+
+
+ALONE = program(
+    map(
+        Step,
+        (
+            *("launch", "record", "wait", "unpack", "commit", "pack", "checksum", "write"),
+            *("commit_tables", "route", "hand_over", "lease", "page"),
+        ),
+    )
+)
+TOGETHER = program(
+    map(Step, ("all_reduce", "all_gather", "send", "exchange", "broadcast", "barrier", "agree")),
+    size=2,
+)
+
+
+SMOKE = (
+    Property(
+        name="innocent-use-of-a-device",
+        family="ordering",
+        clauses=(CLAUSE,),
+        claim="A device does what it is told, one call after another.",
+        programs=lambda _: st.just(ALONE),
+        play=play_alone,
+    ),
+    Property(
+        name="innocent-use-of-a-group",
+        family="progress",
+        clauses=(CLAUSE,),
+        claim="Two ranks reach each other.",
+        programs=lambda _: st.just(TOGETHER),
+        play=play_together,
+        ranks=Ranks.GROUP,
+    ),
+)
+
+
+def smoke(subject: Subject) -> None:
+    """Play the twenty steps on the eager schedule. Raises `Violation`."""
+    for claim in SMOKE:
+        if missing(claim, subject.traits) is None:
+            subject.play(claim, Case(ALONE if claim.ranks is Ranks.ONE else TOGETHER))
