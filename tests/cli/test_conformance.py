@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
 from equipoise.cli.config import read_config
+from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.profile import Profile
 

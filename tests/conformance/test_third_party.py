@@ -1,0 +1,57 @@
+"""A backend in a package of its own is found by its entry point, and keeps the contract."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "examples" / "third_party_backend"
+WATCHDOG = 240.0
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which the package is installed, and nothing else has changed."""
+    folder = tmp_path_factory.mktemp("installed")
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    call([sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(folder),
+          str(copied(tmp_path_factory))], dict(os.environ))  # fmt: skip
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def copied(factory: pytest.TempPathFactory) -> Path:
+    """Its sources elsewhere: a build leaves files beside them."""
+    target = factory.mktemp("source")
+    for path in PACKAGE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            place = target / path.relative_to(PACKAGE)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+    return target
+
+
+def call(command: list[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=WATCHDOG, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_it_is_found_by_its_entry_point(installed: dict[str, str]) -> None:
+    told = call([sys.executable, "-m", "equipoise", "doctor"], installed)
+    assert "inline" in told
+    assert "works: the calling thread" in told
+
+
+def test_it_keeps_the_contract(installed: dict[str, str]) -> None:
+    ours = [sys.executable, "-m", "equipoise", "conformance", "--quiet"]
+    told = call([*ours, "--backend", "inline", "--ranks", "2"], installed)
+    assert told.splitlines()[-1].startswith("the contract is kept: ")
+    assert "unsupported" in told
