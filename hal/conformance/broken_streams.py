@@ -89,7 +89,7 @@ class _Desk:
 
 
 def _play(bench: Bench, found: Program) -> Play:
-    stream = bench.accelerator.stream(Role(found.setting("role")))
+    stream = bench.accelerator.stream(Role(str(found.setting("role"))))
     before = bench.accelerator.event()
     stream.record(before)
     desk = _Desk(bench, stream, bench.filled((MOST_STEPS,), 0))

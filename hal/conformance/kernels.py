@@ -1,5 +1,9 @@
-"""Family *kernels*."""
+"""Family *kernels*: routing, its tables, and graphs."""
 
-from equipoise.hal.conformance.property import Property
+from equipoise.hal.conformance.graphs import GRAPHS
+from equipoise.hal.conformance.kernel_launches import FOLLOWING
+from equipoise.hal.conformance.kernel_tables import COMMITTED, ONE_GENERATION
+from equipoise.hal.conformance.kernel_values import SALTED, VALUES
+from equipoise.hal.conformance.kernel_weights import TOGETHER
 
-PROPERTIES: tuple[Property, ...] = ()
+PROPERTIES = (VALUES, SALTED, COMMITTED, ONE_GENERATION, TOGETHER, GRAPHS, FOLLOWING)

@@ -50,6 +50,10 @@ class _Scene:
     launched: int = 0
     signalled: int = 0
 
+    def released(self, turns: int) -> bool:
+        """Whether the model has launched so many releases."""
+        return self.launched >= turns
+
 
 def _scene(bench: Bench) -> _Scene:
     """The one that both threads see: whoever comes second drops what it has made."""
@@ -74,7 +78,7 @@ def _write(bench: Bench, found: Program, scene: _Scene) -> Play:
     copy = bench.accelerator.stream(Role.COPY)
     for turn, step in enumerate(found.of(0, MOVER)):
         if turn:
-            yield Until(lambda least=turn: scene.launched >= least, "the model's release")
+            yield Until(partial(scene.released, turn), "the model's release")
             late = attempt(partial(scene.lock.wait, 0, bench.patience), StreamTimeout)
             demand("O5", not late, f"the release of turn {turn - 1} never wakes the mover")
         slots = [int(slot) for slot in step.args]

@@ -192,7 +192,7 @@ def _unrecorded(_: Traits) -> st.SearchStrategy[Program]:
 def _play_unrecorded(bench: Bench, found: Program) -> Play:
     yield NEXT
     stream, event = (
-        bench.accelerator.stream(Role(found.steps[0].args[0])),
+        bench.accelerator.stream(Role(str(found.steps[0].args[0]))),
         bench.accelerator.event(),
     )
     demand("O3", not event.query(), "a fresh event says that it was reached")

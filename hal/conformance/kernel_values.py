@@ -1,0 +1,246 @@
+"""Family *kernels*: the values of every kernel, compared with the reference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.conformance import routes
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, equal
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.kernels import Kernels, Salt, Tables
+from equipoise.hal.routing import (
+    RoutingTable,
+    count_experts,
+    route_apportioned,
+    route_hashed,
+    solve_cumulative,
+)
+from equipoise.hal.stream import Role, Stream
+
+FAMILY = "kernels"
+LAYERS = 2
+EXPERTS = 3
+SLOTS = 6
+TOKENS = 64
+REPEATS = (1, 40, 400)
+"""How often the ids of a step follow each other: kernels run in blocks."""
+COUNTERS = (0, 1, 2, 2**32 - 1)
+"""Step counters."""
+LOWEST, HIGHEST = -(2**31), 2**31 - 1
+
+
+def _programs(_: Traits) -> st.SearchStrategy[Program]:
+    """Tables of layers, and calls of kernels that read those that are there."""
+    steps = st.lists(st.one_of(_tables(), *_kernels()), min_size=1, max_size=8)
+    ranks = st.sampled_from((1, 2, 3))
+    return st.builds(
+        lambda drawn, ranks: program(_valid(drawn), settings={"ranks": ranks}), steps, ranks
+    )
+
+
+def _valid(steps: list[Step]) -> list[Step]:
+    """Without calls that need tables which are not there yet."""
+    kept: list[Step] = []
+    layers: set[object] = set()
+    for step in steps:
+        if step.op == "table":
+            layers.add(step.args[0])
+        if step.op in ("count", "checksum") or step.args[0] in layers:
+            kept.append(step)
+    return kept
+
+
+def _tables() -> st.SearchStrategy[Step]:
+    """Every expert has a slot; the other slots and all shares are drawn."""
+    spare = SLOTS - EXPERTS
+    return st.builds(
+        lambda layer, turn, rest, weights: Step("table", (layer, turn, *rest, *weights)),
+        st.integers(0, LAYERS - 1),
+        st.integers(0, SLOTS - 1),
+        st.lists(st.integers(0, EXPERTS - 1), min_size=spare, max_size=spare),
+        st.lists(st.integers(0, 4), min_size=SLOTS, max_size=SLOTS),
+    )
+
+
+def _table(step: Step) -> RoutingTable:
+    """What a table step installs."""
+    turn, *numbers = (int(number) for number in step.args[1:])
+    held = [*range(EXPERTS), *numbers[: SLOTS - EXPERTS]]
+    return routes.table([*held[turn:], *held[:turn]], numbers[SLOTS - EXPERTS :])
+
+
+def _kernels() -> tuple[st.SearchStrategy[Step], ...]:
+    layer, rank = st.integers(0, LAYERS - 1), st.integers(0, 3)
+    counter, repeat = st.sampled_from(COUNTERS), st.sampled_from(REPEATS)
+    expert = st.one_of(st.integers(-1, EXPERTS), st.sampled_from((LOWEST, HIGHEST)))
+    ids = st.lists(expert, max_size=8)
+    counts = st.lists(st.integers(0, 1 << 24), min_size=EXPERTS, max_size=EXPERTS)
+    content = st.lists(st.integers(0, 255), max_size=9)
+
+    def routing(op: str) -> st.SearchStrategy[Step]:
+        return st.builds(
+            lambda layer, rank, counter, repeat, ids: Step(
+                op, (layer, rank, counter, repeat, *ids)
+            ),
+            layer,
+            rank,
+            counter,
+            repeat,
+            ids,
+        )
+
+    return (
+        st.builds(lambda repeat, ids: Step("count", (repeat, *ids)), repeat, ids),
+        st.builds(lambda repeat, data: Step("checksum", (repeat, *data)), repeat, content),
+        st.builds(lambda layer, counts: Step("solve", (layer, *counts)), layer, counts),
+        routing("hashed"),
+        routing("apportioned"),
+    )
+
+
+@dataclass
+class _Desk:
+    """Kernels on the device, and the same tables on the host."""
+
+    bench: Bench
+    stream: Stream
+    live: Tables
+    known: dict[int, RoutingTable] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.bench.accelerator.kernels
+
+    def do(self, step: Step) -> None:
+        """Run one kernel to its end, and compare."""
+        calls: dict[str, Callable[..., None]] = {
+            "count": self.count,
+            "checksum": self.checksum,
+            "solve": self.solve,
+            "hashed": self.hashed,
+            "apportioned": self.apportioned,
+        }
+        if step.op == "table":
+            self.install(int(step.args[0]), _table(step))
+        else:
+            calls[step.op](*step.args)
+
+    def install(self, layer: int, made: RoutingTable) -> None:
+        self.known[layer] = made
+        self.kernels.commit_tables(routes.update(layer, made), self.live, self.stream)
+        self.bench.drain(self.stream)
+
+    def count(self, repeat: int, *drawn: int) -> None:
+        ids = _ids(repeat, drawn)
+        out = routes.routed(self.bench, 0, EXPERTS)
+        self.kernels.count(self.bench.of(ids), out.counts, self.stream)
+        self.bench.drain(self.stream)
+        self.judge_counts(ids, out.counts, "count")
+
+    def checksum(self, repeat: int, *drawn: int) -> None:
+        data = torch.tensor(drawn * repeat, dtype=torch.uint8)
+        out = self.bench.empty((1,), torch.int64)
+        self.kernels.checksum(self.bench.of(data), out, self.stream)
+        self.bench.drain(self.stream)
+        due = torch.tensor([as_int64(checksum(data))])
+        equal("G4", out, due, f"checksum of {data.numel()} bytes")
+
+    def solve(self, layer: int, *drawn: int) -> None:
+        counts, known = torch.tensor(drawn), self.known[layer]
+        out = self.bench.empty((SLOTS,), torch.int32)
+        self.kernels.solve_shares(self.bench.of(counts), self.live, layer, out, self.stream)
+        self.bench.drain(self.stream)
+        due = solve_cumulative(counts, known, self.live.ranks)
+        equal("G4", out, due, f"shares for {drawn}")
+
+    def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
+        ids, known = _ids(repeat, drawn), self.known[layer]
+        salt = Salt(rank, layer, counter)
+        out = routes.route(self.bench, self.bench.of(ids), self.live, salt, self.stream)
+        self.bench.drain(self.stream)
+        self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
+
+    def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
+        ids, known = _ids(repeat, drawn), self.known[layer]
+        salt = Salt(rank, layer, counter)
+        out = routes.routed(self.bench, ids.numel(), EXPERTS)
+        shares = self.bench.of(known.cumulative)
+        self.kernels.route_apportioned(
+            self.bench.of(ids), self.live, shares, salt, out.slots, out.counts, self.stream
+        )
+        self.bench.drain(self.stream)
+        self.judge(ids, out, route_apportioned(ids, known, rank, layer)[0], f"apportioned {salt}")
+
+    def judge(self, ids: Tensor, out: routes.Routed, due: Tensor, what: str) -> None:
+        """First the padding, then every bit."""
+        strays = out.slots.cpu()[(ids < 0) | (ids >= EXPERTS)]
+        demand("G6", bool((strays == SLOTS).all()), f"{what}: padding goes to {strays.tolist()}")
+        self.judge_counts(ids, out.counts, what)
+        equal("G4", out.slots, due, f"{what}: slots")
+
+    def judge_counts(self, ids: Tensor, counts: Tensor, what: str) -> None:
+        due = count_experts(ids, EXPERTS)
+        extra = int(counts.sum()) - int(due.sum())
+        padding = ids.numel() - int(due.sum())
+        demand("G6", not (padding and extra), f"{what}: {extra} of {padding} paddings are counted")
+        equal("G4", counts, due, f"{what}: counts")
+
+
+def _ids(repeat: int, drawn: Sequence[int]) -> Tensor:
+    return torch.tensor([*drawn] * repeat, dtype=torch.int32)
+
+
+def _play(bench: Bench, found: Program) -> Play:
+    live = routes.tables(bench, LAYERS, EXPERTS, SLOTS, found.number("ranks"))
+    desk = _Desk(bench, bench.accelerator.stream(Role.COMPUTE), live)
+    for step in found.steps:
+        desk.do(step)
+        yield NEXT
+
+
+def _salted(_: Traits) -> st.SearchStrategy[Program]:
+    """Routing passes over the same ids, by ranks and layers."""
+    numbers = st.integers(0, 3), st.integers(0, LAYERS - 1)
+    route = st.builds(lambda rank, layer: Step("route", (rank, layer)), *numbers)
+    return st.lists(route, min_size=2, max_size=4, unique=True).map(program)
+
+
+def _play_salted(bench: Bench, found: Program) -> Play:
+    live = routes.tables(bench, LAYERS, 1, 2, 1)
+    stream = bench.accelerator.stream(Role.COMPUTE)
+    for layer in range(LAYERS):
+        made = routes.update(layer, routes.table([0, 0], [1, 1]))
+        bench.accelerator.kernels.commit_tables(made, live, stream)
+    ids = bench.filled((TOKENS,), 0, torch.int32)
+    seen: dict[tuple[int, ...], Step] = {}
+    for step in found.steps:
+        rank, layer = (int(number) for number in step.args)
+        out = routes.route(bench, ids, live, Salt(rank, layer, 0), stream)
+        yield NEXT
+        bench.drain(stream)
+        choices = tuple(out.slots.tolist())
+        twin = seen.setdefault(choices, step)
+        demand("G5", twin is step, f"{step} makes the choices of {twin}, {TOKENS} out of {TOKENS}")
+
+
+VALUES = Property(
+    name="kernels-equal-the-reference",
+    family=FAMILY,
+    clauses=("G4", "G6"),
+    claim="Every kernel returns the reference's values bit for bit, padding included.",
+    programs=_programs,
+    play=_play,
+)
+SALTED = Property(
+    name="ranks-and-layers-make-choices-of-their-own",
+    family=FAMILY,
+    clauses=("G5",),
+    claim="The same ids on other ranks or layers go to other replicas.",
+    programs=_salted,
+    play=_play_salted,
+)
