@@ -38,6 +38,13 @@ def check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise Unsupported(f"{what} needs shape {shape}, got {tuple(tensor.shape)}")
 
 
+def check_apart(what: str, out: Tensor, tensor: Tensor) -> None:
+    """Two operands without a byte in common: gloo writes the one while it reads the other (A3)."""
+    first, second = sorted((out, tensor), key=Tensor.data_ptr)
+    if first.data_ptr() + first.nbytes > second.data_ptr() and min(first.nbytes, second.nbytes):
+        raise Unsupported(f"{what} of gloo cannot have its output overlap its input")
+
+
 def check_rank(what: str, rank: int, ranks: Iterable[int]) -> None:
     """One of these ranks."""
     if rank not in ranks:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.arguments import (
+    check_apart,
     check_blob,
     check_movable,
     check_rank,
@@ -88,6 +89,8 @@ class GlooCommunicator:
         """Every rank's tensor, stacked."""
         check_movable(self.capabilities, out, tensor)
         check_shape("all_gather", out, (self.size, *tensor.shape))
+        if tensor.data_ptr() != out[self.rank].data_ptr():  # its own place is where it belongs
+            check_apart("all_gather", out, tensor)
         wide, narrow = _bytes(out), _bytes(tensor)
         return self._collective(
             "all_gather", lambda g: g._allgather_base(wide, narrow), out, tensor
@@ -114,6 +117,7 @@ class GlooCommunicator:
         check_movable(self.capabilities, out, tensor)
         check_shape("all_to_all", tensor, (self.size, *tensor.shape[1:]))
         check_shape("all_to_all", out, tuple(tensor.shape))
+        check_apart("all_to_all", out, tensor)
         into, source = _bytes(out), _bytes(tensor)
         return self._collective(
             "all_to_all", lambda g: g.alltoall_base(into, source, [], []), out, tensor
@@ -129,6 +133,7 @@ class GlooCommunicator:
         width = prod(tensor.shape[1:]) * tensor.element_size()
         check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
         check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
+        check_apart("all_to_all", out, tensor)
         into, source = _bytes(out), _bytes(tensor)
         taken, given = [n * width for n in receives], [n * width for n in sends]
         return self._collective(
