@@ -1,5 +1,167 @@
-"""Family *progress*."""
+"""Family *progress*: nothing waits for what it need not, and everything finds its match."""
 
-from equipoise.hal.conformance.property import Property
+import threading
+from dataclasses import replace
 
-PROPERTIES: tuple[Property, ...] = ()
+from hypothesis import strategies as st
+
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, demand
+from equipoise.hal.conformance.inplace import PROPERTIES as IN_PLACE
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Property, Ranks, Traits
+from equipoise.hal.conformance.rounds import PROPERTIES as ROUNDS
+from equipoise.hal.conformance.strategies import few
+from equipoise.hal.conformance.streamed import PROPERTIES as STREAMED
+from equipoise.hal.conformance.traffic import (
+    Transfer,
+    between,
+    company,
+    fit,
+    issue,
+    land,
+    lone,
+    numbers_of,
+    operations,
+    together,
+)
+
+FAMILY = "progress"
+MOST = 8
+HOSTS = 2
+GROUPS = ("first", "second")
+"""Two communicators; host k uses the k-th."""
+
+
+def _ring_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    drawn = st.lists(operations(traits, ("message",)), min_size=1, max_size=MOST)
+    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+
+
+def _play_ring(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    transfers: list[Transfer | None] = []
+    for end in (0, 1):  # all sends before any receive
+        for number, step in enumerate(found.steps):
+            if numbers_of(step)[end] == bench.rank:
+                transfers.append(issue(bench, group, step, number))
+                yield NEXT
+    yield from land(bench, transfers, "P1")
+
+
+def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    return between(traits, st.lists(operations(traits, ("message",)), min_size=2, max_size=MOST))
+
+
+def _play_order(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    transfers = []
+    for number, step in enumerate(found.steps):
+        transfers.append(issue(bench, group, step, number))
+        yield NEXT
+    yield from land(bench, transfers, "P2")
+
+
+def _hosted(traits: Traits, most: int) -> st.SearchStrategy[list[Step]]:
+    """Operations, each by one host of every rank."""
+    host = st.integers(0, HOSTS - 1)
+    one = st.builds(lambda step, host: replace(step, host=host), operations(traits), host)
+    return st.lists(one, min_size=2, max_size=most)
+
+
+def _groups_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    return st.builds(
+        lambda n, steps: program(_lone_by_host(fit(steps, n)), n), few(traits), _hosted(traits, 6)
+    )
+
+
+def _lone_by_host(steps: list[Step]) -> list[Step]:
+    """In either communicator at most one message from a rank to another."""
+    return [step for host in range(HOSTS) for step in lone(s for s in steps if s.host == host)]
+
+
+def _independent(traits: Traits) -> str | None:
+    return company(traits) or (None if traits.groups.independent_groups else "independent_groups")
+
+
+def _play_groups(bench: Bench, found: Program) -> Play:
+    groups = yield from together(bench, *GROUPS)
+    transfers = []
+    for number, step in enumerate(found.steps):
+        if step.host == bench.host:
+            transfers.append(issue(bench, groups[GROUPS[bench.host]], step, number))
+            yield NEXT
+    yield from land(bench, transfers, "P4")
+
+
+def _turns_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    return between(traits, _hosted(traits, MOST))
+
+
+def _play_turns(bench: Bench, found: Program) -> Play:
+    groups = yield from together(bench, "main")
+    fresh = [threading.Event() for _ in found.steps]
+    issued: list[threading.Event] = bench.shared.setdefault("issued", fresh)
+    transfers = []
+    for number, step in enumerate(found.steps):
+        if step.host != bench.host:
+            continue
+        if number:
+            yield from _turn(bench, issued[number - 1], number)
+        transfers.append(issue(bench, groups["main"], step, number))
+        issued[number].set()
+        yield NEXT
+    yield from land(bench, transfers, "P6")
+
+
+def _turn(bench: Bench, before: threading.Event, number: int) -> Play:
+    yield Until(before.is_set, f"the turn of step {number}")
+    demand("C8", before.wait(bench.patience), f"the turn of step {number} never came")
+
+
+PROPERTIES = (
+    Property(
+        name="sends-need-not-wait-for-receives",
+        family=FAMILY,
+        clauses=("P1",),
+        claim="Everybody sends everything before receiving anything, and all of it arrives.",
+        programs=_ring_programs,
+        play=_play_ring,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="messages-between-two-ranks-keep-their-order",
+        family=FAMILY,
+        clauses=("P2",),
+        claim="The k-th receive from a rank takes the k-th message that it sent, of any size.",
+        programs=_order_programs,
+        play=_play_order,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="two-communicators-go-on-without-each-other",
+        family=FAMILY,
+        clauses=("P4",),
+        claim="A host for each communicator: in whatever order they issue, everything ends.",
+        programs=_groups_programs,
+        play=_play_groups,
+        needs=_independent,
+        ranks=Ranks.GROUP,
+        hosts=HOSTS,
+    ),
+    Property(
+        name="threads-take-turns-on-one-communicator",
+        family=FAMILY,
+        clauses=("P6",),
+        claim="Operations keep the order in which a rank's threads issued them.",
+        programs=_turns_programs,
+        play=_play_turns,
+        needs=company,
+        ranks=Ranks.GROUP,
+        hosts=HOSTS,
+    ),
+    *ROUNDS,
+    *STREAMED,
+    *IN_PLACE,
+)

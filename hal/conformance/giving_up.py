@@ -1,0 +1,145 @@
+"""Part of family *failures*: a host that stops waiting, softly or for good."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand, outcome
+from equipoise.hal.conformance.junk import junk_for, untouched
+from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.strategies import few
+from equipoise.hal.conformance.traffic import (
+    ELEMENTS,
+    RANKS,
+    Transfer,
+    company,
+    fit,
+    issue,
+    land,
+    lone,
+)
+from equipoise.hal.conformance.unanswered import call
+from equipoise.hal.errors import CommunicatorFailed, ResultPending
+from equipoise.hal.work import Work
+
+FAMILY = "failures"
+MOST = 3
+SOFT = 0.001
+"""The part of the deadline that a soft wait may take."""
+SENDS, RECEIVES = "sends", "receives"
+"""Which end of a message gives up."""
+
+
+def _messages() -> st.SearchStrategy[Step]:
+    """A message, and which of its ends gives up; not yet fitted."""
+    end = st.sampled_from((SENDS, RECEIVES))
+    return st.builds(
+        lambda source, hop, nbytes, end: Step("message", (source, hop, nbytes, end)),
+        RANKS,
+        RANKS,
+        st.sampled_from(ELEMENTS),
+        end,
+    )
+
+
+def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    drawn = st.lists(_messages(), min_size=1, max_size=MOST)
+    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+
+
+def _play_soft(bench: Bench, found: Program) -> Play:
+    """One end gives up and says so; only then the other one comes."""
+    group = yield from bench.communicator("main")
+    tokens = yield from bench.communicator("tokens")
+    transfers: list[Transfer | None] = []
+    said: list[Transfer | None] = []
+    junk: list[Tensor] = []
+    for number, step in enumerate(found.steps):
+        early, late = _ends(step)
+        if bench.rank == early:
+            transfers.append(_give_up(bench, group, step, number))
+            junk += junk_for(bench, int(step.args[2]))
+        if bench.rank in (early, late):
+            token = issue(bench, tokens, Step("message", (early, late, 1)), number)
+            said.append(token)
+            yield from land(bench, [token] if bench.rank == late else [], "E3")
+        if bench.rank == late:
+            transfers.append(issue(bench, group, step, number))
+        yield NEXT
+    yield from land(bench, transfers, "E3")
+    yield from land(bench, said, "E3")
+
+
+def _ends(step: Step) -> tuple[int, int]:
+    """Who gives up, and who comes late."""
+    source, target = int(step.args[0]), int(step.args[1])
+    return (source, target) if step.args[3] == SENDS else (target, source)
+
+
+def _give_up(bench: Bench, group: Communicator, step: Step, number: int) -> Transfer | None:
+    """Issue one end and wait for a moment, in vain; what was to be sent is dropped."""
+    transfer = issue(bench, group, step, number)
+    if transfer is None:
+        return None
+    pending = attempt(lambda: transfer.work.result(SOFT * bench.deadline), ResultPending)
+    demand("E3", pending, f"{transfer.what}: ended before the other end came")
+    return replace(transfer, operands=())
+
+
+def _cancel_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    return st.builds(lambda n, step: program(fit([step], n), n), few(traits), _messages())
+
+
+def _play_cancel(bench: Bench, found: Program) -> Play:
+    group = yield from bench.communicator()
+    step = found.steps[0]
+    canceller, other = _ends(step)
+    if bench.rank == canceller:
+        work = _cancel(bench, group, step)
+        junk = junk_for(bench, int(step.args[2]))
+        yield NEXT
+        raised = attempt(lambda: call(bench, group, "barrier"), CommunicatorFailed)
+        demand("E4", raised, f"rank {bench.rank}: issued after a cancel as if nothing had happened")
+        yield from outcome(bench, work, "the end of what was cancelled")
+        untouched("E4", junk)
+    elif bench.rank == other:
+        yield NEXT
+        transfer = issue(bench, group, step, 0)
+        if transfer is not None and (yield from outcome(bench, transfer.work)) is None:
+            transfer.check("E4")
+
+
+def _cancel(bench: Bench, group: Communicator, step: Step) -> Work:
+    """Issue, cancel, and drop the buffer."""
+    transfer = issue(bench, group, step, 0)
+    assert transfer is not None, "this rank is an end of the message"
+    transfer.work.cancel()
+    return transfer.work
+
+
+PROPERTIES = (
+    Property(
+        name="a-soft-wait-that-gives-up-changes-nothing",
+        family=FAMILY,
+        clauses=("E3",),
+        claim="result(timeout) raises ResultPending; the operation lives on and owns its buffers.",
+        programs=_soft_programs,
+        play=_play_soft,
+        needs=company,
+        ranks=Ranks.GROUP,
+    ),
+    Property(
+        name="a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator",
+        family=FAMILY,
+        clauses=("E4",),
+        claim="Nothing is issued after a cancel, and nobody reads or writes memory that was freed.",
+        programs=_cancel_programs,
+        play=_play_cancel,
+        needs=company,
+        ranks=Ranks.GROUP,
+        pace=Pace.BRISK,
+    ),
+)
