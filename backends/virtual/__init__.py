@@ -1,7 +1,9 @@
 """An accelerator and a network in one thread, whose every interleaving is chosen."""
 
 from equipoise.backends.virtual.backend import VirtualBackend
+from equipoise.backends.virtual.fabric import VirtualCommunicators
 
 BACKEND = VirtualBackend()
+COMMUNICATOR = VirtualCommunicators(BACKEND)
 
-__all__ = ["BACKEND"]
+__all__ = ["BACKEND", "COMMUNICATOR"]

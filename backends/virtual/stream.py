@@ -113,7 +113,7 @@ class VirtualStream:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
             self._capture.verbs.append(Verb(lambda on: on.wait(own)))
             return
-        self._follow(own)
+        self._follow_event(own)
 
     def synchronize(self, timeout: float) -> None:
         """Advance the world until everything launched so far has run."""
@@ -153,6 +153,15 @@ class VirtualStream:
         self._launched += 1
         self._queue.push(task)
         self._device.world.submitted()
+
+    def follow(self, passable: Callable[[], bool], take: Callable[[], None]) -> None:
+        """Let nothing launched from now on move before `passable`; `take` is a micro-step."""
+        self.submit(Task(self, in_turn((take,)), gate=passable))
+
+    @property
+    def capturing(self) -> bool:
+        """Whether what is issued is kept for a graph."""
+        return self._capture is not None
 
     def head(self) -> Task | None:
         """What comes next in its queue, or runs."""
@@ -199,10 +208,10 @@ class VirtualStream:
         """End of `hold`."""
         self._barrier.lift()
 
-    def _follow(self, event: VirtualEvent) -> None:
-        """Put a gate behind the recording that is current now (clauses O2, O4)."""
+    def _follow_event(self, event: VirtualEvent) -> None:
+        """Wait for the recording that is current now (clauses O2, O4)."""
         awaited = event.latest().await_by()
-        self.submit(Task(self, in_turn((awaited.take,)), gate=awaited.passable))
+        self.follow(awaited.passable, awaited.take)
 
     def _run_in_place(self, task: Task) -> None:
         world = self._device.world

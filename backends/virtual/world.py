@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
+from equipoise.backends.virtual.fabric import VirtualFabric
 from equipoise.backends.virtual.schedule import Schedule
 from equipoise.backends.virtual.stream import own_stream
-from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
@@ -42,24 +43,46 @@ class World:
         lanes: everything that can move, in the order in which it was made.
         host: the host of a rank that calls at this moment.
         stopped: ranks of which nothing moves any more.
+        silent: those of them whose silence has been noticed.
+        parts: the classes that everything is made from.
+        network: what lies between the ranks.
+        store: what the launcher holds for them.
     """
 
-    def __init__(self, size: int, schedule: bytes, parts: "Parts", declared: Capabilities) -> None:
+    def __init__(
+        self,
+        size: int,
+        schedule: bytes,
+        parts: "Parts",
+        declared: Capabilities,
+        groups: CommunicatorCapabilities,
+    ) -> None:
         self.size = size
         self.lanes: list[Lane] = []
         self.host = 0
         self.stopped: set[int] = set()
-        self._parts = parts
+        self.silent: set[int] = set()
+        self.parts = parts
+        self.network = parts.network(self)
+        self.store = parts.store()
         self._schedule = Schedule(schedule)
         self._devices = [parts.device(self, rank, parts, declared) for rank in range(size)]
+        self._groups = groups
         self._accelerators: dict[int, VirtualAccelerator] = {}
+        self._fabrics: dict[int, VirtualFabric] = {}
         self._ready: list[Lane] = []
 
     def accelerator(self, rank: int) -> VirtualAccelerator:
         """The device of `rank`."""
         if rank not in self._accelerators:
-            self._accelerators[rank] = self._parts.accelerator(self._devices[rank])
+            self._accelerators[rank] = self.parts.accelerator(self._devices[rank])
         return self._accelerators[rank]
+
+    def fabric(self, rank: int) -> VirtualFabric:
+        """The connection of `rank`."""
+        if rank not in self._fabrics:
+            self._fabrics[rank] = self.parts.fabric(self, rank, self._groups)
+        return self._fabrics[rank]
 
     def device(self, rank: int) -> "Device":
         """What the parts of `rank` share."""
@@ -72,6 +95,7 @@ class World:
     def movable(self) -> int:
         """How many micro-steps could happen now."""
         self._ready = [lane for lane in self.lanes if lane.ready()]
+        self._ready += self.network.moving
         if self.stopped:
             self._ready = [lane for lane in self._ready if self.stopped.isdisjoint(lane.ranks)]
         return len(self._ready)
@@ -98,7 +122,8 @@ class World:
 
     def expire(self) -> bool:
         """Every deadline of what is pending strikes; whether anything changed."""
-        return any([device.expire() for device in self._moving()])
+        changed = [self.network.expire(), self._notice_silence()]
+        return any([*changed, *(device.expire() for device in self._moving())])
 
     def step_in(self, rank: int, host: int) -> None:
         """Host `host` of `rank` calls from now on; each rank's hosts have currents of their own."""
@@ -112,11 +137,22 @@ class World:
         """End of `hold`."""
         own_stream(stream).let_go()
 
+    def kill(self, rank: int) -> None:
+        """The rank is gone; its peers learn it one by one, and the launcher has told the store."""
+        self._devices[rank].close()
+        self.network.kill(rank)
+        self.store.tell_gone(rank, "was killed by signal 9")
+
+    def stop(self, rank: int) -> None:
+        """Nothing of the rank moves any more; it counts as silent when time has passed."""
+        self.stopped.add(rank)
+
     def leftovers(self) -> dict[str, int]:
         """What is not given back yet."""
         return {
             "blocks": sum(device.arena.lent for device in self._devices),
             "tasks": sum(device.tasks for device in self._devices),
+            "operations": len(self.network.pending),
             "events": sum(device.events for device in self._devices),
         }
 
@@ -124,8 +160,14 @@ class World:
         """Let go of everything."""
         for device in self._devices:
             device.close()
+        self.network.close()
         self.lanes.clear()
         self._ready.clear()
+
+    def _notice_silence(self) -> bool:
+        news = self.stopped - self.silent
+        self.silent |= news
+        return bool(news)
 
     def _moving(self) -> "list[Device]":
         return [device for device in self._devices if device.rank not in self.stopped]

@@ -1,0 +1,110 @@
+"""The control plane: a store in the same thread."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.world import World
+
+
+class Store:
+    """What the launcher holds; it outlives every rank (clause C3).
+
+    Attributes:
+        ballots: by question and rank.
+        decisions: by question.
+        gone: the first loss that was told: rank and how.
+    """
+
+    def __init__(self) -> None:
+        self.ballots: dict[tuple[str, int], bytes] = {}
+        self.decisions: dict[str, bytes] = {}
+        self.gone: tuple[int, str] | None = None
+        self._lost = False
+
+    def reach(self) -> "Store":
+        """The store itself. Raises `ControlLost` once it is lost (clause C6)."""
+        if self._lost:
+            raise ControlLost("the store of the virtual world is gone")
+        return self
+
+    def tell_gone(self, rank: int, how: str) -> None:
+        """Say that `rank` is gone; only the first loss is kept, later ones follow from it."""
+        if self.gone is None:
+            self.gone = (rank, how)
+
+    def lose(self) -> None:
+        """The launcher is gone."""
+        self._lost = True
+
+
+class VirtualControlPlane:
+    """Ballots, decisions and losses, as one rank sees them."""
+
+    def __init__(self, world: "World", rank: int) -> None:
+        self._world = world
+        self._rank = rank
+        self._operation = "start-up"
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return self._world.size
+
+    def cast(self, question: str, ballot: bytes) -> None:
+        """Put this rank's ballot; a different one on the same question is an error (clause C1)."""
+        kept = self._store.ballots.setdefault((question, self._rank), ballot)
+        if kept != ballot:
+            raise ControlLost(f"ballot {question!r} was cast twice, differently")
+
+    def collect(
+        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+    ) -> tuple[bytes, ...]:
+        """The ballots of these ranks; names those that are missing (clause C4)."""
+        asked = range(self.size) if ranks is None else ranks
+        self._world.until(lambda: not self._missing(question, asked), timeout)
+        missing = self._missing(question, asked)
+        if missing:
+            raise BallotIncomplete(question, missing)
+        return tuple(self._store.ballots[question, rank] for rank in asked)
+
+    def decide(self, question: str, value: bytes) -> bytes:
+        """Settle a question; the first value wins (clause C2)."""
+        return self._store.decisions.setdefault(question, value)
+
+    def enter(self, operation: str) -> None:
+        """Say what this rank is doing."""
+        self._operation = operation
+
+    def leave(self, reason: str) -> None:
+        """Say that this rank ends; best effort."""
+        self._world.store.tell_gone(self._rank, reason)
+
+    def lost(self, timeout: float) -> RankLost | None:
+        """Which rank was lost, by what was told or by its silence (clause C5)."""
+        self._world.until(lambda: self._evidence() is not None, timeout)
+        return self._evidence()
+
+    def close(self) -> None:
+        """There is no heartbeat to stop."""
+
+    @property
+    def _store(self) -> Store:
+        return self._world.store.reach()
+
+    def _missing(self, question: str, ranks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if (question, rank) not in self._store.ballots)
+
+    def _evidence(self) -> RankLost | None:
+        told = self._world.store.gone
+        if told is not None and told[0] != self._rank:
+            return RankLost(*told, self._operation)
+        silent = next(iter(sorted(self._world.silent - {self._rank})), None)
+        return None if silent is None else RankLost(silent, "fell silent", self._operation)

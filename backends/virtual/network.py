@@ -1,0 +1,196 @@
+"""The network between the ranks: who meets whom, and what happens when a rank is gone."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.backends.virtual.arena import Bytes
+from equipoise.backends.virtual.collective import Share, agree
+from equipoise.backends.virtual.moving import Moving
+from equipoise.backends.virtual.operation import Native, Operation, Pair
+from equipoise.backends.virtual.transfer import Message
+from equipoise.hal.errors import CommunicatorFailed
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.outbox import Outbox
+    from equipoise.backends.virtual.world import World
+
+Key = tuple[str, int, int, tuple[int, ...]]
+"""Purpose, how often it was opened before, incarnation, members."""
+
+
+class Meeting:
+    """Sends and receives of one (source, destination) that have not met, in order (clause P2)."""
+
+    __slots__ = ("receives", "sends")
+
+    def __init__(self) -> None:
+        self.sends: deque[Message] = deque()
+        self.receives: deque[Message] = deque()
+
+
+class Group:
+    """One incarnation of one communicator, over all its ranks.
+
+    Args:
+        network: what it is a part of.
+        members: numbers in the world, by rank of the group.
+    """
+
+    def __init__(self, network: "Network", members: tuple[int, ...]) -> None:
+        self.members = members
+        self.outboxes: dict[int, Outbox] = {}
+        self.links: set[Pair] = set()
+        self._network = network
+        self._meetings: dict[Pair, Meeting] = {}
+        self._rounds: dict[int, dict[int, Share]] = {}
+
+    def send(self, native: Native, buffer: Bytes, pair: Pair) -> None:
+        """Offer a message from `pair[0]` to `pair[1]`."""
+        self._meeting(pair).sends.append(Message(native, buffer))
+        self._match(pair)
+
+    def receive(self, native: Native, buffer: Bytes, pair: Pair) -> None:
+        """Take the next message from `pair[0]` to `pair[1]`."""
+        self._meeting(pair).receives.append(Message(native, buffer))
+        self._match(pair)
+
+    def batch(self, operation: Operation, count: int) -> Sequence[Native]:
+        """Handles for so many messages of one operation: one each."""
+        return [Native(operation) for _ in range(count)]
+
+    def join(self, number: int, rank: int, share: Share) -> None:
+        """Rank `rank` has come to the group's collective of that number.
+
+        What the ranks did not issue alike never starts, as on a real network.
+        """
+        shares = self._rounds.setdefault(number, {})
+        shares[rank] = share
+        if len(shares) < len(self.members):
+            return
+        del self._rounds[number]
+        by_rank = [shares[rank] for rank in range(len(self.members))]
+        if agree(by_rank):
+            self._network.begin_collective(self.members, by_rank)
+
+    def withdraw(self, operation: Operation) -> None:
+        """Nothing that has not met will meet it."""
+        for meeting in self._meetings.values():
+            meeting.sends = _without(meeting.sends, operation)
+            meeting.receives = _without(meeting.receives, operation)
+        for shares in self._rounds.values():
+            for rank in [r for r, s in shares.items() if s.native.operation is operation]:
+                del shares[rank]
+
+    def _meeting(self, pair: Pair) -> Meeting:
+        return self._meetings.setdefault(pair, Meeting())
+
+    def _match(self, pair: Pair) -> None:
+        """First in, first out."""
+        meeting = self._meetings[pair]
+        while meeting.sends and meeting.receives:
+            send, receive = meeting.sends.popleft(), meeting.receives.popleft()
+            ranks = (self.members[pair[0]], self.members[pair[1]])
+            self._network.begin_transfer(ranks, send, receive)
+
+
+class CoalescingGroup(Group):
+    """A batch of messages has one handle for all of them, whatever their number."""
+
+    def batch(self, operation: Operation, count: int) -> Sequence[Native]:
+        """A list of one element."""
+        return [Native(operation, count)] if count else []
+
+
+class Network:
+    """All groups, and everything in flight.
+
+    Attributes:
+        moving: what has met and moves.
+        pending: what is not over, in the order of issue.
+        dead: ranks that were killed.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.moving: list[Moving] = []
+        self.pending: dict[Operation, None] = {}
+        self.dead: set[int] = set()
+        self.ranks: tuple[int, ...] = ()
+        self._groups: dict[Key, tuple[Group, set[int]]] = {}
+
+    def meet(self, key: Key, rank: int) -> Group:
+        """The group of that key; forgotten here once every member has come."""
+        parts = self.world.parts
+        group, missing = self._groups.setdefault(key, (parts.group(self, key[3]), set(key[3])))
+        missing.discard(rank)
+        if not missing:
+            del self._groups[key]
+        return group
+
+    def begin_transfer(self, ranks: tuple[int, ...], send: Message, receive: Message) -> None:
+        """A send has met its receive."""
+        self.moving.append(self.world.parts.transfer(self, ranks, send, receive))
+
+    def begin_collective(self, ranks: tuple[int, ...], shares: Sequence[Share]) -> None:
+        """Every rank has come."""
+        self.moving.append(self.world.parts.collective(self, ranks, shares))
+
+    def forget(self, moving: Moving) -> None:
+        """It has moved to its end."""
+        self.moving.remove(moving)
+
+    def ready(self) -> bool:
+        """Whether somebody has yet to learn that a peer is gone."""
+        return bool(self.dead) and self._bereaved() is not None
+
+    def step(self) -> None:
+        """One operation learns it."""
+        operation = self._bereaved()
+        if operation is not None:
+            self.cut(operation, CommunicatorFailed, f"{operation.what} lost its peer")
+
+    def cut(self, operation: Operation, kind: type[CommunicatorFailed], text: str) -> None:
+        """End an operation here and now; what it had met by then ends with it."""
+        operation.outbox.withdraw(operation)
+        operation.drop(kind, text)
+        for moving in [m for m in self.moving if operation in m.operations]:
+            moving.cut()
+            for other in moving.operations:
+                if not other.over:
+                    self.cut(other, CommunicatorFailed, f"{other.what} lost its peer")
+
+    def expire(self) -> bool:
+        """Deadlines strike; whether any did."""
+        return any([operation.strike() for operation in self.due()])
+
+    def due(self) -> list[Operation]:
+        """What has waited for its deadline: all that has not ended, on ranks that run."""
+        stopped = self.world.stopped
+        pending = (op for op in self.pending if not op.ended)
+        return [op for op in pending if op.communicator.member not in stopped]
+
+    def kill(self, rank: int) -> None:
+        """The rank is gone, with everything that it had in flight."""
+        self.dead.add(rank)
+        for moving in [m for m in self.moving if rank in m.ranks]:
+            moving.cut()
+        for operation in [op for op in self.pending if op.communicator.member == rank]:
+            operation.outbox.withdraw(operation)
+            operation.finish()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for operation in list(self.pending):
+            operation.finish()
+        for moving in list(self.moving):
+            moving.cut()
+        self._groups.clear()
+
+    def _bereaved(self) -> Operation | None:
+        """The first operation that a dead rank leaves alone."""
+        return next((op for op in self.pending if not self.dead.isdisjoint(op.peers)), None)
+
+
+def _without(messages: deque[Message], operation: Operation) -> deque[Message]:
+    return deque(message for message in messages if message.native.operation is not operation)
