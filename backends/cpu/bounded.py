@@ -67,6 +67,11 @@ class BoundedCalls:
             self._silent = True
             raise ControlLost(f"{self._whom} did not answer within {timeout:g} s") from None
 
+    def close(self) -> None:
+        """End the thread once it is through with its call; later calls fail at once."""
+        self._silent = True
+        self._queue.put(_Call(lambda: None))
+
     def _work(self) -> None:
         while not self._silent:
             self._queue.get().run()

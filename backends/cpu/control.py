@@ -125,8 +125,9 @@ class StoreControlPlane:
             time.sleep(BEAT / 5)
 
     def close(self) -> None:
-        """Stop the heartbeat."""
+        """Stop the heartbeat, and the thread that asks the store."""
         self._pulse.stop()
+        self._calls.close()
 
     def _told(self) -> RankLost | None:
         try:
