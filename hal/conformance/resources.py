@@ -1,5 +1,10 @@
-"""Family *resources*."""
+"""Family *resources*: what is declared, what is handed out, and what is given back."""
 
+from equipoise.hal.conformance import cycles, devices, signatures
 from equipoise.hal.conformance.property import Property
 
-PROPERTIES: tuple[Property, ...] = ()
+PROPERTIES: tuple[Property, ...] = (
+    *devices.PROPERTIES,
+    *signatures.PROPERTIES,
+    *cycles.PROPERTIES,
+)

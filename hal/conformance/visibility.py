@@ -82,9 +82,10 @@ class _Desk:
         self.due.append((what, self.shelf.pack([slot], role), self.slots.get(slot, 0)))
 
     def end(self) -> None:
-        """The slots themselves are due to hold what the last verb brought."""
+        """A last pack of every slot that was changed."""
         for slot, version in self.slots.items():
-            self.due.append((f"slot {slot} in the end", self.shelf.bytes_of(slot), version))
+            self.due.append((f"slot {slot} in the end", self.shelf.pack([slot], ROLES[0]), version))
+        self.shelf.bench.drain()
 
 
 def _judge(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
@@ -113,7 +114,6 @@ def _play_in_order(bench: Bench, found: Program) -> Play:
     for version, step in enumerate(found.steps, start=1):
         desk.do(version, step)
         yield NEXT
-    bench.drain()
     desk.end()
     _judge("V5", desk.due)
 
@@ -157,7 +157,10 @@ def _play_rewritten(bench: Bench, found: Program) -> Play:
             due.append(arrived[buffer][0])
         yield NEXT
     bench.drain()
-    _judge("A2", [(f"slot {s}", place.bytes_of(s), version) for s, version in enumerate(due)])
+    blobs = [place.pack([slot], ROLES[0]) for slot in range(len(due))]
+    bench.drain()
+    found_in = zip(blobs, due, strict=True)
+    _judge("A2", [(f"slot {s}", blob, version) for s, (blob, version) in enumerate(found_in)])
 
 
 # ----- V1: whoever waits, sees ------------------------------------------------------------------
@@ -177,7 +180,7 @@ class _Announcer(_Desk):
     """Orders reads behind writes, and writes behind reads, by events alone: nobody is attached."""
 
     written: dict[int, Event] = field(default_factory=dict)
-    seen: list[Event] = field(default_factory=list)
+    seen: dict[int, list[Event]] = field(default_factory=dict)
 
     def do(self, version: int, step: Step) -> None:
         slot, role = int(step.args[0]), str(step.args[-1])
@@ -189,10 +192,9 @@ class _Announcer(_Desk):
             self.bring(version, step.op, slot, role)
 
     def bring(self, version: int, op: str, slot: int, role: str) -> None:
-        """A commit or a write behind all looks, and the event that announces it."""
-        for event in self.seen:
+        """A commit or a write behind the slot's looks, and the event that announces it."""
+        for event in self.seen.pop(slot, []):
             self.shelf.stream(role).wait(event)
-        self.seen.clear()
         if op == "commit":
             self.commit(version, slot, role, role)
         else:
@@ -204,7 +206,7 @@ class _Announcer(_Desk):
             self.shelf.stream(role).wait(self.written[slot])
         what = f"step {version}: what {role} saw in slot {slot} behind the event"
         self.due.append((what, self.shelf.look([slot], role), self.slots.get(slot, 0)))
-        self.seen.append(self.record(role))
+        self.seen.setdefault(slot, []).append(self.record(role))
 
     def host(self, version: int, slot: int) -> None:
         if slot in self.written:
