@@ -87,7 +87,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
     """A call of all ranks; a step of one rank behind it is what that rank issues instead."""
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        same = calling(traits, size, st.sampled_from(("2", "3")), OPS)
+        same = calling(traits, st.sampled_from(("2", "3")), OPS)
         rank = st.integers(0, size - 1)
         other = st.builds(lambda step, r: Step(step.op, step.args, r), same, rank)
         drawn = st.lists(same | other, min_size=1, max_size=MOST_STEPS)

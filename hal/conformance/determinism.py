@@ -86,7 +86,7 @@ def rough(call: Call, giver: int, taker: int) -> Tensor:
 
 def _moves(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
-        calls = calling(traits, size, ROWS, MOVES)
+        calls = calling(traits, ROWS, MOVES)
         return st.lists(calls, min_size=1, max_size=MOST_CALLS).map(lambda s: program(s, size))
 
     return few(traits).flatmap(sized)
@@ -94,16 +94,16 @@ def _moves(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _play_moves(bench: Bench, found: Program) -> Play:
     group = yield from bench.communicator()
-    flights = yield from fly(bench, group, calls_of(found), Plain(bench), wild)
-    expect("D3", group, flights, wild)
+    for call in calls_of(found):
+        expect("D3", group, (yield from fly(bench, group, [call], Plain(bench), wild)), wild)
 
 
 def _sums(traits: Traits) -> st.SearchStrategy[Program]:
-    """Among three ranks at least, where there are as many: two numbers have one sum."""
-    sizes = [size for size in traits.sizes if size >= 3] or [max(traits.sizes)]
+    """Among four ranks at least, where there are as many: two numbers have one sum."""
+    sizes = [size for size in traits.sizes if size in (4, 8)] or [max(traits.sizes)]
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        calls = calling(traits, size, ROWS, SUMS)
+        calls = calling(traits, ROWS, SUMS)
         return st.lists(calls, min_size=1, max_size=MOST_CALLS).map(lambda s: program(s, size))
 
     return st.sampled_from(sizes).flatmap(sized)

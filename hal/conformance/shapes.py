@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from equipoise.hal.conformance.bench import Bench, Play, demand
 from equipoise.hal.conformance.collectives import (
+    MOVES,
+    SUMS,
     Fenced,
     Plain,
     calls_of,
@@ -22,19 +24,20 @@ from equipoise.hal.conformance.uneven import UNEVEN
 
 FAMILY = "shapes"
 MOST_CALLS = 4
+OPS = (*MOVES, *SUMS)
 OFFSETS = (1, 2, 4)
 
 
 def _plain(traits: Traits) -> st.SearchStrategy[Program]:
     """Rows of 2 to 5 elements; other shapes have properties of their own."""
     rows = st.integers(2, 5).map(str)
-    return few(traits).flatmap(lambda size: _lists(calling(traits, size, rows), size))
+    return few(traits).flatmap(lambda size: _lists(calling(traits, rows, OPS, size), size))
 
 
 def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
     """Up to four dimensions, each of 0 to 3: also empty ones, and single bytes."""
     shapes = st.lists(st.integers(0, 3), max_size=4).map(text_of)
-    return few(traits).flatmap(lambda size: _lists(calling(traits, size, shapes), size))
+    return few(traits).flatmap(lambda size: _lists(calling(traits, shapes, OPS), size))
 
 
 def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Program]:
@@ -46,7 +49,7 @@ def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
     """At every distance that is whole elements: no address of an element may be odd for it."""
 
     def at(size: int, offset: int) -> st.SearchStrategy[Program]:
-        calls = calling(traits, size, st.integers(2, 5).map(str))
+        calls = calling(traits, st.integers(2, 5).map(str), OPS)
         drawn = st.lists(calls, min_size=1, max_size=MOST_CALLS)
         kept = drawn.map(
             lambda steps: [s for s in steps if offset % dtype_of(s.args[0]).itemsize == 0]
@@ -57,27 +60,26 @@ def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
     return sized.flatmap(lambda pair: at(*pair))
 
 
-def _play(clause: str, bench: Bench, found: Program) -> Play:
+def _play_plain(bench: Bench, found: Program) -> Play:
+    """All of them in flight at once."""
     group = yield from bench.communicator()
     flights = yield from fly(bench, group, calls_of(found), Plain(bench))
-    expect(clause, group, flights)
-
-
-def _play_plain(bench: Bench, found: Program) -> Play:
-    yield from _play("X4", bench, found)
+    expect("X4", group, flights)
 
 
 def _play_shaped(bench: Bench, found: Program) -> Play:
-    yield from _play("S1", bench, found)
+    group = yield from bench.communicator()
+    for call in calls_of(found):
+        expect("S1", group, (yield from fly(bench, group, [call], Plain(bench))))
 
 
 def _play_misaligned(bench: Bench, found: Program) -> Play:
     group = yield from bench.communicator()
-    buffers = Fenced(bench, found.number("offset"))
-    flights = yield from fly(bench, group, calls_of(found), buffers)
-    expect("S4", group, flights)
-    calls = ", ".join(str(flight.call) for flight in flights)
-    demand("A4", buffers.intact(), f"rank {bench.rank}: bytes beside a buffer changed in {calls}")
+    for call in calls_of(found):
+        buffers = Fenced(bench, found.number("offset"))
+        expect("S4", group, (yield from fly(bench, group, [call], buffers)))
+        what = f"rank {bench.rank}: {call} changed bytes beside its buffers"
+        demand("A4", buffers.intact(), what)
 
 
 PROPERTIES = (

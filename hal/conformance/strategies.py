@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from hypothesis import strategies as st
 
-from equipoise.hal.conformance.collectives import MOVES, SUMS, name_of
+from equipoise.hal.conformance.collectives import SUMS, name_of
 from equipoise.hal.conformance.program import Step
 from equipoise.hal.conformance.property import Traits
 
@@ -30,17 +30,20 @@ def summable(traits: Traits) -> list[torch.dtype]:
 
 
 def call(
-    op: str, dtypes: Sequence[torch.dtype], size: int, shapes: st.SearchStrategy[str]
+    op: str, dtypes: Sequence[torch.dtype], shapes: st.SearchStrategy[str], sources: int = 1
 ) -> st.SearchStrategy[Step]:
-    """One collective of this kind, of units of these dtypes and shapes."""
-    source = st.integers(0, size - 1) if op == "broadcast" else st.just(0)
+    """One collective of this kind, of units of these dtypes and shapes.
+
+    A broadcast comes from one of the first `sources` ranks.
+    """
+    source = st.integers(0, sources - 1) if op == "broadcast" else st.just(0)
     names = st.sampled_from([name_of(dtype) for dtype in dtypes])
     return st.builds(lambda *args: Step(op, args), names, shapes, source)
 
 
 def calling(
-    traits: Traits, size: int, shapes: st.SearchStrategy[str], ops: Sequence[str] = (*MOVES, *SUMS)
+    traits: Traits, shapes: st.SearchStrategy[str], ops: Sequence[str], sources: int = 1
 ) -> st.SearchStrategy[Step]:
     """One collective of these kinds, of any dtype that it is declared for."""
     moved, summed = movable(traits), summable(traits)
-    return st.one_of([call(op, summed if op in SUMS else moved, size, shapes) for op in ops])
+    return st.one_of([call(op, summed if op in SUMS else moved, shapes, sources) for op in ops])

@@ -17,7 +17,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Calls, each among the members it names; the same members use one communicator."""
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        call = st.tuples(calling(traits, size, st.just("3"), OPS), _members(size))
+        call = st.tuples(calling(traits, st.just("3"), OPS), _members(size))
         drawn = st.lists(call.map(_step), min_size=1, max_size=MOST_CALLS)
         return drawn.map(lambda steps: program(filter(_possible, steps), size))
 
@@ -32,8 +32,7 @@ def _members(size: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 def _step(drawn: tuple[Step, tuple[int, ...]]) -> Step:
     call, members = drawn
-    dtype, shape, source = call.args
-    return Step(call.op, (dtype, shape, int(source) % len(members), text_of(members)))
+    return Step(call.op, (*call.args, text_of(members)))
 
 
 def _possible(step: Step) -> bool:

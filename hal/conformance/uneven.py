@@ -26,7 +26,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
             lambda steps, dtype, width: program(steps, size, {"dtype": dtype, "width": width}),
             pairs,
             names,
-            st.integers(1, 3),
+            st.integers(2, 3),
         )
 
     return few(traits).flatmap(sized)
