@@ -23,9 +23,9 @@ class Crew:
         self._command = tuple(command)
         self.members: dict[int, Member] = {}
 
-    def grow(self, size: int) -> None:
-        """Start those of the first `size` ranks that do not run."""
-        for rank in range(size):
+    def start(self, ranks: Collection[int]) -> None:
+        """Start those of these ranks that do not run."""
+        for rank in ranks:
             if rank not in self.members:
                 self.members[rank] = Member(self._command)
 

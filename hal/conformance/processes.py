@@ -9,6 +9,8 @@ from equipoise.hal.conformance.property import Pace, Traits
 from equipoise.hal.conformance.ranked import DEADLINES, SIZES, Call, RankedSubject
 from equipoise.hal.conformance.seat import Answer, Order
 
+START = 60.0
+"""Seconds that a process may take to import everything."""
 SEAT = "equipoise.hal.conformance.seat"
 
 
@@ -30,7 +32,7 @@ class ProcessTroupe:
 
     def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
         """What the ranks answer; after a `Violation` no process is left."""
-        self._crew.grow(len(orders) and max(orders) + 1)
+        self._start(orders.keys() - self._crew.members.keys())
         self._crew.order(orders)
         return self._crew.gather(orders, call.lost, call.watchdog, call.mourn)
 
@@ -41,6 +43,12 @@ class ProcessTroupe:
     def close(self) -> None:
         """End every process."""
         self._crew.close()
+
+    def _start(self, ranks: Collection[int]) -> None:
+        """Importing takes longer than a brisk deadline: nobody is told to meet anybody before."""
+        self._crew.start(ranks)
+        self._crew.order({rank: {"do": "greet"} for rank in ranks})
+        self._crew.gather(ranks, (), START, lambda _rank, _how: None)
 
 
 class ProcessSubject(RankedSubject):

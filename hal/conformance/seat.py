@@ -1,13 +1,14 @@
 """A rank's place: opens fabrics and plays cases, on order.
 
-Orders and answers are JSON. Orders: `{"do": "open", "fabric": NAME, "where": RENDEZVOUS}`,
+Orders and answers are JSON. Orders: `{"do": "greet"}`,
+`{"do": "open", "fabric": NAME, "where": RENDEZVOUS}`,
 `{"do": "play", "fabric": NAME, "property": REFERENCE, "case": CASE, "number": N}`,
 `{"do": "close", "fabric": NAME}`, and `{"do": "rest"}` when nothing is open any more. Answers:
 `{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -62,7 +63,8 @@ class Seat:
 
     def answer(self, order: Order) -> Answer:
         """Do it; what is raised becomes a part of the answer."""
-        verbs = {
+        verbs: dict[str, Callable[[Order], list[Any]]] = {
+            "greet": lambda _: [],
             "open": self._open,
             "play": self._play,
             "close": self._close,

@@ -86,7 +86,7 @@ class Ranks:
         """As `run`."""
         host = registry.communicator(case.communicator).host()
         try:
-            self._crew.grow(case.size)
+            self._crew.start(range(case.size))
             self._order(case, host)
             answers = self._gather(range(case.size), case.lost, host)
             self._crew.end(case.lost)
