@@ -20,7 +20,7 @@ from equipoise.hal.conformance.collectives import (
 )
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
-from equipoise.hal.conformance.strategies import calling, few
+from equipoise.hal.conformance.strategies import by_size, calling, common
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, OrderMismatch, RankLost
 
@@ -93,7 +93,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(same | other, min_size=1, max_size=MOST_STEPS)
         return drawn.map(lambda steps: program(_led(steps), size))
 
-    return few(traits).flatmap(sized)
+    return by_size(common(traits), sized)
 
 
 def _led(steps: list[Step]) -> list[Step]:

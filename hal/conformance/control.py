@@ -12,7 +12,7 @@ from equipoise.hal.conformance.collectives import shape_of, text_of
 from equipoise.hal.conformance.needs import a_controlled_world
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
-from equipoise.hal.conformance.strategies import few
+from equipoise.hal.conformance.strategies import by_size, common
 from equipoise.hal.errors import BallotIncomplete, ControlError, RankLost, Violation
 
 FAMILY = "control"
@@ -32,7 +32,7 @@ def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(cast | look, min_size=1, max_size=MOST_STEPS)
         return drawn.map(lambda steps: program(_distinct(steps), size))
 
-    return few(traits).flatmap(sized)
+    return by_size(common(traits), sized)
 
 
 def _distinct(steps: Sequence[Step]) -> list[Step]:
@@ -118,7 +118,7 @@ def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(one, min_size=1, max_size=MOST_STEPS)
         return drawn.map(lambda steps: program(steps, size))
 
-    return few(traits).flatmap(sized)
+    return by_size(common(traits), sized)
 
 
 def _play_decisions(bench: Bench, found: Program) -> Play:
@@ -160,7 +160,7 @@ def _traffic(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(ask | enter | st.just(Step("barrier")), min_size=1, max_size=MOST_STEPS)
         return drawn.map(lambda steps: program(steps, size))
 
-    return few(traits).flatmap(sized)
+    return by_size(common(traits), sized)
 
 
 def _play_traffic(bench: Bench, found: Program) -> Play:
@@ -185,7 +185,7 @@ def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
         gone = st.integers(0, size - 1)
         return gone.map(lambda rank: program([Step("leave", ("done",), rank)], size))
 
-    return st.sampled_from(sizes).flatmap(sized)
+    return by_size(sizes, sized)
 
 
 def _play_leaving(bench: Bench, found: Program) -> Play:

@@ -27,7 +27,7 @@ from equipoise.hal.conformance.collectives import (
 )
 from equipoise.hal.conformance.program import Program, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
-from equipoise.hal.conformance.strategies import calling, few
+from equipoise.hal.conformance.strategies import by_size, calling, common
 
 FAMILY = "determinism"
 MOST_CALLS = 3
@@ -89,7 +89,7 @@ def _moves(traits: Traits) -> st.SearchStrategy[Program]:
         calls = calling(traits, ROWS, MOVES)
         return st.lists(calls, min_size=1, max_size=MOST_CALLS).map(lambda s: program(s, size))
 
-    return few(traits).flatmap(sized)
+    return by_size(common(traits), sized)
 
 
 def _play_moves(bench: Bench, found: Program) -> Play:
@@ -106,7 +106,7 @@ def _sums(traits: Traits) -> st.SearchStrategy[Program]:
         calls = calling(traits, ROWS, SUMS)
         return st.lists(calls, min_size=1, max_size=MOST_CALLS).map(lambda s: program(s, size))
 
-    return st.sampled_from(sizes).flatmap(sized)
+    return by_size(sizes, sized)
 
 
 def addends(call: Call, giver: int, taker: int) -> Tensor:

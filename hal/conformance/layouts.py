@@ -28,7 +28,7 @@ from equipoise.hal.conformance.collectives import (
 )
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
-from equipoise.hal.conformance.strategies import calling, few
+from equipoise.hal.conformance.strategies import by_size, calling, common
 from equipoise.hal.errors import Unsupported
 
 CONTIGUOUS = "contiguous"
@@ -50,7 +50,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(one, min_size=1, max_size=MOST_CALLS)
         return drawn.map(lambda steps: program(filter(_possible, steps), size))
 
-    return few(traits).flatmap(sized)
+    return by_size(common(traits), sized)
 
 
 def _step(call: Step, laid: tuple[str, str]) -> Step:

@@ -18,7 +18,7 @@ from equipoise.hal.conformance.layouts import LAYOUTS
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
 from equipoise.hal.conformance.rejections import REJECTIONS
-from equipoise.hal.conformance.strategies import calling, few
+from equipoise.hal.conformance.strategies import by_size, calling, common
 from equipoise.hal.conformance.subgroups import SUBGROUPS
 from equipoise.hal.conformance.uneven import UNEVEN
 
@@ -31,13 +31,13 @@ OFFSETS = (1, 2, 4)
 def _plain(traits: Traits) -> st.SearchStrategy[Program]:
     """Rows of 2 to 5 elements; other shapes have properties of their own."""
     rows = st.integers(2, 5).map(str)
-    return few(traits).flatmap(lambda size: _lists(calling(traits, rows, OPS, size), size))
+    return by_size(common(traits), lambda size: _lists(calling(traits, rows, OPS, size), size))
 
 
 def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
     """Up to four dimensions, each of 0 to 3: also empty ones, and single bytes."""
     shapes = st.lists(st.integers(0, 3), max_size=4).map(text_of)
-    return few(traits).flatmap(lambda size: _lists(calling(traits, shapes, OPS), size))
+    return by_size(common(traits), lambda size: _lists(calling(traits, shapes, OPS), size))
 
 
 def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Program]:
@@ -47,17 +47,22 @@ def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Progr
 
 def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
     """At every distance that is whole elements: no address of an element may be odd for it."""
+    calls = st.lists(
+        calling(traits, st.integers(2, 5).map(str), OPS), min_size=1, max_size=MOST_CALLS
+    )
 
-    def at(size: int, offset: int) -> st.SearchStrategy[Program]:
-        calls = calling(traits, st.integers(2, 5).map(str), OPS)
-        drawn = st.lists(calls, min_size=1, max_size=MOST_CALLS)
-        kept = drawn.map(
-            lambda steps: [s for s in steps if offset % dtype_of(s.args[0]).itemsize == 0]
+    def sized(size: int) -> st.SearchStrategy[Program]:
+        return st.builds(
+            lambda offset, steps: program(
+                (s for s in steps if offset % dtype_of(s.args[0]).itemsize == 0),
+                size,
+                {"offset": offset},
+            ),
+            st.sampled_from(OFFSETS),
+            calls,
         )
-        return kept.map(lambda steps: program(steps, size, {"offset": offset}))
 
-    sized = st.tuples(few(traits), st.sampled_from(OFFSETS))
-    return sized.flatmap(lambda pair: at(*pair))
+    return by_size(common(traits), sized)
 
 
 def _play_plain(bench: Bench, found: Program) -> Play:

@@ -1,21 +1,36 @@
 """Strategies that several families draw from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from hypothesis import strategies as st
 
 from equipoise.hal.conformance.collectives import SUMS, name_of
-from equipoise.hal.conformance.program import Step
+from equipoise.hal.conformance.program import Program, Step
 from equipoise.hal.conformance.property import Traits
 
 COMMON_SIZES = (2, 4)
 
 
-def few(traits: Traits) -> st.SearchStrategy[int]:
+def common(traits: Traits) -> list[int]:
     """Group sizes without peculiarities; group sizes as such have a property of their own (S5)."""
-    common = [size for size in traits.sizes if size in COMMON_SIZES]
-    return st.sampled_from(common or [max(traits.sizes)])
+    return [size for size in traits.sizes if size in COMMON_SIZES] or [max(traits.sizes)]
+
+
+def few(traits: Traits) -> st.SearchStrategy[int]:
+    """One of the `common` group sizes."""
+    return st.sampled_from(common(traits))
+
+
+def by_size(
+    sizes: Sequence[int], programs: Callable[[int], st.SearchStrategy[Program]]
+) -> st.SearchStrategy[Program]:
+    """Programs for one of these group sizes.
+
+    Made once a size: `flatmap` would make, and validate, every strategy again in every case, which
+    costs several times what playing the case does.
+    """
+    return st.one_of([programs(size) for size in sizes])
 
 
 def movable(traits: Traits) -> list[torch.dtype]:

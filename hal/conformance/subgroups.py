@@ -7,7 +7,7 @@ from equipoise.hal.conformance.bench import Bench, Play, demand
 from equipoise.hal.conformance.collectives import Plain, calls_of, expect, fly, text_of
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
-from equipoise.hal.conformance.strategies import calling
+from equipoise.hal.conformance.strategies import by_size, calling
 
 MOST_CALLS = 5
 OPS = ("all_gather", "broadcast", "all_to_all", "shift", "all_reduce", "reduce_scatter")
@@ -21,7 +21,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(call.map(_step), min_size=1, max_size=MOST_CALLS)
         return drawn.map(lambda steps: program(filter(_possible, steps), size))
 
-    return st.sampled_from(traits.sizes).flatmap(sized)
+    return by_size(traits.sizes, sized)
 
 
 def _members(size: int) -> st.SearchStrategy[tuple[int, ...]]:

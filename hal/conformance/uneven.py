@@ -8,7 +8,7 @@ from equipoise.hal.conformance.bench import Bench, Play, equal, finish
 from equipoise.hal.conformance.collectives import Call, dtype_of, name_of, tame
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
-from equipoise.hal.conformance.strategies import few, movable
+from equipoise.hal.conformance.strategies import by_size, common, movable
 
 MOST_PAIRS = 8
 MOST_ROWS = 4
@@ -29,7 +29,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
             st.integers(2, 3),
         )
 
-    return few(traits).flatmap(sized)
+    return by_size(common(traits), sized)
 
 
 def _rows(source: int, destination: int, rows: int) -> Step:
