@@ -61,9 +61,7 @@ class VirtualAccelerator:
         """A fresh lock."""
         if not self._device.declared.stream_lock:
             raise Unsupported(f"{self.name} declares no stream lock")
-        made = self._device.parts.lock(self._device, deadline)
-        self._device.locks.append(made)
-        return made
+        return self._device.parts.lock(self._device, deadline)
 
     def slot_store(self, layout: SlotLayout) -> VirtualSlotStore:
         """The slots of this rank."""
@@ -102,4 +100,3 @@ class VirtualAccelerator:
         self._device.world.until(lambda: self._device.tasks == 0, CLOSING)
         for stream in self._device.streams:
             stream.fail(StreamFailed(f"{self.name} was closed"))
-        self._device.locks.clear()

@@ -9,7 +9,6 @@ from equipoise.hal.stream import Role
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.event import VirtualEvent
-    from equipoise.backends.virtual.lock import VirtualStreamLock
     from equipoise.backends.virtual.parts import Parts
     from equipoise.backends.virtual.stream import VirtualStream
     from equipoise.backends.virtual.world import World
@@ -27,7 +26,6 @@ class Device:
         reports: news on their way to its host.
         current: the current stream of each of the rank's hosts.
         running: the stream whose program runs at this moment.
-        locks: every lock that was made.
         events: how many events are alive.
     """
 
@@ -40,7 +38,6 @@ class Device:
         self.reports = Reports(rank)
         self.current: dict[int, VirtualStream | None] = {}
         self.running: VirtualStream | None = None
-        self.locks: list[VirtualStreamLock] = []
         self.events = 0
         self._queues: list[Queue] = []
         self._streams: dict[Role, VirtualStream] = {}
@@ -76,15 +73,14 @@ class Device:
         return self.running or self.current.get(self.world.host)
 
     def expire(self) -> bool:
-        """The deadlines of the rank's locks strike; whether anything changed."""
-        return any([lock.expire() for lock in self.locks])
+        """The deadlines of what waits at the heads of the queues; whether anything changed."""
+        return any([queue.expire() for queue in self._queues])
 
     def close(self) -> None:
         """Skip what has not run, and let go of the memory."""
         for stream in self.streams:
             stream.fail(StreamFailed(f"{self.name} is gone"))
         self.current.clear()
-        self.locks.clear()
         self.arena.close()
 
     def _queue(self) -> Queue:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from equipoise.backends.virtual.queue import Task, always
+from equipoise.backends.virtual.queue import Task
 from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
-from equipoise.hal.errors import LockMisuse, LockPoisoned, StaleEpoch, StreamTimeout
+from equipoise.hal.errors import LockMisuse, LockPoisoned, StaleEpoch, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ class VirtualStreamLock:
 
     def __init__(self, device: "Device", deadline: float) -> None:
         self._device = device
-        self._deadline = deadline
         self._epoch = 0
         self._poisoned = False
         self._launched = 0
-        self._acquires: list[Task] = []
         self._full = self._empty = self._reading = False
 
     @property
@@ -78,13 +76,6 @@ class VirtualStreamLock:
         self._epoch += 1
         return self._epoch
 
-    def expire(self) -> bool:
-        """The deadline of the acquire that waits strikes (clause L6). False when none waits."""
-        if self._poisoned or not self._waiting():
-            return False
-        self.poison()
-        return True
-
     def _clear(self) -> None:
         """The mover owns the slots."""
         self._full = self._empty = self._reading = False
@@ -105,10 +96,6 @@ class VirtualStreamLock:
     def _drained(self) -> bool:
         return self._launched == 0
 
-    def _waiting(self) -> bool:
-        """Whether an acquire has come to the head of its stream and cannot go on."""
-        return any(task.owner.head() is task and not task.gate() for task in self._acquires)
-
     def _passable(self) -> bool:
         return self._full or self._poisoned
 
@@ -123,23 +110,23 @@ class VirtualStreamLock:
             self._empty, self._reading = True, False
 
     def _launch_acquire(self, on: VirtualStream) -> None:
-        task = self._launch(on, self._take, self._passable)
-        self._acquires = [*(known for known in self._acquires if not known.ended), task]
+        self._launch(Task(on, self._pass(self._take), self._passable, self._skip, self._strike))
 
     def _launch_release(self, on: VirtualStream) -> None:
-        self._launch(on, self._give, always)
+        self._launch(Task(on, self._pass(self._give), skip=self._skip))
 
-    def _launch(
-        self, on: VirtualStream, step: Callable[[], None], gate: Callable[[], bool]
-    ) -> Task:
-        task = Task(on, self._pass(step), gate, self._skip)
+    def _launch(self, task: Task) -> None:
         self._launched += 1
         try:
-            on.submit(task)
-        except BaseException:
+            task.owner.submit(task)
+        except StreamFailed:
             self._launched -= 1
             raise
-        return task
+
+    def _strike(self) -> bool:
+        """The deadline of the acquire that waits passes (clause L6)."""
+        self.poison()
+        return True
 
     def _pass(self, step: Callable[[], None]) -> Iterator[None]:
         step()

@@ -17,6 +17,11 @@ def _never_mind(_: BaseException) -> None:
     """Nobody waits for the task to pass."""
 
 
+def _no_deadline() -> bool:
+    """Time changes nothing for the task."""
+    return False
+
+
 class Task:
     """Something launched on a stream.
 
@@ -25,9 +30,11 @@ class Task:
         steps: does one micro-step each time it is advanced; the last one ends it.
         gate: whether the first step may happen; has no side effect.
         skip: called with the stream's failure, or its end, if the task will never run.
+        strike: called when time passes while the task waits at the head of its queue; says whether
+            that changed anything.
     """
 
-    __slots__ = ("ended", "gate", "owner", "skip", "steps")
+    __slots__ = ("gate", "owner", "skip", "steps", "strike")
 
     def __init__(
         self,
@@ -35,12 +42,13 @@ class Task:
         steps: Iterator[None],
         gate: Callable[[], bool] = always,
         skip: Callable[[BaseException], None] = _never_mind,
+        strike: Callable[[], bool] = _no_deadline,
     ) -> None:
         self.owner = owner
         self.steps = steps
         self.gate = gate
         self.skip = skip
-        self.ended = False
+        self.strike = strike
 
     def move(self) -> bool:
         """One micro-step; whether it was the last. Raises what the program raises."""
@@ -80,9 +88,10 @@ class Queue:
         """Behind everything."""
         self._tasks.append(task)
 
-    def head(self) -> Task | None:
-        """What comes next, or runs."""
-        return self._tasks[0] if self._tasks else None
+    def expire(self) -> bool:
+        """Time passes; whether that changes anything for the task that waits."""
+        waits = bool(self._tasks) and not self.ready()
+        return waits and self._tasks[0].strike()
 
     def ready(self) -> bool:
         """Whether a micro-step can happen."""
@@ -99,7 +108,6 @@ class Queue:
         # A step that failed its stream has emptied the queue of it already.
         if ended and self._tasks and self._tasks[0] is task:
             self._tasks.popleft()
-            task.ended = True
             task.owner.passed += 1
 
     def purge(self, owner: "VirtualStream", failure: BaseException) -> None:
@@ -108,7 +116,6 @@ class Queue:
         self._tasks = deque(task for task in self._tasks if task.owner is not owner)
         owner.passed += len(mine)
         for task in mine:
-            task.ended = True
             task.skip(failure)
 
 

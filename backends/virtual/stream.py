@@ -163,10 +163,6 @@ class VirtualStream:
         """Whether what is issued is kept for a graph."""
         return self._capture is not None
 
-    def head(self) -> Task | None:
-        """What comes next in its queue, or runs."""
-        return self._queue.head()
-
     def capture(self, program: Callable[[], object]) -> tuple[Verb, ...]:
         """What `program` issues here; none of it is run."""
         if self._capture is not None:
