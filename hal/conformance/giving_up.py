@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator
+from equipoise.hal.conformance.ballots import gather, plane
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand, outcome
 from equipoise.hal.conformance.junk import junk_for, untouched
 from equipoise.hal.conformance.program import Program, Step, program
@@ -52,25 +53,21 @@ def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _play_soft(bench: Bench, found: Program) -> Play:
     """One end gives up and says so; only then the other one comes."""
-    group = yield from bench.communicator("main")
-    tokens = yield from bench.communicator("tokens")
+    group = yield from bench.communicator()
     transfers: list[Transfer | None] = []
-    said: list[Transfer | None] = []
     junk: list[Tensor] = []
     for number, step in enumerate(found.steps):
         early, late = _ends(step)
+        given_up = f"{group.purpose}/step {number} was given up"
         if bench.rank == early:
             transfers.append(_give_up(bench, group, step, number))
             junk += junk_for(bench, int(step.args[2]))
-        if bench.rank in (early, late):
-            token = issue(bench, tokens, Step("message", (early, late, 1)), number)
-            said.append(token)
-            yield from land(bench, [token] if bench.rank == late else [], "E3")
-        if bench.rank == late:
+            plane(bench).cast(given_up, b"")
+        elif bench.rank == late:
+            yield from gather(bench, given_up, [early])
             transfers.append(issue(bench, group, step, number))
         yield NEXT
     yield from land(bench, transfers, "E3")
-    yield from land(bench, said, "E3")
 
 
 def _ends(step: Step) -> tuple[int, int]:

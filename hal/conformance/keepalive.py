@@ -151,16 +151,16 @@ def _play_order(bench: Bench, found: Program) -> Play:
     flying: dict[int, Transfer] = {}
     for number, step in enumerate(found.steps):
         if step.op == "finish":
-            yield from _end(bench, flying, int(step.args[0]))
+            yield from _end(bench, flying, int(step.args[0]), found)
         elif (transfer := issue(bench, group, step, number)) is not None:
             flying[number] = transfer
         yield NEXT
     for number in sorted(flying, reverse=True):
-        yield from _end(bench, flying, number)
+        yield from _end(bench, flying, number, found)
 
 
-def _end(bench: Bench, flying: dict[int, Transfer], number: int) -> Play:
-    """Done means that the result is there, whatever has become of those issued before."""
+def _end(bench: Bench, flying: dict[int, Transfer], number: int, found: Program) -> Play:
+    """Done means that the result is there, all of a batch, whatever was issued before."""
     if number not in flying:
         return
     transfer = flying.pop(number)
@@ -168,7 +168,8 @@ def _end(bench: Bench, flying: dict[int, Transfer], number: int) -> Play:
     earlier = [flying[place].what for place in flying if place < number]
     clause = "K4" if earlier else "K5"
     demand(clause, pending is None, f"{transfer.what}: done, yet not ended; before it: {earlier}")
-    transfer.check("K5")
+    batch = found.steps[number].op == "exchange"
+    transfer.check("K4" if batch else "K5")
 
 
 PROPERTIES = (
