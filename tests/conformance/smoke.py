@@ -189,8 +189,9 @@ class Pair:
     def send(self) -> Play:
         peer = 1 - self.group.rank
         out = self.bench.empty((8,), torch.int32)
+        mine = self.bench.of(self.data(self.group.rank))
         receive = self.group.irecv(out, peer)
-        send = self.group.isend(self.bench.of(self.data(self.group.rank)), peer)
+        send = self.group.isend(mine, peer)
         yield from finish(self.bench, receive)
         yield from finish(self.bench, send)
         equal(CLAUSE, out, self.data(peer), "a message")
