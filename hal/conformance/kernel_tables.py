@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ SALT = Salt(rank=0, layer=0, step=0)
 MOST_STEPS = 8
 
 
+@cache
 def _table(kind: int) -> RoutingTable:
     return routes.table(PLACEMENTS[kind], WEIGHTS[kind])
 
@@ -88,9 +90,11 @@ def _look(bench: Bench, live: Tables) -> Tensor:
     return out
 
 
-def _looked(made: RoutingTable) -> Tensor:
+@cache
+def _looked(kind: int) -> tuple[int, ...]:
     """What a look at these tables sees."""
-    return torch.cat([made.start, made.replicas, made.cumulative])
+    made = _table(kind)
+    return tuple(torch.cat([made.start, made.replicas, made.cumulative]).tolist())
 
 
 def _ids() -> Tensor:
@@ -102,13 +106,14 @@ def _route(bench: Bench, live: Tables) -> Tensor:
     return routes.route(bench, bench.of(_ids()), live, SALT, stream).slots
 
 
-def _routed(made: RoutingTable) -> Tensor:
+@cache
+def _routed(kind: int) -> tuple[int, ...]:
     """Where these tables send the tokens."""
-    return route_hashed(_ids(), made, SALT.rank, SALT.layer, SALT.step)[0]
+    return tuple(route_hashed(_ids(), _table(kind), SALT.rank, SALT.layer, SALT.step)[0].tolist())
 
 
 def _play(
-    bench: Bench, found: Program, clause: str, read: Read, due: Callable[[RoutingTable], Tensor]
+    bench: Bench, found: Program, clause: str, read: Read, due: Callable[[int], tuple[int, ...]]
 ) -> Play:
     desk = _Desk(bench, routes.tables(bench, 1, EXPERTS, SLOTS, 1))
     reads: list[tuple[int, Tensor]] = []
@@ -122,7 +127,7 @@ def _play(
         yield NEXT
     bench.drain()
     for number, (latest, seen) in enumerate(reads):
-        allowed = {tuple(due(_table(kind)).tolist()) for kind in kinds[latest : latest + 2]}
+        allowed = {due(kind) for kind in kinds[latest : latest + 2]}
         what = f"read {number} comes after commit {latest}, beside at most the next: it sees"
         demand(clause, tuple(seen.tolist()) in allowed, f"{what} {seen.tolist()}, not {allowed}")
 

@@ -1,7 +1,7 @@
 """Family *kernels*: the values of every kernel, compared with the reference."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ LAYERS = 2
 EXPERTS = 3
 SLOTS = 6
 TOKENS = 64
-REPEATS = (1, 40, 400)
+REPEATS = (1, 40, 150)
 """How often the ids of a step follow each other: kernels run in blocks."""
 COUNTERS = (0, 1, 2, 2**32 - 1)
 """Step counters."""
@@ -105,12 +105,18 @@ def _kernels() -> tuple[st.SearchStrategy[Step], ...]:
 
 @dataclass
 class _Desk:
-    """Kernels on the device, and the same tables on the host."""
+    """Kernels on the device, and the same tables on the host.
+
+    Attributes:
+        known: tables by layer.
+        shares: cumulative shares by layer, as the table has them, or as they were last solved.
+    """
 
     bench: Bench
     stream: Stream
     live: Tables
     known: dict[int, RoutingTable] = field(default_factory=dict)
+    shares: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def kernels(self) -> Kernels:
@@ -131,7 +137,7 @@ class _Desk:
             calls[step.op](*step.args)
 
     def install(self, layer: int, made: RoutingTable) -> None:
-        self.known[layer] = made
+        self.known[layer], self.shares[layer] = made, made.cumulative
         self.kernels.commit_tables(routes.update(layer, made), self.live, self.stream)
         self.bench.drain(self.stream)
 
@@ -157,6 +163,7 @@ class _Desk:
         self.bench.drain(self.stream)
         due = solve_cumulative(counts, known, self.live.ranks)
         equal("G4", out, due, f"shares for {drawn}")
+        self.shares[layer] = due
 
     def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
         ids, known = _ids(repeat, drawn), self.known[layer]
@@ -166,7 +173,7 @@ class _Desk:
         self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
 
     def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
-        ids, known = _ids(repeat, drawn), self.known[layer]
+        ids, known = _ids(repeat, drawn), replace(self.known[layer], cumulative=self.shares[layer])
         salt = Salt(rank, layer, counter)
         out = routes.routed(self.bench, ids.numel(), EXPERTS)
         shares = self.bench.of(known.cumulative)
