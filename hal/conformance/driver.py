@@ -29,7 +29,9 @@ class Actor:
         world.step_in(self.rank, self.host)
         try:
             self.waits = next(self.play)
-            self.gone = self.waits is GONE
+            if self.waits is GONE:
+                self.gone = True
+                self.play.close()  # what the host held goes with its rank
         except StopIteration as end:
             self.answer, self.ended = end.value, True
 

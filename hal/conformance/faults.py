@@ -7,7 +7,7 @@ the control plane must name the lost rank and accuse nobody else; a communicator
 not touch must go on working; and nothing of the survivors may stay behind.
 """
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +30,6 @@ from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, Violation
 from equipoise.hal.work import Work
-
-LOOK = 0.1
-"""Seconds of one look at a ballot."""
 
 
 @dataclass(frozen=True)
@@ -121,21 +118,16 @@ class _Survivor:
         demand("C5", self.doing in str(loss), f"{self.doing!r} is not named: {loss}")
 
 
-def _meet(bench: Bench, control: ControlPlane, question: str, lost: frozenset[int]) -> Play:
-    """Wait for everybody but the lost, by the control plane alone."""
-
-    def absent(seconds: float) -> frozenset[int]:
-        try:
-            control.collect(question, seconds)
-        except BallotIncomplete as incomplete:
-            return frozenset(incomplete.missing)
-        return frozenset()
-
+def _meet(bench: Bench, control: ControlPlane, question: str, ranks: Sequence[int]) -> Play:
+    """Wait for these ranks, this one among them, by the control plane alone."""
     control.cast(question, b"")
-    yield Until(lambda: absent(0.0) <= lost, f"the others at {question!r}")
-    expiry = time.monotonic() + bench.patience
-    while not absent(LOOK) <= lost:
-        demand("C8", time.monotonic() < expiry, f"the others do not come to {question!r}")
+
+    def come() -> bool:
+        looked = attempt(lambda: control.collect(question, 0.0, ranks), BallotIncomplete)
+        return looked is None
+
+    yield Until(come, f"the others at {question!r}")
+    control.collect(question, bench.patience, ranks)
 
 
 def _go_on(bench: Bench, spared: Communicator) -> Play:
@@ -152,16 +144,15 @@ def _play(bench: Bench, found: Program) -> Play:
     told, control = plot(found), bench.fabric.control
     hit = yield from bench.communicator("hit")
     left = [rank for rank in range(bench.size) if rank not in told.lost]
-    spared = (yield from bench.communicator("spared", left)) if bench.rank in left else None
+    spared = hit if bench.rank in told.lost else (yield from bench.communicator("spared", left))
     # Nothing breaks before everybody is there: opening is not what is tried here.
-    yield from _meet(bench, control, "begin", frozenset())
+    yield from _meet(bench, control, "begin", range(bench.size))
     survivor = _Survivor(bench, told, control, hit)
     yield from survivor.perform()
     yield from survivor.learn()
     # What follows has a deadline of its own, which must not run while others wait for theirs.
-    yield from _meet(bench, control, "end", told.lost)
-    if spared is not None:
-        yield from _go_on(bench, spared)
+    yield from _meet(bench, control, "end", left)
+    yield from _go_on(bench, spared)
 
 
 def _several_ranks(traits: Traits) -> str | None:
