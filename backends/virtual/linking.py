@@ -40,6 +40,8 @@ class LinkingOutbox(Outbox):
         link = self.missing()
         if link is None:
             return super().ready()
+        if not self._communicator.world.stopped.isdisjoint(self.group.members[r] for r in link):
+            return False
         ends = [self.group.outboxes.get(rank) for rank in link]
         return all(isinstance(end, LinkingOutbox) and end.missing() == link for end in ends)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.backends.virtual.queue import Task
 from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
-from equipoise.hal.errors import LockMisuse, LockPoisoned, StaleEpoch, StreamFailed, StreamTimeout
+from equipoise.hal.errors import LockMisuse, LockPoisoned, StaleEpoch, StreamError, StreamTimeout
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class VirtualStreamLock:
         self._launched += 1
         try:
             task.owner.submit(task)
-        except StreamFailed:
+        except StreamError:
             self._launched -= 1
             raise
 

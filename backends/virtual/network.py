@@ -118,6 +118,7 @@ class Network:
         self.dead: set[int] = set()
         self.ranks: tuple[int, ...] = ()
         self._groups: dict[Key, tuple[Group, set[int]]] = {}
+        world.lanes.append(self)
 
     def meet(self, key: Key, rank: int) -> Group:
         """The group of that key; forgotten here once every member has come."""
@@ -173,6 +174,7 @@ class Network:
     def kill(self, rank: int) -> None:
         """The rank is gone, with everything that it had in flight."""
         self.dead.add(rank)
+        self.world.lanes = [lane for lane in self.world.lanes if rank not in lane.ranks]
         for moving in [m for m in self.moving if rank in m.ranks]:
             moving.cut()
         for operation in [op for op in self.pending if op.communicator.member == rank]:

@@ -9,7 +9,7 @@ from equipoise.backends.virtual.event import Mark
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.communicator import VirtualCommunicator
+    from equipoise.backends.virtual.endpoint import Endpoint
 
 Pair = tuple[int, int]
 """Two ranks of a group."""
@@ -52,13 +52,24 @@ class Operation:
     """
 
     __slots__ = (
-        *("_failure", "_natives", "after", "communicator", "ended", "incarnation"),
-        *("links", "outbox", "over", "peers", "post", "tensors", "what"),
+        "_failure",
+        "_natives",
+        "after",
+        "communicator",
+        "ended",
+        "incarnation",
+        "links",
+        "outbox",
+        "over",
+        "peers",
+        "post",
+        "tensors",
+        "what",
     )
 
     def __init__(
         self,
-        communicator: "VirtualCommunicator",
+        communicator: "Endpoint",
         what: str,
         tensors: Sequence[Tensor],
         peers: frozenset[int],

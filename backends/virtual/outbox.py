@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from equipoise.backends.virtual.operation import Operation, Pair
 
 if TYPE_CHECKING:
-    from equipoise.backends.virtual.communicator import VirtualCommunicator
+    from equipoise.backends.virtual.endpoint import Endpoint
     from equipoise.backends.virtual.network import Group
 
 
@@ -31,7 +31,7 @@ class Item(Protocol):
 class Outbox:
     """First in, first out; one micro-step brings one operation onto the network (clause P6)."""
 
-    def __init__(self, communicator: "VirtualCommunicator", group: "Group") -> None:
+    def __init__(self, communicator: "Endpoint", group: "Group") -> None:
         self.ranks: tuple[int, ...] = (communicator.member,)
         self._communicator = communicator
         self.group = group
