@@ -10,6 +10,7 @@ FAMILIES = (
     "keepalive",
     "progress",
     "failures",
+    "faults",
     "shapes",
     "determinism",
     "kernels",

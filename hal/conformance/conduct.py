@@ -8,6 +8,7 @@ from typing import Protocol
 from equipoise.hal.conformance.profile import (
     BRISK_SHARE,
     CASES,
+    FAULTS,
     SHRINKING,
     Executor,
     Profile,
@@ -68,7 +69,9 @@ def conduct(
 def effort(bout: Bout, profile: Profile, seed: int) -> Effort:
     """How hard to look at one property."""
     cases = CASES[profile][bout.executor]
-    if bout.executor is Executor.RANKS and bout.claim.pace is Pace.BRISK:
+    if bout.claim.loses is not None:
+        cases = FAULTS[profile][bout.executor]
+    elif bout.executor is Executor.RANKS and bout.claim.pace is Pace.BRISK:
         cases = max(1, cases // BRISK_SHARE)
     return Effort(cases=cases, seed=seed, shrinking=SHRINKING[bout.executor])
 

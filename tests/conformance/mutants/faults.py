@@ -1,0 +1,158 @@
+"""Mutants of family *faults*: what goes wrong only once something else has gone wrong."""
+
+from typing import TYPE_CHECKING
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import network_with
+from torch import Tensor
+
+from equipoise.backends.virtual.control import VirtualControlPlane
+from equipoise.backends.virtual.network import Network
+from equipoise.backends.virtual.operation import Operation
+from equipoise.hal.conformance.faults import FAULTS
+from equipoise.hal.errors import CommunicatorFailed, RankLost
+
+if TYPE_CHECKING:
+    from equipoise.backends.virtual.world import World
+
+
+class DeathIsNotHeard(Network):
+    """Waits for a dead peer for ever: nobody cuts the operation, and no deadline strikes it."""
+
+    def ready(self) -> bool:
+        return False
+
+    def due(self) -> list[Operation]:
+        return [op for op in super().due() if self.dead.isdisjoint(op.peers)]
+
+
+class DeathEndsWell(Network):
+    """Ends what has lost its peer as if it were complete."""
+
+    def step(self) -> None:
+        operation = self._bereaved()
+        if operation is not None:
+            operation.outbox.withdraw(operation)
+            operation.finish()
+
+
+class ErrorNamesNoOperation(Network):
+    """Says that a peer is lost, but not to whom."""
+
+    def step(self) -> None:
+        operation = self._bereaved()
+        if operation is not None:
+            text = f"{operation.communicator.purpose!r} lost its peer"
+            self.cut(operation, CommunicatorFailed, text)
+
+
+class DeathFailsEverything(Network):
+    """Fails every communicator of whoever has lost a peer on one of them."""
+
+    def step(self) -> None:
+        operation = self._bereaved()
+        super().step()
+        if operation is not None:
+            for other in self.world.fabric(operation.communicator.member)._open:
+                other.fail(CommunicatorFailed, "a peer is lost", other.incarnation)
+
+
+class DeathKeepsBuffers(Network):
+    """Never gives back the tensors of what has lost its peer."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self._kept: list[Tensor] = []
+
+    def step(self) -> None:
+        operation = self._bereaved()
+        if operation is not None:
+            self._kept += operation.tensors
+        super().step()
+
+
+class LateRankIsAccused(Network):
+    """Takes whoever has not come by the deadline for silent, though it beats."""
+
+    def expire(self) -> bool:
+        for operation in self.due():
+            self.world.silent |= operation.peers
+        return super().expire()
+
+
+class WrongRankIsAccused(VirtualControlPlane):
+    """Names the rank after the one that is gone."""
+
+    def _evidence(self) -> RankLost | None:
+        found = super()._evidence()
+        if found is None:
+            return None
+        return RankLost((found.rank + 1) % self.size, found.how, found.operation)
+
+
+class LossNamesNoOperation(VirtualControlPlane):
+    """Says who is gone, but not in the middle of what."""
+
+    def _evidence(self) -> RankLost | None:
+        found = super()._evidence()
+        return None if found is None else RankLost(found.rank, found.how, "something")
+
+
+MUTANTS = (
+    Mutant(
+        name="the-death-of-a-peer-is-not-heard",
+        clause="C8",
+        broken="An operation whose peer is dead waits for ever.",
+        property=FAULTS.name,
+        subject=network_with(network=DeathIsNotHeard),
+    ),
+    Mutant(
+        name="an-operation-ends-well-without-a-dead-peer",
+        clause="E1",
+        broken="An operation whose peer is dead ends without an error.",
+        property=FAULTS.name,
+        subject=network_with(network=DeathEndsWell),
+    ),
+    Mutant(
+        name="the-error-after-a-death-names-no-operation",
+        clause="E1",
+        broken="An error says that a peer is lost, but not which operation failed.",
+        property=FAULTS.name,
+        subject=network_with(network=ErrorNamesNoOperation),
+    ),
+    Mutant(
+        name="a-death-fails-every-communicator",
+        clause="X3",
+        broken="A rank that loses a peer on one communicator can use none of them any more.",
+        property=FAULTS.name,
+        subject=network_with(network=DeathFailsEverything),
+    ),
+    Mutant(
+        name="buffers-stay-after-a-death",
+        clause="R1",
+        broken="What an operation held when its peer died is never given back.",
+        property=FAULTS.name,
+        subject=network_with(network=DeathKeepsBuffers),
+    ),
+    Mutant(
+        name="a-rank-that-is-late-is-accused",
+        clause="C5",
+        broken="A rank that beats, but did not come to an operation, is said to be lost.",
+        property=FAULTS.name,
+        subject=network_with(network=LateRankIsAccused),
+    ),
+    Mutant(
+        name="the-wrong-rank-is-accused",
+        clause="C5",
+        broken="The control plane names another rank than the one that is gone.",
+        property=FAULTS.name,
+        subject=network_with(control=WrongRankIsAccused),
+    ),
+    Mutant(
+        name="a-loss-is-told-without-the-operation",
+        clause="C5",
+        broken="The control plane names the lost rank, but not what was being done.",
+        property=FAULTS.name,
+        subject=network_with(control=LossNamesNoOperation),
+    ),
+)
