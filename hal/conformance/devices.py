@@ -152,13 +152,13 @@ def _play_asked(bench: Bench, found: Program) -> Play:
     desk.end()
 
 
+_PRIVATE = Part(torch.uint8, 16, format=SlotFormat.PRIVATE)
 OPTIONAL: Mapping[str, Callable[[Bench], object]] = {
     "stream_lock": lambda bench: bench.accelerator.stream_lock(bench.deadline),
     "graph_capture": lambda bench: bench.accelerator.graph(),
-    "slot_formats": lambda bench: shelf(bench, 1, 1, [PRIVATE]),
+    "slot_formats": lambda bench: shelf(bench, 1, 1, [_PRIVATE]),
 }
 """By capability, what may be called where it is declared, and nowhere else."""
-PRIVATE = Part(torch.uint8, 16, format=SlotFormat.PRIVATE)
 
 
 def _optional(_: Traits) -> st.SearchStrategy[Program]:

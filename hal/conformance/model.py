@@ -36,9 +36,16 @@ class Order:
 
     def wait(self, stream: str, event: int) -> None:
         """Whatever is launched on `stream` from now on comes after the event's point."""
-        clock = self.streams.setdefault(stream, {})
-        for other, count in self.events[event].items():
-            clock[other] = max(clock.get(other, 0), count)
+        self._merge(stream, self.events[event])
+
+    def follow(self, stream: str, launch: int) -> None:
+        """Whatever is launched on `stream` from now on comes after that launch."""
+        self._merge(stream, self.launches[launch][1])
+
+    def reached(self, stream: str, launch: int) -> bool:
+        """Whether whatever is launched on `stream` from now on comes after that launch."""
+        other, clock = self.launches[launch]
+        return self.streams.get(stream, {}).get(other, 0) >= clock[other]
 
     def before(self, first: int, second: int) -> bool:
         """Whether launch `first` must have run before launch `second`."""
@@ -53,3 +60,8 @@ class Order:
     def same_stream(self, first: int, second: int) -> bool:
         """Whether both were launched on one stream."""
         return self.launches[first][0] == self.launches[second][0]
+
+    def _merge(self, stream: str, found: Clock) -> None:
+        clock = self.streams.setdefault(stream, {})
+        for other, count in found.items():
+            clock[other] = max(clock.get(other, 0), count)

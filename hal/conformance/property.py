@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from hypothesis.stateful import RuleBasedStateMachine
 from hypothesis.strategies import SearchStrategy
 
 from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
 from equipoise.hal.conformance.bench import Bench, Play
-from equipoise.hal.conformance.program import Program
+from equipoise.hal.conformance.program import Case, Program
 
 
 class Ranks(StrEnum):
@@ -54,6 +55,21 @@ class Traits:
         return self.communicator or CommunicatorCapabilities()
 
 
+Drawn = Callable[[Traits], SearchStrategy[Program]]
+"""A strategy of valid programs."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Programs composed by a rule-based machine, which knows at each rule what can follow.
+
+    Attributes:
+        machine: a fresh machine for these traits; at its teardown it plays the case it composed.
+    """
+
+    machine: Callable[[Traits, Callable[[Case], None]], RuleBasedStateMachine]
+
+
 Needs = Callable[[Traits], str | None]
 """The name of the capability that is missing, or None."""
 Loses = Callable[[Program], frozenset[int]]
@@ -80,7 +96,7 @@ class Property:
         family: one of `FAMILIES`.
         clauses: which clauses it judges; a `Violation` names one of them (or C8, for a hang).
         claim: one sentence.
-        programs: a strategy of valid programs for these traits.
+        programs: where valid programs come from.
         play: what one host does; raises `Violation`, returns what `judge` is to see.
         judge: compares the answers of all hosts.
         needs: which capability it cannot do without.
@@ -95,7 +111,7 @@ class Property:
     family: str
     clauses: tuple[str, ...]
     claim: str
-    programs: Callable[[Traits], SearchStrategy[Program]]
+    programs: Drawn | Composed
     play: Callable[[Bench, Program], Play]
     judge: Judge = content
     needs: Needs = nothing

@@ -3,17 +3,20 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from equipoise.hal.conformance.program import Case
-from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.property import Composed, Drawn, Property
+from equipoise.hal.conformance.strategies import schedules
 from equipoise.hal.conformance.subject import Subject, missing
 from equipoise.hal.errors import Violation
 
-SCHEDULE = 48
-"""Choices that are drawn; whatever comes after them is eager."""
+RULES = 16
+"""Rules that a machine applies to compose one program."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def search(claim: Property, subject: Subject, effort: Effort) -> Verdict:
     if lacking is not None:
         return Undeclared(lacking)
     trial = _Trial(claim, subject, effort)
-    test = _test(trial, cases(claim, subject.traits), effort)
+    test = _test(trial, claim.programs)
     try:
         test()
     except Violation as violation:
@@ -98,17 +101,31 @@ def search(claim: Property, subject: Subject, effort: Effort) -> Verdict:
     return Held(trial.played)
 
 
-def cases(claim: Property, traits: Traits) -> st.SearchStrategy[Case]:
-    """Programs, with a schedule for executors that follow one, or that disturb by it."""
-    return st.builds(Case, claim.programs(traits), st.binary(max_size=SCHEDULE))
+def _test(trial: _Trial, programs: Drawn | Composed) -> Callable[[], None]:
+    chosen, traits = _settings(trial.effort), trial.subject.traits
+    if isinstance(programs, Composed):
+        composed = programs.machine
+
+        def machine() -> RuleBasedStateMachine:
+            return composed(traits, trial.play)
+
+        seeded = cast(type[RuleBasedStateMachine], seed(trial.effort.seed)(machine))
+        return lambda: run_state_machine_as_test(seeded, settings=chosen)
+
+    @seed(trial.effort.seed)
+    @chosen
+    @given(st.builds(Case, programs(traits), schedules()))
+    def test(case: Case) -> None:
+        trial.play(case)
+
+    return test
 
 
-def _test(trial: _Trial, drawn: st.SearchStrategy[Case], effort: Effort) -> Callable[[], None]:
+def _settings(effort: Effort) -> settings:
     shrink = {Phase.shrink} if effort.shrinking else set()
-
-    @seed(effort.seed)
-    @settings(
+    return settings(
         max_examples=effort.cases,
+        stateful_step_count=RULES,
         database=None,
         deadline=None,
         phases={Phase.generate, *shrink},
@@ -117,8 +134,3 @@ def _test(trial: _Trial, drawn: st.SearchStrategy[Case], effort: Effort) -> Call
         print_blob=False,
         verbosity=Verbosity.quiet,
     )
-    @given(drawn)
-    def test(case: Case) -> None:
-        trial.play(case)
-
-    return test

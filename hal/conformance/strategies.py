@@ -10,6 +10,15 @@ from equipoise.hal.conformance.program import Program, Step
 from equipoise.hal.conformance.property import Traits
 
 COMMON_SIZES = (2, 4)
+SCHEDULE = 48
+"""Choices that are drawn at most; whatever comes after them is eager."""
+
+
+def schedules() -> st.SearchStrategy[bytes]:
+    """Who moves next: as many choices as not, where a strategy of bytes draws five on average."""
+    lengths = st.integers(0, SCHEDULE)
+    drawn = lengths.flatmap(lambda length: st.binary(min_size=length, max_size=length))
+    return drawn.map(lambda choices: choices.rstrip(b"\0"))
 
 
 def common(traits: Traits) -> list[int]:
