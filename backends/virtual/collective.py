@@ -116,10 +116,10 @@ class Collective(Moving):
         """What `rank` gets."""
         match self._shares[rank].kind:
             case Kind.ALL_REDUCE:
-                return self.total()
+                return self.total(self.addends(rank))
             case Kind.REDUCE_SCATTER:
                 size = len(self._shares[rank].out)
-                return self.total()[rank * size : (rank + 1) * size]
+                return self.total(self.addends(rank))[rank * size : (rank + 1) * size]
             case Kind.BROADCAST:
                 return self._shares[self._shares[rank].root].taken
             case Kind.ALL_TO_ALL:
@@ -127,11 +127,15 @@ class Collective(Moving):
             case _:
                 return np.concatenate([share.taken for share in self._shares])
 
-    def total(self) -> Bytes:
-        """The sum over ranks, always in the order of the ranks (clause D1)."""
-        dtype = SUMMED[self._shares[0].dtype]
-        total = self._shares[0].taken.view(dtype).copy()
-        for share in self._shares[1:]:
+    def addends(self, rank: int) -> Sequence[Share]:
+        """What is added for `rank`, always in the order of the ranks (clause D1)."""
+        return self._shares
+
+    def total(self, shares: Sequence[Share]) -> Bytes:
+        """The sum of what these brought."""
+        dtype = SUMMED[shares[0].dtype]
+        total = shares[0].taken.view(dtype).copy()
+        for share in shares[1:]:
             total += share.taken.view(dtype)
         return total.view(np.uint8)
 

@@ -1,6 +1,7 @@
 """Part of family *control*: ranks that issue different operations are told, and nothing starts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -84,13 +85,18 @@ class Herald:
 
 
 def _programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """A call of all ranks; a step of one rank behind it is what that rank issues instead."""
+    """A call of all ranks; a step of one rank behind it is what that rank issues instead.
+
+    *resize* is the same call with units of another size.
+    """
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        same = calling(traits, st.sampled_from(("2", "3")), OPS)
+        shapes = st.sampled_from(("2", "3"))
+        same = calling(traits, shapes, OPS)
         rank = st.integers(0, size - 1)
         other = st.builds(lambda step, r: Step(step.op, step.args, r), same, rank)
-        drawn = st.lists(same | other, min_size=1, max_size=MOST_STEPS)
+        resize = st.builds(lambda shape, r: Step("resize", (shape,), r), shapes, rank)
+        drawn = st.lists(same | other | resize, min_size=1, max_size=MOST_STEPS)
         return drawn.map(lambda steps: program(_led(steps), size))
 
     return by_size(common(traits), sized)
@@ -106,6 +112,10 @@ def rounds(found: Program) -> list[list[Call]]:
     """What each rank issues, round by round."""
     table: list[list[Call]] = []
     for step in found.steps:
+        if step.op == "resize":
+            last = table[-1][step.rank]
+            table[-1][step.rank] = replace(last, shape=shape_of(step.args[0]))
+            continue
         key = len(table) - (step.rank >= 0)
         dtype, shape, source = step.args
         call = Call(step.op, dtype_of(dtype), shape_of(shape), int(source), key)

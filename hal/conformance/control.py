@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from equipoise.hal.conformance.ballots import meet, plane
+from equipoise.hal.conformance.ballots import gather, meet, plane
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, attempt, demand, finish
 from equipoise.hal.conformance.checked_mode import CHECKED_MODE
 from equipoise.hal.conformance.collectives import shape_of, text_of
@@ -194,14 +194,22 @@ def _play_leaving(bench: Bench, found: Program) -> Play:
     control.enter(f"operation {bench.rank}")
     if bench.rank == leaver:
         control.decide("outcome", b"the leaver's")
-        yield from meet(bench, "all have cast")
+    yield from meet(bench, "all have cast")
+    others = [rank for rank in range(bench.size) if rank != leaver]
+    if bench.rank == leaver:
+        yield from gather(bench, "all have met", others)
         control.leave(str(found.steps[0].args[0]))
         return
-    yield from meet(bench, "all have cast")
+    control.cast("all have met", b"here")
     yield Until(lambda: control.lost(0.0) is not None, f"word that rank {leaver} is gone")
     _told(bench, found, control.lost(bench.patience))
-    words = [ballot.decode() for ballot in control.collect("word", 0.0)]
-    due = [f"of {rank}" for rank in range(bench.size)]
+    due = tuple(f"of {rank}".encode() for rank in range(bench.size))
+    try:
+        words = control.collect("word", 0.0)
+    except BallotIncomplete as error:
+        raise Violation(
+            "C3", f"rank {bench.rank}, after rank {leaver} has left: {error}"
+        ) from error
     demand("C3", words == due, f"rank {bench.rank} reads {words} after rank {leaver} has left")
     outcome = control.decide("outcome", b"another")
     demand("C3", outcome == b"the leaver's", f"rank {bench.rank} is told outcome {outcome!r}")

@@ -1,0 +1,230 @@
+"""Mutants of family *control*."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import network_with
+
+from equipoise.backends.virtual.control import VirtualControlPlane
+from equipoise.hal.checked import CheckedCommunicator
+from equipoise.hal.conformance import checked_mode
+from equipoise.hal.conformance.program import Case
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.subject import Subject
+from equipoise.hal.errors import OrderMismatch, RankLost
+from equipoise.hal.issued import Issued
+from equipoise.hal.work import Work
+
+
+class LastBallotCounts(VirtualControlPlane):
+    """A second ballot replaces the first."""
+
+    def cast(self, question: str, ballot: bytes) -> None:
+        self._store.ballots[question, self._rank] = ballot
+
+
+class SecondBallotIsIgnored(VirtualControlPlane):
+    """A second ballot is dropped, and the caller believes that it counts."""
+
+    def cast(self, question: str, ballot: bytes) -> None:
+        self._store.ballots.setdefault((question, self._rank), ballot)
+
+
+class OwnProposalWins(VirtualControlPlane):
+    """Every rank is told what it proposed itself, as when each commits at its own step."""
+
+    def decide(self, question: str, value: bytes) -> bytes:
+        super().decide(question, value)
+        return value
+
+
+class LastProposalWins(VirtualControlPlane):
+    """A later proposal replaces the outcome that others have learnt."""
+
+    def decide(self, question: str, value: bytes) -> bytes:
+        self._store.decisions[question] = value
+        return value
+
+
+class WordsGoWithTheRank(VirtualControlPlane):
+    """The ballots of a rank are held by the rank."""
+
+    def leave(self, reason: str) -> None:
+        for question, rank in list(self._store.ballots):
+            if rank == self._rank:
+                del self._store.ballots[question, rank]
+        super().leave(reason)
+
+
+class OneOfTheMissing(VirtualControlPlane):
+    """Stops looking at the first rank that has not cast its ballot."""
+
+    def _missing(self, question: str, ranks: Sequence[int]) -> tuple[int, ...]:
+        return super()._missing(question, ranks)[:1]
+
+
+class WaitingIsSilence(VirtualControlPlane):
+    """Takes a rank whose operation has not ended for one that does not beat."""
+
+    def lost(self, timeout: float) -> RankLost | None:
+        for operation in self._world.network.pending:
+            if operation.communicator.member != self.rank:
+                return RankLost(operation.communicator.member, "fell silent", self._operation)
+        return super().lost(timeout)
+
+
+class LossWithoutOperation(VirtualControlPlane):
+    """Says who is lost, and not during what."""
+
+    def lost(self, timeout: float) -> RankLost | None:
+        found = super().lost(timeout)
+        return None if found is None else RankLost(found.rank, found.how, "an operation")
+
+
+class SizesAreNotCompared(CheckedCommunicator):
+    """Compares the kinds of operations, and not how much they move."""
+
+    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+        return super()._agreed(replace(mine, elements=0, sends=(), receives=()), start)
+
+
+class OnlyTheFirstIsTold(CheckedCommunicator):
+    """Rank 0 compares; the others rely on it, and wait."""
+
+    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+        try:
+            return super()._agreed(mine, start)
+        except OrderMismatch:
+            if self.rank == 0:
+                raise
+            return start()
+
+
+class NobodyIsNamed(CheckedCommunicator):
+    """Says that the ranks differ, and not in what."""
+
+    def _agreed(self, mine: Issued, start: Callable[[], Work]) -> Work:
+        try:
+            return super()._agreed(mine, start)
+        except OrderMismatch:
+            raise OrderMismatch(f"not all ranks issued {mine}") from None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The healthy network under another checked mode."""
+
+    checked: type[CheckedCommunicator]
+    inner: Subject
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def traits(self) -> Traits:
+        return self.inner.traits
+
+    def play(self, claim: Property, case: Case) -> None:
+        with patch.object(checked_mode, "CHECKED", self.checked):
+            self.inner.play(claim, case)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def checked_by(checked: type[CheckedCommunicator]) -> Callable[[], Subject]:
+    return lambda: Checked(checked, network_with()())
+
+
+BALLOTS = "ballots-stay-and-the-missing-are-named"
+DECISIONS = "one-decision-for-all"
+ACCUSED = "nobody-who-beats-is-accused"
+OUTLIVES = "what-a-rank-said-outlives-it"
+MISMATCH = "checked-ranks-are-told-of-a-mismatch"
+
+MUTANTS = (
+    Mutant(
+        name="the-last-ballot-counts",
+        clause="C1",
+        broken="A second ballot replaces the first one, without an error.",
+        property=BALLOTS,
+        subject=network_with(control=LastBallotCounts),
+    ),
+    Mutant(
+        name="a-second-ballot-is-ignored",
+        clause="C1",
+        broken="A second ballot is dropped without an error.",
+        property=BALLOTS,
+        subject=network_with(control=SecondBallotIsIgnored),
+    ),
+    Mutant(
+        name="each-rank-commits-at-its-own-step",
+        clause="C2",
+        broken="Every rank is told the value that it proposed itself.",
+        property=DECISIONS,
+        subject=network_with(control=OwnProposalWins),
+        # Asks for the outcome again, as a second proposal.
+        also=(OUTLIVES,),
+    ),
+    Mutant(
+        name="the-last-proposal-wins",
+        clause="C2",
+        broken="A later proposal replaces an outcome that others have learnt.",
+        property=DECISIONS,
+        subject=network_with(control=LastProposalWins),
+        # Asks for the outcome again, as a second proposal.
+        also=(OUTLIVES,),
+    ),
+    Mutant(
+        name="words-go-with-the-rank",
+        clause="C3",
+        broken="The ballots of a rank that leaves are gone.",
+        property=OUTLIVES,
+        subject=network_with(control=WordsGoWithTheRank),
+    ),
+    Mutant(
+        name="one-of-the-missing-is-named",
+        clause="C4",
+        broken="Only the first rank without a ballot is named.",
+        property=BALLOTS,
+        subject=network_with(control=OneOfTheMissing),
+    ),
+    Mutant(
+        name="who-waits-counts-as-silent",
+        clause="C5",
+        broken="A rank that waits for an operation is reported lost.",
+        property=ACCUSED,
+        subject=network_with(control=WaitingIsSilence),
+    ),
+    Mutant(
+        name="a-loss-without-its-operation",
+        clause="C5",
+        broken="A loss does not say during what it was noticed.",
+        property=OUTLIVES,
+        subject=network_with(control=LossWithoutOperation),
+    ),
+    Mutant(
+        name="checked-sizes-are-not-compared",
+        clause="C7",
+        broken="Operations of one kind and of different sizes count as equal.",
+        property=MISMATCH,
+        subject=checked_by(SizesAreNotCompared),
+    ),
+    Mutant(
+        name="only-the-first-rank-is-told",
+        clause="C7",
+        broken="Of a mismatch only rank 0 learns; the others start and wait.",
+        property=MISMATCH,
+        subject=checked_by(OnlyTheFirstIsTold),
+    ),
+    Mutant(
+        name="a-mismatch-names-nobody",
+        clause="C7",
+        broken="A mismatch does not say what each rank issued.",
+        property=MISMATCH,
+        subject=checked_by(NobodyIsNamed),
+    ),
+)

@@ -1,0 +1,124 @@
+"""Mutants of family *determinism*."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import network_with
+from torch import Tensor
+
+from equipoise.backends.virtual.arena import Bytes
+from equipoise.backends.virtual.collective import SUMMED, Collective, Share
+from equipoise.backends.virtual.communicator import VirtualCommunicator
+from equipoise.backends.virtual.network import Network
+from equipoise.backends.virtual.work import VirtualWork
+
+NARROWER = {torch.float32: np.float16, torch.float64: np.float32}
+
+
+class OwnPartFirst(Collective):
+    """Each rank adds for itself, its own part first."""
+
+    def addends(self, rank: int) -> Sequence[Share]:
+        return [*self._shares[rank:], *self._shares[:rank]]
+
+
+class InOrderOfArrival(Collective):
+    """Adds the parts in the order in which the ranks have issued the operation."""
+
+    def __init__(self, network: Network, ranks: tuple[int, ...], shares: Sequence[Share]) -> None:
+        super().__init__(network, ranks, shares)
+        issued = list(network.pending)
+        self._arrived = sorted(shares, key=lambda share: issued.index(share.native.operation))
+
+    def addends(self, rank: int) -> Sequence[Share]:
+        return self._arrived
+
+
+class CountsInDoubles(Collective):
+    """Adds long integers as floating-point numbers."""
+
+    def total(self, shares: Sequence[Share]) -> Bytes:
+        if shares[0].dtype != torch.int64:
+            return super().total(shares)
+        parts = [share.taken.view(np.int64).astype(np.float64) for share in shares]
+        return np.sum(parts, axis=0).astype(np.int64).view(np.uint8)
+
+
+class AddsInNarrowTypes(Collective):
+    """Adds floating-point numbers in the next narrower type, to save bandwidth."""
+
+    def total(self, shares: Sequence[Share]) -> Bytes:
+        dtype = shares[0].dtype
+        if dtype not in NARROWER:
+            return super().total(shares)
+        parts = [share.taken.view(SUMMED[dtype]).astype(NARROWER[dtype]) for share in shares]
+        return np.sum(parts, axis=0).astype(SUMMED[dtype]).view(np.uint8)
+
+
+class CountersTravelAsDoubles(VirtualCommunicator):
+    """Gathers long integers as floating-point numbers."""
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+        if tensor.dtype == torch.int64 == out.dtype:
+            tensor = tensor.double().long()
+        return super().all_gather(out, tensor)
+
+
+class PayloadsAreQuieted(VirtualCommunicator):
+    """Sends floating-point numbers by value: what is no number becomes the usual one."""
+
+    def isend(self, tensor: Tensor, destination: int) -> VirtualWork:
+        if tensor.dtype in NARROWER:
+            tensor = torch.where(tensor.isnan(), torch.full_like(tensor, torch.nan), tensor)
+        return super().isend(tensor, destination)
+
+
+SUMS = "sums-are-the-same-bits-each-time-and-on-every-rank"
+BITS = "bits-survive-every-transport"
+
+MUTANTS = (
+    Mutant(
+        name="each-rank-adds-its-own-part-first",
+        clause="D1",
+        broken="Ranks add in different orders, so that their sums differ in the last bits.",
+        property=SUMS,
+        subject=network_with(collective=OwnPartFirst),
+    ),
+    Mutant(
+        name="sums-follow-the-order-of-arrival",
+        clause="D1",
+        broken="The same sum differs from one time to the next.",
+        property=SUMS,
+        subject=network_with(collective=InOrderOfArrival),
+    ),
+    Mutant(
+        name="counters-are-added-as-doubles",
+        clause="D1",
+        broken="Sums of int64 lose what is below the 53rd bit.",
+        property=SUMS,
+        subject=network_with(collective=CountsInDoubles),
+    ),
+    Mutant(
+        name="sums-are-formed-in-narrower-types",
+        clause="D1",
+        broken="Sums of float64 are as coarse as float32, those of float32 as float16.",
+        property=SUMS,
+        subject=network_with(collective=AddsInNarrowTypes),
+    ),
+    Mutant(
+        name="counters-travel-as-doubles",
+        clause="D3",
+        broken="Counters beyond 2**53 are rounded on their way.",
+        property=BITS,
+        subject=network_with(communicator=CountersTravelAsDoubles),
+    ),
+    Mutant(
+        name="payloads-are-quieted",
+        clause="D3",
+        broken="The payload of what is no number is lost on its way.",
+        property=BITS,
+        subject=network_with(communicator=PayloadsAreQuieted),
+    ),
+)

@@ -1,0 +1,315 @@
+"""Mutants of family *shapes*."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import network_with
+from torch import Tensor
+
+from equipoise.backends.virtual.arena import Bytes, bytes_of
+from equipoise.backends.virtual.collective import Collective, Kind, Share
+from equipoise.backends.virtual.communicator import NOTHING, VirtualCommunicator
+from equipoise.backends.virtual.fabric import VirtualFabric
+from equipoise.backends.virtual.work import VirtualWork
+from equipoise.hal.errors import Unsupported
+
+WORD = 4
+"""Bytes that mutants move at a time."""
+
+
+class RootIsForgotten(Collective):
+    """A broadcast copies what rank 0 has, whoever was named."""
+
+    def result(self, rank: int) -> Bytes:
+        share = self._shares[rank]
+        if share.kind is Kind.BROADCAST:
+            return self._shares[0].taken
+        return super().result(rank)
+
+
+class SmallFloatsAreHalved(VirtualCommunicator):
+    """Has a table of element sizes that ends before the eight-bit floating types."""
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+        if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and tensor.is_contiguous():
+            tensor = tensor.clone()
+            tensor.view(-1)[tensor.numel() // 2 :] = 0
+        return super().all_to_all(out, tensor)
+
+
+class EmptyIsNotSent(VirtualCommunicator):
+    """A send of nothing ends at once, and never reaches the receive that waits for it."""
+
+    def isend(self, tensor: Tensor, destination: int) -> VirtualWork:
+        if tensor.numel():
+            return super().isend(tensor, destination)
+        return self._messages("isend of nothing", sends=[], receives=[])
+
+
+class ScalarsAreEmpty(VirtualCommunicator):
+    """A tensor without dimensions counts as one without elements."""
+
+    def _collective(self, make: partial[Share], *tensors: Tensor) -> VirtualWork:
+        if any(tensor.ndim == 0 for tensor in tensors):
+            make = partial(Share, make.args[0], NOTHING, NOTHING, **make.keywords)
+        return super()._collective(make, *tensors)
+
+
+class LastByteIsLost(Collective):
+    """Bytes are moved in pairs; a single one is left behind."""
+
+    def reading(self, share: Share) -> Iterator[Callable[[], object]]:
+        if len(share.source) == 1:
+            share.taken = share.source * 0
+            return iter(())
+        return super().reading(share)
+
+
+class ResultGoesToACopy(VirtualCommunicator):
+    """Makes operands contiguous first, also the one that is written."""
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+        return super().all_gather(out.contiguous(), tensor.contiguous())
+
+
+class RefusesTooLate(VirtualCommunicator):
+    """Looks at the layout when the operation is on its way already."""
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+        work = super().all_to_all(out, tensor.contiguous())
+        if not tensor.is_contiguous():
+            raise Unsupported("a contiguous tensor is needed")
+        return work
+
+
+class EvenBlocks(Collective):
+    """Looks for the block of a rank where it would be if all blocks were equally large."""
+
+    def block(self, share: Share, rank: int) -> Bytes:
+        start = rank * len(share.source) // len(share.gives)
+        return share.taken[start : start + share.gives[rank]]
+
+
+class IdleRankStaysAway(VirtualCommunicator):
+    """A rank with no rows to give or take does not come to the exchange."""
+
+    def all_to_all_uneven(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> VirtualWork:
+        if sum(receives) + sum(sends) == 0:
+            return self._messages("all_to_all of nothing", sends=[], receives=[])
+        return super().all_to_all_uneven(out, tensor, receives, sends)
+
+
+def around(tensor: Tensor) -> tuple[Tensor, int]:
+    """The whole storage behind a tensor, uint8 [n], and the tensor's first byte in it."""
+    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return storage, tensor.storage_offset() * tensor.element_size()
+
+
+class WholeWordsAreRead(VirtualCommunicator):
+    """Reads from the address rounded down to a word, as a copy engine does."""
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+        storage, start = around(tensor)
+        if start % WORD == 0:
+            return super().all_gather(out, tensor)
+        down = start - start % WORD
+        shifted = storage[down : down + tensor.numel() * tensor.element_size()]
+        make = partial(Share, Kind.ALL_GATHER, bytes_of(shifted), bytes_of(out))
+        return self._collective(make, out, tensor)
+
+
+class WholeWordsAreWritten(VirtualCommunicator):
+    """What is received fills its last word, where the memory goes on behind it."""
+
+    def irecv(self, tensor: Tensor, source: int) -> VirtualWork:
+        work = super().irecv(tensor, source)
+        storage, start = around(tensor)
+        end = start + tensor.numel() * tensor.element_size()
+        storage[end : end + -end % WORD].zero_()
+        return work
+
+
+class AloneNothingIsCopied(VirtualCommunicator):
+    """A group of one has nothing to do, not even to copy its input to its output."""
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+        if self.size == 1:
+            return self._messages("all_gather alone", sends=[], receives=[])
+        return super().all_gather(out, tensor)
+
+
+class MembersAreSorted(VirtualFabric):
+    """The place in the list of members is not the rank."""
+
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> VirtualCommunicator:
+        return super().open(purpose, None if ranks is None else sorted(ranks))
+
+
+class PowersOfTwo(Collective):
+    """Halves the group until one is left: of five ranks, the fifth is never added."""
+
+    def addends(self, rank: int) -> Sequence[Share]:
+        return self._shares[: 1 << (len(self._shares).bit_length() - 1)]
+
+
+class PeersWrapAround(VirtualCommunicator):
+    """Counts peers from the end where the number is negative, as a list does."""
+
+    def isend(self, tensor: Tensor, destination: int) -> VirtualWork:
+        return super().isend(tensor, destination % self.size)
+
+
+class FailsInTheTable(VirtualCommunicator):
+    """Looks for a sum that it does not know in its table of sums."""
+
+    def all_reduce(self, tensor: Tensor) -> VirtualWork:
+        if tensor.dtype not in self.capabilities.reductions:
+            raise KeyError(tensor.dtype)
+        return super().all_reduce(tensor)
+
+
+class UnknownSumsAreTaken(VirtualCommunicator):
+    """Takes sums of any type, and adds nothing where it does not know how."""
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+        if out.dtype not in self.capabilities.reductions:
+            return self.barrier()
+        return super().reduce_scatter(out, tensor)
+
+
+DEFINITION = "every-collective-equals-its-definition"
+SHAPES = "every-shape-travels"
+ADDRESSES = "misaligned-buffers-arrive-and-their-neighbours-stay"
+LAYOUTS = "layouts-are-copied-right-or-rejected"
+UNEVEN = "uneven-rows-arrive"
+GROUPS = "groups-of-any-size-and-members-work"
+REFUSED = "what-is-not-supported-is-refused-without-a-trace"
+BITS = "bits-survive-every-transport"
+
+MUTANTS = (
+    Mutant(
+        name="broadcast-forgets-its-source",
+        clause="X4",
+        broken="A broadcast copies what rank 0 has, whoever was named.",
+        property=DEFINITION,
+        subject=network_with(collective=RootIsForgotten),
+    ),
+    Mutant(
+        name="small-floats-are-halved",
+        clause="X4",
+        broken="Half of every tensor of an eight-bit floating type is moved.",
+        property=DEFINITION,
+        subject=network_with(communicator=SmallFloatsAreHalved),
+        # These draw every dtype too: a dtype that does not travel breaks them as well.
+        also=(SHAPES, ADDRESSES, GROUPS, LAYOUTS, BITS),
+    ),
+    Mutant(
+        name="an-empty-send-does-not-travel",
+        clause="S1",
+        broken="An empty tensor is skipped by the sender, and awaited by the receiver.",
+        property=SHAPES,
+        subject=network_with(communicator=EmptyIsNotSent),
+    ),
+    Mutant(
+        name="a-scalar-counts-as-empty",
+        clause="S1",
+        broken="A tensor without dimensions is not moved.",
+        property=SHAPES,
+        subject=network_with(communicator=ScalarsAreEmpty),
+    ),
+    Mutant(
+        name="a-single-byte-is-lost",
+        clause="S1",
+        broken="Bytes are moved in pairs, and a single one is left behind.",
+        property=SHAPES,
+        subject=network_with(collective=LastByteIsLost),
+    ),
+    Mutant(
+        name="a-strided-result-goes-to-a-copy",
+        clause="S2",
+        broken="An output that is not contiguous is replaced by a copy that nobody sees.",
+        property=LAYOUTS,
+        subject=network_with(communicator=ResultGoesToACopy),
+    ),
+    Mutant(
+        name="a-layout-is-refused-too-late",
+        clause="S2",
+        broken="A layout is refused when the operation is on its way, and writes its output.",
+        property=LAYOUTS,
+        subject=network_with(communicator=RefusesTooLate),
+    ),
+    Mutant(
+        name="uneven-blocks-are-looked-for-where-even-ones-are",
+        clause="S3",
+        broken="The blocks of an uneven all-to-all are taken from even places.",
+        property=UNEVEN,
+        subject=network_with(collective=EvenBlocks),
+    ),
+    Mutant(
+        name="an-idle-rank-stays-away",
+        clause="S3",
+        broken="A rank without rows to give or take does not come, and the others wait for it.",
+        property=UNEVEN,
+        subject=network_with(communicator=IdleRankStaysAway),
+    ),
+    Mutant(
+        name="whole-words-are-read",
+        clause="S4",
+        broken="Reading starts at the address rounded down to a word.",
+        property=ADDRESSES,
+        subject=network_with(communicator=WholeWordsAreRead),
+    ),
+    Mutant(
+        name="whole-words-are-written",
+        clause="A4",
+        broken="A receive writes up to the end of its last word.",
+        property=ADDRESSES,
+        subject=network_with(communicator=WholeWordsAreWritten),
+    ),
+    Mutant(
+        name="alone-nothing-is-copied",
+        clause="S5",
+        broken="A group of one returns without copying its input to its output.",
+        property=GROUPS,
+        subject=network_with(communicator=AloneNothingIsCopied),
+    ),
+    Mutant(
+        name="members-are-sorted",
+        clause="S5",
+        broken="A rank's place in a group does not follow from the order of the members.",
+        property=GROUPS,
+        subject=network_with(fabric=MembersAreSorted),
+    ),
+    Mutant(
+        name="sums-need-a-power-of-two",
+        clause="S5",
+        broken="Ranks beyond the largest power of two are not added.",
+        property=GROUPS,
+        subject=network_with(collective=PowersOfTwo),
+    ),
+    Mutant(
+        name="peers-wrap-around",
+        clause="X5",
+        broken="A send to rank -1 goes to the last rank.",
+        property=REFUSED,
+        subject=network_with(communicator=PeersWrapAround),
+    ),
+    Mutant(
+        name="an-unknown-sum-fails-in-a-table",
+        clause="X5",
+        broken="A dtype that cannot be summed raises whatever the look-up raises.",
+        property=REFUSED,
+        subject=network_with(communicator=FailsInTheTable),
+    ),
+    Mutant(
+        name="an-unknown-sum-is-taken",
+        clause="X5",
+        broken="A dtype that cannot be summed is accepted, and nothing is added.",
+        property=REFUSED,
+        subject=network_with(communicator=UnknownSumsAreTaken),
+    ),
+)
