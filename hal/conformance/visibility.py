@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from equipoise.hal.conformance import machine
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
@@ -346,4 +347,5 @@ PROPERTIES = (
         programs=_batches,
         play=_play_batches,
     ),
+    *machine.PROPERTIES,
 )
