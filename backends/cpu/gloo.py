@@ -66,8 +66,9 @@ class GlooBackend:
             return Available("torch.distributed with gloo")
         return Unavailable("this build of torch has no torch.distributed gloo")
 
-    def joined(self) -> None:
+    def joined(self) -> Rendezvous | None:
         """Gloo brings no launcher."""
+        return None
 
     def host(self) -> StoreHost:
         """A store on this machine."""

@@ -85,10 +85,13 @@ def test_a_page_that_is_free_is_handed_out_before_one_that_is_still_read(
 
 def test_whoever_waits_is_woken_by_a_page_given_back(cpu: CpuAccelerator) -> None:
     pool = cpu.host_pool(4, 1)
-    page = pool.take(SOON)
+    page, taken = pool.take(SOON), threading.Event()
     with ThreadPoolExecutor(1) as threads:
         taking = threads.submit(pool.take, SOON)
+        taking.add_done_callback(lambda _: taken.set())
+        assert not taken.wait(0.02)
         page.give_back(None)
+        assert taken.wait(SOON / 4)
         assert taking.result(SOON).data.data_ptr() == page.data.data_ptr()
 
 
@@ -124,10 +127,12 @@ def test_a_copy_that_failed_reads_no_more(cpu: CpuAccelerator) -> None:
     copy.launch(lambda: 1 / 0)
     copy.record(event)
     page.give_back(event)
-    gate.set()
+    with ThreadPoolExecutor(1) as threads:
+        taking = threads.submit(pool.take, SOON)
+        gate.set()
+        assert taking.result(SOON).data.data_ptr() == page.data.data_ptr()
     with pytest.raises(StreamFailed):
         copy.synchronize(SOON)
-    assert pool.take(SOON).data.data_ptr() == page.data.data_ptr()
 
 
 def test_several_takers_never_share_a_page(cpu: CpuAccelerator) -> None:

@@ -1,12 +1,14 @@
 """The CPU as an accelerator: clauses B1, B4 to B6, R2, E5."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
+from equipoise.backends.cpu.stream import CpuStream, Verb
 from equipoise.hal.capabilities import Available, SlotFormat
 from equipoise.hal.errors import BackendUnavailable, StreamFailed, Unsupported
 from equipoise.hal.stream import Role
@@ -36,6 +38,30 @@ def test_each_role_has_one_stream_and_no_two_share_one(cpu: CpuAccelerator) -> N
     assert [cpu.stream(role) for role in Role] == streams
     assert [stream.role for stream in streams] == list(Role)
     assert len(set(map(id, streams))) == BACKEND.capabilities.streams == len(Role)
+
+
+def test_what_is_issued_as_one_holds_back_launches_on_every_stream(cpu: CpuAccelerator) -> None:
+    """Else a launch could come between a commit's two waits on a reader's stream (clause V4)."""
+    issuing, go, launched = threading.Event(), threading.Event(), threading.Event()
+
+    def issue(_: CpuStream) -> None:
+        issuing.set()
+        go.wait(SOON)
+
+    def launch() -> None:
+        cpu.stream(Role.COMPUTE).launch(lambda: None)
+        launched.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(cpu.stream(Role.COPY).issue, Verb(issue))]
+        assert issuing.wait(SOON)
+        ends.append(pool.submit(launch))
+        assert not launched.wait(0.05)
+        go.set()
+        for end in ends:
+            end.result(SOON)
+    assert launched.is_set()
+    cpu.close()
 
 
 def test_two_accelerators_share_no_stream() -> None:

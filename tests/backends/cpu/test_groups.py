@@ -1,5 +1,7 @@
 """Communicators among some ranks, and shared by threads: clauses P6, X2, X3, E2."""
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -106,6 +108,16 @@ def test_what_threads_issue_at_once_is_all_remembered_until_it_ended() -> None:
 
     def program(seat: Seat) -> int:
         group = seat.fabric.open("dropped")
+        inner, alone, together = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
+
+        def reap() -> None:
+            together.append(not alone.acquire(blocking=False))
+            time.sleep(0.001)
+            inner()
+            if not together[-1]:
+                alone.release()
+
+        group._reap = reap  # type: ignore[attr-defined]
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda n: group.isend(torch.tensor([n]), 1 - seat.rank), range(40)))
         remembered = len(group._inflight)  # type: ignore[attr-defined]
@@ -113,6 +125,7 @@ def test_what_threads_issue_at_once_is_all_remembered_until_it_ended() -> None:
         seat.fabric.control.collect("sent", SOON)
         for _ in range(40):
             group.irecv(torch.tensor([0]), 1 - seat.rank).result(SOON)
+        assert not any(together)
         return remembered
 
     assert on_ranks(2, program) == [40, 40]

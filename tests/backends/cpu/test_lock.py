@@ -66,12 +66,14 @@ def test_mover_and_stream_take_strict_turns_and_every_round_is_seen_whole(
 
 
 def test_a_signal_may_come_before_its_acquire(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
-    stream = cpu.stream(Role.COMPUTE)
+    stream, seen = cpu.stream(Role.COMPUTE), []
     lock.signal(0)
     lock.acquire(stream)
+    stream.launch(lambda: seen.append(1))
     stream.synchronize(SOON)
     lock.release(stream)
     lock.wait(0, SOON)
+    assert seen == [1]
 
 
 def test_one_signal_releases_exactly_one_acquire(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:

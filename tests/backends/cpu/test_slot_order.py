@@ -1,6 +1,7 @@
 """Verbs across streams, readers and leases of the CPU's slots: V2, V4, V5, A2, A11, A12."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -260,7 +261,8 @@ def test_a_verb_within_a_program_waits_in_place_and_holds_no_lock_meanwhile(
     """The program waits for a pack that can only run when another verb has been issued."""
     store, copy, compute = store_on(cpu), cpu.stream(Role.COPY), cpu.stream(Role.COMPUTE)
     gate, waiting, blob = threading.Event(), threading.Event(), torch.ones(8, dtype=torch.uint8)
-    copy.launch(lambda: gate.wait(SOON))
+    opened: list[bool] = []
+    copy.launch(lambda: opened.append(gate.wait(SOON / 4)))
     store.pack([0], blob, copy)
 
     def program() -> None:
@@ -270,9 +272,12 @@ def test_a_verb_within_a_program_waits_in_place_and_holds_no_lock_meanwhile(
 
     compute.launch(program)
     assert waiting.wait(SOON)
-    store.write([1], [[number(1)]], cpu.stream(Role.AUX))
+    for _ in range(20):  # some of them while the program waits
+        store.write([1], [[number(1)]], cpu.stream(Role.AUX))
+        time.sleep(0.002)
     gate.set()
     cpu.synchronize(SOON)
+    assert opened == [True]
     assert not blob.any()
 
 
