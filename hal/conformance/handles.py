@@ -88,6 +88,18 @@ def _ask(work: Work, question: str, bench: Bench) -> None:
         work.result(0.0)
 
 
+def _done_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    drawn = st.lists(operations(traits), min_size=1, max_size=MOST)
+    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+
+
+def _play_done(bench: Bench, found: Program) -> Play:
+    for transfer in (yield from _issue_all(bench, found)).values():
+        raised = yield from after_done(bench, transfer.work, transfer.what)
+        demand("K5", raised is None, f"{transfer.what} is done, yet result() gives {raised!r}")
+        transfer.check("K5")
+
+
 def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def made(size: int, alone: Step, looks: list[Step]) -> Program:
         return program([alone, *looks], size)
@@ -151,6 +163,16 @@ PROPERTIES = (
         needs=company,
         ranks=Ranks.GROUP,
         hosts=HOSTS,
+    ),
+    Property(
+        name="done-means-that-the-result-is-there",
+        family=FAMILY,
+        clauses=("K5",),
+        claim="Once done is true result returns at once, and everything has arrived.",
+        programs=_done_programs,
+        play=_play_done,
+        needs=company,
+        ranks=Ranks.GROUP,
     ),
     Property(
         name="a-failed-work-says-so-every-time",

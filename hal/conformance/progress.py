@@ -1,6 +1,7 @@
 """Family *progress*: nothing waits for what it need not, and everything finds its match."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from equipoise.hal.conformance.rounds import PROPERTIES as ROUNDS
 from equipoise.hal.conformance.strategies import few
 from equipoise.hal.conformance.streamed import PROPERTIES as STREAMED
 from equipoise.hal.conformance.traffic import (
+    KINDS,
     Transfer,
     between,
     company,
@@ -28,6 +30,8 @@ from equipoise.hal.conformance.traffic import (
 FAMILY = "progress"
 MOST = 8
 HOSTS = 2
+TOLD_APART = ("message", "message", "exchange", "all_reduce", "broadcast")
+"""What shows that two threads' operations were swapped: mostly messages."""
 GROUPS = ("first", "second")
 """Two communicators; host k uses the k-th."""
 
@@ -61,10 +65,12 @@ def _play_order(bench: Bench, found: Program) -> Play:
     yield from land(bench, transfers, "P2")
 
 
-def _hosted(traits: Traits, most: int) -> st.SearchStrategy[list[Step]]:
+def _hosted(
+    traits: Traits, most: int, kinds: Sequence[str] = KINDS
+) -> st.SearchStrategy[list[Step]]:
     """Operations, each by one host of every rank."""
     host = st.integers(0, HOSTS - 1)
-    one = st.builds(lambda step, host: replace(step, host=host), operations(traits), host)
+    one = st.builds(lambda step, host: replace(step, host=host), operations(traits, kinds), host)
     return st.lists(one, min_size=2, max_size=most)
 
 
@@ -94,7 +100,7 @@ def _play_groups(bench: Bench, found: Program) -> Play:
 
 
 def _turns_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return between(traits, _hosted(traits, MOST))
+    return between(traits, _hosted(traits, MOST, TOLD_APART))
 
 
 def _play_turns(bench: Bench, found: Program) -> Play:

@@ -42,7 +42,7 @@ def operations(traits: Traits, kinds: Sequence[str] = KINDS) -> st.SearchStrateg
     blobs = st.tuples(RANKS, RANKS, st.one_of(nbytes, st.just(0)))
     drawn = {
         "message": st.tuples(RANKS, RANKS, nbytes),
-        "exchange": st.lists(blobs, max_size=6).map(lambda all: sum(all, ())),
+        "exchange": st.lists(blobs, max_size=10).map(lambda all: sum(all, ())),
         "broadcast": st.tuples(counts, RANKS),
     }
 
