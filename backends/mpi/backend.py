@@ -56,13 +56,16 @@ class MpiBackend:
         return Rendezvous(rank=world.rank, size=world.size, host=host, port=port, deadline=DEADLINE)
 
     def host(self) -> RendezvousHost:
-        """Not possible with MPI."""
-        raise Unsupported("start the ranks with mpiexec: MPI has no launcher of ours")
+        """A further store, on this process: for groups of the first few ranks (see `connect`)."""
+        return StoreHost()
 
     def connect(self, rendezvous: Rendezvous) -> MpiFabric:
-        """Meet the other ranks; raises as `joined`, and `UsageError` if MPI counts otherwise."""
+        """Meet the other ranks, which are the first `rendezvous.size` of those that MPI knows.
+
+        Raises as `joined`, and `UsageError` if MPI counts otherwise.
+        """
         world = enter(rendezvous.deadline)
-        if (rendezvous.rank, rendezvous.size) != (world.rank, world.size):
+        if rendezvous.rank != world.rank or rendezvous.size > world.size:
             raise UsageError(
                 f"mpiexec made this rank {world.rank} of {world.size}, "
                 f"not {rendezvous.rank} of {rendezvous.size}"
