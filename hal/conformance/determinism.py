@@ -31,6 +31,7 @@ from equipoise.hal.conformance.strategies import by_size, calling, common
 
 FAMILY = "determinism"
 MOST_CALLS = 3
+MOST_MOVES = 6
 ROWS = st.integers(2, 4).map(str)
 AGAIN = 2
 """How often a sum is formed from the same inputs."""
@@ -76,10 +77,10 @@ def brim(call: Call, giver: int, taker: int) -> Tensor:
 @lru_cache(maxsize=4096)
 def rough(call: Call, giver: int, taker: int) -> Tensor:
     """Numbers of both signs and of very different sizes: every order of adding them rounds."""
-    drawn = noise(4 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
+    drawn = noise(8 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
     numbers = [
-        math.ldexp(int.from_bytes(drawn[k : k + 3], "little", signed=True), drawn[k + 3] % 8 - 20)
-        for k in range(0, len(drawn), 4)
+        math.ldexp(int.from_bytes(drawn[k : k + 7], "little", signed=True), drawn[k + 7] % 8 - 52)
+        for k in range(0, len(drawn), 8)
     ]
     return torch.tensor(numbers, dtype=torch.float64).to(call.dtype).view(call.shape)
 
@@ -87,7 +88,7 @@ def rough(call: Call, giver: int, taker: int) -> Tensor:
 def _moves(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = calling(traits, ROWS, MOVES)
-        return st.lists(calls, min_size=1, max_size=MOST_CALLS).map(lambda s: program(s, size))
+        return st.lists(calls, min_size=1, max_size=MOST_MOVES).map(lambda s: program(s, size))
 
     return by_size(common(traits), sized)
 

@@ -14,7 +14,10 @@ from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.network import Network
 from equipoise.backends.virtual.work import VirtualWork
 
-NARROWER = {torch.float32: np.float16, torch.float64: np.float32}
+NARROWER: dict[torch.dtype, type[np.generic]] = {
+    torch.float32: np.float16,
+    torch.float64: np.float32,
+}
 
 
 class OwnPartFirst(Collective):
@@ -36,25 +39,29 @@ class InOrderOfArrival(Collective):
         return self._arrived
 
 
+def added(shares: Sequence[Share], through: type[np.generic]) -> Bytes:
+    """The sum of what these brought, formed in another type."""
+    dtype = SUMMED[shares[0].dtype]
+    total = np.sum([share.taken.view(dtype).astype(through) for share in shares], axis=0)
+    found: Bytes = total.astype(dtype).view(np.uint8)
+    return found
+
+
 class CountsInDoubles(Collective):
     """Adds long integers as floating-point numbers."""
 
     def total(self, shares: Sequence[Share]) -> Bytes:
-        if shares[0].dtype != torch.int64:
-            return super().total(shares)
-        parts = [share.taken.view(np.int64).astype(np.float64) for share in shares]
-        return np.sum(parts, axis=0).astype(np.int64).view(np.uint8)
+        if shares[0].dtype == torch.int64:
+            return added(shares, np.float64)
+        return super().total(shares)
 
 
 class AddsInNarrowTypes(Collective):
     """Adds floating-point numbers in the next narrower type, to save bandwidth."""
 
     def total(self, shares: Sequence[Share]) -> Bytes:
-        dtype = shares[0].dtype
-        if dtype not in NARROWER:
-            return super().total(shares)
-        parts = [share.taken.view(SUMMED[dtype]).astype(NARROWER[dtype]) for share in shares]
-        return np.sum(parts, axis=0).astype(SUMMED[dtype]).view(np.uint8)
+        narrower = NARROWER.get(shares[0].dtype)
+        return super().total(shares) if narrower is None else added(shares, narrower)
 
 
 class CountersTravelAsDoubles(VirtualCommunicator):

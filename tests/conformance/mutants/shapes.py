@@ -106,7 +106,7 @@ class IdleRankStaysAway(VirtualCommunicator):
 def around(tensor: Tensor) -> tuple[Tensor, int]:
     """The whole storage behind a tensor, uint8 [n], and the tensor's first byte in it."""
     storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return storage, tensor.storage_offset() * tensor.element_size()
+    return storage, int(tensor.storage_offset()) * tensor.element_size()
 
 
 class WholeWordsAreRead(VirtualCommunicator):
