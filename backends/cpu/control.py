@@ -8,12 +8,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
-from torch.distributed import DistError, DistStoreError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.bounded import BoundedCalls
 from equipoise.backends.cpu.store import GONE, await_listener, connect, line, tell_gone, text
@@ -25,8 +23,9 @@ BEAT = 0.25
 """Seconds between heartbeats."""
 SILENCE = 2.0
 """Seconds without a heartbeat after which a rank counts as silent."""
-TURN = 0.02
-"""Seconds that one thread's wait for ballots may hold the connection before another's turn."""
+SOONEST = 0.001
+LATEST = 0.02
+"""Seconds between two looks at ballots: the pause doubles from the one to the other."""
 ANSWER = 2.0
 """Seconds that the store may take over a question that it need not wait to answer."""
 
@@ -83,17 +82,19 @@ class StoreControlPlane:
         """The ballots of these ranks, in that order."""
         members = tuple(range(self.size) if ranks is None else ranks)
         keys = [_ballot(question, rank) for rank in members]
-        expiry = time.monotonic() + timeout
+        expiry, pause = time.monotonic() + timeout, SOONEST
         while True:
             left = max(expiry - time.monotonic(), 0.0)
             try:
-                found = self.bounded(partial(self._read, keys, left), left + ANSWER)
+                found = self.bounded(partial(self._read, keys), ANSWER)
             except DistError as error:
                 raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
             if found is not None:
                 return tuple(_decode(text(value)) for value in found)
             if left == 0.0:
                 raise BallotIncomplete(question, self._absent(question, members))
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LATEST)
 
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
@@ -147,19 +148,15 @@ class StoreControlPlane:
         rank, seconds = silent
         return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._operation)
 
-    def _read(self, keys: list[str], left: float) -> list[bytes] | None:
-        """All of `keys`, or None when one is missing after a turn at the connection.
+    def _read(self, keys: list[str]) -> list[bytes] | None:
+        """All of `keys`, or None when one is missing.
 
-        Turns are short, because the other threads of this rank have to take theirs meanwhile: a
-        peer may be waiting for their ballots before it casts the one that is waited for here.
+        A look, not the store's own `wait`: that one holds the connection, though another thread of
+        this rank may have to cast the ballot for which a peer waits before it casts its own; and
+        torch logs two lines each time that it passes its time-out.
         """
         if not self._store.check(keys):
-            if left == 0.0:
-                return None
-            with suppress(DistStoreError):  # that is how a time-out looks
-                self._store.wait(keys, timedelta(seconds=min(left, TURN)))
-            if not self._store.check(keys):
-                return None
+            return None
         found: list[bytes] = self._store.multi_get(keys)
         return found
 
