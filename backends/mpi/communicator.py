@@ -75,7 +75,7 @@ class MpiCommunicator:
         check_movable(self.capabilities, out, tensor)
         check_shape("all_gather", out, (self.size, *tensor.shape))
         source = apart(tensor, out)
-        wide, narrow = raw(self._mpi, out), raw(self._mpi, source)
+        narrow, wide = raw(self._mpi, source), raw(self._mpi, out, self.size)
         return self._line.collective(
             "all_gather", lambda c: c.Iallgather(narrow, wide), out, source
         )
@@ -85,7 +85,7 @@ class MpiCommunicator:
         check_summable(self.capabilities, out, tensor)
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         source, mpi = apart(tensor, out), self._mpi
-        whole, part = numbers(mpi, source), numbers(mpi, out)
+        whole, part = numbers(mpi, source, self.size), numbers(mpi, out)
         return self._line.collective(
             "reduce_scatter",
             lambda c: c.Ireduce_scatter_block(whole, part, mpi.SUM),
@@ -172,8 +172,8 @@ class MpiCommunicator:
         """Blocks of so many rows each."""
         width = prod(tensor.shape[1:]) * tensor.element_size()
         source, mpi = apart(tensor, out), self._mpi
-        given = (raw(mpi, source)[0], [n * width for n in sends], mpi.BYTE)
-        taken = (raw(mpi, out)[0], [n * width for n in receives], mpi.BYTE)
+        given = (raw(mpi, source).buffer, [n * width for n in sends], mpi.BYTE)
+        taken = (raw(mpi, out).buffer, [n * width for n in receives], mpi.BYTE)
         return self._line.collective(
             "all_to_all", lambda c: c.Ialltoallv(given, taken), out, source
         )

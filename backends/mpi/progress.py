@@ -13,7 +13,7 @@ from equipoise.backends.mpi.flight import Flight
 EAGER = 0.0001
 """Seconds without an end before the thread starts to pause."""
 SHARE = 0.1
-"""A pause is this part of the time since something last began or ended: so it costs little of it."""
+"""A pause is this part of the time since something last began or ended, and costs little of it."""
 LONGEST = 0.001
 """Seconds of a pause while somebody may be waiting."""
 QUARANTINE = 0.05

@@ -1,7 +1,7 @@
 """Tensors as MPI sees them: an address, a count and a type."""
 
 from types import ModuleType
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +16,30 @@ NUMBERS = {
     torch.float64: "DOUBLE",
 }
 """What MPI sums by itself, and its name for it."""
-Span: TypeAlias = tuple[object, int, object]
-"""Buffer, count, MPI datatype."""
 
 
-def raw(mpi: ModuleType, tensor: Tensor) -> Span:
-    """The bytes of a contiguous CPU tensor of any dtype."""
-    return _buffer(mpi, tensor), tensor.nbytes, mpi.BYTE
+class Span(NamedTuple):
+    """What mpi4py takes for a message.
+
+    Attributes:
+        buffer: the memory.
+        count: elements of one rank's part; mpi4py does not hold it against the buffer.
+        datatype: of MPI.
+    """
+
+    buffer: object
+    count: int
+    datatype: object
 
 
-def numbers(mpi: ModuleType, tensor: Tensor) -> Span:
-    """The elements of a contiguous CPU tensor whose dtype is summed."""
-    return _buffer(mpi, tensor), tensor.numel(), getattr(mpi, NUMBERS[tensor.dtype])
+def raw(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> Span:
+    """The bytes of a contiguous CPU tensor of any dtype, in so many equal parts."""
+    return Span(_buffer(mpi, tensor), tensor.nbytes // parts, mpi.BYTE)
+
+
+def numbers(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> Span:
+    """The elements of a contiguous CPU tensor whose dtype is summed, in so many equal parts."""
+    return Span(_buffer(mpi, tensor), tensor.numel() // parts, getattr(mpi, NUMBERS[tensor.dtype]))
 
 
 def apart(tensor: Tensor, *written: Tensor) -> Tensor:

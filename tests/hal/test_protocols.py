@@ -18,6 +18,10 @@ from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.backends.cpu.store import StoreHost
 from equipoise.backends.cpu.stream import CpuStream
 from equipoise.backends.cpu.work import GlooWork
+from equipoise.backends.mpi.backend import MpiBackend
+from equipoise.backends.mpi.communicator import MpiCommunicator
+from equipoise.backends.mpi.fabric import MpiFabric
+from equipoise.backends.mpi.work import MpiWork
 from equipoise.hal import (
     accelerator,
     communicator,
@@ -55,6 +59,10 @@ PAIRS = [
     (communicator.RendezvousHost, StoreHost),
     (control.ControlPlane, StoreControlPlane),
     (work.Work, GlooWork),
+    (communicator.CommunicatorBackend, MpiBackend),
+    (communicator.Communicator, MpiCommunicator),
+    (communicator.Fabric, MpiFabric),
+    (work.Work, MpiWork),
     (work.Work, CheckedWork),
 ]
 
@@ -89,6 +97,7 @@ def test_every_property_of_the_protocol_is_an_attribute_and_not_a_method(
 def test_nothing_is_public_that_no_protocol_names(protocol: type, kind: type) -> None:
     """Whoever programs against the CPU backend must not come to rely on more than the contract."""
     own = {"latest", "renew", "operation", "store", "bounded", "watch", "poll", "buffers", "close"}
+    own |= {"expire", "land", "fail"}
     own |= {"issue", "capture", "put"}
     public = {name for name in vars(kind) if not name.startswith("_")}
     assert public - set(members(protocol)) <= own

@@ -1,0 +1,51 @@
+"""How a job begins and ends, and what it leaves behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+from ranks.cases import mpi
+from ranks.cases.works import close_in_flight
+from support.job import Job
+
+pytestmark = pytest.mark.ranks
+pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+MEMORY = Path("/dev/shm")
+
+
+def segments() -> set[str]:
+    return {name for name in os.listdir(MEMORY) if name.startswith("mpich")}
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_killed_rank_ends_the_job_and_leaves_neither_process_nor_memory() -> None:
+    before, job = segments(), Job(3)
+    processes = job.run(mpi.process_id)
+    job.order({"case": "ranks.cases.mpi:die", "deadline": 20.0, "arguments": {"rank": 1}})
+    with pytest.raises(AssertionError, match="rank 1 fell silent"):
+        job.hear(1)
+    assert job.end() != 0
+    assert not any(alive(process) for process in processes)
+    assert segments() <= before
+
+
+def test_a_job_with_operations_that_never_end_still_ends_well() -> None:
+    before, job = segments(), Job(2)
+    job.run(close_in_flight, deadline=1.0)
+    for op in ("all_reduce", "irecv", "long isend"):
+        job.run(mpi.unmatched, deadline=1.0, op=op)
+    assert job.end() == 0, job.said
+    assert segments() <= before
+
+
+def test_a_job_of_one_rank_is_a_job() -> None:
+    job = Job(1)
+    assert job.run(mpi.reopen, rounds=2) == [[1]]
+    assert job.end() == 0, job.said

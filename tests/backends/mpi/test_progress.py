@@ -1,0 +1,199 @@
+"""Flights and the thread that polls them, over requests that end when the test says so."""
+
+import math
+import threading
+import weakref
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.backends.mpi.flight import Flight, Leg
+from equipoise.backends.mpi.progress import Progress
+from equipoise.backends.mpi.work import MpiWork
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
+from equipoise.hal.stream import Role
+
+SOON = 15.0
+
+
+class Failure(Exception):
+    """Stands for the library's own."""
+
+
+class Request:
+    """Ends when told to; counts how often it was taken back."""
+
+    def __init__(self, outcome: Exception | None = None) -> None:
+        self.over = threading.Event()
+        self.withdrawn = threading.Event()
+        self._outcome = outcome
+
+    def Test(self, status: Any) -> bool:
+        if self.over.is_set() and self._outcome is not None:
+            raise self._outcome
+        return self.over.is_set()
+
+    def Cancel(self) -> None:
+        self.withdrawn.set()
+
+
+class Status:
+    def Get_count(self, datatype: object) -> int:
+        return 4
+
+
+@pytest.fixture
+def mpi() -> ModuleType:
+    module = ModuleType("mpi")
+    vars(module).update(Exception=Failure, Status=Status, BYTE=object())
+    return module
+
+
+@pytest.fixture
+def progress() -> Iterator[Progress]:
+    made = Progress()
+    yield made
+    made.stop(SOON)
+
+
+def work(deadline: float = math.inf) -> tuple[MpiWork, list[CommunicatorFailed | None]]:
+    ends: list[CommunicatorFailed | None] = []
+    return MpiWork("a test", deadline, ends.append), ends
+
+
+def flight(mpi: ModuleType, handle: MpiWork, *legs: Leg) -> Flight:
+    return Flight(mpi, handle, legs, [torch.zeros(1)])
+
+
+def leg(request: Any, arriving: int | None = None) -> Leg:
+    return Leg(request, arriving)
+
+
+def test_a_work_ends_when_the_last_of_its_requests_does(
+    mpi: ModuleType, progress: Progress
+) -> None:
+    handle, ends = work()
+    first, last = Request(), Request()
+    progress.add(flight(mpi, handle, leg(first), leg(last)))
+    first.over.set()
+    with pytest.raises(ResultPending):
+        handle.result(0.05)
+    assert ends == []
+    last.over.set()
+    handle.result(SOON)
+    handle.result(0.0)
+    assert ends == [None]
+
+
+def test_buffers_are_let_go_with_the_last_request_and_not_with_the_work(
+    mpi: ModuleType, progress: Progress
+) -> None:
+    """Clauses K1, E4."""
+    handle, _ = work()
+    request, buffer = Request(), torch.zeros(3)
+    gone, alive = threading.Event(), weakref.ref(buffer, lambda _: gone.set())
+    progress.add(Flight(mpi, handle, [leg(request)], [buffer]))
+    del buffer
+    handle.cancel()
+    with pytest.raises(CommunicatorFailed, match="was cancelled"):
+        handle.result(0.0)
+    assert alive() is not None
+    request.over.set()
+    assert gone.wait(SOON)
+
+
+def test_only_receives_are_taken_back(mpi: ModuleType, progress: Progress) -> None:
+    handle, _ = work(deadline=0.0)
+    receive, send = Request(), Request()
+    progress.add(flight(mpi, handle, leg(receive, 4), leg(send)))
+    assert receive.withdrawn.wait(SOON)
+    assert not send.withdrawn.is_set()
+
+
+def test_the_deadline_strikes_once_and_what_ends_later_says_nothing(
+    mpi: ModuleType, progress: Progress
+) -> None:
+    handle, ends = work(deadline=0.02)
+    request = Request()
+    progress.add(flight(mpi, handle, leg(request)))
+    with pytest.raises(OperationTimeout, match="a test passed its deadline"):
+        handle.result(SOON)
+    request.over.set()
+    other, other_ends = work()
+    request_after = Request()
+    request_after.over.set()
+    progress.add(flight(mpi, other, leg(request_after)))
+    other.result(SOON)
+    assert len(ends) == 1
+    assert other_ends == [None]
+
+
+def test_what_the_library_says_of_a_request_reaches_the_waiter(
+    mpi: ModuleType, progress: Progress
+) -> None:
+    handle, ends = work()
+    request = Request(Failure("truncated"))
+    request.over.set()
+    progress.add(flight(mpi, handle, leg(request, 4)))
+    with pytest.raises(CommunicatorFailed, match="a test failed: truncated"):
+        handle.result(SOON)
+    assert len(ends) == 1
+
+
+def test_a_message_shorter_than_its_receive_is_an_error(
+    mpi: ModuleType, progress: Progress
+) -> None:
+    """Clause A4."""
+    handle, _ = work()
+    request = Request()
+    request.over.set()
+    progress.add(flight(mpi, handle, leg(request, 5)))
+    with pytest.raises(CommunicatorFailed, match="of another size"):
+        handle.result(SOON)
+
+
+def test_stopping_ends_every_wait_and_hands_back_what_the_library_still_holds(
+    mpi: ModuleType,
+) -> None:
+    """Clause E5."""
+    progress, (handle, _) = Progress(), work()
+    held = flight(mpi, handle, leg(Request()))
+    progress.add(held)
+    assert progress.stop(SOON) == (held,)
+    with pytest.raises(CommunicatorFailed, match="was closed"):
+        handle.result(0.0)
+    late, _ = work()
+    progress.add(flight(mpi, late, leg(Request())))
+    assert late.done()
+    assert not any(thread.name == "equipoise.mpi" for thread in threading.enumerate())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_progress_thread_that_dies_is_heard_by_every_waiter(mpi: ModuleType) -> None:
+    progress, (first, _), (second, _) = Progress(), work(), work()
+    broken = Request(ZeroDivisionError("a bug"))
+    progress.add(flight(mpi, first, leg(Request())))
+    progress.add(flight(mpi, second, leg(broken)))
+    broken.over.set()
+    for handle in (first, second):
+        with pytest.raises(CommunicatorFailed, match=r"lost its progress thread.*a bug"):
+            handle.result(SOON)
+    progress.stop(SOON)
+
+
+def test_waiting_on_a_stream_does_not_block_the_host(mpi: ModuleType, progress: Progress) -> None:
+    """Clause X7."""
+    accelerator, (handle, _), seen = BACKEND.open(0), work(60.0), []
+    stream, request = accelerator.stream(Role.COMPUTE), Request()
+    progress.add(flight(mpi, handle, leg(request)))
+    handle.wait(stream)
+    stream.launch(lambda: seen.append(request.over.is_set()))
+    assert seen == []
+    request.over.set()
+    stream.synchronize(SOON)
+    accelerator.close()
+    assert seen == [True]

@@ -1,0 +1,28 @@
+"""Clause A3: what overlaps what is written is read first."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.backends.mpi.spans import apart
+
+WINDOW = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
+
+
+@given(WINDOW, st.lists(WINDOW, max_size=3))
+def test_a_source_is_copied_where_a_byte_of_it_will_be_written(
+    read: list[int], written: list[list[int]]
+) -> None:
+    memory = torch.arange(9, dtype=torch.uint8)
+    source = memory[slice(*read)]
+    kept = apart(source, *(memory[slice(*window)] for window in written))
+    assert torch.equal(kept, source)
+    touched = {place for window in written for place in range(*window)}
+    if touched & set(range(*read)):
+        assert kept.data_ptr() != source.data_ptr()
+
+
+def test_a_source_apart_from_everything_is_not_copied() -> None:
+    memory = torch.arange(9, dtype=torch.uint8)
+    source = memory[3:6]
+    assert apart(source, memory[:3], memory[6:]) is source
