@@ -66,7 +66,7 @@ class Plot:
 
 def plot(found: Program) -> Plot:
     """The plot that the settings of a program tell."""
-    fault, at = Fault(found.setting("fault")), found.number("at") % len(found.steps)
+    fault, at = Fault(str(found.setting("fault"))), found.number("at") % len(found.steps)
     kept = found.steps[: at + 1] if fault is Fault.DROP else found.steps
     return Plot(fault, found.number("victim"), at, found.number("window"), kept)
 

@@ -28,7 +28,7 @@ class JoinedBackend(GlooBackend):
 
     name = "joined"
 
-    def joined(self) -> Rendezvous | None:  # type: ignore[override]
+    def joined(self) -> Rendezvous | None:
         return Rendezvous(**json.loads(os.environ[PLACE]))
 
 
