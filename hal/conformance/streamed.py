@@ -146,7 +146,7 @@ def _play_awaited(bench: Bench, found: Program) -> Play:
             if (made := issue(bench, group, step, number)) is not None:
                 transfers[number] = made
         elif step.args[0] in transfers:
-            stream = bench.accelerator.stream(Role(step.args[1]))
+            stream = bench.accelerator.stream(Role(str(step.args[1])))
             copies.take(transfers[int(step.args[0])], stream)
         yield NEXT
     for transfer in transfers.values():

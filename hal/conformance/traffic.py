@@ -167,8 +167,9 @@ def issue(bench: Bench, group: Communicator, step: Step, number: int) -> Transfe
 def call_of(step: Step, number: int) -> Call:
     """The collective that step `number` stands for."""
     dtype = torch.int32 if step.op in SUMS else torch.uint8
-    count, *source = numbers_of(step)
-    return Call(step.op, dtype, (count,), *source, key=number)
+    numbers = numbers_of(step)
+    source = numbers[1] if step.op == "broadcast" else 0
+    return Call(step.op, dtype, (numbers[0],), source, number)
 
 
 def payload(number: int, source: int, target: int, nbytes: int) -> Tensor:

@@ -46,6 +46,22 @@ class ReceivesBorrow(VirtualCommunicator):
         return super()._messages(what, sends, all_borrowed(receives))
 
 
+class WorkThatOwns(VirtualWork):
+    """A work that can hold buffers."""
+
+    held: tuple[Tensor, ...] = ()
+
+
+class OnlyWorksOwn(VirtualCommunicator):
+    """Buffers of messages live as long as the caller's work, and no longer."""
+
+    def _messages(self, what: str, sends: Peers, receives: Peers) -> VirtualWork:
+        work = super()._messages(what, all_borrowed(sends), all_borrowed(receives))
+        assert isinstance(work, WorkThatOwns)
+        work.held = tuple(tensor for _, tensor in (*receives, *sends))
+        return work
+
+
 class CollectivesBorrow(VirtualCommunicator):
     """A collective keeps its output alive, but not its input."""
 
@@ -201,6 +217,13 @@ MUTANTS = (
         broken="Inputs of collectives are freed in flight (PyTorch #193903).",
         property=DROPPED,
         subject=network_with(communicator=CollectivesBorrow),
+    ),
+    Mutant(
+        name="only-the-work-owns-the-buffers",
+        clause="K1",
+        broken="With the caller's last reference to the work its buffers go, in flight or not.",
+        property=WORKS,
+        subject=network_with(communicator=OnlyWorksOwn, work=WorkThatOwns),
     ),
     Mutant(
         name="a-dropped-work-cancels-its-operation",
