@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from equipoise.hal.conformance.ballots import gather, meet, plane
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, attempt, demand, finish
+from equipoise.hal.conformance.bench import NEXT, Bench, End, Play, Until, attempt, demand, finish
 from equipoise.hal.conformance.checked_mode import CHECKED_MODE
 from equipoise.hal.conformance.collectives import shape_of, text_of
 from equipoise.hal.conformance.needs import a_controlled_world
@@ -20,6 +20,7 @@ QUESTIONS = 2
 VALUES = ("a", "b", "", "\0c")
 MOST_STEPS = 10
 LATE = "late"
+REASON = "has done its part"
 
 
 def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
@@ -178,18 +179,19 @@ def _play_traffic(bench: Bench, found: Program) -> Play:
 
 
 def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
-    """Rank `gone` casts and proposes, then leaves."""
+    """One rank casts and proposes like the others, then leaves, or is killed."""
     sizes = [size for size in traits.sizes if size > 1]
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        gone = st.integers(0, size - 1)
-        return gone.map(lambda rank: program([Step("leave", ("done",), rank)], size))
+        gone, how = st.integers(0, size - 1), st.sampled_from(("leave", "kill"))
+        return st.builds(lambda rank, op: program([Step(op, (), rank)], size), gone, how)
 
     return by_size(sizes, sized)
 
 
 def _play_leaving(bench: Bench, found: Program) -> Play:
-    control, leaver = plane(bench), found.steps[0].rank
+    control, (step,) = plane(bench), found.steps
+    leaver = step.rank
     control.cast("word", f"of {bench.rank}".encode())
     control.enter(f"operation {bench.rank}")
     if bench.rank == leaver:
@@ -198,31 +200,37 @@ def _play_leaving(bench: Bench, found: Program) -> Play:
     others = [rank for rank in range(bench.size) if rank != leaver]
     if bench.rank == leaver:
         yield from gather(bench, "all have met", others)
-        control.leave(str(found.steps[0].args[0]))
+        if step.op == "kill":
+            yield from bench.end(End.KILL)
+        control.leave(REASON)
         return
     control.cast("all have met", b"here")
     yield Until(lambda: control.lost(0.0) is not None, f"word that rank {leaver} is gone")
-    _told(bench, found, control.lost(bench.patience))
+    _told(bench, step, control.lost(bench.patience))
+    _read_back(bench, leaver)
+
+
+def _read_back(bench: Bench, leaver: int) -> None:
+    """Everybody's ballots, and the outcome that the leaver proposed."""
+    control, who = plane(bench), f"rank {bench.rank}, after rank {leaver} is gone"
     due = tuple(f"of {rank}".encode() for rank in range(bench.size))
     try:
         words = control.collect("word", 0.0)
     except BallotIncomplete as error:
-        raise Violation(
-            "C3", f"rank {bench.rank}, after rank {leaver} has left: {error}"
-        ) from error
-    demand("C3", words == due, f"rank {bench.rank} reads {words} after rank {leaver} has left")
+        raise Violation("C3", f"{who}: {error}") from error
+    demand("C3", words == due, f"{who}: reads {words}")
     outcome = control.decide("outcome", b"another")
-    demand("C3", outcome == b"the leaver's", f"rank {bench.rank} is told outcome {outcome!r}")
+    demand("C3", outcome == b"the leaver's", f"{who}: is told outcome {outcome!r}")
 
 
-def _told(bench: Bench, found: Program, lost: RankLost | None) -> None:
+def _told(bench: Bench, step: Step, lost: RankLost | None) -> None:
     """Which rank, how, and what this one was doing."""
-    step = found.steps[0]
     who = f"rank {bench.rank}"
     if lost is None:
-        raise Violation("C5", f"{who} is not told that rank {step.rank} left")
-    demand("C5", lost.rank == step.rank, f"{who} is told that rank {lost.rank} left: {lost}")
-    demand("C5", str(step.args[0]) in lost.how, f"{who} is told {lost.how!r}, not {step.args[0]!r}")
+        raise Violation("C5", f"{who} is not told that rank {step.rank} is gone")
+    demand("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
+    said = step.op == "kill" or REASON in lost.how
+    demand("C5", said, f"{who} is told that rank {lost.rank} {lost.how!r}, not {REASON!r}")
     doing = f"operation {bench.rank}"
     demand("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
 
@@ -260,7 +268,7 @@ PROPERTIES = (
         name="what-a-rank-said-outlives-it",
         family=FAMILY,
         clauses=("C3", "C5"),
-        claim="A rank that leaves is named with the operation; its ballots and decisions stay.",
+        claim="A rank that leaves or dies is named with the operation; what it said stays.",
         programs=_leaving,
         play=_play_leaving,
         needs=a_controlled_world,

@@ -8,6 +8,7 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 
 from equipoise.backends.virtual.control import VirtualControlPlane
+from equipoise.backends.virtual.network import Network
 from equipoise.hal.checked import CheckedCommunicator
 from equipoise.hal.conformance import checked_mode
 from equipoise.hal.conformance.program import Case
@@ -56,6 +57,15 @@ class WordsGoWithTheRank(VirtualControlPlane):
             if rank == self._rank:
                 del self._store.ballots[question, rank]
         super().leave(reason)
+
+
+class StoreOnRankZero(Network):
+    """The first rank holds the store, and takes it along."""
+
+    def kill(self, rank: int) -> None:
+        super().kill(rank)
+        if rank == 0:
+            self.world.store.lose()
 
 
 class OneOfTheMissing(VirtualControlPlane):
@@ -143,6 +153,7 @@ BALLOTS = "ballots-stay-and-the-missing-are-named"
 DECISIONS = "one-decision-for-all"
 ACCUSED = "nobody-who-beats-is-accused"
 OUTLIVES = "what-a-rank-said-outlives-it"
+FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"
 
 MUTANTS = (
@@ -184,6 +195,15 @@ MUTANTS = (
         broken="The ballots of a rank that leaves are gone.",
         property=OUTLIVES,
         subject=network_with(control=WordsGoWithTheRank),
+    ),
+    Mutant(
+        name="the-store-is-on-rank-zero",
+        clause="C3",
+        broken="The store ends with rank 0.",
+        property=OUTLIVES,
+        subject=network_with(network=StoreOnRankZero),
+        # What follows from a death of rank 0 is judged there, too.
+        also=(FAULTS,),
     ),
     Mutant(
         name="one-of-the-missing-is-named",
