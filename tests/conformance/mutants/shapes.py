@@ -19,14 +19,11 @@ WORD = 4
 """Bytes that mutants move at a time."""
 
 
-class RootIsForgotten(Collective):
-    """A broadcast copies what rank 0 has, whoever was named."""
+class OnlyBytesKnowTheirSource(VirtualCommunicator):
+    """Has two broadcasts: that of bytes comes from whoever is named, the other from rank 0."""
 
-    def result(self, rank: int) -> Bytes:
-        share = self._shares[rank]
-        if share.kind is Kind.BROADCAST:
-            return self._shares[0].taken
-        return super().result(rank)
+    def broadcast(self, tensor: Tensor, source: int) -> VirtualWork:
+        return super().broadcast(tensor, source if tensor.dtype == torch.uint8 else 0)
 
 
 class SmallFloatsAreHalved(VirtualCommunicator):
@@ -194,9 +191,9 @@ MUTANTS = (
     Mutant(
         name="broadcast-forgets-its-source",
         clause="X4",
-        broken="A broadcast copies what rank 0 has, whoever was named.",
+        broken="A broadcast of anything but bytes copies what rank 0 has, whoever was named.",
         property=DEFINITION,
-        subject=network_with(collective=RootIsForgotten),
+        subject=network_with(communicator=OnlyBytesKnowTheirSource),
     ),
     Mutant(
         name="small-floats-are-halved",
