@@ -172,8 +172,8 @@ class MpiCommunicator:
         """Blocks of so many rows each."""
         width = prod(tensor.shape[1:]) * tensor.element_size()
         source, mpi = apart(tensor, out), self._mpi
-        given = (raw(mpi, source).buffer, [n * width for n in sends], mpi.BYTE)
-        taken = (raw(mpi, out).buffer, [n * width for n in receives], mpi.BYTE)
+        given = (raw(mpi, source)[0], [n * width for n in sends], mpi.BYTE)
+        taken = (raw(mpi, out)[0], [n * width for n in receives], mpi.BYTE)
         return self._line.collective(
             "all_to_all", lambda c: c.Ialltoallv(given, taken), out, source
         )

@@ -14,6 +14,11 @@ from equipoise.backends.mpi.work import MpiWork
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+CELL = 1 << 14
+"""Bytes that a test may move: MPICH passes collectives through shared memory in such portions."""
+MOST = 100
+"""Further tests in one go."""
+
 
 @dataclass(frozen=True)
 class Leg:
@@ -42,11 +47,12 @@ class Flight:
         self._mpi = mpi
         self._legs = list(legs)
         self._buffers = tuple(buffers)
+        self._burst = 1 + min(sum(b.nbytes for b in buffers) // CELL, MOST)
         self._withdrawn = False
 
     def poll(self) -> bool:
         """Whether MPI has let go of everything; ends the work with that, or at its deadline."""
-        self._legs = [leg for leg in self._legs if not self._landed(leg)]
+        self._test()
         if not self._legs:
             self._buffers = ()
             self.work.land()
@@ -55,6 +61,13 @@ class Flight:
         if self.work.done() and not self._withdrawn:
             self._withdraw()
         return False
+
+    def _test(self) -> None:
+        """Test what is left; as often as its size asks for, and not beyond its end."""
+        for _ in range(self._burst):
+            self._legs = [leg for leg in self._legs if not self._landed(leg)]
+            if not self._legs:
+                return
 
     def _landed(self, leg: Leg) -> bool:
         status = self._mpi.Status()

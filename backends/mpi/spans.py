@@ -1,7 +1,7 @@
 """Tensors as MPI sees them: an address, a count and a type."""
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,30 +16,21 @@ NUMBERS = {
     torch.float64: "DOUBLE",
 }
 """What MPI sums by itself, and its name for it."""
+Span: TypeAlias = tuple[object, int, object]
+"""What mpi4py takes for a message: the memory, the elements of one rank's part, MPI's type.
 
-
-class Span(NamedTuple):
-    """What mpi4py takes for a message.
-
-    Attributes:
-        buffer: the memory.
-        count: elements of one rank's part; mpi4py does not hold it against the buffer.
-        datatype: of MPI.
-    """
-
-    buffer: object
-    count: int
-    datatype: object
+mpi4py does not hold an explicit count against the length of the memory.
+"""
 
 
 def raw(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> Span:
     """The bytes of a contiguous CPU tensor of any dtype, in so many equal parts."""
-    return Span(_buffer(mpi, tensor), tensor.nbytes // parts, mpi.BYTE)
+    return _buffer(mpi, tensor), tensor.nbytes // parts, mpi.BYTE
 
 
 def numbers(mpi: ModuleType, tensor: Tensor, parts: int = 1) -> Span:
     """The elements of a contiguous CPU tensor whose dtype is summed, in so many equal parts."""
-    return Span(_buffer(mpi, tensor), tensor.numel() // parts, getattr(mpi, NUMBERS[tensor.dtype]))
+    return _buffer(mpi, tensor), tensor.numel() // parts, getattr(mpi, NUMBERS[tensor.dtype])
 
 
 def apart(tensor: Tensor, *written: Tensor) -> Tensor:

@@ -43,7 +43,9 @@ class MpiWork:
         if not self._ended.wait(max(timeout, 0.0)):
             raise ResultPending(f"{self._what} has not ended within {timeout:g} s")
         if self._failure is not None:
-            raise self._failure
+            # Afresh: a kept exception would keep the frames that it was raised through, and what
+            # MPI never lets go of is kept for ever (R1).
+            raise type(self._failure)(str(self._failure))
 
     def cancel(self) -> None:
         """Stop waiting; the flight keeps the buffers until MPI lets go of them (clause E4)."""

@@ -14,7 +14,6 @@ from equipoise.backends.mpi.world import LAUNCHERS
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.communicator import CommunicatorBackend
-from equipoise.hal.errors import Unsupported
 
 ROOT = Path(__file__).resolve().parents[3]
 ALONE = """
@@ -67,9 +66,12 @@ def test_without_a_launcher_nothing_is_joined_and_mpi_is_not_even_imported() -> 
     assert done.returncode == 0
 
 
-def test_only_mpiexec_starts_ranks() -> None:
-    with pytest.raises(Unsupported, match="mpiexec"):
-        BACKEND.host()
+def test_a_rank_may_hold_a_further_store() -> None:
+    host = BACKEND.host()
+    name, port = host.address
+    host.close()
+    assert name == "127.0.0.1"
+    assert port > 0
 
 
 def _without_launcher() -> dict[str, str]:

@@ -158,11 +158,10 @@ def misaligned(fabric: Fabric) -> Any:
     group, right = fabric.open("misaligned"), []
     for offset in (0, 1, 2, 3, 4):
         storage = torch.full((8 * 1000 + 8,), 255, dtype=torch.uint8)
-        memory = memoryview(storage.numpy())
         bytes_ = storage[offset : offset + 1001].fill_(group.rank)
         group.broadcast(bytes_, 1).result(SOON)
         right.append(bytes_.eq(1).all().item() and storage[offset + 1001 :].eq(255).all().item())
-        numbers = torch.frombuffer(memory, dtype=torch.float64, offset=offset, count=1000)
+        numbers = torch.frombuffer(storage.numpy(), dtype=torch.float64, offset=offset, count=1000)
         numbers.fill_(group.rank)
         group.all_reduce(numbers).result(SOON)
         summed = numbers.eq(group.size * (group.size - 1) / 2).all().item()
