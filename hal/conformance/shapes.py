@@ -36,7 +36,8 @@ def _plain(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
     """Up to four dimensions, each of 0 to 3: also empty ones, and single bytes."""
-    shapes = st.lists(st.integers(0, 3), max_size=4).map(text_of)
+    any_shape = st.lists(st.integers(0, 3), max_size=4).map(text_of)
+    shapes = st.sampled_from(("1", "", "0")) | any_shape
     return by_size(common(traits), lambda size: _lists(calling(traits, shapes, OPS), size))
 
 

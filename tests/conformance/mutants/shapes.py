@@ -1,6 +1,6 @@
 """Mutants of family *shapes*."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -54,14 +54,13 @@ class ScalarsAreEmpty(VirtualCommunicator):
         return super()._collective(make, *tensors)
 
 
-class LastByteIsLost(Collective):
-    """Bytes are moved in pairs; a single one is left behind."""
+class BytesAreAddedInPairs(Collective):
+    """Adds bytes two at a time; a single one is left as the first rank gave it."""
 
-    def reading(self, share: Share) -> Iterator[Callable[[], object]]:
-        if len(share.source) == 1:
-            share.taken = share.source * 0
-            return iter(())
-        return super().reading(share)
+    def total(self, shares: Sequence[Share]) -> Bytes:
+        if shares[0].dtype == torch.uint8 and len(shares[0].out) == 1:
+            return shares[0].taken
+        return super().total(shares)
 
 
 class ResultGoesToACopy(VirtualCommunicator):
@@ -185,6 +184,7 @@ LAYOUTS = "layouts-are-copied-right-or-rejected"
 UNEVEN = "uneven-rows-arrive"
 GROUPS = "groups-of-any-size-and-members-work"
 REFUSED = "what-is-not-supported-is-refused-without-a-trace"
+MISMATCH = "checked-ranks-are-told-of-a-mismatch"
 BITS = "bits-survive-every-transport"
 
 MUTANTS = (
@@ -202,7 +202,7 @@ MUTANTS = (
         property=DEFINITION,
         subject=network_with(communicator=SmallFloatsAreHalved),
         # These draw every dtype too: a dtype that does not travel breaks them as well.
-        also=(SHAPES, ADDRESSES, GROUPS, LAYOUTS, BITS),
+        also=(SHAPES, ADDRESSES, GROUPS, LAYOUTS, BITS, MISMATCH),
     ),
     Mutant(
         name="an-empty-send-does-not-travel",
@@ -219,11 +219,11 @@ MUTANTS = (
         subject=network_with(communicator=ScalarsAreEmpty),
     ),
     Mutant(
-        name="a-single-byte-is-lost",
+        name="a-single-byte-is-not-added",
         clause="S1",
-        broken="Bytes are moved in pairs, and a single one is left behind.",
+        broken="Bytes are added in pairs, and a single one is left as it was.",
         property=SHAPES,
-        subject=network_with(collective=LastByteIsLost),
+        subject=network_with(collective=BytesAreAddedInPairs),
     ),
     Mutant(
         name="a-strided-result-goes-to-a-copy",
