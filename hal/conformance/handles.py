@@ -7,6 +7,7 @@ from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
 from equipoise.hal.conformance.strategies import few
 from equipoise.hal.conformance.traffic import (
+    SINGLE,
     Transfer,
     company,
     fit,
@@ -89,7 +90,7 @@ def _ask(work: Work, question: str, bench: Bench) -> None:
 
 
 def _done_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(operations(traits), min_size=1, max_size=MOST)
+    drawn = st.lists(operations(traits, SINGLE), min_size=1, max_size=MOST)
     return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
 
 

@@ -22,7 +22,8 @@ from equipoise.hal.conformance.strategies import few
 from equipoise.hal.work import Work
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
-KINDS = ("message", "exchange", *COLLECTIVES)
+SINGLE = ("message", *COLLECTIVES)
+KINDS = ("exchange", *SINGLE)
 RANKS = st.integers(0, 7)
 """Drawn before the size is known; `fit` makes ranks of them."""
 ELEMENTS = (4, 1, 33)

@@ -13,9 +13,7 @@ from equipoise.backends.virtual.arena import Bytes, bytes_of
 from equipoise.backends.virtual.collective import Share
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.operation import Operation
-from equipoise.backends.virtual.work import DEADLINE, VirtualWork
-from equipoise.hal.errors import CommunicatorFailed, ResultPending
-from equipoise.hal.stream import Stream
+from equipoise.backends.virtual.work import VirtualWork
 
 Peers = Sequence[tuple[int, Tensor]]
 
@@ -88,113 +86,11 @@ class KeepsEverything(VirtualWork):
         vars(operation.communicator).setdefault("kept", []).append(operation.tensors)
 
 
-class SingleShot(VirtualWork):
-    """A second wait for the same work never returns."""
-
-    _taken = False
-
-    def result(self, timeout: float) -> None:
-        if self._taken:
-            raise ResultPending("still waiting")
-        super().result(timeout)
-        self._taken = True
-
-
-class OwnThreadOnly(VirtualWork):
-    """Only the thread that issued an operation learns of its end."""
-
-    def __init__(self, operation: Operation) -> None:
-        super().__init__(operation)
-        self._host = operation.communicator.world.host
-
-    def result(self, timeout: float) -> None:
-        if self._operation.communicator.world.host != self._host:
-            raise ResultPending("this thread waits for nothing")
-        super().result(timeout)
-
-
-class WaitsOnlyBeforeTheEnd(VirtualWork):
-    """A stream cannot wait for an operation that has ended."""
-
-    def wait(self, stream: Stream) -> None:
-        if self._operation.ended:
-            raise CommunicatorFailed("there is nothing to wait for")
-        super().wait(stream)
-
-
-class FailsOnce(VirtualWork):
-    """A failure is raised to whoever asks first, and to nobody after."""
-
-    _told = False
-
-    def result(self, timeout: float) -> None:
-        try:
-            super().result(timeout)
-        except CommunicatorFailed:
-            if self._told:
-                return
-            self._told = True
-            raise
-
-
-class InOrderOnly(VirtualWork):
-    """A result is handed out when all that was issued before has ended, too."""
-
-    def __init__(self, operation: Operation) -> None:
-        super().__init__(operation)
-        pending = operation.communicator.world.network.pending
-        same = operation.communicator
-        self._before = [op for op in pending if op.communicator is same and op is not operation]
-
-    def result(self, timeout: float) -> None:
-        for operation in self._before:
-            world = operation.communicator.world
-            if not world.until(lambda op=operation: op.ended, timeout):  # type: ignore[misc]
-                raise ResultPending(f"{operation.what} comes first")
-        super().result(timeout)
-
-
-class FirstHandleIsDropped(Operation):
-    """Of a batch, the first handle is not waited for."""
-
-    __slots__ = ()
-
-    def progress(self) -> None:
-        if self._natives is None or self.over:
-            return
-        awaited = self._natives[1:] if len(self._natives) > 1 else self._natives
-        if all(native.left == 0 for native in awaited):
-            self.finish()
-
-
-class EarlyDone(VirtualWork):
-    """Done as soon as both ends have met, although bytes are still to come."""
-
-    def done(self) -> bool:
-        operation = self._operation
-        moving = operation.communicator.world.network.moving
-        single = not operation.what.startswith("exchange")
-        met = single and any(operation in met.operations for met in moving)
-        return met or super().done()
-
-
-class FailureIsAnEnd(VirtualWork):
-    """An operation that failed counts as completed, and that is all."""
-
-    def result(self, timeout: float) -> None:
-        if not self._operation.ended:
-            self._await(min(timeout, DEADLINE))
-
-
 DROPPED = "buffers-dropped-in-flight-still-travel"
 WORKS = "dropped-works-neither-cancel-nor-leak"
-ASKED = "a-work-may-be-asked-again-by-anyone-after-its-end"
-FAILED = "a-failed-work-says-so-every-time"
-DONE = "done-means-that-the-result-is-there"
-ORDER = "works-end-in-any-order"
-LONELY = "what-nobody-answers-fails-its-communicator-by-name-and-no-other"
-TURNS = "threads-take-turns-on-one-communicator"
-ROUNDS = "a-round-brings-every-blob-whole"
+SOFT = "a-soft-wait-that-gives-up-changes-nothing"
+CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
+FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 
 MUTANTS = (
     Mutant(
@@ -203,6 +99,8 @@ MUTANTS = (
         broken="What is sent is read from memory that may be in use again (Megatron-LM #4047).",
         property=DROPPED,
         subject=network_with(communicator=SendsBorrow),
+        # all of them drop what was sent: with its work, after a soft wait, after a cancel
+        also=(WORKS, SOFT, CANCELLED),
     ),
     Mutant(
         name="a-receive-does-not-own-its-buffer",
@@ -210,6 +108,8 @@ MUTANTS = (
         broken="A late message is written to memory that is in use again (vLLM #49274).",
         property=DROPPED,
         subject=network_with(communicator=ReceivesBorrow),
+        # both drop the buffer of a receive in flight: with its work, or after a cancel
+        also=(WORKS, CANCELLED),
     ),
     Mutant(
         name="a-collective-does-not-own-its-input",
@@ -217,6 +117,7 @@ MUTANTS = (
         broken="Inputs of collectives are freed in flight (PyTorch #193903).",
         property=DROPPED,
         subject=network_with(communicator=CollectivesBorrow),
+        also=(WORKS,),  # it drops buffers together with their works
     ),
     Mutant(
         name="only-the-work-owns-the-buffers",
@@ -238,61 +139,6 @@ MUTANTS = (
         broken="No operation ever lets go of its tensors (PyTorch's pipeline schedules).",
         property=WORKS,
         subject=network_with(work=KeepsEverything),
-    ),
-    Mutant(
-        name="a-second-wait-never-returns",
-        clause="K3",
-        broken="A work can be waited for once, as gloo's handle.",
-        property=ASKED,
-        subject=network_with(work=SingleShot),
-    ),
-    Mutant(
-        name="only-the-issuing-thread-learns-of-the-end",
-        clause="K3",
-        broken="A result is refused to every thread but the one that issued.",
-        property=ASKED,
-        subject=network_with(work=OwnThreadOnly),
-    ),
-    Mutant(
-        name="no-stream-waits-for-what-has-ended",
-        clause="K3",
-        broken="wait raises after the end.",
-        property=ASKED,
-        subject=network_with(work=WaitsOnlyBeforeTheEnd),
-    ),
-    Mutant(
-        name="a-failure-is-raised-once",
-        clause="K3",
-        broken="Whoever asks second is told that all is well.",
-        property=FAILED,
-        subject=network_with(work=FailsOnce),
-    ),
-    Mutant(
-        name="results-come-in-the-order-of-issue",
-        clause="K4",
-        broken="A result waits for every operation that was issued before.",
-        property=ORDER,
-        subject=network_with(work=InOrderOnly),
-    ),
-    Mutant(
-        name="the-first-handle-of-a-batch-is-dropped",
-        clause="K4",
-        broken="A batch ends without its first message (vLLM drops the first of its handles).",
-        property=ORDER,
-        subject=network_with(operation=FirstHandleIsDropped),
-    ),
-    Mutant(
-        name="done-before-the-bytes-are-there",
-        clause="K5",
-        broken="done says so when both ends have met (gloo's is_completed may be early).",
-        property=DONE,
-        subject=network_with(work=EarlyDone),
-    ),
-    Mutant(
-        name="a-failed-operation-counts-as-completed",
-        clause="K5",
-        broken="result returns after a failure as if all were well (PyTorch).",
-        property=FAILED,
-        subject=network_with(work=FailureIsAnEnd),
+        also=(FAULTS,),  # it counts what survivors still hold
     ),
 )

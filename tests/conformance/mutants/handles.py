@@ -1,0 +1,188 @@
+"""Mutants of family *keepalive*: what a handle says."""
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import network_with
+
+from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.work import DEADLINE, VirtualWork
+from equipoise.hal.errors import CommunicatorFailed, ResultPending
+from equipoise.hal.stream import Stream
+
+
+class SingleShot(VirtualWork):
+    """A second wait for the same work never returns."""
+
+    _taken = False
+
+    def result(self, timeout: float) -> None:
+        if self._taken:
+            raise ResultPending("still waiting")
+        super().result(timeout)
+        self._taken = True
+
+
+class OwnThreadOnly(VirtualWork):
+    """Only the thread that issued an operation learns of its end."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(operation)
+        self._host = operation.communicator.world.host
+
+    def result(self, timeout: float) -> None:
+        if self._operation.communicator.world.host != self._host:
+            raise ResultPending("this thread waits for nothing")
+        super().result(timeout)
+
+
+class WaitsOnlyBeforeTheEnd(VirtualWork):
+    """A stream cannot wait for an operation that has ended."""
+
+    def wait(self, stream: Stream) -> None:
+        if self._operation.ended:
+            raise CommunicatorFailed("there is nothing to wait for")
+        super().wait(stream)
+
+
+class FailsOnce(VirtualWork):
+    """A failure is raised to whoever asks first, and to nobody after."""
+
+    _told = False
+
+    def result(self, timeout: float) -> None:
+        try:
+            super().result(timeout)
+        except CommunicatorFailed:
+            if self._told:
+                return
+            self._told = True
+            raise
+
+
+class InOrderOnly(VirtualWork):
+    """A result is handed out when all that was issued before has ended, too."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(operation)
+        pending = operation.communicator.world.network.pending
+        same = operation.communicator
+        self._before = [op for op in pending if op.communicator is same and op is not operation]
+
+    def result(self, timeout: float) -> None:
+        for operation in self._before:
+            world = operation.communicator.world
+            if not world.until(lambda op=operation: op.ended, timeout):  # type: ignore[misc]
+                raise ResultPending(f"{operation.what} comes first")
+        super().result(timeout)
+
+
+class FirstHandleIsDropped(Operation):
+    """Of a batch, the first handle is not waited for."""
+
+    __slots__ = ()
+
+    def progress(self) -> None:
+        if self._natives is None or self.over:
+            return
+        awaited = self._natives[1:] if len(self._natives) > 1 else self._natives
+        if all(native.left == 0 for native in awaited):
+            self.finish()
+
+
+class EarlyDone(VirtualWork):
+    """Done as soon as both ends have met, although bytes are still to come."""
+
+    def done(self) -> bool:
+        operation = self._operation
+        moving = operation.communicator.world.network.moving
+        single = not operation.what.startswith("exchange")
+        met = single and any(operation in met.operations for met in moving)
+        return met or super().done()
+
+
+class FailureIsAnEnd(VirtualWork):
+    """An operation that failed counts as completed, and that is all."""
+
+    def result(self, timeout: float) -> None:
+        if not self._operation.ended:
+            self._await(min(timeout, DEADLINE))
+
+
+DROPPED = "buffers-dropped-in-flight-still-travel"
+WORKS = "dropped-works-neither-cancel-nor-leak"
+ASKED = "a-work-may-be-asked-again-by-anyone-after-its-end"
+FAILED = "a-failed-work-says-so-every-time"
+DONE = "done-means-that-the-result-is-there"
+ORDER = "works-end-in-any-order"
+LONELY = "what-nobody-answers-fails-its-communicator-by-name-and-no-other"
+TURNS = "threads-take-turns-on-one-communicator"
+ROUNDS = "a-round-brings-every-blob-whole"
+ABORTED = "abort-ends-what-is-in-flight"
+AWAITED = "a-stream-waits-for-an-operation-without-the-host"
+FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
+MISALIGNED = "misaligned-buffers-arrive-and-their-neighbours-stay"
+
+MUTANTS = (
+    Mutant(
+        name="a-second-wait-never-returns",
+        clause="K3",
+        broken="A work can be waited for once, as gloo's handle.",
+        property=ASKED,
+        subject=network_with(work=SingleShot),
+    ),
+    Mutant(
+        name="only-the-issuing-thread-learns-of-the-end",
+        clause="K3",
+        broken="A result is refused to every thread but the one that issued.",
+        property=ASKED,
+        subject=network_with(work=OwnThreadOnly),
+        also=(FAILED,),  # there, too, both threads ask
+    ),
+    Mutant(
+        name="no-stream-waits-for-what-has-ended",
+        clause="K3",
+        broken="wait raises after the end.",
+        property=ASKED,
+        subject=network_with(work=WaitsOnlyBeforeTheEnd),
+        also=(AWAITED,),  # a stream that waits may come after the end
+    ),
+    Mutant(
+        name="a-failure-is-raised-once",
+        clause="K3",
+        broken="Whoever asks second is told that all is well.",
+        property=FAILED,
+        subject=network_with(work=FailsOnce),
+    ),
+    Mutant(
+        name="results-come-in-the-order-of-issue",
+        clause="K4",
+        broken="A result waits for every operation that was issued before.",
+        property=ORDER,
+        subject=network_with(work=InOrderOnly),
+        # in both there are earlier operations that this host does not wait for
+        also=(WORKS, TURNS),
+    ),
+    Mutant(
+        name="the-first-handle-of-a-batch-is-dropped",
+        clause="K4",
+        broken="A batch ends without its first message (vLLM drops the first of its handles).",
+        property=ORDER,
+        subject=network_with(operation=FirstHandleIsDropped),
+        # whoever sends rounds in which a rank has several blobs
+        also=(DROPPED, WORKS, ROUNDS, FAULTS, MISALIGNED),
+    ),
+    Mutant(
+        name="done-before-the-bytes-are-there",
+        clause="K5",
+        broken="done says so when both ends have met (gloo's is_completed may be early).",
+        property=DONE,
+        subject=network_with(work=EarlyDone),
+    ),
+    Mutant(
+        name="a-failed-operation-counts-as-completed",
+        clause="K5",
+        broken="result returns after a failure as if all were well (PyTorch).",
+        property=FAILED,
+        subject=network_with(work=FailureIsAnEnd),
+        also=(LONELY, ABORTED, FAULTS),  # they ask how an operation failed
+    ),
+)
