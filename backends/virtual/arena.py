@@ -95,11 +95,8 @@ class Arena:
 
     def _fresh(self, size: int) -> Bytes:
         if self._used + size > len(self._chunk):
-            self._chunk = np.empty(max(CHUNK, size), np.uint8)
+            self._chunk = np.empty(max(CHUNK, size + ALIGNMENT), np.uint8)
             self._used = -self._chunk.ctypes.data % ALIGNMENT
-            if self._used + size > len(self._chunk):
-                self._chunk = np.empty(size + ALIGNMENT, np.uint8)
-                self._used = -self._chunk.ctypes.data % ALIGNMENT
         block = self._chunk[self._used : self._used + size]
         self._used += size + GAP
         self._scribble(block)

@@ -136,7 +136,7 @@ class Collective(Moving):
         dtype = SUMMED[shares[0].dtype]
         total = shares[0].taken.view(dtype).copy()
         for share in shares[1:]:
-            total += share.taken.view(dtype)
+            np.add(total, share.taken.view(dtype), out=total)
         return total.view(np.uint8)
 
     def block(self, share: Share, rank: int) -> Bytes:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from equipoise.backends.virtual.queue import Queue, Reports
+from equipoise.backends.virtual.queue import Queue
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Role
@@ -35,7 +35,7 @@ class Device:
         self.parts = parts
         self.declared = declared
         self.arena = parts.arena()
-        self.reports = Reports(rank)
+        self.reports = parts.reports(rank)
         self.current: dict[int, VirtualStream | None] = {}
         self.running: VirtualStream | None = None
         self.events = 0

@@ -17,6 +17,7 @@ from equipoise.backends.virtual.network import Group, Network
 from equipoise.backends.virtual.operation import Operation
 from equipoise.backends.virtual.outbox import Outbox
 from equipoise.backends.virtual.pool import VirtualPool
+from equipoise.backends.virtual.queue import Reports
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.transfer import Transfer
@@ -36,6 +37,7 @@ class Parts:
     stream: type[VirtualStream] = VirtualStream
     mark: type[Mark] = Mark
     event: type[VirtualEvent] = VirtualEvent
+    reports: type[Reports] = Reports
     lock: type[VirtualStreamLock] = VirtualStreamLock
     graph: type[VirtualGraph] = VirtualGraph
     slots: type[VirtualSlotStore] = VirtualSlotStore

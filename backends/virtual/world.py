@@ -101,8 +101,11 @@ class World:
         return len(self._ready)
 
     def advance(self, choice: int) -> None:
-        """Let one of them happen: `choice` counts those of the latest `movable()`."""
-        self._ready[choice].step()
+        """Let one of them happen: `choice` counts those that `movable()` has found."""
+        if not self._ready:
+            self.movable()
+        lane, self._ready = self._ready[choice], []
+        lane.step()
 
     def choose(self, count: int) -> int:
         """The schedule's next choice."""

@@ -26,7 +26,7 @@ def test_the_cpu_backend_is_found_with_its_capabilities(
     assert answer.code == 0
     assert answer.out.splitlines()[-1] == "ready: equipoise run --backend cpu"
     found = json.loads((tmp_path / "found.json").read_text())
-    assert [backend["name"] for backend in found["accelerators"]] == ["cpu"]
+    assert [backend["name"] for backend in found["accelerators"]] == ["cpu", "virtual"]
     assert found["accelerators"][0]["capabilities"]["stream_lock"] in ("yes", "no")
     assert {check["name"] for check in found["checks"]} >= {"native core", "batch invariance"}
 

@@ -6,6 +6,8 @@ import pytest
 
 from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuBackend
+from equipoise.backends.virtual import BACKEND as VIRTUAL
+from equipoise.backends.virtual import COMMUNICATOR
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Backend
 from equipoise.hal.communicator import CommunicatorBackend
@@ -17,6 +19,8 @@ def test_installed_backends_are_found_by_name() -> None:
     assert registry.communicator("gloo") is GLOO
     assert registry.accelerators()["cpu"] is BACKEND
     assert registry.communicators()["gloo"] is GLOO
+    assert registry.accelerator("virtual") is VIRTUAL
+    assert registry.communicator("virtual") is COMMUNICATOR
 
 
 def test_a_backend_that_is_not_installed_can_be_named_by_package_and_object() -> None:

@@ -1,0 +1,101 @@
+"""The arena: what is dropped is scribbled and comes back at once."""
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.backends.virtual.arena import ALIGNMENT, Arena, PaddedArena, bytes_of
+
+
+def test_memory_that_was_dropped_is_the_next_that_fits() -> None:
+    arena = Arena()
+    first = arena.empty(64)
+    place = first.data_ptr()
+    del first
+    assert arena.empty(48).data_ptr() == place
+
+
+def test_memory_is_scribbled_when_its_last_view_is_dropped() -> None:
+    arena = Arena()
+    block = arena.empty(32).fill_(7)
+    view = block[4:12].view(torch.int32)
+    del block
+    assert arena.lent == 1
+    assert view.view(torch.uint8).tolist() == [7] * 8
+    del view
+    assert arena.lent == 0
+    assert 7 not in arena.empty(32).tolist()
+
+
+def test_an_array_over_a_tensor_keeps_its_memory() -> None:
+    arena = Arena()
+    array = bytes_of(arena.empty(8).fill_(3))
+    assert arena.lent == 1
+    assert array.tolist() == [3] * 8
+    del array
+    assert arena.lent == 0
+
+
+def test_two_scribbles_differ() -> None:
+    arena = Arena()
+    first = arena.empty(16).clone()
+    assert first.tolist() != arena.empty(16).tolist()
+
+
+def test_a_request_that_fits_no_free_block_gets_a_fresh_one() -> None:
+    arena = Arena()
+    small = arena.empty(16).data_ptr()
+    assert arena.empty(1 << 20).data_ptr() != small
+
+
+def test_nothing_fragments_over_many_cycles() -> None:
+    arena = Arena()
+    places: set[int] = set()
+    for _ in range(50):
+        pair = [arena.empty(100), arena.empty(300)]
+        places.update(block.data_ptr() for block in pair)
+        del pair
+    assert len(places) <= 3
+
+
+def test_storage_may_go_on_behind_the_bytes() -> None:
+    block = PaddedArena().empty(24)
+    assert block.storage_offset() == 0
+    assert block.untyped_storage().nbytes() > 24
+    assert block.is_contiguous()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=30))
+def test_blocks_in_use_are_aligned_and_apart(requests: list[tuple[int, bool]]) -> None:
+    arena = Arena()
+    held: list[Tensor] = []
+    for number, (nbytes, keep) in enumerate(requests):
+        block = arena.empty(nbytes)
+        assert block.data_ptr() % ALIGNMENT == 0 or nbytes == 0
+        if keep:
+            held.append(block.fill_(number))
+        del block
+    for block in held:
+        assert len(set(block.tolist())) <= 1
+    assert arena.lent == len(held)
+
+
+def test_what_is_lent_outlives_the_arena() -> None:
+    arena = Arena()
+    block = arena.empty(8).fill_(5)
+    arena.close()
+    del arena
+    gc.collect()
+    assert block.tolist() == [5] * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn, torch.int64, torch.bfloat16])
+def test_the_bytes_of_any_dtype_are_seen_in_place(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(3, dtype=dtype)
+    bytes_of(tensor)[:] = 1
+    assert tensor.view(torch.uint8).tolist() == [1] * 3 * dtype.itemsize
+    assert bytes_of(torch.zeros((), dtype=dtype)).tolist() == [0] * dtype.itemsize
