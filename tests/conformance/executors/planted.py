@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from equipoise.hal.conformance.bench import Bench, Play, demand, finish
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.usage import usage
 from equipoise.hal.errors import Violation
 
 VICTIM = 1
 SEEN: list[list[int]] = []
-"""Process numbers by rank, case by case, as the driver saw them."""
+"""What ranks answered, case by case, as the driver saw it."""
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -81,6 +82,11 @@ def _pid(bench: Bench, found: Program) -> Play:
     return os.getpid()
 
 
+def _threads(bench: Bench, found: Program) -> Play:
+    yield from _sum(bench, found)
+    return usage().threads
+
+
 def _take_down(found: Program, answers: Sequence[Any]) -> None:
     SEEN.append(list(answers))
 
@@ -110,6 +116,7 @@ RAISING = _planted("raising", play=_raise)
 DYING = _planted("dying", play=_die)
 HANGING = _planted("hanging", play=_hang)
 HOSTS = _planted("hosts", play=_three_hosts, judge=_judge_hosts, hosts=3)
+THREADS = _planted("threads", play=_threads, judge=_take_down)
 PIDS = _planted("pids", play=_pid, judge=_take_down)
 LEAKING = _planted("leaking", play=_kept, judge=lambda *_: None, loses=lambda _: frozenset())
 NAMELESS = (_planted("nameless", play=_sum),)

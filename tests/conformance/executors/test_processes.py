@@ -85,6 +85,14 @@ def test_answers_come_by_rank_and_by_host(subject: ProcessSubject) -> None:
     assert search(planted.HOSTS, subject, Effort(cases=3)) == Held(3)
 
 
+def test_communicators_that_a_case_leaves_open_are_closed_before_the_next(
+    subject: ProcessSubject,
+) -> None:
+    for _ in range(6):
+        subject.play(planted.THREADS, CASE)
+    assert planted.SEEN[-1] == planted.SEEN[-5]
+
+
 def test_what_a_case_leaves_behind_is_counted(subject: ProcessSubject) -> None:
     subject.play(planted.LEAKING, CASE)  # the first use of everything makes the baseline
     with pytest.raises(Violation, match="R1: rank 0: after everything was closed there are 1 more"):
