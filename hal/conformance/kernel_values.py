@@ -1,7 +1,7 @@
 """Family *kernels*: the values of every kernel, compared with the reference."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from hypothesis import strategies as st
@@ -35,47 +35,41 @@ LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    """Tables of layers, and calls of kernels that read those that are there."""
-    steps = st.lists(st.one_of(_tables(), *_kernels()), min_size=1, max_size=8)
+    """Tables of every layer, then calls of kernels, and further tables."""
+    layers = st.integers(0, LAYERS - 1)
+    first = st.tuples(*(_tables(st.just(layer)) for layer in range(LAYERS)))
+    steps = st.lists(st.one_of(*_kernels(layers), _tables(layers)), min_size=1, max_size=6)
     ranks = st.sampled_from((1, 2, 3))
     return st.builds(
-        lambda drawn, ranks: program(_valid(drawn), settings={"ranks": ranks}), steps, ranks
+        lambda first, steps, ranks: program([*first, *steps], settings={"ranks": ranks}),
+        first,
+        steps,
+        ranks,
     )
 
 
-def _valid(steps: list[Step]) -> list[Step]:
-    """Without calls that need tables which are not there yet."""
-    kept: list[Step] = []
-    layers: set[object] = set()
-    for step in steps:
-        if step.op == "table":
-            layers.add(step.args[0])
-        if step.op in ("count", "checksum") or step.args[0] in layers:
-            kept.append(step)
-    return kept
-
-
-def _tables() -> st.SearchStrategy[Step]:
+def _tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
     """Every expert has a slot; the other slots and all shares are drawn."""
     spare = SLOTS - EXPERTS
     return st.builds(
         lambda layer, turn, rest, weights: Step("table", (layer, turn, *rest, *weights)),
-        st.integers(0, LAYERS - 1),
+        layer,
         st.integers(0, SLOTS - 1),
         st.lists(st.integers(0, EXPERTS - 1), min_size=spare, max_size=spare),
         st.lists(st.integers(0, 4), min_size=SLOTS, max_size=SLOTS),
     )
 
 
-def _table(step: Step) -> RoutingTable:
-    """What a table step installs."""
+def _table(step: Step) -> tuple[RoutingTable, RoutingTable]:
+    """What a table step installs, and the same slots with other shares."""
     turn, *numbers = (int(number) for number in step.args[1:])
     held = [*range(EXPERTS), *numbers[: SLOTS - EXPERTS]]
-    return routes.table([*held[turn:], *held[:turn]], numbers[SLOTS - EXPERTS :])
+    held, weights = [*held[turn:], *held[:turn]], numbers[SLOTS - EXPERTS :]
+    return routes.table(held, weights), routes.table(held, [4 - weight for weight in weights])
 
 
-def _kernels() -> tuple[st.SearchStrategy[Step], ...]:
-    layer, rank = st.integers(0, LAYERS - 1), st.integers(0, 3)
+def _kernels(layer: st.SearchStrategy[int]) -> tuple[st.SearchStrategy[Step], ...]:
+    rank = st.integers(0, 3)
     counter, repeat = st.sampled_from(COUNTERS), st.sampled_from(REPEATS)
     expert = st.one_of(st.integers(-1, EXPERTS), st.sampled_from((LOWEST, HIGHEST)))
     ids = st.lists(expert, max_size=8)
@@ -109,14 +103,14 @@ class _Desk:
 
     Attributes:
         known: tables by layer.
-        shares: cumulative shares by layer, as the table has them, or as they were last solved.
+        solved: the same with the shares that an apportioned pass is given.
     """
 
     bench: Bench
     stream: Stream
     live: Tables
     known: dict[int, RoutingTable] = field(default_factory=dict)
-    shares: dict[int, Tensor] = field(default_factory=dict)
+    solved: dict[int, RoutingTable] = field(default_factory=dict)
 
     @property
     def kernels(self) -> Kernels:
@@ -132,12 +126,12 @@ class _Desk:
             "apportioned": self.apportioned,
         }
         if step.op == "table":
-            self.install(int(step.args[0]), _table(step))
+            self.install(int(step.args[0]), *_table(step))
         else:
             calls[step.op](*step.args)
 
-    def install(self, layer: int, made: RoutingTable) -> None:
-        self.known[layer], self.shares[layer] = made, made.cumulative
+    def install(self, layer: int, made: RoutingTable, solved: RoutingTable) -> None:
+        self.known[layer], self.solved[layer] = made, solved
         self.kernels.commit_tables(routes.update(layer, made), self.live, self.stream)
         self.bench.drain(self.stream)
 
@@ -163,7 +157,6 @@ class _Desk:
         self.bench.drain(self.stream)
         due = solve_cumulative(counts, known, self.live.ranks)
         equal("G4", out, due, f"shares for {drawn}")
-        self.shares[layer] = due
 
     def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
         ids, known = _ids(repeat, drawn), self.known[layer]
@@ -173,7 +166,7 @@ class _Desk:
         self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
 
     def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
-        ids, known = _ids(repeat, drawn), replace(self.known[layer], cumulative=self.shares[layer])
+        ids, known = _ids(repeat, drawn), self.solved[layer]
         salt = Salt(rank, layer, counter)
         out = routes.routed(self.bench, ids.numel(), EXPERTS)
         shares = self.bench.of(known.cumulative)

@@ -124,7 +124,7 @@ def _end(bench: Bench, desk: _Desk) -> Play:
     demand("O6", not late, "every replay has its signal, and the stream still waits")
     for turn, row in enumerate(desk.rows[: len(desk.passed)].tolist()):
         what = f"replay {turn} reads {row}, not {turn + 1} throughout"
-        demand("O6", row == [turn + 1] * NBYTES, what)
+        demand(_blamed(turn), row == [turn + 1] * NBYTES, what)
 
 
 CAPTURED = Property(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import torch
 from hypothesis import strategies as st
@@ -18,19 +19,45 @@ from equipoise.hal.errors import EventNotRecorded, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
 
 FAMILY = "ordering"
-EVENTS = 3
+EVENTS = 2
 MOST_LAUNCHES = 8
 ROLES = tuple(role.value for role in Role)[:3]
 
 
-def _steps(roles: tuple[str, ...]) -> st.SearchStrategy[Step]:
-    """Any call, valid or not yet: those that cannot be made are left out of the program."""
-    stream, event = st.sampled_from(roles), st.integers(0, EVENTS - 1)
-    return st.one_of(
-        st.builds(lambda s: Step("launch", (s,)), stream),
-        st.builds(lambda e, s: Step("record", (e, s)), event, stream),
-        st.builds(lambda s, e: Step("wait", (s, e)), stream, event),
+def _steps(roles: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[list[Step]]:
+    """Calls, valid or not yet: those that cannot be made are left out of the program.
+
+    Most of what is drawn is one end of a hand-over: calls by themselves seldom add up to one.
+    Between two calls the device moves only where there is a pause.
+    """
+    role, event = st.sampled_from(roles), st.integers(0, EVENTS - 1)
+    launch = role.map(lambda role: Step("launch", (role,)))
+    pieces = st.one_of(
+        launch.map(lambda step: [step]),
+        st.builds(_give, launch, event),
+        st.builds(_take, launch, event),
+        st.builds(_hand_over, event, st.permutations(roles), st.integers(0, 1)),
+        st.just([Step("pause")]),
     )
+    return st.lists(pieces, min_size=least, max_size=most).map(lambda drawn: list(chain(*drawn)))
+
+
+def _give(launch: Step, event: int) -> list[Step]:
+    return [launch, Step("record", (event, launch.args[0]))]
+
+
+def _take(launch: Step, event: int) -> list[Step]:
+    return [Step("wait", (launch.args[0], event)), launch]
+
+
+def _hand_over(event: int, roles: list[str], again: int) -> list[Step]:
+    """From one stream to another; the event is recorded `again` times while it is waited for."""
+    first, second, last = roles[0], roles[-1], roles[len(roles) // 2]
+    *start, end = [
+        *_give(Step("launch", (first,)), event),
+        *_take(Step("launch", (second,)), event),
+    ]
+    return [*start, *[Step("record", (event, last))] * again, end]
 
 
 def _valid(steps: list[Step]) -> list[Step]:
@@ -52,22 +79,25 @@ def _follow(order: Order, step: Step) -> None:
         order.launch(str(step.args[0]))
     elif step.op == "record":
         order.record(int(step.args[0]), str(step.args[1]))
-    else:
+    elif step.op == "wait":
         order.wait(str(step.args[0]), int(step.args[1]))
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(_steps(ROLES), min_size=2, max_size=16)
-    return drawn.map(lambda steps: program(_valid(steps)))
+    return _steps(ROLES, least=2, most=6).map(lambda steps: program(_valid(steps)))
 
 
 def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """One stream is held somewhere on the way."""
-    roles = side_by_side(traits)
-    steps = st.lists(_steps(roles), max_size=8)
-    hold = st.builds(lambda role: [Step("hold", (role,))], st.sampled_from(roles))
+    """One stream is held somewhere on the way, often behind a recording of its own."""
+    roles = side_by_side(traits)[: len(ROLES)]
+    steps = _steps(roles, least=0, most=4)
+    hold = st.builds(_hold, st.sampled_from(roles), st.integers(0, 1))
     drawn = st.tuples(steps, hold, steps)
-    return drawn.map(lambda parts: program(_valid([*parts[0], *parts[1], *parts[2]])))
+    return drawn.map(lambda parts: program(_valid(list(chain(*parts)))))
+
+
+def _hold(role: str, records: int) -> list[Step]:
+    return [*_give(Step("launch", (role,)), 0) * records, Step("hold", (role,))]
 
 
 @dataclass
@@ -160,9 +190,11 @@ def _blamed(steps: tuple[Step, ...]) -> str:
 def _play(bench: Bench, found: Program) -> Play:
     desk, order = _desk(bench), Order()
     for step in found.steps:
+        if step.op == "pause":
+            yield NEXT
+            continue
         desk.do(step)
         _follow(order, step)
-        yield NEXT
     desk.judge(order, _blamed(found.steps))
 
 
@@ -171,11 +203,13 @@ def _play_held(bench: Bench, found: Program) -> Play:
     clause = _blamed(found.steps)
     passed: dict[int, Event] = {}
     for step in found.steps:
+        if step.op == "pause":
+            yield NEXT
+            continue
         desk.do(step)
         _follow(order, step)
         if step.op == "launch":
             passed[desk.launched - 1] = desk.passed(str(step.args[0]))
-        yield NEXT
     hold = [step.op for step in found.steps if step.op in ("launch", "hold")].index("hold")
     for number, event in passed.items():
         if not order.before(hold, number):

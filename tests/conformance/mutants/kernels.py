@@ -1,0 +1,237 @@
+"""Mutants of family *kernels*."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import device_with
+from torch import Tensor
+
+from equipoise import _native
+from equipoise.backends.virtual.graph import VirtualGraph
+from equipoise.backends.virtual.kernels import VirtualKernels
+from equipoise.backends.virtual.stream import own_stream
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.stream import Stream
+
+
+class WordByWord(VirtualKernels):
+    """Routing looks at the generation word again for every array."""
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        def steps() -> Iterator[None]:
+            start, _, _ = self.arrays(tables, self.live(tables, salt.layer))
+            yield
+            _, replicas, cumulative = self.arrays(tables, self.live(tables, salt.layer))
+            place = (salt.rank, salt.layer, salt.step)
+            _native.route_hashed(ids, start, replicas, cumulative, *place, slots, counts)
+
+        own_stream(stream).perform(steps)
+
+
+class WordFirst(VirtualKernels):
+    """A commit writes the word, then fills the set."""
+
+    def parts_of_commit(
+        self, update: TableUpdate, tables: Tables, place: int
+    ) -> tuple[Callable[[], object], ...]:
+        *arrays, word = super().parts_of_commit(update, tables, place)
+        return word, *arrays
+
+
+class TablesAtTheCall(VirtualKernels):
+    """A commit of tables happens at the call, ahead of the weights that it belongs to."""
+
+    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        for place in range(len(update.layers)):
+            for part in self.parts_of_commit(update, tables, place):
+                part()
+
+
+class SynchronousCount(VirtualKernels):
+    """Counting waits until the stream has drained."""
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        super().count(ids, counts, stream)
+        stream.synchronize(1.0)
+
+
+class IdsOfTheCall(VirtualKernels):
+    """Routing takes a copy of the ids at the call."""
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        super().route_and_count(ids.clone(), tables, salt, slots, counts, stream)
+
+
+class WholeWords(VirtualKernels):
+    """A checksum leaves out the last bytes that fill no word."""
+
+    def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        flat = data.reshape(-1).view(torch.uint8)
+        super().checksum(flat[: flat.numel() // 4 * 4], out, stream)
+
+
+class TheTablesShares(VirtualKernels):
+    """Apportioning takes the table's shares for those that it is given."""
+
+    def route_apportioned(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        cumulative: Tensor,
+        salt: Salt,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        shares = self.arrays(tables, self.live(tables, salt.layer))[2]
+        super().route_apportioned(ids, tables, shares, salt, slots, counts, stream)
+
+
+class OneRank(VirtualKernels):
+    """The rank does not enter the hash."""
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        alike = dataclasses.replace(salt, rank=0)
+        super().route_and_count(ids, tables, alike, slots, counts, stream)
+
+
+class NegativeIsLast(VirtualKernels):
+    """Ids below 0 count from the end, as indices of Python do."""
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        experts = counts.numel()
+
+        def program() -> None:
+            wrapped = torch.where((ids < 0) & (ids >= -experts), ids + experts, ids)
+            _native.count_experts(wrapped, counts)
+
+        stream.launch(program)
+
+
+class PaddingIsRouted(VirtualKernels):
+    """Padding is sent to the last slot there is."""
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        super().route_and_count(ids, tables, salt, slots, counts, stream)
+        stream.launch(lambda: slots.clamp_(max=tables.slots - 1))
+
+
+class RunningCapture(VirtualGraph):
+    """What is captured runs as well."""
+
+    def capture(self, stream: Stream, program: Callable[[], object]) -> None:
+        super().capture(stream, program)
+        self.replay(stream)
+
+
+class OneReplay(VirtualGraph):
+    """A graph is used up by its first replay."""
+
+    def replay(self, stream: Stream) -> None:
+        super().replay(stream)
+        self._verbs = ()
+
+
+VALUES = "kernels-equal-the-reference"
+SALTED = "ranks-and-layers-make-choices-of-their-own"
+COMMITTED = "a-commit-of-tables-writes-the-word-last"
+ROUTED = "a-routing-pass-reads-one-generation"
+TOGETHER = "no-token-finds-another-experts-weights"
+GRAPHS = "a-graph-runs-at-its-replays-only"
+FOLLOWING = "kernels-follow-their-stream"
+MUTANTS = (
+    Mutant(
+        name="the-word-is-read-for-every-array",
+        clause="G1",
+        broken="A routing pass mixes arrays of two generations (vLLM #55228).",
+        property=ROUTED,
+        subject=device_with(kernels=WordByWord),
+    ),
+    Mutant(
+        name="the-word-is-written-first",
+        clause="G2",
+        broken="A generation is announced before its tables are filled (vLLM #55228).",
+        property=COMMITTED,
+        subject=device_with(kernels=WordFirst),
+    ),
+    Mutant(
+        name="tables-change-at-the-call",
+        clause="V3",
+        broken="Tables change on the host while their weights wait on the stream (vLLM #55228).",
+        property=TOGETHER,
+        subject=device_with(kernels=TablesAtTheCall),
+    ),
+    Mutant(
+        name="counting-waits-for-the-stream",
+        clause="G3",
+        broken="A kernel drains its stream before it returns.",
+        property=FOLLOWING,
+        subject=device_with(kernels=SynchronousCount),
+    ),
+    Mutant(
+        name="ids-are-copied-at-the-call",
+        clause="G3",
+        broken="Routing reads what the ids were when it was issued, or captured.",
+        property=FOLLOWING,
+        subject=device_with(kernels=IdsOfTheCall),
+    ),
+    Mutant(
+        name="a-checksum-ends-with-the-last-whole-word",
+        clause="G4",
+        broken="The last one to three bytes are left out.",
+        property=VALUES,
+        subject=device_with(kernels=WholeWords),
+    ),
+    Mutant(
+        name="solved-shares-are-ignored",
+        clause="G4",
+        broken="Quotas follow the table's shares, not those that were solved for this batch.",
+        property=VALUES,
+        subject=device_with(kernels=TheTablesShares),
+    ),
+    Mutant(
+        name="all-ranks-choose-alike",
+        clause="G5",
+        broken="The rank does not enter the hash, so that all ranks pick one replica at a time.",
+        property=SALTED,
+        subject=device_with(kernels=OneRank),
+    ),
+    Mutant(
+        name="negative-ids-count-from-the-end",
+        clause="G6",
+        broken="Padding of -1 is counted for the last expert.",
+        property=VALUES,
+        subject=device_with(kernels=NegativeIsLast),
+    ),
+    Mutant(
+        name="padding-goes-to-a-real-slot",
+        clause="G6",
+        broken="Padding is sent to the last slot.",
+        property=VALUES,
+        subject=device_with(kernels=PaddingIsRouted),
+    ),
+    Mutant(
+        name="capturing-runs",
+        clause="B7",
+        broken="What is captured runs at once, too.",
+        property=GRAPHS,
+        subject=device_with(graph=RunningCapture),
+    ),
+    Mutant(
+        name="a-graph-replays-once",
+        clause="B7",
+        broken="The second replay runs nothing.",
+        property=GRAPHS,
+        subject=device_with(graph=OneReplay),
+    ),
+)

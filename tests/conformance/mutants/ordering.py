@@ -1,0 +1,215 @@
+"""Mutants of family *ordering*."""
+
+from collections.abc import Callable
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import device_with
+
+from equipoise.backends.virtual.accelerator import VirtualAccelerator
+from equipoise.backends.virtual.event import Mark, VirtualEvent, own_event
+from equipoise.backends.virtual.queue import Task, in_turn
+from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.hal.errors import StreamFailed
+from equipoise.hal.stream import Event
+
+
+class OvertakingStream(VirtualStream):
+    """A launch goes ahead of the launch before it, if that one still waits."""
+
+    launching = False
+    latest: Task | None = None
+
+    def launch(self, program: Callable[[], object]) -> None:
+        self.launching = True
+        try:
+            super().launch(program)
+        finally:
+            self.launching = False
+
+    def submit(self, task: Task) -> None:
+        super().submit(task)
+        queued = self._queue._tasks
+        if self.launching and len(queued) > 1 and queued[-2] is self.latest:
+            queued[-2], queued[-1] = queued[-1], queued[-2]
+        self.latest = task if self.launching else None
+
+
+class UnheardMark(Mark):
+    """Streams that wait for it go on at once."""
+
+    __slots__ = ()
+
+    def await_by(self) -> Mark:
+        passed = Mark(self._device)
+        passed.reach()
+        return passed
+
+
+class UnheardEvent(VirtualEvent):
+    """Only the host waits for it."""
+
+    def renew(self) -> Mark:
+        self._mark = UnheardMark(self._device)
+        return self._mark
+
+
+class UnheardWaits(VirtualAccelerator):
+    """What callers record is not waited for by streams; a store's own events are."""
+
+    def event(self) -> VirtualEvent:
+        return UnheardEvent(self._device)
+
+
+class ThoroughStream(VirtualStream):
+    """Waits for all that was launched, up to the wait, on the stream that recorded the event."""
+
+    recorded: dict[Event, VirtualStream]
+
+    def record(self, event: Event) -> None:
+        if self._capture is None:
+            vars(self._device).setdefault("recorded", {})[event] = self
+        super().record(event)
+
+    def _follow_event(self, event: VirtualEvent) -> None:
+        by = vars(self._device).get("recorded", {}).get(event)
+        if by is not None and by is not self:
+            event = self._device.event()
+            VirtualStream.record(by, event)
+        super()._follow_event(event)
+
+
+class IgnorantStream(VirtualStream):
+    """Goes on where it should wait for an event that nothing was recorded into."""
+
+    def wait(self, event: Event) -> None:
+        if own_event(event)._mark is not None:
+            super().wait(event)
+
+
+class HopefulEvent(VirtualEvent):
+    """Says before the first recording that it was reached."""
+
+    def query(self) -> bool:
+        return self._mark is None or super().query()
+
+
+class LatestStream(VirtualStream):
+    """Goes on when the event's latest recording is reached, whichever that is by then."""
+
+    def _follow_event(self, event: VirtualEvent) -> None:
+        own = event.latest()
+        gate = lambda: own.ended or event.latest().ended  # noqa: E731
+        self.submit(Task(self, in_turn(()), gate=gate))
+
+
+class StrandedStream(VirtualStream):
+    """Waits on when the event is recorded again, until that point is reached as well."""
+
+    def _follow_event(self, event: VirtualEvent) -> None:
+        own = event.latest()
+        gate = lambda: own.ended and event.latest().ended  # noqa: E731
+        self.submit(Task(self, in_turn((own.take,)), gate=gate))
+
+
+class DeafStream(VirtualStream):
+    """Exceptions of its programs die where they are raised."""
+
+    def fail(self, failure: BaseException) -> None:
+        if isinstance(failure, StreamFailed):
+            super().fail(failure)
+
+
+class ForgetfulStream(VirtualStream):
+    """Tells of its failure once."""
+
+    def check(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise StreamFailed(f"failed: {failure}") from failure
+
+
+class StubbornStream(VirtualStream):
+    """Runs what was launched behind the program that raised."""
+
+    def fail(self, failure: BaseException) -> None:
+        if isinstance(failure, StreamFailed):
+            super().fail(failure)
+        self._failure = self._failure or failure
+
+
+IN_ORDER = "launches-run-in-the-order-that-streams-and-events-give"
+HELD = "a-held-launch-holds-up-only-what-is-ordered-behind-it"
+UNRECORDED = "an-unrecorded-event-cannot-be-waited-for"
+RAISED = "a-stream-whose-program-raised-says-so-at-every-call"
+MUTANTS = (
+    Mutant(
+        name="a-launch-overtakes",
+        clause="O1",
+        broken="A launch goes ahead of the launch before it, if that one still waits.",
+        property=IN_ORDER,
+        subject=device_with(stream=OvertakingStream),
+    ),
+    Mutant(
+        name="a-wait-is-not-heard",
+        clause="O2",
+        broken="A stream that waits for an event goes on at once.",
+        property=HELD,
+        subject=device_with(accelerator=UnheardWaits),
+    ),
+    Mutant(
+        name="a-wait-is-for-the-whole-stream",
+        clause="O2",
+        broken="A wait also waits for what was launched behind the recording.",
+        property=HELD,
+        subject=device_with(stream=ThoroughStream),
+    ),
+    Mutant(
+        name="an-unrecorded-event-is-passed",
+        clause="O3",
+        broken="A wait for an event that nothing was recorded into does nothing, as in CUDA.",
+        property=UNRECORDED,
+        subject=device_with(stream=IgnorantStream),
+    ),
+    Mutant(
+        name="an-unrecorded-event-was-reached",
+        clause="O3",
+        broken="A query before the first recording says yes, as torch_npu's does.",
+        property=UNRECORDED,
+        subject=device_with(event=HopefulEvent),
+    ),
+    Mutant(
+        name="recording-again-releases-earlier-waiters",
+        clause="O4",
+        broken="A waiter goes on when a later recording of its event is reached.",
+        property=HELD,
+        subject=device_with(stream=LatestStream),
+    ),
+    Mutant(
+        name="recording-again-strands-earlier-waiters",
+        clause="O4",
+        broken="A waiter waits for later recordings too, as with an external event that is reset.",
+        property=HELD,
+        subject=device_with(stream=StrandedStream),
+    ),
+    Mutant(
+        name="an-exception-dies-on-its-stream",
+        clause="E7",
+        broken="Nobody hears that a program raised.",
+        property=RAISED,
+        subject=device_with(stream=DeafStream),
+    ),
+    Mutant(
+        name="a-failure-is-told-once",
+        clause="E7",
+        broken="The first call that raises clears the failure.",
+        property=RAISED,
+        subject=device_with(stream=ForgetfulStream),
+    ),
+    Mutant(
+        name="a-failed-stream-runs-on",
+        clause="E7",
+        broken="What was launched behind the program that raised runs.",
+        property=RAISED,
+        subject=device_with(stream=StubbornStream),
+    ),
+)
