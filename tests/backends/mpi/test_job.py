@@ -47,5 +47,5 @@ def test_a_job_with_operations_that_never_end_still_ends_well() -> None:
 
 def test_a_job_of_one_rank_is_a_job() -> None:
     job = Job(1)
-    assert job.run(mpi.reopen, rounds=2) == [[1]]
+    assert job.run(mpi.reopen, rounds=2) == [[[1], 1]]
     assert job.end() == 0, job.said

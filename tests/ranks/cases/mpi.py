@@ -240,13 +240,29 @@ def ring(fabric: Fabric, elements: int) -> Any:
 
 
 def reopen(fabric: Fabric, rounds: int) -> Any:
-    """Communicators come and go; the library's own are given back, or it would run out."""
-    totals = set()
+    """Communicators of one rank come and go; then one of all still works."""
+    totals, me = set(), fabric.control.rank
     for number in range(rounds):
-        group = fabric.open(f"round {number}")
+        group = fabric.open(f"round {number}", [me])
         totals.add(total(group))
         group.close()
-    return sorted(totals)
+    return [sorted(totals), total(fabric.open("all"))]
+
+
+def left_behind(fabric: Fabric, rounds: int) -> Any:
+    """Rank 1 never takes what rank 0 broadcast last, and then the communicator is closed."""
+    seen = []
+    for number in range(rounds):
+        unread, next_ = fabric.open(f"unread {number}"), torch.tensor([number])
+        if unread.rank == 0:
+            unread.broadcast(torch.tensor([-1]), 0).result(SOON)
+        unread.close()
+        total(fabric.open(f"meanwhile {number}"))
+        group = fabric.open(f"next {number}")
+        group.broadcast(next_, 0).result(SOON)
+        seen.append(int(next_))
+        group.close()
+    return seen
 
 
 def die(fabric: Fabric, rank: int) -> Any:
