@@ -116,6 +116,32 @@ def test_a_rebuilt_communicator_hears_nothing_of_what_came_before(make_world: Wo
     assert (out.tolist(), late.done(), ends[0].size) == ([4] * 8, True, 2)
 
 
+def test_what_was_aborted_meets_nobody_any_more(make_world: Worlds) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    left.irecv(filled(world, 0, 0), 1)
+    settle(world)
+    left.abort()
+    late = right.isend(filled(world, 1, 3), 0)
+    settle(world)
+    assert not late.done()
+
+
+def test_what_fails_late_says_nothing_of_the_rebuilt_communicator(make_world: Worlds) -> None:
+    world = make_world(2)
+    ends = opened(world)
+    old = ends[0].irecv(filled(world, 0, 0), 1)
+    for end in ends:
+        end.rebuild((0, 1))
+    assert world.expire()
+    with pytest.raises(OperationTimeout):
+        old.result(0.0)
+    works = [end.barrier() for end in ends]
+    settle(world)
+    for work in works:
+        work.result(0.0)
+
+
 def test_closing_cuts_what_cannot_end(make_world: Worlds) -> None:
     world = make_world(2)
     left, _ = opened(world)
@@ -186,3 +212,10 @@ def test_nothing_of_a_stopped_rank_moves_and_time_makes_it_silent(make_world: Wo
     assert lost is not None
     assert (lost.rank, lost.operation) == (1, "the sum")
     assert world.fabric(1).control.lost(0.0) is None
+
+
+def test_time_tells_a_stopped_rank_even_when_nothing_is_pending(make_world: Worlds) -> None:
+    world = make_world(2)
+    world.stop(1)
+    assert world.expire()
+    assert not world.expire()

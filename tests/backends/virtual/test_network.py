@@ -47,7 +47,7 @@ def test_what_is_in_flight_keeps_its_memory_and_gives_it_back_at_the_end(
 ) -> None:
     world = make_world(2)
     left, right = opened(world)
-    left.isend(filled(world, 0, 3), 1)
+    send = left.isend(filled(world, 0, 3), 1)
     scribble = filled(world, 0, 9)
     assert world.leftovers()["blocks"] == 2
     out = filled(world, 1, 0)
@@ -55,6 +55,7 @@ def test_what_is_in_flight_keeps_its_memory_and_gives_it_back_at_the_end(
     settle(world)
     assert out.tolist() == [3] * 8
     del scribble, out
+    assert send.done()  # whoever still holds the work holds no memory
     assert world.leftovers() == {"blocks": 0, "tasks": 0, "operations": 0, "events": 0}
 
 

@@ -130,7 +130,7 @@ def test_a_failure_skips_what_comes_later_and_is_told_at_every_call(
     for call in calls:
         with pytest.raises(StreamFailed, match="on purpose") as caught:
             call()
-    assert isinstance(caught.value.__cause__, StreamFailed | ZeroDivisionError)
+        assert isinstance(caught.value.__cause__, StreamFailed | ZeroDivisionError)
     assert event.query()
     assert seen == []
 
