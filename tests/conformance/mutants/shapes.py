@@ -8,8 +8,8 @@ from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
 from torch import Tensor
 
-from equipoise.backends.virtual.arena import Bytes, bytes_of
-from equipoise.backends.virtual.collective import Collective, Kind, Share
+from equipoise.backends.virtual.arena import Bytes
+from equipoise.backends.virtual.collective import Collective, Share
 from equipoise.backends.virtual.communicator import NOTHING, VirtualCommunicator
 from equipoise.backends.virtual.fabric import VirtualFabric
 from equipoise.backends.virtual.work import VirtualWork
@@ -106,16 +106,14 @@ def around(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 class WholeWordsAreRead(VirtualCommunicator):
-    """Reads from the address rounded down to a word, as a copy engine does."""
+    """Sends from the address rounded down to a word, as a copy engine does."""
 
-    def all_gather(self, out: Tensor, tensor: Tensor) -> VirtualWork:
+    def isend(self, tensor: Tensor, destination: int) -> VirtualWork:
         storage, start = around(tensor)
-        if start % WORD == 0:
-            return super().all_gather(out, tensor)
-        down = start - start % WORD
-        shifted = storage[down : down + tensor.numel() * tensor.element_size()]
-        make = partial(Share, Kind.ALL_GATHER, bytes_of(shifted), bytes_of(out))
-        return self._collective(make, out, tensor)
+        if start % WORD:
+            down = start - start % WORD
+            tensor = storage[down : down + tensor.numel() * tensor.element_size()]
+        return super().isend(tensor, destination)
 
 
 class WholeWordsAreWritten(VirtualCommunicator):
@@ -184,6 +182,8 @@ LAYOUTS = "layouts-are-copied-right-or-rejected"
 UNEVEN = "uneven-rows-arrive"
 GROUPS = "groups-of-any-size-and-members-work"
 REFUSED = "what-is-not-supported-is-refused-without-a-trace"
+REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
+FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"
 BITS = "bits-survive-every-transport"
 
@@ -256,7 +256,7 @@ MUTANTS = (
     Mutant(
         name="whole-words-are-read",
         clause="S4",
-        broken="Reading starts at the address rounded down to a word.",
+        broken="A send reads from the address rounded down to a word.",
         property=ADDRESSES,
         subject=network_with(communicator=WholeWordsAreRead),
     ),
@@ -273,6 +273,8 @@ MUTANTS = (
         broken="A group of one returns without copying its input to its output.",
         property=GROUPS,
         subject=network_with(communicator=AloneNothingIsCopied),
+        # A communicator may be rebuilt with one member.
+        also=(REBUILT,),
     ),
     Mutant(
         name="members-are-sorted",
@@ -287,6 +289,8 @@ MUTANTS = (
         broken="Ranks beyond the largest power of two are not added.",
         property=GROUPS,
         subject=network_with(collective=PowersOfTwo),
+        # Those who survive may be three.
+        also=(REBUILT, FAULTS),
     ),
     Mutant(
         name="peers-wrap-around",
