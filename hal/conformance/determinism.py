@@ -30,6 +30,7 @@ from equipoise.hal.conformance.property import Property, Ranks, Traits
 from equipoise.hal.conformance.strategies import by_size, calling, common
 
 FAMILY = "determinism"
+SEVERAL = 4
 MOST_CALLS = 3
 MOST_MOVES = 6
 ROWS = st.integers(2, 4).map(str)
@@ -100,8 +101,8 @@ def _play_moves(bench: Bench, found: Program) -> Play:
 
 
 def _sums(traits: Traits) -> st.SearchStrategy[Program]:
-    """Among four ranks at least, where there are as many: two numbers have one sum."""
-    sizes = [size for size in traits.sizes if size in (4, 8)] or [max(traits.sizes)]
+    """Among several ranks, where there are as many: two numbers have one sum."""
+    sizes = [SEVERAL] if SEVERAL in traits.sizes else [max(traits.sizes)]
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = calling(traits, ROWS, SUMS)
