@@ -218,6 +218,8 @@ MUTANTS = (
         broken="A rank that waits for an operation is reported lost.",
         property=ACCUSED,
         subject=network_with(control=WaitingIsSilence),
+        # Asks after every fault who was lost, and during what.
+        also=(FAULTS,),
     ),
     Mutant(
         name="a-loss-without-its-operation",
@@ -225,6 +227,8 @@ MUTANTS = (
         broken="A loss does not say during what it was noticed.",
         property=OUTLIVES,
         subject=network_with(control=LossWithoutOperation),
+        # Asks after every fault who was lost, and during what.
+        also=(FAULTS,),
     ),
     Mutant(
         name="checked-sizes-are-not-compared",
