@@ -250,7 +250,7 @@ PROPERTIES = (
     Property(
         name="a-held-launch-holds-up-only-what-is-ordered-behind-it",
         family=FAMILY,
-        clauses=("O2", "O4"),
+        clauses=("O1", "O2", "O4"),
         claim="What no event orders behind a launch runs while that launch cannot.",
         programs=_held_programs,
         play=_play_held,

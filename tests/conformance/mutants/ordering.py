@@ -60,21 +60,28 @@ class UnheardWaits(VirtualAccelerator):
         return UnheardEvent(self._device)
 
 
+class SignedMark(Mark):
+    """Knows the stream that recorded it."""
+
+    __slots__ = ("by",)
+
+    by: VirtualStream
+
+
 class ThoroughStream(VirtualStream):
     """Waits for all that was launched, up to the wait, on the stream that recorded the event."""
 
-    recorded: dict[Event, VirtualStream]
-
     def record(self, event: Event) -> None:
-        if self._capture is None:
-            vars(self._device).setdefault("recorded", {})[event] = self
         super().record(event)
+        mark = own_event(event)._mark
+        if isinstance(mark, SignedMark):
+            mark.by = self
 
     def _follow_event(self, event: VirtualEvent) -> None:
-        by = vars(self._device).get("recorded", {}).get(event)
-        if by is not None and by is not self:
+        mark = event.latest()
+        if isinstance(mark, SignedMark) and mark.by is not self:
             event = self._device.event()
-            VirtualStream.record(by, event)
+            mark.by.record(event)
         super()._follow_event(event)
 
 
@@ -161,7 +168,7 @@ MUTANTS = (
         clause="O2",
         broken="A wait also waits for what was launched behind the recording.",
         property=HELD,
-        subject=device_with(stream=ThoroughStream),
+        subject=device_with(stream=ThoroughStream, mark=SignedMark),
     ),
     Mutant(
         name="an-unrecorded-event-is-passed",
