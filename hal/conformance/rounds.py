@@ -16,6 +16,7 @@ from equipoise.hal.conformance.traffic import (
     lone,
     numbers_of,
     operations,
+    triples,
 )
 
 FAMILY = "progress"
@@ -23,7 +24,16 @@ MOST = 4
 
 
 def _round_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return between(traits, st.lists(operations(traits, ("exchange",)), min_size=1, max_size=MOST))
+    empty = st.lists(st.booleans(), min_size=MOST, max_size=MOST)
+    step = st.builds(_with_empty, operations(traits, ("exchange",)), empty)
+    return between(traits, st.lists(step, min_size=1, max_size=MOST))
+
+
+def _with_empty(step: Step, empty: list[bool]) -> Step:
+    """The round with some of its blobs of no bytes."""
+    blobs = triples(numbers_of(step))
+    sized = [(s, t, 0 if empty[place % MOST] else n) for place, (s, t, n) in enumerate(blobs)]
+    return Step(step.op, tuple(number for blob in sized for number in blob))
 
 
 def _play_rounds(bench: Bench, found: Program) -> Play:

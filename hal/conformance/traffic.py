@@ -40,10 +40,10 @@ def operations(traits: Traits, kinds: Sequence[str] = KINDS) -> st.SearchStrateg
     """One operation, not yet fitted to a size."""
     nbytes = st.sampled_from(ELEMENTS if traits.controlled else (*ELEMENTS, LARGE))
     counts = st.sampled_from(ELEMENTS)
-    blobs = st.tuples(RANKS, RANKS, st.one_of(nbytes, st.just(0)))
+    message = st.tuples(RANKS, RANKS, nbytes)
     drawn = {
-        "message": st.tuples(RANKS, RANKS, nbytes),
-        "exchange": st.lists(blobs, max_size=10).map(lambda all: sum(all, ())),
+        "message": message,
+        "exchange": st.lists(message, max_size=10).map(lambda all: sum(all, ())),
         "broadcast": st.tuples(counts, RANKS),
     }
 

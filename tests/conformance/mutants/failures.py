@@ -146,6 +146,7 @@ FAILED = "a-failed-work-says-so-every-time"
 REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
 SOFT = "a-soft-wait-that-gives-up-changes-nothing"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
+FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 CLOSED = "closing-ends-what-is-in-flight"
 
 MUTANTS = (
@@ -155,7 +156,7 @@ MUTANTS = (
         broken="An operation that nobody answered ends as if it had been (NCCL #2130).",
         property=LONELY,
         subject=network_with(operation=SilentDeadline),
-        also=(FAILED,),  # it, too, needs a failure, which it makes by letting a deadline pass
+        also=(FAILED, FAULTS),  # both let deadlines pass, and ask for the failure
     ),
     Mutant(
         name="an-error-names-neither-operation-nor-purpose",
@@ -163,6 +164,7 @@ MUTANTS = (
         broken="Whoever waited learns that a connection was closed, as with gloo.",
         property=LONELY,
         subject=network_with(operation=NamelessDeadline),
+        also=(FAULTS,),  # a fault, too, is to be named by those whom it hits
     ),
     Mutant(
         name="a-communicator-goes-on-after-a-failure",
@@ -177,7 +179,7 @@ MUTANTS = (
         broken="Whoever waits for a round whose peer stays away waits for ever.",
         property=LONELY,
         subject=network_with(operation=EndlessRounds),
-        also=(FAILED,),  # one of the failures that it makes is a round without a peer
+        also=(FAILED, FAULTS),  # some of their failures are rounds without a peer
     ),
     Mutant(
         name="one-failure-fails-every-communicator",
@@ -185,6 +187,7 @@ MUTANTS = (
         broken="Communicators of a rank fail together, as over one shared connection.",
         property=LONELY,
         subject=network_with(communicator=FailsTogether),
+        also=(FAULTS,),  # it looks at what goes on beside the fault
     ),
     Mutant(
         name="old-messages-arrive-after-a-rebuild",
@@ -227,6 +230,7 @@ MUTANTS = (
         broken="Whoever waits for an operation of a closed communicator waits for ever.",
         property=CLOSED,
         subject=network_with(communicator=CloseForgets),
+        also=(FAULTS,),  # survivors close, and are asked what they still hold
     ),
     Mutant(
         name="a-closed-communicator-takes-operations",

@@ -122,8 +122,12 @@ MUTANTS = (
         broken="Of two messages between the same ranks, the second can arrive as the first.",
         property="messages-between-two-ranks-keep-their-order",
         subject=network_with(group=LastInFirstOut),
-        # its threads send several messages between the same ranks, to see who comes first
-        also=("threads-take-turns-on-one-communicator",),
+        # all of them have several messages between the same ranks in flight
+        also=(
+            "threads-take-turns-on-one-communicator",
+            "a-fault-ends-what-depends-on-it-and-nothing-else",
+            "every-collective-equals-its-definition",
+        ),
     ),
     Mutant(
         name="communicators-take-turns",
@@ -145,6 +149,8 @@ MUTANTS = (
         broken="Empty blobs are skipped on one side only (vLLM).",
         property="a-round-brings-every-blob-whole",
         subject=network_with(communicator=EmptyIsAwaited),
+        # both draw rounds of empty blobs, as they draw all else
+        also=("every-shape-travels", "what-is-not-supported-is-refused-without-a-trace"),
     ),
     Mutant(
         name="links-are-warmed-in-an-order-of-the-ranks-own",
