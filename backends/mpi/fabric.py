@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from equipoise.backends.cpu.arguments import check_members
-from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.cpu.control import ANSWER, StoreControlPlane
 from equipoise.backends.mpi.communicator import MpiCommunicator
 from equipoise.backends.mpi.line import Line
 from equipoise.backends.mpi.progress import Progress
@@ -46,7 +46,7 @@ class MpiFabric:
         self._meet(purpose, members)
         try:
             tag = crc32(f"{purpose}/{members}".encode()) % TAGS
-            traffic, farewell = self._world.form(members, tag, self._where.deadline)
+            traffic, farewell = self._world.form(members, tag, self._where.deadline + ANSWER)
         except TimeoutError as error:
             raise CommunicatorFailed(f"{what}: MPI did not make it in time") from error
         mpi, deadline = self._world.mpi, self._where.deadline

@@ -108,7 +108,7 @@ class Line:
         self.refuse_failed(what)
         with self._counting:
             self._pending += 1
-        work = MpiWork(f"{what} of {self.purpose!r}", self._deadline, self._ended)
+        work = MpiWork(f"{what} of {self.purpose!r}", self._deadline, self._ended, self._failed)
         legs: list[Leg] = []
         try:
             for start in starts:
@@ -118,9 +118,12 @@ class Line:
         self._progress.add(Flight(self.mpi, work, legs, buffers))
         return work
 
-    def _ended(self, failure: CommunicatorFailed | None) -> None:
+    def _ended(self) -> None:
         with self._counting:
             self._pending -= 1
+
+    def _failed(self, failure: CommunicatorFailed) -> None:
+        with self._counting:
             self._failure = self._failure or failure
 
     def _part(self) -> MpiWork:
@@ -131,6 +134,11 @@ class Line:
         self._verdict.copy_(torch.tensor([sound, level, -level]))
         here = numbers(self.mpi, self._verdict)
         request = self._farewell.Iallreduce(self.mpi.IN_PLACE, here, self.mpi.MIN)
-        work = MpiWork(f"closing of {self.purpose!r}", math.inf, lambda failure: None)
+        label = f"closing of {self.purpose!r}"
+        work = MpiWork(label, math.inf, _nobody_counts, self._failed)
         self._progress.add(Flight(self.mpi, work, [Leg(request)], [self._verdict]))
         return work
+
+
+def _nobody_counts() -> None:
+    """Parting is no operation of the line's."""

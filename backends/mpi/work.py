@@ -17,15 +17,21 @@ class MpiWork:
     Args:
         what: the operation in words, for errors.
         deadline: seconds from now until the operation fails its communicator.
-        ended: called once, before anybody sees the end, with the failure or None.
+        ended: called once, before anybody sees the end.
+        failed: called with every failure, before anybody sees it.
     """
 
     def __init__(
-        self, what: str, deadline: float, ended: Callable[[CommunicatorFailed | None], None]
+        self,
+        what: str,
+        deadline: float,
+        ended: Callable[[], None],
+        failed: Callable[[CommunicatorFailed], None],
     ) -> None:
         self._what = what
         self._expiry = time.monotonic() + deadline
-        self._tell = ended
+        self._tell_ended = ended
+        self._tell_failed = failed
         self._failure: CommunicatorFailed | None = None
         self._ending = threading.Lock()
         self._ended = threading.Event()
@@ -48,8 +54,13 @@ class MpiWork:
             raise type(self._failure)(str(self._failure))
 
     def cancel(self) -> None:
-        """Stop waiting; the flight keeps the buffers until MPI lets go of them (clause E4)."""
-        self.fail("was cancelled")
+        """Stop waiting; the flight keeps the buffers until MPI lets go of them (clause E4).
+
+        Fails the communicator even after the end: whether that came first is a matter of luck.
+        """
+        failure = CommunicatorFailed(f"{self._what} was cancelled")
+        self._tell_failed(failure)
+        self._end(failure)
 
     def expire(self) -> None:
         """End it with `OperationTimeout` if its deadline has passed."""
@@ -66,10 +77,13 @@ class MpiWork:
 
     def _end(self, failure: CommunicatorFailed | None) -> None:
         with self._ending:
-            if not self._ended.is_set():
-                self._failure = failure
-                self._tell(failure)
-                self._ended.set()
+            if self._ended.is_set():
+                return
+            self._failure = failure
+            if failure is not None:
+                self._tell_failed(failure)
+            self._tell_ended()
+            self._ended.set()
 
     def _remaining(self) -> float:
         return self._expiry - time.monotonic()

@@ -61,8 +61,9 @@ def progress() -> Iterator[Progress]:
 
 
 def work(deadline: float = math.inf) -> tuple[MpiWork, list[CommunicatorFailed | None]]:
-    ends: list[CommunicatorFailed | None] = []
-    return MpiWork("a test", deadline, ends.append), ends
+    """A handle, and what it tells: its failures, and None for its end."""
+    told: list[CommunicatorFailed | None] = []
+    return MpiWork("a test", deadline, lambda: told.append(None), told.append), told
 
 
 def flight(mpi: ModuleType, handle: MpiWork, *legs: Leg) -> Flight:
@@ -106,6 +107,20 @@ def test_buffers_are_let_go_with_the_last_request_and_not_with_the_work(
     assert gone.wait(SOON)
 
 
+def test_cancelling_what_has_ended_fails_the_communicator_and_not_the_work(
+    mpi: ModuleType, progress: Progress
+) -> None:
+    """Clause E4: or it would be a matter of luck."""
+    handle, ends = work()
+    request = Request()
+    request.over.set()
+    progress.add(flight(mpi, handle, leg(request)))
+    handle.result(SOON)
+    handle.cancel()
+    handle.result(0.0)
+    assert [type(end) for end in ends] == [type(None), CommunicatorFailed]
+
+
 def test_only_receives_are_taken_back(mpi: ModuleType, progress: Progress) -> None:
     handle, _ = work(deadline=0.0)
     receive, send = Request(), Request()
@@ -128,7 +143,7 @@ def test_the_deadline_strikes_once_and_what_ends_later_says_nothing(
     request_after.over.set()
     progress.add(flight(mpi, other, leg(request_after)))
     other.result(SOON)
-    assert len(ends) == 1
+    assert [type(end) for end in ends] == [OperationTimeout, type(None)]
     assert other_ends == [None]
 
 
@@ -141,7 +156,7 @@ def test_what_the_library_says_of_a_request_reaches_the_waiter(
     progress.add(flight(mpi, handle, leg(request, 4)))
     with pytest.raises(CommunicatorFailed, match="a test failed: truncated"):
         handle.result(SOON)
-    assert len(ends) == 1
+    assert [type(end) for end in ends] == [CommunicatorFailed, type(None)]
 
 
 def test_a_message_shorter_than_its_receive_is_an_error(
