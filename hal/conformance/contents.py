@@ -14,6 +14,7 @@ from equipoise.hal.conformance.collectives import dtype_of, noise
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.shelf import ROLES, Part, Shelf, shelf
+from equipoise.hal.slots import SlotLayout
 
 FAMILY = "addresses"
 LONGEST = 8
@@ -65,21 +66,19 @@ class _Room:
     def do(self, number: int, step: Step) -> None:
         """Make one call; each brings contents of its own."""
         target = int(step.args[-1])
-        if step.op == "unpack":
-            self.unpack(number, target)
-        elif step.op == "commit":
-            self.shelf.store.commit([(int(step.args[0]), target)], self.shelf.stream(ROLE))
-            self.slots[target] = self.staging[int(step.args[0])]
+        if step.op == "commit":
+            self.commit(number, int(step.args[0]), target)
         elif step.op == "write":
             self.write(number, target)
         else:
             self.pack(f"step {number}: slot {target} as packed", target)
 
-    def unpack(self, number: int, buffer: int) -> None:
+    def commit(self, number: int, buffer: int, slot: int) -> None:
         blob = self.shelf.bench.of(self.fresh(number))
         self.shelf.kept.append(blob)
         self.shelf.store.unpack(blob, [buffer], self.shelf.stream(ROLE))
-        self.staging[buffer] = self.fresh(number)
+        self.shelf.store.commit([(buffer, slot)], self.shelf.stream(ROLE))
+        self.staging[buffer] = self.slots[slot] = self.fresh(number)
 
     def write(self, number: int, slot: int) -> None:
         source = self.shelf.source(self.fresh(number))
@@ -87,8 +86,13 @@ class _Room:
         self.slots[slot] = self.fresh(number)
 
     def pack(self, what: str, slot: int) -> None:
-        zeros = torch.zeros(self.shelf.slot_bytes, dtype=torch.uint8)
-        self.packed.append((what, self.shelf.pack([slot], ROLE), self.slots.get(slot, zeros)))
+        """Into a blob between guard bands, off the alignment."""
+        size = self.shelf.slot_bytes
+        guard = self.shelf.bench.guarded(size, 1)
+        self.shelf.guards.append(guard)
+        self.shelf.store.pack([slot], guard.data, self.shelf.stream(ROLE))
+        zeros = torch.zeros(size, dtype=torch.uint8)
+        self.packed.append((what, guard.data, self.slots.get(slot, zeros)))
 
     def fresh(self, number: int) -> Tensor:
         size = self.shelf.slot_bytes
@@ -98,7 +102,6 @@ class _Room:
 def _calls() -> st.SearchStrategy[Step]:
     return st.one_of(
         st.builds(lambda s: Step("write", (s,)), SLOT),
-        st.builds(lambda b: Step("unpack", (b,)), BUFFER),
         st.builds(lambda b, s: Step("commit", (b, s)), BUFFER, SLOT),
         st.builds(lambda s: Step("pack", (s,)), SLOT),
     )
@@ -116,21 +119,12 @@ def _parts(dtypes: Sequence[str], offsets: int) -> st.SearchStrategy[Step]:
 
 
 def _with_parts(parts: st.SearchStrategy[Step], most: int) -> st.SearchStrategy[Program]:
-    """The segments of a slot first, then calls; no commit of staging that holds nothing."""
+    """The segments of a slot first, then calls."""
     return st.builds(
-        lambda layout, calls: program([*layout, *_filled(calls)]),
+        lambda layout, calls: program([*layout, *calls]),
         st.lists(parts, min_size=1, max_size=most),
         st.lists(_calls(), min_size=1, max_size=LONGEST),
     )
-
-
-def _filled(steps: list[Step]) -> list[Step]:
-    kept: list[Step] = []
-    for step in steps:
-        filled = {other.args[0] for other in kept if other.op == "unpack"}
-        if step.op != "commit" or step.args[0] in filled:
-            kept.append(step)
-    return kept
 
 
 def _layout(found: Program, format: SlotFormat = SlotFormat.STRIDED) -> list[Part]:
@@ -158,18 +152,19 @@ def _segments(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_segments(bench: Bench, found: Program) -> Play:
     room = _Room(shelf(bench, SLOTS, STAGING, _layout(found)))
-    before = _addresses(room.shelf)
+    before = _addresses(room.shelf.layout)
     yield from _play_calls(room, found)
-    demand("A1", _addresses(room.shelf) == before, "a slot is not where, or what, it was")
-    demand("A4", room.shelf.intact(), "a byte beside a segment was written")
+    after = _addresses(room.shelf.store.layout)
+    demand("A1", after == before, f"slots are at {after}, not as they were at {before}")
+    demand("A4", room.shelf.intact(), "a byte beside a segment, or beside a blob, was written")
     for what, blob, due in room.packed:
         equal("A6", blob, due, what)
     for slot, due in room.slots.items():
         equal("A1", room.shelf.bytes_of(slot), due, f"slot {slot} through the layout's own tensors")
 
 
-def _addresses(place: Shelf) -> list[object]:
-    tensors = [segment.data for slot in place.store.layout.slots for segment in slot]
+def _addresses(layout: SlotLayout) -> list[object]:
+    tensors = [segment.data for slot in layout.slots for segment in slot]
     return [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors]
 
 

@@ -12,30 +12,32 @@ from equipoise.hal.conformance.shelf import ROLES, Shelf, plain
 from equipoise.hal.errors import SlotLeased
 from equipoise.hal.slots import Lease
 
-LONGEST = 8
+LONGEST = 12
 """Steps of a program."""
 SLOTS = 2
+SETS = 3
+"""Sets of slots that are not empty."""
 ROLE = ROLES[1]
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    sets = st.integers(1, 2**SLOTS - 1)
-    ops = st.sampled_from(("lease", "commit", "write"))
-    which = st.integers(0, 2)
-    steps = st.one_of(
-        st.builds(lambda op, slots: Step(op, (slots,)), ops, sets),
-        st.builds(lambda lease: Step("release", (lease,)), which),
-    )
-    return st.lists(steps, min_size=2, max_size=LONGEST).map(lambda drawn: program(_valid(drawn)))
+    ops = st.sampled_from(("lease", "commit", "write", "release"))
+    steps = st.builds(lambda op, which: Step(op, (which,)), ops, st.integers(0, SETS - 1))
+    return st.lists(steps, min_size=1, max_size=LONGEST).map(lambda drawn: program(_valid(drawn)))
 
 
 def _valid(steps: list[Step]) -> list[Step]:
-    """Without releases of leases that were never taken; a lease may be released again."""
+    """Releases name one of the leases that were taken so far; it may have been released before.
+
+    Everything else names a set of slots: that of the bits of its argument plus one.
+    """
     taken, kept = 0, []
     for step in steps:
         taken += step.op == "lease"
-        if step.op != "release" or int(step.args[0]) < taken:
+        if step.op != "release":
             kept.append(step)
+        elif taken:
+            kept.append(Step("release", (int(step.args[0]) % taken,)))
     return kept
 
 
@@ -52,7 +54,7 @@ class _Desk:
     def do(self, number: int, step: Step) -> None:
         """Make one call; behind it, the slots are packed, which no lease forbids."""
         given = int(step.args[0])
-        slots = [slot for slot in range(SLOTS) if given >> slot & 1]
+        slots = [slot for slot in range(SLOTS) if given + 1 >> slot & 1]
         if step.op == "release":
             self.leases[given].release()
             self.held[given] = set()

@@ -111,12 +111,17 @@ class Ledger:
         self.attached -= Counter([role])
 
     def sign(self) -> None:
-        """The mover has signalled: whoever waits goes on."""
+        """The mover has waited for its turn and signalled: whoever waits goes on."""
         self.turn = Turn.PASSED if self.turn is Turn.WAITED else Turn.SIGNED
 
     def acquire(self) -> None:
         """A stream acquires, reads and releases; before the signal it waits."""
         self.turn = Turn.PASSED if self.turn is Turn.SIGNED else Turn.WAITED
+
+    def join(self, first: str, second: str) -> None:
+        """A stream waits for all that another one was given so far."""
+        self.order.record(0, first)
+        self.order.wait(second, 0)
 
     def rest(self) -> None:
         """The host has waited for every stream."""

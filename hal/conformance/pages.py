@@ -12,7 +12,6 @@ from equipoise.hal.errors import PoolExhausted, SlotError
 from equipoise.hal.pool import HostPool, Page
 from equipoise.hal.stream import Event
 
-PAGES = 2
 LONGEST = 10
 """Steps of a program: at most as many slots are written."""
 WIDTH = 8
@@ -20,69 +19,79 @@ WIDTH = 8
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    page = st.integers(0, PAGES - 1)
-    steps = st.one_of(
-        st.builds(lambda: Step("take")),
-        st.builds(lambda p, role: Step("copy", (p, role)), page, st.sampled_from(ROLES)),
-        st.builds(lambda p: Step("give_back", (p,)), page),
-    )
-    return st.lists(steps, min_size=2, max_size=LONGEST).map(program)
+    copy = st.builds(lambda role: Step("copy", (role,)), st.sampled_from(ROLES))
+    steps = st.one_of(st.just(Step("take")), copy, st.just(Step("give_back")))
+    return st.lists(steps, min_size=1, max_size=LONGEST).map(lambda drawn: program(_valid(drawn)))
+
+
+def _valid(steps: list[Step]) -> list[Step]:
+    """Only a page in hand is copied, or given back."""
+    held, kept = False, []
+    for step in steps:
+        if step.op == "take" or held:
+            held = step.op != "give_back"
+            kept.append(step)
+    return kept
 
 
 @dataclass
 class _Desk:
-    """Takes pages, fills them, lets copies read them, gives them back behind the last copy.
+    """Takes the one page there is, fills it, lets copies read it, gives it back behind the last.
 
-    Steps name the pages in hand by their order; what names none is left out.
+    Attributes:
+        page: the page in hand.
+        version: what it was filled with.
+        last: recorded behind the last copy that reads it.
+        due: the version of each copy.
     """
 
     place: Shelf
     pool: HostPool
-    hand: list[tuple[Page, int]] = field(default_factory=list)
-    reads: dict[int, Event] = field(default_factory=dict)
+    page: Page | None = None
+    version: int = 0
+    last: Event | None = None
     due: list[int] = field(default_factory=list)
 
     def do(self, number: int, step: Step) -> None:
-        """Make one call, if it can be made."""
+        """Make one call."""
         if step.op == "take":
             self.take(number)
-        elif int(step.args[0]) >= len(self.hand):
-            return
-        elif step.op == "copy":
-            self.copy(int(step.args[0]), str(step.args[1]))
-        else:
-            self.give_back(int(step.args[0]))
+        elif self.page is not None and step.op == "copy":
+            self.copy(self.page, str(step.args[0]))
+        elif self.page is not None:
+            self.give_back(self.page)
 
     def take(self, number: int) -> None:
         """The page is filled at once: if a copy still reads it, that copy shows it."""
-        if len(self.hand) == PAGES:
+        if self.page is not None:
             refusal = attempt(lambda: self.pool.take(0.0), PoolExhausted)
-            demand("A13", refusal, f"step {number}: a page beyond the {PAGES} there are")
+            demand("A13", refusal, f"step {number}: the page in hand was handed out again")
             return
-        page = self.pool.take(self.place.bench.patience)
-        page.data.fill_(number)
-        self.hand.append((page, number))
+        self.page = self.pool.take(self.place.bench.patience)
+        self.page.data.fill_(number)
+        self.version, self.last = number, None
 
-    def copy(self, which: int, role: str) -> None:
+    def copy(self, page: Page, role: str) -> None:
         """Into a slot of its own, behind the page's earlier copies."""
-        (page, version), stream = self.hand[which], self.place.stream(role)
-        if version in self.reads:
-            stream.wait(self.reads[version])
+        stream = self.place.stream(role)
+        if self.last is not None:
+            stream.wait(self.last)
         self.place.store.write([len(self.due)], [[page.data]], stream)
-        self.due.append(version)
-        self.reads[version] = self.place.bench.accelerator.event()
-        stream.record(self.reads[version])
+        self.due.append(self.version)
+        self.last = self.place.bench.accelerator.event()
+        stream.record(self.last)
 
-    def give_back(self, which: int) -> None:
-        page, version = self.hand.pop(which)
-        page.give_back(self.reads.get(version))
+    def give_back(self, page: Page) -> None:
+        """Once."""
+        page.give_back(self.last)
+        self.page = None
         again = attempt(lambda: page.give_back(None), SlotError)
-        demand("A13", again, f"page of version {version} could be given back twice")
+        demand("A13", again, f"the page of version {self.version} could be given back twice")
 
 
 def _play(bench: Bench, found: Program) -> Play:
     place = plain(bench, LONGEST, 0, WIDTH)
-    desk = _Desk(place, bench.accelerator.host_pool(WIDTH, PAGES))
+    desk = _Desk(place, bench.accelerator.host_pool(WIDTH, 1))
     for number, step in enumerate(found.steps, start=1):
         desk.do(number, step)
         yield NEXT

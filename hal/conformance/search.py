@@ -15,7 +15,7 @@ from equipoise.hal.conformance.strategies import schedules
 from equipoise.hal.conformance.subject import Subject, missing
 from equipoise.hal.errors import Violation
 
-RULES = 12
+RULES = 20
 """Rules that a machine applies to compose one program."""
 
 

@@ -47,13 +47,15 @@ class Shelf:
 
     Attributes:
         bench: where it stands.
-        guards: the memory of each strided segment.
+        guards: the memory of each strided segment, and of other buffers that need a guard.
+        layout: the slots, as they were given to the store.
         store: made over that memory.
         kept: what verbs in flight may still use.
     """
 
     bench: Bench
     guards: list[Guarded]
+    layout: SlotLayout
     store: SlotStore
     kept: list[Tensor] = field(default_factory=list)
 
@@ -69,7 +71,7 @@ class Shelf:
 
     def views(self, slot: int) -> list[Tensor]:
         """The slot's segments as bytes, through the layout's own tensors."""
-        return [_bytes(segment.data) for segment in self.store.layout.slots[slot]]
+        return [_bytes(segment.data) for segment in self.layout.slots[slot]]
 
     def unpack(self, staging: Sequence[int], version: int, role: str) -> None:
         """Bring a version into staging."""
@@ -84,10 +86,10 @@ class Shelf:
 
     def source(self, content: Tensor) -> list[Tensor]:
         """The segments of a slot with these bytes, uint8 [slot_bytes], for `write`."""
-        sizes = [wanted.nbytes for wanted in self.store.layout.descriptor]
-        made = [self.bench.of(part) for part in torch.split(content, sizes)]
+        kinds = self.layout.descriptor
+        parts = torch.split(content, [kind.nbytes for kind in kinds])
+        made = [self.bench.of(part) for part in parts]
         self.kept += made
-        kinds = self.store.layout.descriptor
         return [part.view(k.dtype).view(k.shape) for part, k in zip(made, kinds, strict=True)]
 
     def pack(self, slots: Sequence[int], role: str) -> Tensor:
@@ -107,7 +109,7 @@ class Shelf:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
-        return self.store.layout.slot_bytes
+        return self.layout.slot_bytes
 
     def intact(self) -> bool:
         """Whether nobody touched the guard bands."""
@@ -121,7 +123,8 @@ def shelf(bench: Bench, slots: int, staging: int, parts: Sequence[Part]) -> Shel
         tuple(_segment(bench, guards, f"part{k}", part) for k, part in enumerate(parts))
         for _ in range(slots)
     )
-    return Shelf(bench, guards, bench.accelerator.slot_store(SlotLayout(rows, staging)))
+    layout = SlotLayout(rows, staging)
+    return Shelf(bench, guards, layout, bench.accelerator.slot_store(layout))
 
 
 def plain(bench: Bench, slots: int, staging: int, width: int) -> Shelf:

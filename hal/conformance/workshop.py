@@ -34,6 +34,7 @@ class Workshop:
     Attributes:
         place: a slot store.
         pool: the host pool.
+        event: the one that streams wait for each other with.
         ledger: what is due.
         due: clause, words, where the bytes of a read land, and the version they are due to be.
         signed: the version that the mover signed last.
@@ -42,6 +43,7 @@ class Workshop:
 
     place: Shelf
     pool: HostPool
+    event: Event
     ledger: Ledger = field(default_factory=Ledger)
     due: list[tuple[str, str, Tensor, int]] = field(default_factory=list)
     routed: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
@@ -49,7 +51,6 @@ class Workshop:
     leases: list[Lease] = field(default_factory=list)
     pages: dict[int, Page] = field(default_factory=dict)
     copies: dict[int, Event] = field(default_factory=dict)
-    events: dict[int, Event] = field(default_factory=dict)
     lock: StreamLock | None = None
     cell: Tensor | None = None
     signed: int = 0
@@ -119,16 +120,11 @@ class Workshop:
 
     # ----- events and pages ----------------------------------------------------------------------
 
-    def record(self, _: int, event: int, role: str) -> None:
-        """The event stands for what the stream was given so far."""
-        made = self.events.setdefault(event, self.place.bench.accelerator.event())
-        self.place.bench.accelerator.stream(Role(role)).record(made)
-        self.ledger.order.record(event, role)
-
-    def wait(self, _: int, event: int, role: str) -> None:
-        """The stream waits for the event."""
-        self.place.bench.accelerator.stream(Role(role)).wait(self.events[event])
-        self.ledger.order.wait(role, event)
+    def join(self, _: int, first: str, second: str) -> None:
+        """The second stream waits for what the first was given so far; the event is used again."""
+        self.place.bench.accelerator.stream(Role(first)).record(self.event)
+        self.place.bench.accelerator.stream(Role(second)).wait(self.event)
+        self.ledger.join(first, second)
 
     def take(self, number: int) -> None:
         """A page, written at once: a copy that still reads it shows it."""
@@ -155,8 +151,10 @@ class Workshop:
     # ----- the stream lock -----------------------------------------------------------------------
 
     def sign(self, number: int) -> None:
-        """The mover writes the memory under the lock, and signals."""
+        """The mover writes the memory under the lock, when it has it, and signals."""
         lock, cell = self.locked()
+        if self.ledger.turn is Turn.PASSED:
+            lock.wait(lock.epoch, self.place.bench.patience)
         cell.fill_(number)
         lock.signal(lock.epoch)
         self.signed = number
@@ -178,12 +176,6 @@ class Workshop:
         else:
             self.waiting = read
         self.ledger.acquire()
-
-    def settle(self, _: int) -> None:
-        """The mover has the memory again."""
-        lock, _cell = self.locked()
-        lock.wait(lock.epoch, self.place.bench.patience)
-        self.ledger.turn = Turn.MOVER
 
     def renew(self, number: int) -> None:
         """A new epoch, in which the mover of the old one can do nothing."""
@@ -254,7 +246,8 @@ def _list(seen: Sequence[int]) -> str:
 def play(bench: Bench, found: Program) -> Play:
     """Every step is the name of a method."""
     place = plain(bench, SLOTS, STAGING, WIDTH)
-    shop = Workshop(place, bench.accelerator.host_pool(WIDTH, PAGES))
+    pool, event = bench.accelerator.host_pool(WIDTH, PAGES), bench.accelerator.event()
+    shop = Workshop(place, pool, event)
     for number, step in enumerate(found.steps, start=1):
         getattr(shop, step.op)(number, *step.args)
         yield NEXT

@@ -1,0 +1,233 @@
+"""Mutants of family *resources*."""
+
+import dataclasses
+from collections.abc import Callable
+from importlib import import_module
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import device_with, network_with
+from torch import Tensor
+
+from equipoise.backends.virtual.accelerator import VirtualAccelerator
+from equipoise.backends.virtual.backend import EVERYTHING, VirtualBackend
+from equipoise.backends.virtual.device import Device
+from equipoise.backends.virtual.event import VirtualEvent
+from equipoise.backends.virtual.graph import VirtualGraph
+from equipoise.backends.virtual.lock import VirtualStreamLock
+from equipoise.backends.virtual.slots import VirtualSlotStore
+from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.backends.virtual.work import VirtualWork
+from equipoise.backends.virtual.world import World
+from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities, Probe
+from equipoise.hal.conformance.subject import Subject
+from equipoise.hal.conformance.virtual import ControlledSubject
+from equipoise.hal.slots import SlotLayout
+from equipoise.hal.stream import Role
+
+LARGEST = 1 << 10
+
+
+class GuessingBackend(VirtualBackend):
+    """Imports a vendor's package to find out whether it is there."""
+
+    def probe(self) -> Probe:
+        import_module("no_such_vendor")
+        return super().probe()
+
+
+class WaveringBackend(VirtualBackend):
+    """Declares less once a device was opened."""
+
+    _opened = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        known = super().capabilities
+        return dataclasses.replace(known, pinned_memory=not self._opened)
+
+    def world(self, size: int, schedule: bytes) -> World:
+        self._opened = True
+        return super().world(size, schedule)
+
+
+class PooledStreams(VirtualAccelerator):
+    """A pool of three streams serves four roles."""
+
+    def stream(self, role: Role) -> VirtualStream:
+        return super().stream(Role.COMM if role is Role.AUX else role)
+
+
+class AnythingAdopted(VirtualAccelerator):
+    """Whatever is to be adopted is taken for the compute stream."""
+
+    def adopt(self, native_stream: object) -> VirtualStream:
+        return self.stream(Role.COMPUTE)
+
+
+class OnePinnedBlock(VirtualAccelerator):
+    """All pinned memory begins at one address."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._block = device.arena.empty(LARGEST)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        return self._block[:nbytes]
+
+
+class EventPool(VirtualAccelerator):
+    """Every event is kept, to be used again, and none is."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._events: list[VirtualEvent] = []
+
+    def event(self) -> VirtualEvent:
+        self._events.append(super().event())
+        return self._events[-1]
+
+
+class StoreRegistry(VirtualAccelerator):
+    """Every store stays registered with its device."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._stores: list[VirtualSlotStore] = []
+
+    def slot_store(self, layout: SlotLayout) -> VirtualSlotStore:
+        self._stores.append(super().slot_store(layout))
+        return self._stores[-1]
+
+
+class SilentGraphs(VirtualAccelerator):
+    """Gives out graphs that were not declared."""
+
+    def graph(self) -> VirtualGraph:
+        return self._device.parts.graph(self._device)
+
+
+class NullLocks(VirtualAccelerator):
+    """What is not declared is a null pointer."""
+
+    def stream_lock(self, deadline: float) -> VirtualStreamLock:
+        raise AttributeError("'NoneType' object has no attribute 'stream_lock'")
+
+
+class RenamedParameter(VirtualAccelerator):
+    """One parameter has another name than in the protocol."""
+
+    def pinned(self, size: int) -> Tensor:
+        return super().pinned(size)
+
+
+class ForeverWork(VirtualWork):
+    """Waits for ever where no time-out is given."""
+
+    def result(self, timeout: float = float("inf")) -> None:
+        super().result(timeout)
+
+
+def _backend(kind: type[VirtualBackend]) -> Callable[[], Subject]:
+    return lambda: ControlledSubject(kind(), CommunicatorCapabilities())
+
+
+def _waking() -> Subject:
+    module = import_module("conformance.mutants.waking")
+    return ControlledSubject(module.WakingBackend(), CommunicatorCapabilities())
+
+
+KNOWN = "a-backend-is-known-before-it-is-opened"
+HANDED = "a-device-hands-out-the-same-streams-and-its-own-memory"
+REFUSED = "what-is-not-declared-is-refused"
+SIGNED = "every-object-has-the-signatures-of-its-protocol"
+GIVEN_BACK = "what-was-used-up-is-given-back"
+MUTANTS = (
+    Mutant(
+        name="probing-raises-where-the-vendor-is-absent",
+        clause="B1",
+        broken="Probing tries an import and lets its error out (DeepSpeed tries eight).",
+        property=KNOWN,
+        subject=_backend(GuessingBackend),
+    ),
+    Mutant(
+        name="capabilities-change-when-a-device-is-opened",
+        clause="B2",
+        broken="What was planned by before opening is not true any more.",
+        property=KNOWN,
+        subject=_backend(WaveringBackend),
+    ),
+    Mutant(
+        name="two-roles-get-one-stream",
+        clause="B4",
+        broken="The stream of one role says that it is another role's.",
+        property=HANDED,
+        subject=device_with(accelerator=PooledStreams),
+    ),
+    Mutant(
+        name="anything-is-adopted",
+        clause="B5",
+        broken="A foreign stream is replaced by one of the device's, which nothing of it is on.",
+        property=HANDED,
+        subject=device_with(accelerator=AnythingAdopted),
+    ),
+    Mutant(
+        name="pinned-memory-is-handed-out-twice",
+        clause="B6",
+        broken="Two users of pinned memory write over each other.",
+        property=HANDED,
+        subject=device_with(accelerator=OnePinnedBlock),
+    ),
+    Mutant(
+        name="every-event-is-kept",
+        clause="R1",
+        broken="Events are never given back (Ascend's event pool).",
+        property=GIVEN_BACK,
+        subject=device_with(accelerator=EventPool),
+    ),
+    Mutant(
+        name="every-store-stays-registered",
+        clause="R1",
+        broken="A registry keeps a dropped model's slots alive (vllm-ascend #14720).",
+        property=GIVEN_BACK,
+        subject=device_with(accelerator=StoreRegistry),
+    ),
+    Mutant(
+        name="graphs-are-given-out-undeclared",
+        clause="R2",
+        broken="What is not declared seems to work.",
+        property=REFUSED,
+        subject=device_with(
+            dataclasses.replace(EVERYTHING, graph_capture=False), accelerator=SilentGraphs
+        ),
+    ),
+    Mutant(
+        name="what-is-not-declared-is-a-null-pointer",
+        clause="R2",
+        broken="An undeclared call fails as it happens, not as Unsupported (FlagCX).",
+        property=REFUSED,
+        subject=device_with(
+            dataclasses.replace(EVERYTHING, stream_lock=False), accelerator=NullLocks
+        ),
+    ),
+    Mutant(
+        name="a-parameter-has-another-name",
+        clause="R3",
+        broken="A call by keyword fails on this backend alone (DeepSpeed #8208).",
+        property=SIGNED,
+        subject=device_with(accelerator=RenamedParameter),
+    ),
+    Mutant(
+        name="a-wait-has-a-default-time-out",
+        clause="R3",
+        broken="A work may be waited for without a time-out, for ever.",
+        property="every-object-of-a-group-has-the-signatures-of-its-protocol",
+        subject=network_with(work=ForeverWork),
+    ),
+    Mutant(
+        name="importing-starts-a-thread",
+        clause="R4",
+        broken="A process that only imports the backend cannot be forked any more.",
+        property="importing-a-backend-starts-nothing",
+        subject=_waking,
+    ),
+)

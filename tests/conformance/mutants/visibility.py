@@ -1,0 +1,170 @@
+"""Mutants of family *visibility*."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import device_with
+
+from equipoise.backends.virtual.slots import Buffer, VirtualSlotStore
+from equipoise.backends.virtual.stream import Verb, VirtualStream, own_stream
+from equipoise.hal.hazards import Hazards
+from equipoise.hal.leases import SlotLease
+from equipoise.hal.stream import Event, Role, Stream
+
+PIECES = 2
+"""In how many pieces the virtual store copies a segment."""
+Steps = Callable[[], Iterator[None]]
+
+
+class _ForgetsReadsOf(Hazards):
+    """Whoever writes next does not wait for those who read buffers of one kind."""
+
+    kind = ""
+
+    def _note(
+        self,
+        stream: Stream,
+        reads: tuple[Hashable, ...],
+        writes: tuple[Hashable, ...],
+        done: Event,
+    ) -> None:
+        kept = tuple(b for b in reads if not (isinstance(b, tuple) and b[0] == self.kind))
+        super()._note(stream, kept, writes, done)
+
+
+class SourceIsOverwritten(_ForgetsReadsOf):
+    """A commit does not wait until the slot was packed."""
+
+    kind = "slot"
+
+
+class StagingIsReused(_ForgetsReadsOf):
+    """Unpacking does not wait for the commit that reads the staging buffer."""
+
+    kind = "staging"
+
+
+class ReadsBeforeArrival(Hazards):
+    """Whoever reads does not wait for the verb that writes."""
+
+    def _writers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
+        return {}
+
+
+class OwnStreamStore(VirtualSlotStore):
+    """Changes run on a stream of the store's own, which orders its verbs and its readers, but
+    not what the caller records on the stream that it gave."""
+
+    def _alter(
+        self,
+        steps: Steps,
+        stream: Stream,
+        slots: tuple[int, ...],
+        reads: Iterable[Buffer] = (),
+    ) -> None:
+        super()._alter(steps, self._device.stream(Role.AUX), slots, reads)
+
+
+class EarlyStore(VirtualSlotStore):
+    """Lets readers go on before a change has ended."""
+
+    def _alter(
+        self,
+        steps: Steps,
+        stream: Stream,
+        slots: tuple[int, ...],
+        reads: Iterable[Buffer] = (),
+    ) -> None:
+        def issue(on: VirtualStream) -> None:
+            with self._hazards.ordered(on, reads=reads, writes=tuple(("slot", s) for s in slots)):
+                held, pieces, early = self._readers.hold(on), steps(), self._device.event()
+                on.perform(lambda: islice(pieces, self._held_for(slots)))
+                on.record(early)
+                on.perform(lambda: pieces)
+            self._readers.follow(held, early)
+
+        own_stream(stream).issue(Verb(issue, lambda: self._leases.barred(slots)))
+
+    def _held_for(self, slots: tuple[int, ...]) -> int:
+        """How many pieces readers wait for."""
+        raise NotImplementedError
+
+    def _pieces_of(self, slots: tuple[int, ...]) -> int:
+        return PIECES * len(self._layout.descriptor) * len(slots)
+
+
+class TornStore(EarlyStore):
+    """Readers go on before the last piece was copied."""
+
+    def _held_for(self, slots: tuple[int, ...]) -> int:
+        return self._pieces_of(slots) - 1
+
+
+class SlotBySlotStore(EarlyStore):
+    """Readers go on when the first slot of a batch was copied."""
+
+    def _held_for(self, slots: tuple[int, ...]) -> int:
+        return self._pieces_of(slots[:1])
+
+
+class ForgetfulLeaseStore(VirtualSlotStore):
+    """A leased slot is not written, so the store forgets who is at work on its slots."""
+
+    def lease(self, slots: Sequence[int]) -> SlotLease:
+        self._hazards._traces.clear()
+        return super().lease(slots)
+
+
+ORDER = "verbs-of-a-store-take-effect-in-the-order-of-issue"
+MUTANTS = (
+    Mutant(
+        name="a-source-is-overwritten-while-it-is-packed",
+        clause="V5",
+        broken="A commit does not wait for the pack that still reads the slot (vLLM #32881).",
+        property=ORDER,
+        subject=device_with(hazards=SourceIsOverwritten),
+    ),
+    Mutant(
+        name="a-slot-is-packed-before-its-commit",
+        clause="V5",
+        broken="A verb does not wait for the verb on another stream that brings what it reads.",
+        property=ORDER,
+        subject=device_with(hazards=ReadsBeforeArrival),
+    ),
+    Mutant(
+        name="staging-is-free-once-the-commit-was-issued",
+        clause="A2",
+        broken="Staging is unpacked into while the commit still reads it (vLLM #32881).",
+        property="staging-is-not-rewritten-under-a-commit",
+        subject=device_with(hazards=StagingIsReused),
+    ),
+    Mutant(
+        name="the-callers-event-says-nothing-of-a-commit",
+        clause="V1",
+        broken="A commit runs beside the stream it was issued on, whose events do not cover it.",
+        property="who-waits-for-a-commit-sees-it",
+        subject=device_with(slots=OwnStreamStore),
+    ),
+    Mutant(
+        name="readers-go-on-before-the-last-piece",
+        clause="V2",
+        broken="A reader is let in while the last piece of its slot is being copied.",
+        property="a-slot-is-read-whole",
+        subject=device_with(slots=TornStore),
+    ),
+    Mutant(
+        name="readers-go-on-after-the-first-slot",
+        clause="V4",
+        broken="A reader is let in when one slot of the batch was committed (vLLM #55228).",
+        property="a-batch-is-seen-whole",
+        subject=device_with(slots=SlotBySlotStore),
+    ),
+    Mutant(
+        name="a-lease-forgets-who-is-at-work",
+        clause="V5",
+        broken="Verbs that are issued after a lease do not wait for those issued before it.",
+        property="everything-at-once-shows-what-is-due",
+        subject=device_with(slots=ForgetfulLeaseStore),
+    ),
+)
