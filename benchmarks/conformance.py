@@ -32,12 +32,12 @@ def runs() -> dict[str, list[str]]:
     """What is run, by the name of its column."""
     from equipoise.backends.virtual import profiles
 
-    quirky = {name: [f"{PROFILES}:{constant}"] for name, constant in profiles.NAMES.items()}
+    quirky = {name: f"{PROFILES}:{name.upper().replace('-', '_')}" for name in profiles.PROFILES}
     ours = [sys.executable, "-m", "equipoise", "conformance", "--quiet", "--backend"]
     mpiexec = shutil.which("mpiexec") or "mpiexec"
     return {
         "virtual": [*ours, "virtual"],
-        **{f"virtual, {name}": [*ours, *backend] for name, backend in quirky.items()},
+        **{f"virtual, {name}": [*ours, backend] for name, backend in quirky.items()},
         "cpu, gloo": [*ours, "cpu", "--ranks", "8"],
         "cpu, mpi": [mpiexec, "-n", "4", *ours, "cpu", "--communicator", "mpi"],
         "third party": [*ours, "equipoise_inline:BACKEND", "--ranks", "4"],

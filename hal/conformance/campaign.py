@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
-from equipoise.hal.conformance.processes import ProcessSubject
-
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import launched, suite
 from equipoise.hal.conformance.conduct import Watcher, bouts, conduct
 from equipoise.hal.conformance.controlled import ControlledBackend
 from equipoise.hal.conformance.device import DeviceSubject
+from equipoise.hal.conformance.processes import ProcessSubject
 from equipoise.hal.conformance.profile import Executor, Profile
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.result import Result
@@ -84,8 +83,7 @@ class Campaign:
     def _subjects(self, seat: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)
         if isinstance(backend, ControlledBackend):
-            groups = registry.communicator(self.communicator).capabilities
-            return {Executor.VIRTUAL: ControlledSubject(backend, groups)}
+            return {Executor.VIRTUAL: ControlledSubject(backend, backend.groups)}
         ranks: Subject
         if seat is None:
             ranks = ProcessSubject(self.backend, self.communicator, self.ranks)

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator, Backend
+from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.stream import Stream
 
@@ -76,6 +77,11 @@ class ControlledWorld(Protocol):
 @runtime_checkable
 class ControlledBackend(Backend, Protocol):
     """A backend that can be run on a schedule."""
+
+    @property
+    def groups(self) -> CommunicatorCapabilities:
+        """What the communicators of its worlds declare."""
+        ...
 
     def world(self, size: int, schedule: bytes) -> ControlledWorld:
         """A world of so many ranks; byte k of the schedule is its k-th choice."""
