@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from equipoise.backends.cpu.arguments import (
+from equipoise.backends.cpu.group import Group, Native, make_group
+from equipoise.backends.cpu.work import LEAST, GlooWork
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Exchange
+from equipoise.hal.errors import CommunicatorFailed, Unsupported
+from equipoise.hal.operands import (
     check_apart,
     check_blob,
+    check_links,
     check_movable,
     check_rank,
     check_rows,
     check_shape,
     check_summable,
 )
-from equipoise.backends.cpu.group import Group, Native, make_group
-from equipoise.backends.cpu.work import LEAST, GlooWork
-from equipoise.hal.capabilities import CommunicatorCapabilities
-from equipoise.hal.communicator import Exchange
-from equipoise.hal.errors import CommunicatorFailed, Unsupported
 
 GLOO_CAPABILITIES = CommunicatorCapabilities(
     stream_ordered=False,
@@ -101,8 +102,8 @@ class GlooCommunicator:
         check_summable(self.capabilities, out, tensor)
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         flat, parts = out.view(-1), tensor.view(-1)
-        return self._collective(
-            "reduce_scatter", lambda g: g._reduce_scatter_base(flat, parts), out, tensor
+        return self._bundle(
+            "reduce_scatter", lambda g: [g._reduce_scatter_base(flat, parts)], out, tensor
         )
 
     def broadcast(self, tensor: Tensor, source: int) -> GlooWork:
@@ -177,9 +178,7 @@ class GlooCommunicator:
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
         """Nothing to build: gloo links every pair when the group is made."""
-        for first, second in links:
-            check_rank(f"link {first}-{second}", first, range(self.size))
-            check_rank(f"link {first}-{second}", second, range(self.size))
+        check_links(links, self.size)
         self._refuse_failed("warm")
 
     def abort(self) -> None:
@@ -230,7 +229,7 @@ class GlooCommunicator:
             natives = self._issue(what, issue)
             work = self._work(natives, what, buffers)
             self._inflight.append((work, work.done))
-        work.watch()  # a point-to-point operation of gloo never completes unless waited for
+        work.watch()  # gloo's messages and reduce_scatter never complete unless waited for
         return work
 
     def _issue(self, what: str, issue: Callable[[Group], T]) -> T:
