@@ -6,14 +6,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from equipoise.backends.cpu.arguments import (
-    check_blob,
-    check_movable,
-    check_rank,
-    check_rows,
-    check_shape,
-    check_summable,
-)
 from equipoise.backends.mpi.flight import Leg
 from equipoise.backends.mpi.line import Line, Start
 from equipoise.backends.mpi.spans import NUMBERS, apart, numbers, raw
@@ -21,6 +13,15 @@ from equipoise.backends.mpi.work import MpiWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import Unsupported
+from equipoise.hal.operands import (
+    check_blob,
+    check_links,
+    check_movable,
+    check_rank,
+    check_rows,
+    check_shape,
+    check_summable,
+)
 
 MPI_CAPABILITIES = CommunicatorCapabilities(
     stream_ordered=False,
@@ -149,9 +150,7 @@ class MpiCommunicator:
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
         """Nothing to build: MPI links a pair at its first message, and blocks nobody."""
-        for first, second in links:
-            check_rank(f"link {first}-{second}", first, range(self.size))
-            check_rank(f"link {first}-{second}", second, range(self.size))
+        check_links(links, self.size)
         self._line.refuse_failed("warm")
 
     def abort(self) -> None:

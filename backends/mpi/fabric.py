@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from zlib import crc32
 
-from equipoise.backends.cpu.arguments import check_members
 from equipoise.backends.cpu.control import ANSWER, StoreControlPlane
 from equipoise.backends.mpi.communicator import MpiCommunicator
 from equipoise.backends.mpi.line import Line
@@ -12,6 +11,7 @@ from equipoise.backends.mpi.progress import Progress
 from equipoise.backends.mpi.world import World
 from equipoise.hal.communicator import Communicator, Rendezvous
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, Unsupported
+from equipoise.hal.operands import check_members
 
 TAGS = 1 << 15
 """Tags that every MPI has."""

@@ -7,20 +7,21 @@ from math import prod
 import numpy as np
 from torch import Tensor
 
-from equipoise.backends.cpu.arguments import (
-    check_blob,
-    check_movable,
-    check_rank,
-    check_rows,
-    check_shape,
-    check_summable,
-)
 from equipoise.backends.virtual.arena import Bytes, bytes_of
 from equipoise.backends.virtual.collective import Kind, Share
 from equipoise.backends.virtual.endpoint import Endpoint
 from equipoise.backends.virtual.operation import Native, Operation
 from equipoise.backends.virtual.work import VirtualWork
 from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.operands import (
+    check_blob,
+    check_links,
+    check_movable,
+    check_rank,
+    check_rows,
+    check_shape,
+    check_summable,
+)
 
 NOTHING: Bytes = np.empty(0, np.uint8)
 
@@ -100,9 +101,7 @@ class VirtualCommunicator(Endpoint):
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
         """Build the links in this order, each once."""
-        for link in links:
-            for end in link:
-                check_rank("warm", end, range(self.size))
+        check_links(links, self.size)
         for link in links:
             self._build(link)
 

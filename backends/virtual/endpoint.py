@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from equipoise.backends.cpu.arguments import check_rank
 from equipoise.backends.virtual.event import Mark
 from equipoise.backends.virtual.operation import Operation, Pair, Post
 from equipoise.backends.virtual.outbox import Item
 from equipoise.backends.virtual.work import DEADLINE, VirtualWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
+from equipoise.hal.operands import check_rank
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.fabric import VirtualFabric

@@ -1,4 +1,7 @@
-"""What gloo can carry out: every check comes before any side effect, and raises `Unsupported`."""
+"""Checks of what a communicator on host memory is given; for backends to share.
+
+Every check comes before any side effect, and raises `Unsupported` (clauses X5, S2).
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +17,7 @@ def check_movable(capabilities: CommunicatorCapabilities, *tensors: Tensor) -> N
     """Contiguous CPU tensors of one dtype that travels."""
     for tensor in tensors:
         if tensor.dtype not in capabilities.dtypes:
-            raise Unsupported(f"gloo cannot move {tensor.dtype}")
+            raise Unsupported(f"{tensor.dtype} does not travel here")
         if tensor.dtype != tensors[0].dtype:
             raise Unsupported(f"one dtype is needed, got {tensors[0].dtype} and {tensor.dtype}")
         if not tensor.is_contiguous() or tensor.device.type != "cpu":
@@ -28,7 +31,7 @@ def check_summable(capabilities: CommunicatorCapabilities, *tensors: Tensor) -> 
     """Movable tensors of a dtype that is also summed."""
     for tensor in tensors:
         if tensor.dtype not in capabilities.reductions:
-            raise Unsupported(f"gloo cannot sum {tensor.dtype}")
+            raise Unsupported(f"{tensor.dtype} is not summed here")
     check_movable(capabilities, *tensors)
 
 
@@ -39,16 +42,23 @@ def check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_apart(what: str, out: Tensor, tensor: Tensor) -> None:
-    """Two operands without a byte in common: gloo writes the one while it reads the other (A3)."""
+    """Two operands without a byte in common: where one is written while the other is read (A3)."""
     first, second = sorted((out, tensor), key=Tensor.data_ptr)
     if first.data_ptr() + first.nbytes > second.data_ptr() and min(first.nbytes, second.nbytes):
-        raise Unsupported(f"{what} of gloo cannot have its output overlap its input")
+        raise Unsupported(f"{what} cannot have its output overlap its input")
 
 
 def check_rank(what: str, rank: int, ranks: Iterable[int]) -> None:
     """One of these ranks."""
     if rank not in ranks:
         raise Unsupported(f"{what}: rank {rank} is not one of {tuple(ranks)}")
+
+
+def check_links(links: Iterable[tuple[int, int]], size: int) -> None:
+    """Pairs of ranks below `size`."""
+    for first, second in links:
+        check_rank(f"link {first}-{second}", first, range(size))
+        check_rank(f"link {first}-{second}", second, range(size))
 
 
 def check_members(what: str, where: Rendezvous, members: Sequence[int]) -> None:
