@@ -68,9 +68,10 @@ class Ledger:
         writer = self.writers.get(("slot", slot))
         return writer is None or self.order.reached(role, writer)
 
-    def unread(self, role: str, slot: int) -> bool:
-        """Whether a verb on the stream may write the slot: looks by strangers come before."""
-        return all(self.order.reached(role, look) for look in self.looks.get(slot, []))
+    def strangers(self, role: str, slot: int) -> list[str]:
+        """Streams that were not attached and still look at the slot, as far as `role` knows."""
+        looks = [look for look in self.looks.get(slot, []) if not self.order.reached(role, look)]
+        return sorted({self.order.launches[look][0] for look in looks})
 
     def bring(self, number: int, buffer: Buffer, role: str) -> None:
         """A verb on the stream writes a version of its own."""

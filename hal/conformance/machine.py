@@ -23,6 +23,10 @@ from equipoise.hal.conformance.workshop import ROUTER, play
 SLOT = st.sampled_from((*[0] * SLOTS, *range(SLOTS)))
 BUFFER = st.integers(0, STAGING - 1)
 STREAM = st.sampled_from((*ROLES[:2], *ROLES))
+LONG = 144
+"""Choices that are drawn at most: programs are longer than those of other properties."""
+READERS = 2
+"""Readers at a time."""
 Played = Callable[[Case], None]
 
 
@@ -43,6 +47,7 @@ class Composer(RuleBasedStateMachine):
     devices, on which a race shows once and not again, can be searched and shrunk like all others.
     """
 
+    arrived = Bundle("arrived")
     leases = Bundle("leases")
     pages = Bundle("pages")
 
@@ -64,28 +69,34 @@ class Composer(RuleBasedStateMachine):
         if self._steps:
             self._played(Case(program(self._steps), self._schedule))
 
-    @initialize(schedule=schedules())
+    @initialize(schedule=schedules(LONG))
     def choose(self, schedule: bytes) -> None:
         """Who moves next, where somebody decides it."""
         self._schedule = schedule
 
-    @rule(buffer=BUFFER, role=STREAM)
-    def unpack(self, buffer: int, role: str) -> None:
+    def clear(self, slot: int, role: str) -> None:
+        """Let the stream wait for strangers that look at the slot: a verb would not."""
+        for stranger in self.ledger.strangers(role, slot):
+            self.join(stranger, role)
+
+    @rule(target=arrived, buffer=BUFFER, role=STREAM)
+    def unpack(self, buffer: int, role: str) -> int:
         """A version arrives in staging."""
         self.ledger.bring(self.note("unpack", buffer, role), ("staging", buffer), role)
+        return buffer
 
-    @rule(buffer=BUFFER, slot=SLOT, role=STREAM)
+    @rule(buffer=arrived, slot=SLOT, role=STREAM)
     def commit(self, buffer: int, slot: int, role: str) -> None:
         """Staging goes to a slot."""
-        if ("staging", buffer) in self.ledger.versions and self.ledger.unread(role, slot):
-            self.note("commit", buffer, slot, role)
-            self.ledger.commit(buffer, slot, role)
+        self.clear(slot, role)
+        self.note("commit", buffer, slot, role)
+        self.ledger.commit(buffer, slot, role)
 
     @rule(slot=SLOT, role=STREAM)
     def write(self, slot: int, role: str) -> None:
         """A version goes to a slot."""
-        if self.ledger.unread(role, slot):
-            self.ledger.write(self.note("write", slot, role), slot, role)
+        self.clear(slot, role)
+        self.ledger.write(self.note("write", slot, role), slot, role)
 
     @rule(slot=SLOT, role=STREAM)
     def pack(self, slot: int, role: str) -> None:
@@ -100,7 +111,7 @@ class Composer(RuleBasedStateMachine):
             self.note("look", slot, role)
             self.ledger.look(slot, role)
 
-    @precondition(moving)
+    @precondition(lambda self: moving(self) and self.ledger.attached.total() < READERS)
     @rule(role=STREAM)
     def attach(self, role: str) -> None:
         """A stream becomes a reader."""
@@ -145,9 +156,9 @@ class Composer(RuleBasedStateMachine):
     @rule(page=pages, slot=SLOT, role=STREAM)
     def copy(self, page: int, slot: int, role: str) -> None:
         """A page goes to a slot."""
-        if self.ledger.unread(role, slot):
-            self.note("copy", page, slot, role)
-            self.ledger.write(page, slot, role)
+        self.clear(slot, role)
+        self.note("copy", page, slot, role)
+        self.ledger.write(page, slot, role)
 
     @rule(page=consumes(pages))
     def give_back(self, page: int) -> None:
@@ -169,7 +180,7 @@ class Composer(RuleBasedStateMachine):
         self.note("acquire", role)
         self.ledger.acquire()
 
-    @precondition(locking((Turn.MOVER, Turn.SIGNED, Turn.PASSED)))
+    @precondition(locking((Turn.SIGNED, Turn.PASSED)))
     @rule()
     def renew(self) -> None:
         """The lock begins a new epoch."""

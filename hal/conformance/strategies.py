@@ -14,10 +14,10 @@ SCHEDULE = 48
 """Choices that are drawn at most; whatever comes after them is eager."""
 
 
-def schedules() -> st.SearchStrategy[bytes]:
+def schedules(most: int = SCHEDULE) -> st.SearchStrategy[bytes]:
     """Who moves next: long ones as often as short ones, which are five bytes on average."""
-    short = st.binary(max_size=SCHEDULE)
-    long = st.binary(min_size=SCHEDULE // 3, max_size=SCHEDULE)
+    short = st.binary(max_size=most)
+    long = st.binary(min_size=most // 3, max_size=most)
     return st.one_of(short, long).map(lambda choices: choices.rstrip(b"\0"))
 
 
