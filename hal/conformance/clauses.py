@@ -117,7 +117,7 @@ TITLES: Mapping[str, str] = {
     "R2": "a capability holds, or raises before any side effect",
     "R3": "signatures equal the protocol's",
     "R4": "importing initialises nothing",
-    "T1": "copy, communication and compute overlap (reported)",
+    "T1": "copy, communication and compute overlap",
 }
 """Identifier by identifier, in the order of the contract."""
 

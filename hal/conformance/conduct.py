@@ -50,7 +50,7 @@ def bouts(claims: Sequence[Property], subjects: Mapping[Executor, Subject]) -> t
         Bout(claim, subject, executor)
         for claim in claims
         for executor, subject in subjects.items()
-        if _fits(claim, executor)
+        if _fits(claim, executor) and claim.where(subject.traits)
     )
 
 

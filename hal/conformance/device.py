@@ -114,12 +114,12 @@ class DeviceSubject:
         """As declared; one rank."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, claim: Property, case: Case) -> str | None:
         """On the device as it schedules itself."""
         accelerator = self._backend.open(self._index)
         try:
             answers = play_alone(claim, case, self._backend, accelerator)
-            judge(claim, case, answers)
+            return judge(claim, case, answers)
         except Exception as error:
             raise blame(claim, error) from error
         finally:

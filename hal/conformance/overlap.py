@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -29,9 +30,9 @@ def _play_beside(bench: Bench, found: Program) -> Play:
     return beside.play(bench, found, "B8", bench.hold)
 
 
-def a_clock(traits: Traits) -> str | None:
-    """Time that passes by itself, and two streams."""
-    return "a clock" if traits.controlled else several_streams(traits)
+def a_clock(traits: Traits) -> bool:
+    """Time that passes by itself."""
+    return not traits.controlled
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,15 @@ def _play_measure(bench: Bench, _: Program) -> Play:
     return [found.apart, found.together, found.spread]
 
 
+def _told(_: Program, answers: Sequence[Any]) -> str:
+    """The figures in words."""
+    apart, together, spread = (float(seconds) for seconds in answers[0])
+    return (
+        f"a copy and a computation at once took {together / apart:.2f} of one after the other "
+        f"(spread {spread / apart:.2f})"
+    )
+
+
 PROPERTIES = (
     Property(
         name="declared-streams-run-side-by-side",
@@ -109,6 +119,8 @@ PROPERTIES = (
         claim="Measured, never judged: a copy and a computation at once take less than in turn.",
         programs=lambda _: st.just(program([])),
         play=_play_measure,
-        needs=a_clock,
+        judge=_told,
+        needs=several_streams,
+        where=a_clock,
     ),
 )

@@ -74,13 +74,23 @@ Needs = Callable[[Traits], str | None]
 """The name of the capability that is missing, or None."""
 Loses = Callable[[Program], frozenset[int]]
 """Which ranks a program of the property ends for good."""
-Judge = Callable[[Program, Sequence[Any]], None]
-"""Compares what the ranks observed (by rank; by host within a rank). Raises `Violation`."""
+Judge = Callable[[Program, Sequence[Any]], str | None]
+"""Compares what the ranks observed (by rank; by host within a rank). Raises `Violation`.
+
+Returns a figure in words where one is measured and reported, else None.
+"""
+Where = Callable[[Traits], bool]
+"""Whether the executor can play the property at all; where not, nothing is said of it."""
 
 
 def nothing(_: Traits) -> str | None:
     """No capability is needed."""
     return None
+
+
+def anywhere(_: Traits) -> bool:
+    """Every executor can play it."""
+    return True
 
 
 def content(_program: Program, _answers: Sequence[Any]) -> None:
@@ -100,6 +110,7 @@ class Property:
         play: what one host does; raises `Violation`, returns what `judge` is to see.
         judge: compares the answers of all hosts.
         needs: which capability it cannot do without.
+        where: which executors can play it.
         ranks: whether it needs a fabric.
         hosts: threads of control on each rank.
         pace: what deadline it needs.
@@ -115,6 +126,7 @@ class Property:
     play: Callable[[Bench, Program], Play]
     judge: Judge = content
     needs: Needs = nothing
+    where: Where = anywhere
     ranks: Ranks = Ranks.ONE
     hosts: int = 1
     pace: Pace = Pace.CALM

@@ -117,11 +117,11 @@ class RankedSubject:
         """What properties may ask of it."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, claim: Property, case: Case) -> str | None:
         """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
         reference = refer(claim)
         try:
-            judge(claim, case, self._perform(claim, case, reference))
+            return judge(claim, case, self._perform(claim, case, reference))
         except Exception as error:
             self._clear()
             raise blame(claim, error) from error

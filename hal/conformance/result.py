@@ -1,12 +1,12 @@
 """What a run of the suite found, property by property and clause by clause."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from equipoise.hal.conformance.clauses import place
-from equipoise.hal.conformance.search import Held, Undeclared, Verdict, Violated
+from equipoise.hal.conformance.search import Held, Reported, Undeclared, Verdict, Violated
 
 
 class Status(StrEnum):
@@ -16,6 +16,16 @@ class Status(StrEnum):
     VIOLATED = "violated"
     UNSUPPORTED = "unsupported"
     NOT_JUDGED = "not judged"
+    REPORTED = "reported"
+
+
+STATUSES: Mapping[type, Status] = {
+    Held: Status.HELD,
+    Reported: Status.REPORTED,
+    Violated: Status.VIOLATED,
+    Undeclared: Status.UNSUPPORTED,
+}
+"""What a verdict is called."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,7 @@ class Finding:
     @property
     def status(self) -> Status:
         """The verdict in a word."""
-        kinds = {Held: Status.HELD, Violated: Status.VIOLATED, Undeclared: Status.UNSUPPORTED}
-        return kinds[type(self.verdict)]
+        return STATUSES[type(self.verdict)]
 
     def of(self, clause: str) -> Status | None:
         """What the finding says of a clause; None when it says nothing."""
@@ -80,6 +89,12 @@ class ClauseFinding:
         return sum(verdict.cases for verdict in verdicts if isinstance(verdict, Held))
 
     @property
+    def figures(self) -> str:
+        """What was measured, in words, or nothing."""
+        verdicts = [finding.verdict for finding in self.findings]
+        return "; ".join(verdict.figure for verdict in verdicts if isinstance(verdict, Reported))
+
+    @property
     def lacking(self) -> str:
         """The capability for want of which it was not judged, or nothing."""
         verdicts = [finding.verdict for finding in self.findings]
@@ -87,7 +102,13 @@ class ClauseFinding:
         return ", ".join(sorted(names))
 
 
-RANKING = (Status.VIOLATED, Status.NOT_JUDGED, Status.HELD, Status.UNSUPPORTED)
+RANKING = (
+    Status.VIOLATED,
+    Status.NOT_JUDGED,
+    Status.HELD,
+    Status.REPORTED,
+    Status.UNSUPPORTED,
+)
 """Which status counts when findings differ: the first of these."""
 
 
@@ -145,6 +166,7 @@ class Result:
                     "status": found.status.value,
                     "cases": found.cases,
                     "lacking": found.lacking,
+                    "figures": found.figures,
                 }
                 for found in self.clauses()
             },
@@ -165,6 +187,8 @@ def _detail(verdict: Verdict) -> dict[str, Any]:
         return {"capability": verdict.capability}
     if isinstance(verdict, Held):
         return {"cases": verdict.cases}
+    if isinstance(verdict, Reported):
+        return {"figure": verdict.figure}
     return {
         "cases": verdict.cases,
         "clause": verdict.clause,

@@ -27,6 +27,13 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """It is measured, and nobody is judged by it."""
+
+    figure: str
+
+
+@dataclass(frozen=True)
 class Violated:
     """The smallest case found that breaks it."""
 
@@ -43,7 +50,7 @@ class Undeclared:
     capability: str
 
 
-Verdict = Held | Violated | Undeclared
+Verdict = Held | Reported | Violated | Undeclared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,7 @@ class _Trial:
     played: int = 0
     broken: dict[Case, Violation] = field(default_factory=dict)
     found_at: float | None = None
+    figure: str | None = None
 
     def play(self, case: Case) -> None:
         if case in self.broken:
@@ -79,7 +87,7 @@ class _Trial:
             return  # no more time to shrink: only what is known to break counts
         self.played += 1
         try:
-            self.subject.play(self.claim, case)
+            self.figure = self.subject.play(self.claim, case)
         except Violation as violation:
             self.broken[case] = violation
             self.found_at = self.found_at or time.monotonic()
@@ -98,7 +106,7 @@ def search(claim: Property, subject: Subject, effort: Effort) -> Verdict:
     except Violation as violation:
         case = next(case for case, known in trial.broken.items() if known is violation)
         return Violated(violation.clause, str(violation), case, trial.played)
-    return Held(trial.played)
+    return Held(trial.played) if trial.figure is None else Reported(trial.figure)
 
 
 def _test(trial: _Trial, programs: Drawn | Composed) -> Callable[[], None]:

@@ -21,8 +21,8 @@ class Subject(Protocol):
         """What properties may ask of it."""
         ...
 
-    def play(self, claim: Property, case: Case) -> None:
-        """Play one case of a property. Raises `Violation`."""
+    def play(self, claim: Property, case: Case) -> str | None:
+        """Play one case of a property; returns what it reports. Raises `Violation`."""
         ...
 
     def close(self) -> None:
@@ -30,9 +30,9 @@ class Subject(Protocol):
         ...
 
 
-def judge(claim: Property, case: Case, answers: Sequence[Any]) -> None:
-    """Let the property compare what all hosts observed."""
-    claim.judge(case.program, answers)
+def judge(claim: Property, case: Case, answers: Sequence[Any]) -> str | None:
+    """Let the property compare what all hosts observed; what it reports."""
+    return claim.judge(case.program, answers)
 
 
 def blame(claim: Property, error: BaseException) -> Violation:

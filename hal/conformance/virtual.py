@@ -80,7 +80,7 @@ class ControlledSubject:
         """As declared; any number of ranks."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, claim: Property, case: Case) -> str | None:
         """On a fresh world."""
         world = self._backend.world(case.program.size, case.schedule)
         try:
@@ -89,9 +89,10 @@ class ControlledSubject:
                 for rank in range(case.program.size)
                 for actor in _actors(self._backend, world, claim, case, rank)
             ]
-            judge(claim, case, drive(world, actors))
+            reported = judge(claim, case, drive(world, actors))
             if claim.loses is not None:
                 _rest(world, case.program.size, claim.loses(case.program))
+            return reported
         except Exception as error:
             raise blame(claim, error) from error
         finally:

@@ -57,7 +57,7 @@ def test_a_backend_that_keeps_the_contract_ends_with_that_and_exit_code_0(
     lines = answer.out.splitlines()
     assert lines[0].startswith("conformance of virtual with virtual")
     assert any(line.startswith("O1   held") for line in lines)
-    assert lines[-1].startswith("the contract is kept: ")
+    assert lines[-1].startswith("this part of the contract is kept: ")
     assert answer.err == ""
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from equipoise.backends.virtual import BACKEND, COMMUNICATOR
+from equipoise.backends.virtual import BACKEND
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.search import Effort, Held, search
@@ -17,9 +17,12 @@ SEEDS = range(20) if DEEP else range(2)
 CASES = 400 if DEEP else 60
 
 
+SUBJECT = ControlledSubject(BACKEND, BACKEND.groups)
+PLAYED = [claim for claim in suite.properties() if claim.where(SUBJECT.traits)]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("claim", suite.properties(), ids=lambda claim: claim.name)
+@pytest.mark.parametrize("claim", PLAYED, ids=lambda claim: claim.name)
 def test_a_property_holds_on_the_healthy_virtual_backend(claim: Property, seed: int) -> None:
-    subject = ControlledSubject(BACKEND, COMMUNICATOR.capabilities)
-    found = search(claim, subject, Effort(cases=CASES, seed=seed))
+    found = search(claim, SUBJECT, Effort(cases=CASES, seed=seed))
     assert isinstance(found, Held), found

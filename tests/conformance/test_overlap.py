@@ -5,16 +5,16 @@ from equipoise.backends.virtual import BACKEND as VIRTUAL
 from equipoise.backends.virtual import COMMUNICATOR
 from equipoise.hal.conformance import overlap
 from equipoise.hal.conformance.device import DeviceSubject
-from equipoise.hal.conformance.search import Effort, Held, search
+from equipoise.hal.conformance.search import Effort, Reported, search
 from equipoise.hal.conformance.suite import find
 from equipoise.hal.conformance.virtual import ControlledSubject
 
 
 def test_measuring_on_real_threads_violates_nothing() -> None:
     claim = find("copies-and-computation-overlap")
-    assert isinstance(search(claim, DeviceSubject(BACKEND), Effort(cases=1)), Held)
+    assert isinstance(search(claim, DeviceSubject(BACKEND), Effort(cases=1)), Reported)
 
 
 def test_without_a_clock_there_is_nothing_to_measure() -> None:
     subject = ControlledSubject(VIRTUAL, COMMUNICATOR.capabilities)
-    assert overlap.a_clock(subject.traits) == "a clock"
+    assert not overlap.a_clock(subject.traits)

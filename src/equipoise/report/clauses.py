@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from equipoise.hal.conformance.clauses import ORDER, TITLES, place
+from equipoise.hal.conformance.clauses import FAMILIES, ORDER, TITLES, place
 from equipoise.hal.conformance.result import ClauseFinding, Finding, Result, Status
 from equipoise.hal.conformance.search import Violated
 from equipoise.report.ink import Ink, Tint, paint
@@ -15,6 +15,7 @@ SIGNS = {
     Status.VIOLATED: "✗",
     Status.UNSUPPORTED: "○",
     Status.NOT_JUDGED: "?",
+    Status.REPORTED: "≈",
 }
 """What stands for a status in the matrix; a dot for a clause that no property judges."""
 ABSENT = "·"
@@ -23,6 +24,7 @@ TINTS = {
     Status.VIOLATED: Tint.RED,
     Status.UNSUPPORTED: Tint.DIM,
     Status.NOT_JUDGED: Tint.RED,
+    Status.REPORTED: Tint.BOLD,
 }
 
 
@@ -55,8 +57,14 @@ def verdict(result: Result) -> str:
     """The last line: counts, and how long it took."""
     counts = {status: result.count(status) for status in Status}
     told = [f"{count} {status}" for status, count in counts.items() if count]
-    kept = "the contract is kept" if result.exit_code == 0 else "THE CONTRACT IS BROKEN"
-    return f"{kept}: {', '.join(told)}; {result.seconds:.0f} s"
+    return f"{_kept(result)}: {', '.join(told)}; {result.seconds:.0f} s"
+
+
+def _kept(result: Result) -> str:
+    if result.exit_code:
+        return "THE CONTRACT IS BROKEN"
+    whole = {finding.family for finding in result.findings} == set(FAMILIES)
+    return "the contract is kept" if whole else "this part of the contract is kept"
 
 
 def said(found: ClauseFinding) -> str:
@@ -65,6 +73,8 @@ def said(found: ClauseFinding) -> str:
         return f"not declared: {found.lacking}"
     if found.status is Status.HELD:
         return f"{found.cases} cases"
+    if found.status is Status.REPORTED:
+        return found.figures
     names = sorted({f.claim for f in found.findings if f.status is Status.VIOLATED})
     return f"see {', '.join(names)}"
 
@@ -76,7 +86,7 @@ def matrix(result: Result, ink: Ink) -> list[str]:
     head = paint("   " + "".join(f"{number:>3}" for number in range(1, most + 1)), Tint.DIM, ink)
     rows = [f"{letter:<3}" + "".join(_cells(letter, most, known, ink)).rstrip() for letter in ORDER]
     legend = "   ".join(f"{sign} {status}" for status, sign in SIGNS.items())
-    return [head, *rows, paint(f"{legend}   {ABSENT} kept elsewhere", Tint.DIM, ink)]
+    return [head, *rows, paint(f"{legend}   {ABSENT} not in this run", Tint.DIM, ink)]
 
 
 def violations(result: Result) -> list[Finding]:

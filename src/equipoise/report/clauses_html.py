@@ -5,7 +5,7 @@ from typing import Any
 
 from equipoise.hal.conformance.clauses import ORDER, TITLES, place
 from equipoise.hal.conformance.result import ClauseFinding, Finding, Result, Status
-from equipoise.hal.conformance.search import Held, Undeclared, Violated
+from equipoise.hal.conformance.search import Held, Reported, Undeclared, Violated
 from equipoise.report.clauses import SIGNS, headline, programme, said, verdict, violations
 from equipoise.report.html import visible
 from equipoise.report.page import CSS
@@ -16,7 +16,7 @@ OWN = """
 table.left td, table.left th { text-align:left; white-space:normal; vertical-align:top; }
 table.grid { width:auto; } table.grid td, table.grid th { text-align:center; padding:3px 9px; }
 table.grid td a { color:inherit; text-decoration:none; }
-td.num { white-space:nowrap; }
+td.num { white-space:nowrap; } .reported { font-weight:650; }
 """
 
 
@@ -67,7 +67,9 @@ def _tiles(result: Result) -> str:
 
 
 def _played(finding: Finding) -> int:
-    return 0 if isinstance(finding.verdict, Undeclared) else finding.verdict.cases
+    if isinstance(finding.verdict, Held | Violated):
+        return finding.verdict.cases
+    return 0
 
 
 def _violation(finding: Finding) -> str:
@@ -94,7 +96,7 @@ def _grid(result: Result) -> str:
     legend = "; ".join(f"{sign} {status}" for status, sign in SIGNS.items())
     return (
         f'<table class="grid"><tr><th></th>{head}</tr>{rows}</table>'
-        f'<p class="soft">{legend}; \u00b7 kept by other parts of the package</p>'
+        f'<p class="soft">{legend}; \u00b7 not in this run</p>'
     )
 
 
@@ -134,6 +136,8 @@ def _properties(result: Result) -> str:
 def _ground(finding: Finding) -> str:
     if isinstance(finding.verdict, Undeclared):
         return visible(finding.verdict.capability)
+    if isinstance(finding.verdict, Reported):
+        return visible(finding.verdict.figure)
     count = finding.verdict.cases
     return f"{count} cases" if isinstance(finding.verdict, Held) else f"in case {count} at latest"
 
