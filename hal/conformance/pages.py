@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.conformance.shelf import ROLES, Shelf, plain, versions
+from equipoise.hal.conformance.shelf import ROLES, Shelf, listed, plain, versions
 from equipoise.hal.errors import PoolExhausted, SlotError
 from equipoise.hal.pool import HostPool, Page
 from equipoise.hal.stream import Event
@@ -98,7 +98,7 @@ def _play(bench: Bench, found: Program) -> Play:
     bench.drain()
     for slot, version in enumerate(desk.due):
         seen = versions(place.bytes_of(slot))
-        what = f"copy {slot} read version {' and '.join(map(str, seen))} of its page, not {version}"
+        what = f"copy {slot} read version {listed(seen)} of its page, not {version}"
         demand("A13", seen == [version], what)
 
 

@@ -137,6 +137,11 @@ def versions(blob: Tensor) -> list[int]:
     return sorted(set(blob.tolist()))
 
 
+def listed(found: Sequence[int]) -> str:
+    """Versions in words."""
+    return " and ".join(map(str, found))
+
+
 def _segment(bench: Bench, guards: list[Guarded], name: str, part: Part) -> Segment:
     if part.format is SlotFormat.PRIVATE:
         return Segment(name, bench.filled((part.nbytes,), 0).view(part.dtype), part.format)

@@ -6,12 +6,24 @@ import torch
 from hypothesis import strategies as st
 
 from equipoise.hal.conformance.collectives import SUMS, name_of
-from equipoise.hal.conformance.program import Program, Step
+from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Traits
 
 COMMON_SIZES = (2, 4)
 SCHEDULE = 48
 """Choices that are drawn at most; whatever comes after them is eager."""
+
+
+def a_step(
+    op: str, *args: st.SearchStrategy[int] | st.SearchStrategy[str]
+) -> st.SearchStrategy[Step]:
+    """A step with these arguments, on every rank."""
+    return st.tuples(*args).map(lambda given: Step(op, given))
+
+
+def programs_of(*kinds: st.SearchStrategy[Step], most: int) -> st.SearchStrategy[Program]:
+    """Programs of one rank, of any steps of these kinds in any order."""
+    return st.lists(st.one_of(kinds), min_size=1, max_size=most).map(program)
 
 
 def schedules(most: int = SCHEDULE) -> st.SearchStrategy[bytes]:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.hal.conformance import machine
+from equipoise.hal.conformance import machine, whole
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.conformance.shelf import ROLES, Part, Shelf, plain, shelf, versions
+from equipoise.hal.conformance.shelf import ROLES, Shelf, listed, plain, versions
+from equipoise.hal.conformance.strategies import a_step, programs_of
 from equipoise.hal.stream import Event, Role
 
 FAMILY = "visibility"
@@ -21,22 +21,8 @@ SLOTS = 2
 STAGING = 2
 WIDTH = 8
 """Bytes of a slot, where order is judged."""
-BATCH = 3
-"""Slots of a store, where whole batches are judged."""
-HALVES = [Part(torch.uint8, 32), Part(torch.uint8, 32)]
-"""Segments of a slot, where tearing is judged."""
 STREAM = st.sampled_from(ROLES)
 SLOT = st.integers(0, SLOTS - 1)
-
-
-def _steps(*kinds: st.SearchStrategy[Step]) -> st.SearchStrategy[Program]:
-    return st.lists(st.one_of(kinds), min_size=1, max_size=LONGEST).map(program)
-
-
-def _step(
-    op: str, *args: st.SearchStrategy[int] | st.SearchStrategy[str]
-) -> st.SearchStrategy[Step]:
-    return st.tuples(*args).map(lambda given: Step(op, given))
 
 
 @dataclass
@@ -92,21 +78,18 @@ class _Desk:
 def _judge(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
     for what, blob, version in due:
         found = versions(blob)
-        demand(clause, found == [version], f"{what} holds version {_list(found)}, not {version}")
-
-
-def _list(found: Sequence[int]) -> str:
-    return " and ".join(map(str, found))
+        demand(clause, found == [version], f"{what} holds version {listed(found)}, not {version}")
 
 
 # ----- V5 and A2: the order of issue ---------------------------------------------------------
 
 
 def _in_order(_: Traits) -> st.SearchStrategy[Program]:
-    return _steps(
-        _step("pack", SLOT, STREAM),
-        _step("write", SLOT, STREAM),
-        _step("commit", SLOT, STREAM, STREAM),
+    return programs_of(
+        a_step("pack", SLOT, STREAM),
+        a_step("write", SLOT, STREAM),
+        a_step("commit", SLOT, STREAM, STREAM),
+        most=LONGEST,
     )
 
 
@@ -122,7 +105,7 @@ def _play_in_order(bench: Bench, found: Program) -> Play:
 def _rewritten(_: Traits) -> st.SearchStrategy[Program]:
     buffer = st.integers(0, STAGING - 1)
     drawn = st.lists(
-        st.one_of(_step("unpack", buffer, STREAM), _step("commit", buffer, STREAM)),
+        st.one_of(a_step("unpack", buffer, STREAM), a_step("commit", buffer, STREAM)),
         min_size=2,
         max_size=LONGEST,
     )
@@ -168,11 +151,12 @@ def _play_rewritten(bench: Bench, found: Program) -> Play:
 
 
 def _announced(_: Traits) -> st.SearchStrategy[Program]:
-    return _steps(
-        _step("host", SLOT),
-        _step("look", SLOT, STREAM),
-        _step("write", SLOT, STREAM),
-        _step("commit", SLOT, STREAM),
+    return programs_of(
+        a_step("host", SLOT),
+        a_step("look", SLOT, STREAM),
+        a_step("write", SLOT, STREAM),
+        a_step("commit", SLOT, STREAM),
+        most=LONGEST,
     )
 
 
@@ -230,82 +214,6 @@ def _play_announced(bench: Bench, found: Program) -> Play:
     _judge("V1", desk.due)
 
 
-# ----- V2 and V4: whole slots, whole batches ------------------------------------------------------
-
-
-def _torn(_: Traits) -> st.SearchStrategy[Program]:
-    only = st.just(0)
-    return _steps(
-        _step("look", STREAM), _step("write", only, STREAM), _step("commit", only, STREAM, STREAM)
-    )
-
-
-def _play_torn(bench: Bench, found: Program) -> Play:
-    """Whether a read saw the right version is for A12 to say: here it must be one."""
-    desk = _Desk(shelf(bench, 1, LONGEST, HALVES))
-    _attach_all(desk.shelf)
-    reads: list[tuple[str, Tensor]] = []
-    for version, step in enumerate(found.steps, start=1):
-        if step.op == "look":
-            role = str(step.args[0])
-            reads.append((f"step {version}: {role} read", desk.shelf.look([0], role)))
-        else:
-            desk.do(version, step)
-        yield NEXT
-    bench.drain()
-    for what, blob in reads:
-        found_in = versions(blob)
-        demand("V2", len(found_in) == 1, f"{what} a slot torn between versions {_list(found_in)}")
-
-
-def _batches(_: Traits) -> st.SearchStrategy[Program]:
-    some = st.integers(1, 2**BATCH - 1)
-    return _steps(
-        _step("look", STREAM), _step("write", some, STREAM), _step("commit", some, STREAM)
-    )
-
-
-def _play_batches(bench: Bench, found: Program) -> Play:
-    """Slots of one byte cannot be torn, so what is seen of a batch is judged by itself."""
-    place = plain(bench, BATCH, LONGEST * BATCH, 1)
-    _attach_all(place)
-    state, used = [0] * BATCH, 0
-    states, reads = [list(state)], []
-    for version, step in enumerate(found.steps, start=1):
-        role = str(step.args[-1])
-        if step.op == "look":
-            reads.append((f"step {version}: {role} saw", place.look(range(BATCH), role)))
-        else:
-            slots = [slot for slot in range(BATCH) if int(step.args[0]) >> slot & 1]
-            _bring(place, step.op, slots, (version, used), role)
-            used += len(slots)
-            state = [version if slot in slots else old for slot, old in enumerate(state)]
-            states.append(state)
-        yield NEXT
-    bench.drain()
-    for what, blob in reads:
-        seen = blob.tolist()
-        demand(
-            "V4", seen in states, f"{what} versions {seen} of the slots, only ever half of a batch"
-        )
-
-
-def _bring(place: Shelf, op: str, slots: list[int], origin: tuple[int, int], role: str) -> None:
-    """One version for many slots in one call; `origin`: the version, and its first staging."""
-    version, first = origin
-    if op == "write":
-        place.write(slots, version, role)
-        return
-    staging = range(first, first + len(slots))
-    place.unpack(staging, version, role)
-    place.store.commit(list(zip(staging, slots, strict=True)), place.stream(role))
-
-
-def _attach_all(place: Shelf) -> None:
-    for role in ROLES:
-        place.store.attach(place.bench.accelerator.stream(Role(role)))
-
-
 PROPERTIES = (
     Property(
         name="verbs-of-a-store-take-effect-in-the-order-of-issue",
@@ -331,21 +239,6 @@ PROPERTIES = (
         programs=_announced,
         play=_play_announced,
     ),
-    Property(
-        name="a-slot-is-read-whole",
-        family=FAMILY,
-        clauses=("V2",),
-        claim="An attached reader sees one version of a slot, whatever stream it is on.",
-        programs=_torn,
-        play=_play_torn,
-    ),
-    Property(
-        name="a-batch-is-seen-whole",
-        family=FAMILY,
-        clauses=("V4",),
-        claim="Between two launches of an attached reader a commit has happened, or has not.",
-        programs=_batches,
-        play=_play_batches,
-    ),
+    *whole.PROPERTIES,
     *machine.PROPERTIES,
 )

@@ -1,6 +1,5 @@
 """Everything one accelerator has, at work at once, with the ledger saying what is due."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand
 from equipoise.hal.conformance.ledger import PAGES, SLOTS, STAGING, Ledger, Turn
 from equipoise.hal.conformance.program import Program
-from equipoise.hal.conformance.shelf import ROLES, Shelf, plain, versions
+from equipoise.hal.conformance.shelf import ROLES, Shelf, listed, plain, versions
 from equipoise.hal.errors import EquipoiseError, SlotLeased, StaleEpoch
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.lock import StreamLock
@@ -232,15 +231,11 @@ class Workshop:
         self.place.bench.drain()
         for clause, what, blob, version in self.due:
             seen = versions(blob)
-            demand(clause, seen == [version], f"{what}: version {_list(seen)}, not {version}")
+            demand(clause, seen == [version], f"{what}: version {listed(seen)}, not {version}")
         for slots, counts, which in self.routed:
             seen, wanted = slots.tolist(), list(PLACEMENTS[which])
             demand("G2", seen == wanted, f"routed to slots {seen}, installed were {wanted}")
             demand("G2", counts.tolist() == [1, 1], f"counted {counts.tolist()}, not 1 each")
-
-
-def _list(seen: Sequence[int]) -> str:
-    return " and ".join(map(str, seen))
 
 
 def play(bench: Bench, found: Program) -> Play:
