@@ -149,6 +149,8 @@ ROUTED = "a-routing-pass-reads-one-generation"
 TOGETHER = "no-token-finds-another-experts-weights"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 FOLLOWING = "kernels-follow-their-stream"
+LOCKED = "a-captured-lock-hands-over-at-every-replay"
+MACHINE = "everything-at-once-shows-what-is-due"
 MUTANTS = (
     Mutant(
         name="the-word-is-read-for-every-array",
@@ -163,6 +165,8 @@ MUTANTS = (
         broken="A generation is announced before its tables are filled (vLLM #55228).",
         property=COMMITTED,
         subject=device_with(kernels=WordFirst),
+        # A routing pass is a reader of the tables like any other.
+        also=(ROUTED,),
     ),
     Mutant(
         name="tables-change-at-the-call",
@@ -170,6 +174,12 @@ MUTANTS = (
         broken="Tables change on the host while their weights wait on the stream (vLLM #55228).",
         property=TOGETHER,
         subject=device_with(kernels=TablesAtTheCall),
+        # Commits at the call come beside reads that they are ordered behind.
+        also=(
+            COMMITTED,
+            ROUTED,
+            MACHINE,
+        ),
     ),
     Mutant(
         name="counting-waits-for-the-stream",
@@ -205,6 +215,8 @@ MUTANTS = (
         broken="The rank does not enter the hash, so that all ranks pick one replica at a time.",
         property=SALTED,
         subject=device_with(kernels=OneRank),
+        # The rank is a part of the reference.
+        also=(VALUES,),
     ),
     Mutant(
         name="negative-ids-count-from-the-end",
@@ -226,6 +238,8 @@ MUTANTS = (
         broken="What is captured runs at once, too.",
         property=GRAPHS,
         subject=device_with(graph=RunningCapture),
+        # What runs while it is captured takes a signal, or waits for one.
+        also=(LOCKED,),
     ),
     Mutant(
         name="a-graph-replays-once",
@@ -233,5 +247,7 @@ MUTANTS = (
         broken="The second replay runs nothing.",
         property=GRAPHS,
         subject=device_with(graph=OneReplay),
+        # Both replay a graph of their own more than once.
+        also=(LOCKED, FOLLOWING),
     ),
 )

@@ -103,7 +103,7 @@ class Ticket(VirtualStreamLock):
 
     def _launch_ticket(self, on: VirtualStream, ticket: int) -> None:
         gate = lambda: self.given >= ticket or self._poisoned  # noqa: E731
-        self._launch(Task(on, self._pass(self._take), gate, self._skip))
+        self._launch(Task(on, self._pass(self._take), gate, self._skip, self._strike))
 
 
 class TimelessSignal(VirtualStreamLock):
@@ -199,6 +199,7 @@ CAPTURED = "a-captured-lock-hands-over-at-every-replay"
 MODEL = "a-lock-does-what-its-model-does"
 DEADLINE = "a-lock-that-nobody-signals-is-poisoned"
 BESIDE = "a-stream-that-waits-for-a-signal-leaves-the-device-free"
+MACHINE = "everything-at-once-shows-what-is-due"
 MUTANTS = (
     Mutant(
         name="the-mover-is-let-in-by-the-acquire",
@@ -206,6 +207,8 @@ MUTANTS = (
         broken="The mover writes while the reader that was let in still reads.",
         property=TURNS,
         subject=device_with(lock=EarlyRelease),
+        # A captured section reads between acquire and release, too.
+        also=(CAPTURED,),
     ),
     Mutant(
         name="a-release-before-the-wait-is-lost",
@@ -213,6 +216,12 @@ MUTANTS = (
         broken="The mover wakes up only if it waits already when the stream releases.",
         property=TURNS,
         subject=device_with(lock=LostRelease),
+        # Whatever hands the slots back needs the mover to wake up.
+        also=(
+            CAPTURED,
+            MODEL,
+            MACHINE,
+        ),
     ),
     Mutant(
         name="a-reader-is-let-in-before-the-mover-has-written",
@@ -220,6 +229,12 @@ MUTANTS = (
         broken="The mover's wait lets the next reader in, onto a slot that is half written.",
         property=TURNS,
         subject=device_with(lock=ArmedByWait),
+        # Whatever hands the slots back lets the next reader in.
+        also=(
+            CAPTURED,
+            MODEL,
+            MACHINE,
+        ),
     ),
     Mutant(
         name="a-signal-is-a-broadcast",
@@ -234,6 +249,11 @@ MUTANTS = (
         broken="A captured acquire waits for the signal that was due when it was captured.",
         property=CAPTURED,
         subject=device_with(lock=Ticket),
+        # A number outlives the section that was given up with its epoch.
+        also=(
+            MODEL,
+            MACHINE,
+        ),
     ),
     Mutant(
         name="a-captured-acquire-is-lost",
@@ -248,6 +268,8 @@ MUTANTS = (
         broken="A signal of an epoch that is over releases a waiter of the next.",
         property=MODEL,
         subject=device_with(lock=TimelessSignal),
+        # Its rules drain locks and come late, too.
+        also=(MACHINE,),
     ),
     Mutant(
         name="words-outlive-their-epoch",
@@ -255,6 +277,8 @@ MUTANTS = (
         broken="A signal that nobody took lets the next epoch's first waiter go on.",
         property=MODEL,
         subject=device_with(lock=LeftoverWords),
+        # Its rules drain locks, too.
+        also=(MACHINE,),
     ),
     Mutant(
         name="an-epoch-ends-with-a-waiter-on-its-way",
@@ -262,6 +286,8 @@ MUTANTS = (
         broken="Draining does not wait for what was launched.",
         property=MODEL,
         subject=device_with(lock=HastyDrain),
+        # Its rules drain locks, too.
+        also=(MACHINE,),
     ),
     Mutant(
         name="a-copy-from-the-host-waits-for-launches",
@@ -276,6 +302,8 @@ MUTANTS = (
         broken="No launch runs anywhere while a stream waits for a signal.",
         property=BESIDE,
         subject=device_with(stream=SpinningStream),
+        # There the mover writes by a launch while a replay waits.
+        also=(CAPTURED,),
     ),
     Mutant(
         name="a-lost-signal-is-waited-for-in-silence",

@@ -148,6 +148,12 @@ IN_ORDER = "launches-run-in-the-order-that-streams-and-events-give"
 HELD = "a-held-launch-holds-up-only-what-is-ordered-behind-it"
 UNRECORDED = "an-unrecorded-event-cannot-be-waited-for"
 RAISED = "a-stream-whose-program-raised-says-so-at-every-call"
+GRAPHS = "a-graph-runs-at-its-replays-only"
+KERNELS = "kernels-follow-their-stream"
+SEEN = "who-waits-for-a-commit-sees-it"
+TABLES = "a-commit-of-tables-writes-the-word-last"
+ROUTED = "a-routing-pass-reads-one-generation"
+TOGETHER = "no-token-finds-another-experts-weights"
 MUTANTS = (
     Mutant(
         name="a-launch-overtakes",
@@ -155,6 +161,13 @@ MUTANTS = (
         broken="A launch goes ahead of the launch before it, if that one still waits.",
         property=IN_ORDER,
         subject=device_with(stream=OvertakingStream),
+        # All of these launch on one stream, twice in a row, what must run in that order.
+        also=(
+            HELD,
+            RAISED,
+            GRAPHS,
+            KERNELS,
+        ),
     ),
     Mutant(
         name="a-wait-is-not-heard",
@@ -162,6 +175,14 @@ MUTANTS = (
         broken="A stream that waits for an event goes on at once.",
         property=HELD,
         subject=device_with(accelerator=UnheardWaits),
+        # All of these order streams by events.
+        also=(
+            IN_ORDER,
+            SEEN,
+            TABLES,
+            ROUTED,
+            TOGETHER,
+        ),
     ),
     Mutant(
         name="a-wait-is-for-the-whole-stream",
@@ -190,6 +211,8 @@ MUTANTS = (
         broken="A waiter goes on when a later recording of its event is reached.",
         property=HELD,
         subject=device_with(stream=LatestStream),
+        # The same programs without a hold.
+        also=(IN_ORDER,),
     ),
     Mutant(
         name="recording-again-strands-earlier-waiters",
@@ -197,6 +220,8 @@ MUTANTS = (
         broken="A waiter waits for later recordings too, as with an external event that is reset.",
         property=HELD,
         subject=device_with(stream=StrandedStream),
+        # The same programs without a hold.
+        also=(IN_ORDER,),
     ),
     Mutant(
         name="an-exception-dies-on-its-stream",

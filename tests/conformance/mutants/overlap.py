@@ -18,6 +18,7 @@ class SharingDevice(Device):
         return super().stream(role)
 
 
+BESIDE = "a-stream-that-waits-for-a-signal-leaves-the-device-free"
 MUTANTS = (
     Mutant(
         name="two-roles-share-a-queue",
@@ -25,5 +26,7 @@ MUTANTS = (
         broken="Four streams are declared, and two of them alias, as both vendors' pools do.",
         property="declared-streams-run-side-by-side",
         subject=device_with(device=SharingDevice),
+        # A stream that waits for a signal stands still as a held one does.
+        also=(BESIDE,),
     ),
 )
