@@ -26,7 +26,7 @@ REFUSED = {
     ("--only", "colours"): "expected a family (ordering, locks",
     ("--only",): "expected at least one argument",
     ("--json", "."): "--json: . is a folder",
-    ("--html", "/proc/none/x.html"): "--html: ",
+    ("--html", "/dev/null/x.html"): "--html: ",
     (
         "--json",
         "a.json",
