@@ -22,7 +22,7 @@ PLACEMENTS = ((0, 0, 0, 1), (1, 1, 1, 0), (1, 0, 0, 1))
 WEIGHTS = ((1, 1, 1, 1), (1, 2, 3, 4), (4, 3, 2, 1))
 EXPERTS, SLOTS, TOKENS = 2, 4, 32
 SALT = Salt(rank=0, layer=0, step=0)
-MOST_STEPS = 8
+MOST_STEPS = 7
 
 
 @cache

@@ -90,7 +90,7 @@ def _programs(_: Traits) -> st.SearchStrategy[Program]:
 def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """One stream is held somewhere on the way, often behind a recording of its own."""
     roles = side_by_side(traits)[: len(ROLES)]
-    steps = _steps(roles, least=0, most=4)
+    steps = _steps(roles, least=0, most=3)
     hold = st.builds(_hold, st.sampled_from(roles), st.integers(0, 1))
     drawn = st.tuples(steps, hold, steps)
     return drawn.map(lambda parts: program(_valid(list(chain(*parts)))))
