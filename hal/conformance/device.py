@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from equipoise.hal.conformance.hosts import play_hosts
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.conformance.usage import usage
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
@@ -93,7 +93,8 @@ class RealSurroundings:
 
     def leftovers(self) -> Mapping[str, int]:
         """What of the process is counted."""
-        return {"threads": threading.active_count()}
+        held = usage()
+        return {"threads": held.threads, "descriptors": held.descriptors}
 
 
 class DeviceSubject:

@@ -137,7 +137,7 @@ def _settings(effort: Effort) -> settings:
         database=None,
         deadline=None,
         phases={Phase.generate, *shrink},
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=cast(list[HealthCheck], list(HealthCheck)),
         report_multiple_bugs=False,
         print_blob=False,
         verbosity=Verbosity.quiet,

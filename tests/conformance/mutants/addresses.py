@@ -1,108 +1,19 @@
-"""Mutants of family *addresses*."""
+"""Mutants of family *addresses*: arguments, leases, readers and pages."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 
-import numpy as np
-import torch
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import device_with
 from torch import Tensor
 
-from equipoise import _native
-from equipoise.backends.virtual.arena import Bytes, bytes_of
-from equipoise.backends.virtual.device import Device
+from equipoise.backends.virtual.arena import Bytes
 from equipoise.backends.virtual.pool import VirtualPool
-from equipoise.backends.virtual.slots import Copy, VirtualSlotStore
-from equipoise.hal.capabilities import SlotFormat
-from equipoise.hal.checksum import as_int64
+from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.hal.leases import Leases, SlotLease
 from equipoise.hal.page_pool import PoolPage
 from equipoise.hal.readers import AttachedReader, Readers
-from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Event, Stream
-
-WORD = 4
-
-
-class SwappingStore(VirtualSlotStore):
-    """From its second commit on, a slot is given other memory instead of other contents."""
-
-    def __init__(self, device: Device, layout: SlotLayout) -> None:
-        super().__init__(device, layout)
-        self._used: set[int] = set()
-
-    def _scatter(self, row: Bytes, slot: int) -> list[Copy]:
-        if slot in self._used:
-            fresh = bytes_of(self._device.arena.empty(self._layout.slot_bytes))
-            self._slots[slot] = [part for part, _ in self._pieces(fresh, slot)]
-        self._used.add(slot)
-        return super()._scatter(row, slot)
-
-
-class SpillingStore(VirtualSlotStore):
-    """Copies are rounded up to whole words."""
-
-    def _perform(self, copies: Sequence[Copy]) -> Iterator[None]:
-        for into, source in copies:
-            yield from super()._perform([(into, source)])
-            whole = -(-len(into) // WORD) * WORD
-            np.lib.stride_tricks.as_strided(into, (whole,), (1,))[len(into) :] = 0
-
-
-class OneSlotABufferStore(VirtualSlotStore):
-    """A batch is kept by staging buffer, so one buffer goes to one slot."""
-
-    def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
-        super().commit(list(dict(copies).items()), stream)
-
-
-class OncePackingStore(VirtualSlotStore):
-    """A slot that is named twice is packed once."""
-
-    def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
-        self._rows(blob, len(slots))
-        size = self._layout.slot_bytes
-        for slot in dict.fromkeys(slots):
-            place = list(slots).index(slot)
-            super().pack([slot], blob[place * size : (place + 1) * size], stream)
-
-
-class AlignedStore(VirtualSlotStore):
-    """Segments are read from the last whole word before them."""
-
-    def _gather(self, row: Bytes, slot: int) -> list[Copy]:
-        flats = [s.data.reshape(-1).view(torch.uint8) for s in self._layout.slots[slot]]
-        aligned = [
-            flat.as_strided(flat.shape, (1,), flat.storage_offset() // WORD * WORD)
-            for flat in flats
-        ]
-        pairs = zip(super()._gather(row, slot), aligned, strict=True)
-        return [(part, bytes_of(found)) for (part, _), found in pairs]
-
-
-class AddingStore(VirtualSlotStore):
-    """A copy into a slot is an addition to zero, in the segment's dtype."""
-
-    def __init__(self, device: Device, layout: SlotLayout) -> None:
-        super().__init__(device, layout)
-        tensors = [segment.data for slot in layout.slots for segment in slot]
-        self._tensors = {tensor.data_ptr(): tensor for tensor in tensors}
-
-    def _perform(self, copies: Sequence[Copy]) -> Iterator[None]:
-        for into, source in copies:
-            yield from super()._perform([(into, source)])
-            tensor = self._tensors.get(into.ctypes.data)
-            if tensor is not None:
-                tensor.add_(0)
-
-
-class ConvertingStore(VirtualSlotStore):
-    """Segments of equal descriptor take the slow way, though the bytes come out right."""
-
-    @property
-    def conversions(self) -> int:
-        return len(self._layout.descriptor)
 
 
 class PairByPairStore(VirtualSlotStore):
@@ -128,20 +39,13 @@ class GenerousStore(VirtualSlotStore):
         return super()._rows(blob[: count * self._layout.slot_bytes], count)
 
 
-class UnpackingStore(VirtualSlotStore):
-    """Packs a private format in an order that nobody restores."""
-
-    def _gather(self, row: Bytes, slot: int) -> list[Copy]:
-        formats = [wanted.format for wanted in self._layout.descriptor]
-        pairs = zip(super()._gather(row, slot), formats, strict=True)
-        return [(p[::-1] if f is SlotFormat.PRIVATE else p, found) for (p, found), f in pairs]
-
-
 class FirstSlotLeases(Leases):
     """Only the first slot of a batch is looked at."""
 
-    def barred(self, slots: Iterable[int]) -> AbstractContextManager[None]:
-        return super().barred(list(slots)[:1])
+    @contextmanager
+    def barred(self, slots: Iterable[int]) -> Iterator[None]:
+        with super().barred(list(slots)[:1]):
+            yield
 
 
 class RecountedLeases(Leases):
@@ -218,77 +122,15 @@ class ForgivingPool(VirtualPool):
         super().put(page, after)
 
 
-class WordSums(VirtualSlotStore):
-    """Bytes behind the last whole word are not summed."""
-
-    def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
-        out[place] = as_int64(_native.checksum(row[: len(row) // WORD * WORD]))
-
-
-CONTENTS = "a-slot-is-its-segments"
-FLOATS = "floats-that-arithmetic-would-change-survive"
-MAPPINGS = "any-mapping-of-slots-ends-as-proposed"
 ARGUMENTS = "a-bad-argument-changes-nothing"
 LEASES = "a-leased-slot-is-written-by-nobody"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 PAGES = "a-page-is-not-handed-out-under-a-copy"
-SUMS = "checksums-are-those-of-the-definition"
 MACHINE = "everything-at-once-shows-what-is-due"
 # A slot of several bytes that is read while it is written is torn, a batch is seen in parts; and
 # the machine has readers, too.
 READ = ("a-slot-is-read-whole", "a-batch-is-seen-whole", MACHINE)
 MUTANTS = (
-    Mutant(
-        name="a-slot-is-given-other-memory",
-        clause="A1",
-        broken="A commit exchanges buffers, so graphs and kernels read what was there before.",
-        property=CONTENTS,
-        # Whatever reads through the layout's own tensors reads what was there before.
-        also=("who-waits-for-a-commit-sees-it", READERS, MACHINE),
-        subject=device_with(slots=SwappingStore),
-    ),
-    Mutant(
-        name="copies-are-rounded-up-to-words",
-        clause="A4",
-        broken="The bytes behind a segment, or behind a blob, are written over.",
-        property=CONTENTS,
-        subject=device_with(slots=SpillingStore),
-    ),
-    Mutant(
-        name="segments-are-read-from-whole-words",
-        clause="A6",
-        broken="The offset of a segment is taken for aligned (SGLang #29424 knows offset 0 only).",
-        property=CONTENTS,
-        subject=device_with(slots=AlignedStore),
-    ),
-    Mutant(
-        name="one-buffer-goes-to-one-slot",
-        clause="A5",
-        broken="Of several slots with one source, one gets it.",
-        property=MAPPINGS,
-        subject=device_with(slots=OneSlotABufferStore),
-    ),
-    Mutant(
-        name="a-slot-named-twice-is-packed-once",
-        clause="A5",
-        broken="An expert that is sent twice arrives once (vLLM #18343 holds one twice).",
-        property=MAPPINGS,
-        subject=device_with(slots=OncePackingStore),
-    ),
-    Mutant(
-        name="a-copy-is-an-addition-to-zero",
-        clause="A7",
-        broken="Minus zero and signalling not-a-number change on their way.",
-        property=FLOATS,
-        subject=device_with(slots=AddingStore),
-    ),
-    Mutant(
-        name="equal-descriptors-are-converted",
-        clause="A7",
-        broken="Slots of equal descriptor are copied by something slower than bytes.",
-        property=FLOATS,
-        subject=device_with(slots=ConvertingStore),
-    ),
     Mutant(
         name="a-commit-is-checked-pair-by-pair",
         clause="A8",
@@ -309,13 +151,6 @@ MUTANTS = (
         broken="What does not fit a blob's size is taken from its beginning.",
         property=ARGUMENTS,
         subject=device_with(slots=GenerousStore),
-    ),
-    Mutant(
-        name="private-formats-are-taken-apart",
-        clause="A10",
-        broken="A private format is packed in an order that nobody restores (SGLang #29424).",
-        property="private-formats-travel-whole",
-        subject=device_with(slots=UnpackingStore),
     ),
     Mutant(
         name="only-the-first-slot-of-a-batch-is-looked-at",
@@ -397,12 +232,5 @@ MUTANTS = (
         broken="Two takers get the same page.",
         property=PAGES,
         subject=device_with(pool=ForgivingPool),
-    ),
-    Mutant(
-        name="checksums-see-whole-words-only",
-        clause="D4",
-        broken="The last bytes of a slot of odd size are not summed.",
-        property=SUMS,
-        subject=device_with(slots=WordSums),
     ),
 )

@@ -116,7 +116,7 @@ class NullLocks(VirtualAccelerator):
 class RenamedParameter(VirtualAccelerator):
     """One parameter has another name than in the protocol."""
 
-    def pinned(self, size: int) -> Tensor:
+    def pinned(self, size: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().pinned(size)
 
 
