@@ -33,3 +33,11 @@ def test_every_clause_is_judged_by_a_property_or_binds_somebody_else() -> None:
 def test_names_of_properties_are_unique() -> None:
     names = [claim.name for claim in suite.properties()]
     assert len(set(names)) == len(names)
+
+
+def test_the_contract_names_the_families_that_judge_a_clause() -> None:
+    text = CONTRACT.read_text(encoding="utf-8")
+    for clause, tested in re.findall(r"^\| ([A-Z]\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE):
+        families = [claim.family for claim in suite.properties() if clause in claim.clauses]
+        named = re.search(r"conformance \(([^)]*)\)", tested)
+        assert (named[1].split(", ") if named else []) == list(dict.fromkeys(families)), clause
