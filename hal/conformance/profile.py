@@ -20,7 +20,7 @@ class Executor(StrEnum):
 
 
 CASES: Mapping[Profile, Mapping[Executor, int]] = {
-    Profile.CI: {Executor.VIRTUAL: 100, Executor.DEVICE: 30, Executor.RANKS: 12},
+    Profile.CI: {Executor.VIRTUAL: 150, Executor.DEVICE: 30, Executor.RANKS: 12},
     Profile.DEEP: {Executor.VIRTUAL: 4000, Executor.DEVICE: 600, Executor.RANKS: 240},
 }
 """How many cases of each property."""
