@@ -56,13 +56,12 @@ def _parameters(function: Any) -> list[Parameter]:
 def _compare(name: str, wanted: list[Parameter], own: list[Parameter]) -> list[str]:
     if own == wanted:
         return []
-    return [f"{name} takes ({_words(own)}), not ({_words(wanted)})"]
+    return [f"{name} takes {_words(own)}, not {_words(wanted)}"]
 
 
 def _words(parameters: list[Parameter]) -> str:
-    return ", ".join(
-        str(inspect.Parameter(name, kind, default=default)) for name, kind, default in parameters
-    )
+    made = [inspect.Parameter(name, kind, default=default) for name, kind, default in parameters]
+    return str(inspect.Signature(made))
 
 
 def _once(_: Traits) -> st.SearchStrategy[Program]:

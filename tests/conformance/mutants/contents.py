@@ -130,8 +130,16 @@ MUTANTS = (
         clause="A1",
         broken="A commit exchanges buffers, so graphs and kernels read what was there before.",
         property=CONTENTS,
-        # Whatever reads through the layout's own tensors reads what was there before.
-        also=("who-waits-for-a-commit-sees-it", READERS, MACHINE),
+        # Whatever reads through the layout's own tensors reads what was there before, and a
+        # checksum on its way finds the other memory.
+        also=(
+            "who-waits-for-a-commit-sees-it",
+            "a-batch-is-seen-whole",
+            "no-token-finds-another-experts-weights",
+            READERS,
+            SUMS,
+            MACHINE,
+        ),
         subject=device_with(slots=SwappingStore),
     ),
     Mutant(

@@ -48,8 +48,10 @@ class StagingIsReused(_ForgetsReadsOf):
 class ReadsBeforeArrival(Hazards):
     """Whoever reads does not wait for the verb that writes."""
 
-    def _writers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
-        return {}
+    def _ahead(
+        self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
+    ) -> list[Event]:
+        return super()._ahead(stream, (), writes)
 
 
 class OwnStreamStore(VirtualSlotStore):
@@ -117,12 +119,16 @@ class ForgetfulLeaseStore(VirtualSlotStore):
 
 
 ORDER = "verbs-of-a-store-take-effect-in-the-order-of-issue"
+MACHINE = "everything-at-once-shows-what-is-due"
+WEIGHTS = "no-token-finds-another-experts-weights"
 MUTANTS = (
     Mutant(
         name="a-source-is-overwritten-while-it-is-packed",
         clause="V5",
         broken="A commit does not wait for the pack that still reads the slot (vLLM #32881).",
         property=ORDER,
+        # The machine packs and commits, too.
+        also=(MACHINE,),
         subject=device_with(hazards=SourceIsOverwritten),
     ),
     Mutant(
@@ -130,6 +136,8 @@ MUTANTS = (
         clause="V5",
         broken="A verb does not wait for the verb on another stream that brings what it reads.",
         property=ORDER,
+        # The machine packs and commits, too.
+        also=(MACHINE,),
         subject=device_with(hazards=ReadsBeforeArrival),
     ),
     Mutant(
@@ -137,6 +145,8 @@ MUTANTS = (
         clause="A2",
         broken="Staging is unpacked into while the commit still reads it (vLLM #32881).",
         property="staging-is-not-rewritten-under-a-commit",
+        # New weights of one layer after the other go through few staging buffers.
+        also=(MACHINE, WEIGHTS),
         subject=device_with(hazards=StagingIsReused),
     ),
     Mutant(
@@ -144,6 +154,13 @@ MUTANTS = (
         clause="V1",
         broken="A commit runs beside the stream it was issued on, whose events do not cover it.",
         property="who-waits-for-a-commit-sees-it",
+        # Whoever orders something behind a commit or a write does so by an event, or a signal.
+        also=(
+            "the-mover-and-the-model-take-turns",
+            "a-page-is-not-handed-out-under-a-copy",
+            WEIGHTS,
+            MACHINE,
+        ),
         subject=device_with(slots=OwnStreamStore),
     ),
     Mutant(
@@ -151,6 +168,8 @@ MUTANTS = (
         clause="V2",
         broken="A reader is let in while the last piece of its slot is being copied.",
         property="a-slot-is-read-whole",
+        # Both have readers, of slots that can be torn.
+        also=(WEIGHTS, MACHINE),
         subject=device_with(slots=TornStore),
     ),
     Mutant(
@@ -164,7 +183,7 @@ MUTANTS = (
         name="a-lease-forgets-who-is-at-work",
         clause="V5",
         broken="Verbs that are issued after a lease do not wait for those issued before it.",
-        property="everything-at-once-shows-what-is-due",
+        property=MACHINE,
         subject=device_with(slots=ForgetfulLeaseStore),
     ),
 )
