@@ -6,7 +6,6 @@ import pytest
 
 from equipoise.hal.conformance.signatures import differences
 
-
 DUE = "(angle, *, slowly=False)"
 
 
