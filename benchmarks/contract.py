@@ -1,10 +1,10 @@
 """Runs the conformance suite on every backend of ours, and every property on every mutant.
 
-    python benchmarks/conformance.py backends     a quarter of an hour
-    python benchmarks/conformance.py mutants      about as long
+    python benchmarks/contract.py backends     a quarter of an hour
+    python benchmarks/contract.py mutants      about as long
 
-Writes benchmarks/results/conformance.json and mutants.json, of which
-`python benchmarks/conformance_page.py` makes docs/conformance-matrix.md.
+Writes benchmarks/results/contract.json and mutants.json, of which
+`python benchmarks/contract_page.py` makes docs/conformance-matrix.md.
 """
 
 import json
@@ -24,7 +24,7 @@ from evidence import ROOT, save
 sys.path.insert(0, str(ROOT / "tests"))
 PROFILES = "equipoise.backends.virtual.profiles"
 THIRD_PARTY = ROOT / "examples" / "third_party_backend"
-CASES = 200
+CASES = 100
 SEED = 1
 
 
@@ -76,7 +76,7 @@ def backends() -> None:
             },
         }
         sys.stderr.write(f"{name}: exit code {verdicts['exit_code']}, {verdicts['seconds']} s\n")
-    save("conformance", ["python", "benchmarks/conformance.py", "backends"], figures)
+    save("contract", ["python", "benchmarks/contract.py", "backends"], figures)
 
 
 def mutants() -> None:
@@ -93,7 +93,7 @@ def mutants() -> None:
         for claim in suite.properties()
     ]
     figures = {"cases": CASES, "properties": claims, "mutants": rows}
-    save("mutants", ["python", "benchmarks/conformance.py", "mutants"], figures)
+    save("mutants", ["python", "benchmarks/contract.py", "mutants"], figures)
 
 
 def verdicts(name: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def main() -> None:
     """Do what the command line says."""
     jobs = {"backends": backends, "mutants": mutants}
     if len(sys.argv) != 2 or sys.argv[1] not in jobs:
-        sys.exit(f"usage: python benchmarks/conformance.py {'|'.join(jobs)}")
+        sys.exit(f"usage: python benchmarks/contract.py {'|'.join(jobs)}")
     jobs[sys.argv[1]]()
 
 
