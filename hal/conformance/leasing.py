@@ -92,6 +92,8 @@ def _play(bench: Bench, found: Program) -> Play:
     for number, step in enumerate(found.steps, start=1):
         desk.do(number, step)
         yield NEXT
+    for slot in range(SLOTS):
+        desk.change(len(found.steps) + 1, "write", [slot])
     bench.drain()
     for number, blob, due in desk.packed:
         what = f"after step {number} the slots hold versions {blob.tolist()}, not {due}"
