@@ -52,15 +52,15 @@ class CommunicatorCapabilities:
         independent_groups: two communicators progress independently of each other.
         abort: `abort()` ends what is in flight.
         rebuild: `rebuild()` works after a rank's death among the survivors.
-        dtypes: element types that travel.
-        reductions: element types that can be summed.
+        dtypes: element types that travel; bytes, for weights, and integers, for counters, at least.
+        reductions: those of them that can be summed.
     """
 
     stream_ordered: bool = False
     independent_groups: bool = False
     abort: bool = False
     rebuild: bool = False
-    dtypes: frozenset[torch.dtype] = frozenset({torch.uint8})
+    dtypes: frozenset[torch.dtype] = frozenset({torch.uint8, torch.int32, torch.int64})
     reductions: frozenset[torch.dtype] = frozenset({torch.int32, torch.int64})
 
 
