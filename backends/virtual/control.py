@@ -1,6 +1,7 @@
 """The control plane: a store in the same thread."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
@@ -85,7 +86,8 @@ class VirtualControlPlane:
 
     def leave(self, reason: str) -> None:
         """Say that this rank ends; best effort."""
-        self._world.store.tell_gone(self._rank, reason)
+        with suppress(ControlLost):
+            self._store.tell_gone(self._rank, reason)
 
     def lost(self, timeout: float) -> RankLost | None:
         """Which rank was lost, by what was told or by its silence (clause C5)."""

@@ -150,6 +150,10 @@ class World:
         """Nothing of the rank moves any more; it counts as silent when time has passed."""
         self.stopped.add(rank)
 
+    def lose_store(self) -> None:
+        """The launcher is gone, and its store."""
+        self.store.lose()
+
     def leftovers(self) -> dict[str, int]:
         """What is not given back yet."""
         return {

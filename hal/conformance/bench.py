@@ -87,6 +87,13 @@ class Surroundings(Protocol):
         """End this rank, for good. Only where `Traits.expendable`."""
         ...
 
+    def lose_store(self, how: End) -> None:
+        """End the store of the control plane, or what is left of it; it does not answer any more.
+
+        Only where `Traits.expendable`, for a property that `takes_store`.
+        """
+        ...
+
     def pause(self, seconds: float) -> None:
         """Let nothing of this rank move for so long."""
         ...
@@ -130,13 +137,11 @@ class Bench:
 
     def of(self, values: Tensor) -> Tensor:
         """Device memory with a copy of `values`."""
-        made = self.empty(tuple(values.shape), values.dtype)
-        made.copy_(values)
-        return made
+        return _settled(self.empty(tuple(values.shape), values.dtype).copy_(values))
 
     def filled(self, shape: Sequence[int], value: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Device memory filled with `value`."""
-        return self.empty(shape, dtype).fill_(value)
+        return _settled(self.empty(shape, dtype).fill_(value))
 
     def guarded(self, nbytes: int, offset: int = 0) -> "Guarded":
         """Bytes between guard bands; `offset` moves them off the alignment."""
@@ -197,6 +202,13 @@ class Guarded:
         before = self.whole[: self.start]
         after = self.whole[self.start + self.nbytes :]
         return bool((before == GUARD_BYTE).all()) and bool((after == GUARD_BYTE).all())
+
+
+def _settled(made: Tensor) -> Tensor:
+    """The tensor once it holds what it was filled with, whatever stream uses it next."""
+    if made.device.type != "cpu":
+        torch.accelerator.synchronize(made.device)
+    return made
 
 
 def finish(bench: Bench, work: Work, what: str = "an operation") -> Play:

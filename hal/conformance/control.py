@@ -9,10 +9,11 @@ from equipoise.hal.conformance.ballots import gather, meet, plane
 from equipoise.hal.conformance.bench import NEXT, Bench, End, Play, Until, attempt, demand, finish
 from equipoise.hal.conformance.checked_mode import CHECKED_MODE
 from equipoise.hal.conformance.collectives import shape_of, text_of
-from equipoise.hal.conformance.needs import a_controlled_world
+from equipoise.hal.conformance.lost_store import LOST_STORE
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
 from equipoise.hal.conformance.strategies import by_size, common
+from equipoise.hal.conformance.traffic import company
 from equipoise.hal.errors import BallotIncomplete, ControlError, RankLost, Violation
 
 FAMILY = "control"
@@ -179,14 +180,19 @@ def _play_traffic(bench: Bench, found: Program) -> Play:
 
 
 def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
-    """One rank casts and proposes like the others, then leaves, or is killed."""
-    sizes = [size for size in traits.sizes if size > 1]
+    """One rank casts and proposes like the others, then leaves, or is killed where one may be."""
+    sizes = [size for size in common(traits) if size > 1]
+    ways = ("leave", "kill") if traits.expendable else ("leave",)
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        gone, how = st.integers(0, size - 1), st.sampled_from(("leave", "kill"))
+        gone, how = st.integers(0, size - 1), st.sampled_from(ways)
         return st.builds(lambda rank, op: program([Step(op, (), rank)], size), gone, how)
 
     return by_size(sizes, sized)
+
+
+def _killed(found: Program) -> frozenset[int]:
+    return frozenset(step.rank for step in found.steps if step.op == "kill")
 
 
 def _play_leaving(bench: Bench, found: Program) -> Play:
@@ -267,12 +273,14 @@ PROPERTIES = (
     Property(
         name="what-a-rank-said-outlives-it",
         family=FAMILY,
-        clauses=("C3", "C5"),
+        clauses=("C3", "C5", "R1"),
         claim="A rank that leaves or dies is named with the operation; what it said stays.",
         programs=_leaving,
         play=_play_leaving,
-        needs=a_controlled_world,
+        needs=company,
         ranks=Ranks.GROUP,
+        loses=_killed,
     ),
+    LOST_STORE,
     *CHECKED_MODE,
 )

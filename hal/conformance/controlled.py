@@ -65,6 +65,10 @@ class ControlledWorld(Protocol):
         """Nothing of the rank moves any more, as after SIGSTOP; its heartbeat is silent."""
         ...
 
+    def lose_store(self) -> None:
+        """The launcher is gone, and with it the store of the control plane."""
+        ...
+
     def leftovers(self) -> dict[str, int]:
         """What is not given back yet, by name; all zero at rest after everything was closed."""
         ...

@@ -1,4 +1,4 @@
-"""Rank processes: started when first needed, used by every case, replaced when broken."""
+"""Rank processes: copied when first needed, used by every case, replaced when broken."""
 
 import selectors
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from equipoise.hal.conformance.member import Member
+from equipoise.hal.conformance.template import Template
 from equipoise.hal.errors import Violation
 
 Mourn = Callable[[int, str], None]
@@ -21,13 +22,21 @@ class Crew:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
+        self._template: Template | None = None
         self.members: dict[int, Member] = {}
 
     def start(self, ranks: Collection[int]) -> None:
-        """Start those of these ranks that do not run."""
+        """Start those of these ranks that do not run. Raises `Violation` of E1."""
         for rank in ranks:
             if rank not in self.members:
-                self.members[rank] = Member(self._command)
+                self.members[rank] = self.hire()
+
+    def hire(self) -> Member:
+        """One more process, which is no rank; whoever asks ends it. Raises `Violation` of E1."""
+        if self._template is None or not self._template.runs():
+            self._dismiss()
+            self._template = Template(self._command)
+        return Member(self._template)
 
     def order(self, orders: Mapping[int, dict[str, Any]]) -> None:
         """Send each rank its line."""
@@ -72,19 +81,28 @@ class Crew:
 
     def close(self) -> None:
         """End every process."""
+        self._end_all()
+        self._dismiss()
+
+    def _end_all(self) -> None:
         self.end(list(self.members))
+
+    def _dismiss(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None
 
     def _lose(self, rank: int, lost: Collection[int], mourn: Mourn) -> None:
         how = self.members[rank].death()
         mourn(rank, how)
         if rank not in lost:
             complaints = self.members[rank].complaints()
-            self.close()
+            self._end_all()
             raise Violation("E1", f"rank {rank} {how}\n{complaints}")
 
     def _stuck(self, waiting: Collection[int], watchdog: float) -> Violation:
         for rank in waiting:
             self.members[rank].stack()
         quotes = [f"rank {r}:\n{self.members[r].complaints()}" for r in sorted(waiting)]
-        self.close()
+        self._end_all()
         return Violation("C8", f"no answer within {watchdog:g} s from\n" + "\n".join(quotes))

@@ -17,7 +17,7 @@ from equipoise.hal.conformance.hosts import play_hosts
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.subject import blame, judge
-from equipoise.hal.conformance.usage import usage
+from equipoise.hal.conformance.usage import POLL, halted, usage
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
@@ -34,12 +34,23 @@ REMEMBERED = 64
 
 @dataclass
 class RealSurroundings:
-    """What a real device does for its bench."""
+    """What a real device does for its bench.
+
+    Attributes:
+        accelerator: the device.
+        schedule: what delays are taken from.
+        fabric: the rank's connection to the others, if there are any.
+        prefix: of the purposes that this case opens communicators for.
+        holder: the process that holds the store, where it may be ended.
+        sizes: of the memory that was handed out.
+        taken: how many delays were taken from the schedule.
+    """
 
     accelerator: Accelerator
     schedule: bytes
     fabric: Fabric | None = None
     prefix: str = ""
+    holder: int | None = None
     sizes: list[int] = field(default_factory=list)
     taken: int = 0
 
@@ -85,6 +96,15 @@ class RealSurroundings:
     def end(self, how: End) -> None:
         """By a signal to the whole process."""
         os.kill(os.getpid(), signal.SIGKILL if how is End.KILL else signal.SIGSTOP)
+
+    def lose_store(self, how: End) -> None:
+        """By a signal to the process that holds it."""
+        if self.holder is None:
+            raise Unsupported("the store of this fabric may not be ended")
+        os.kill(self.holder, signal.SIGKILL if how is End.KILL else signal.SIGSTOP)
+        expiry = time.monotonic() + PATIENCE
+        while not halted(self.holder) and time.monotonic() < expiry:
+            time.sleep(POLL)
 
     def pause(self, seconds: float) -> None:
         """Stopped by somebody who then lets it go on."""

@@ -18,7 +18,7 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
 from equipoise.hal.conformance.processes import traits
 from equipoise.hal.conformance.property import Pace
-from equipoise.hal.conformance.ranked import DEADLINES, Call, RankedSubject
+from equipoise.hal.conformance.ranked import DEADLINES, Call, ExpendableStore, RankedSubject
 from equipoise.hal.conformance.seat import Answer, Blame, Order, Seat
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlLost, Unsupported, Violation
@@ -49,6 +49,10 @@ class LaunchedTroupe:
     def host(self) -> RendezvousHost:
         """A further store in this process."""
         return self._communicator.host()
+
+    def expendable_host(self) -> ExpendableStore:
+        """Not possible: there are the processes of the launch, and no other."""
+        raise Unsupported("no process of a launch may be ended")
 
     def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
         """What the ranks answer; its own answer is made here."""

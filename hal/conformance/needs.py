@@ -42,6 +42,6 @@ def copies_beside_launches(traits: Traits) -> str | None:
     return None if declared else "copy_independent_of_launch"
 
 
-def a_controlled_world(traits: Traits) -> str | None:
-    """A world that is fresh in every case: what one case breaks, no other one sees."""
-    return None if traits.controlled else "a controlled world"
+def replaceable(traits: Traits) -> str | None:
+    """Ranks, and a store, that may be ended."""
+    return None if traits.expendable else "ranks that can be replaced"

@@ -21,7 +21,7 @@ def serve(answer: Answer) -> None:
 
     Ends with its driver, and writes the stacks of its threads when it is aborted.
     """
-    _die_with_parent()
+    die_with_parent()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and decides
     torch.set_num_threads(1)
@@ -39,7 +39,8 @@ def _private_stdout() -> IO[str]:
     return replies
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Be killed when the process that started this one ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:

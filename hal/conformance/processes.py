@@ -6,12 +6,34 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import CommunicatorBackend, RendezvousHost
 from equipoise.hal.conformance.crew import Crew
 from equipoise.hal.conformance.property import Pace, Traits
-from equipoise.hal.conformance.ranked import DEADLINES, SIZES, Call, RankedSubject
+from equipoise.hal.conformance.ranked import DEADLINES, SIZES, Call, RankedSubject, observed
 from equipoise.hal.conformance.seat import Answer, Order
 
 START = 60.0
 """Seconds that a process may take to import everything."""
+HOLDER = -1
+"""What stands in the place of a rank for the process that holds a store."""
 SEAT = "equipoise.hal.conformance.seat"
+
+
+class _Elsewhere:
+    """A store in a process of its own: a member of the crew that is no rank."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        crew.start([HOLDER])
+        crew.order({HOLDER: {"do": "hold"}})
+        told = crew.gather([HOLDER], (), START, lambda _rank, _how: None)
+        name, port = observed("C6", told)[HOLDER]
+        self.holder: int = crew.members[HOLDER].pid
+        self.address: tuple[str, int] = (name, port)
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Nobody: whose store may be gone hears of no rank."""
+
+    def close(self) -> None:
+        """End the process, unless it was ended with all others."""
+        self._crew.end({HOLDER} & self._crew.members.keys())
 
 
 class ProcessTroupe:
@@ -29,6 +51,10 @@ class ProcessTroupe:
     def host(self) -> RendezvousHost:
         """A store in this process, which outlives every rank."""
         return self._communicator.host()
+
+    def expendable_host(self) -> _Elsewhere:
+        """A store in a process of its own."""
+        return _Elsewhere(self._crew)
 
     def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
         """What the ranks answer; after a `Violation` no process is left."""

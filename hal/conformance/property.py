@@ -40,7 +40,7 @@ class Traits:
         communicator: what the communicator declares; None when there is one rank only.
         sizes: how many ranks a program may have, ascending.
         controlled: whether the schedule decides every interleaving.
-        expendable: whether a rank may be ended: the executor replaces it.
+        expendable: whether a rank, or the store, may be ended: the executor replaces it.
     """
 
     accelerator: Capabilities
@@ -116,6 +116,7 @@ class Property:
         pace: what deadline it needs.
         loses: given by a property that breaks things on purpose: each of its cases has a fabric of
             its own, and what the survivors hold afterwards is measured.
+        takes_store: whether its cases end the store as well: it is held where that harms nobody.
     """
 
     name: str
@@ -131,3 +132,4 @@ class Property:
     hosts: int = 1
     pace: Pace = Pace.CALM
     loses: Loses | None = None
+    takes_store: bool = False

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from equipoise.hal.communicator import Rendezvous, RendezvousHost
+from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance.crew import Mourn
 from equipoise.hal.conformance.program import Case, to_json
 from equipoise.hal.conformance.property import Pace, Property, Traits
@@ -40,11 +40,41 @@ class Call:
     mourn: Mourn
 
 
+class Store(Protocol):
+    """Where ranks meet; a `RendezvousHost` is one."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port for `Rendezvous`."""
+        ...
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Tell the ranks that `rank` is gone."""
+        ...
+
+    def close(self) -> None:
+        """Give the port back."""
+        ...
+
+
+class ExpendableStore(Store, Protocol):
+    """One that a case may end."""
+
+    @property
+    def holder(self) -> int:
+        """The process that holds it, and nothing else."""
+        ...
+
+
 class Troupe(Protocol):
     """Ranks that obey orders."""
 
-    def host(self) -> RendezvousHost:
+    def host(self) -> Store:
         """A store at which some of them can meet."""
+        ...
+
+    def expendable_host(self) -> ExpendableStore:
+        """One that they may end; one at a time. Raises `Unsupported` where that cannot be."""
         ...
 
     def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
@@ -65,10 +95,11 @@ class _Stage:
     """A fabric, open on these ranks; `size` were there when it was opened."""
 
     name: str
-    host: RendezvousHost
+    host: Store
     size: int
     ranks: tuple[int, ...]
     deadline: float
+    holder: int | None
 
     def call(self, lost: Collection[int] = ()) -> Call:
         return Call(self.deadline + WATCHDOG, frozenset(lost), self.host.report_loss)
@@ -79,7 +110,8 @@ class _Stage:
     def opening(self, rank: int) -> Order:
         name, port = self.host.address
         where = Rendezvous(rank=rank, size=self.size, host=name, port=port, deadline=self.deadline)
-        return {"do": "open", "fabric": self.name, "where": asdict(where)}
+        place = {"where": asdict(where), "holder": self.holder}
+        return {"do": "open", "fabric": self.name, **place}
 
 
 class RankedSubject:
@@ -142,7 +174,7 @@ class RankedSubject:
         self._strike((stage.size, claim.pace))
         survivors = stage.without(lost)
         orders: dict[int, Order] = {rank: {"do": "rest"} for rank in survivors.ranks}
-        _answers("R1", self._tell(orders, survivors.call()))
+        observed("R1", self._tell(orders, survivors.call()))
         return told
 
     def _order(self, case: Case, stage: _Stage, reference: str) -> Order:
@@ -161,7 +193,7 @@ class RankedSubject:
         if lost:
             self._troupe.replace(lost)
             self._stages[stage.size, claim.pace] = stage.without(lost)
-        told, absent = _answers(claim.clauses[0], replies), [None] * claim.hosts
+        told, absent = observed(claim.clauses[0], replies), [None] * claim.hosts
         return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
 
     def _stage(self, claim: Property, case: Case) -> _Stage:
@@ -171,11 +203,19 @@ class RankedSubject:
             return self._stages[key]
         self._opened += 1
         deadline, ranks = self._deadlines[claim.pace], tuple(range(size))
-        stage = _Stage(f"fabric{self._opened}", self._troupe.host(), size, ranks, deadline)
+        host, holder = self._host(claim)
+        stage = _Stage(f"fabric{self._opened}", host, size, ranks, deadline, holder)
         self._stages[key] = stage
         replies = self._tell({rank: stage.opening(rank) for rank in ranks}, stage.call())
-        _answers(claim.clauses[0], replies)
+        observed(claim.clauses[0], replies)
         return stage
+
+    def _host(self, claim: Property) -> tuple[Store, int | None]:
+        """Where the ranks can meet, and the process that holds it if it may be ended."""
+        if not claim.takes_store:
+            return self._troupe.host(), None
+        expendable = self._troupe.expendable_host()
+        return expendable, expendable.holder
 
     def _clear(self) -> None:
         """Close all fabrics; what goes wrong now follows from what is being reported."""
@@ -192,7 +232,7 @@ class RankedSubject:
         stage = self._stages.pop(key)
         try:
             order = {"do": "close", "fabric": stage.name}
-            _answers("E5", self._tell(dict.fromkeys(stage.ranks, order), stage.call()))
+            observed("E5", self._tell(dict.fromkeys(stage.ranks, order), stage.call()))
         finally:
             stage.host.close()
 
@@ -205,7 +245,7 @@ class RankedSubject:
             raise
 
 
-def _answers(clause: str, replies: Mapping[int, Answer]) -> dict[int, list[Any]]:
+def observed(clause: str, replies: Mapping[int, Answer]) -> dict[int, list[Any]]:
     """What each rank observed. Raises the worst fault, of `clause` where it names none."""
     faults = sorted(
         (rating, rank, named or clause, text)

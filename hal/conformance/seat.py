@@ -1,10 +1,11 @@
 """A rank's place: opens fabrics and plays cases, on order.
 
 Orders and answers are JSON. Orders: `{"do": "greet"}`,
-`{"do": "open", "fabric": NAME, "where": RENDEZVOUS}`,
+`{"do": "open", "fabric": NAME, "where": RENDEZVOUS, "holder": PID or null}`,
 `{"do": "play", "fabric": NAME, "property": REFERENCE, "case": CASE, "number": N}`,
-`{"do": "close", "fabric": NAME}`, and `{"do": "rest"}` when nothing is open any more. Answers:
-`{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
+`{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
+`{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
+Answers: `{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
 """
 
 import sys
@@ -15,7 +16,13 @@ from typing import Any
 
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Backend
-from equipoise.hal.communicator import Communicator, CommunicatorBackend, Fabric, Rendezvous
+from equipoise.hal.communicator import (
+    Communicator,
+    CommunicatorBackend,
+    Fabric,
+    Rendezvous,
+    RendezvousHost,
+)
 from equipoise.hal.conformance.bench import Bench
 from equipoise.hal.conformance.device import PATIENCE, RealSurroundings
 from equipoise.hal.conformance.hosts import play_hosts
@@ -39,6 +46,15 @@ class Blame(IntEnum):
     """What a rank raises when another one has left it alone."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A fabric, where it met, and the process that holds its store if that may be ended."""
+
+    fabric: Fabric
+    where: Rendezvous
+    holder: int | None
+
+
 @dataclass
 class _Tracking(RealSurroundings):
     """Keeps what a case opened, so that it can be closed when no rank needs it any more."""
@@ -57,7 +73,8 @@ class Seat:
     def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
         self._backend = backend
         self._communicator = communicator
-        self._fabrics: dict[str, tuple[Fabric, Rendezvous]] = {}
+        self._fabrics: dict[str, _Place] = {}
+        self._held: list[RendezvousHost] = []
         self._leftovers: list[Communicator] = []
         self._meter = Meter()
 
@@ -65,6 +82,7 @@ class Seat:
         """Do it; what is raised becomes a part of the answer."""
         verbs: dict[str, Callable[[Order], list[Any]]] = {
             "greet": lambda _: [],
+            "hold": self._hold,
             "open": self._open,
             "play": self._play,
             "close": self._close,
@@ -84,11 +102,16 @@ class Seat:
 
     def _open(self, order: Order) -> list[Any]:
         where = Rendezvous(**order["where"])
-        self._fabrics[order["fabric"]] = self._communicator.connect(where), where
+        fabric = self._communicator.connect(where)
+        self._fabrics[order["fabric"]] = _Place(fabric, where, order["holder"])
         return []
 
+    def _hold(self, _: Order) -> list[Any]:
+        self._held.append(self._communicator.host())
+        return list(self._held[-1].address)
+
     def _close(self, order: Order) -> list[Any]:
-        self._fabrics.pop(order["fabric"])[0].close()
+        self._fabrics.pop(order["fabric"]).fabric.close()
         return []
 
     def _rest(self, _: Order) -> list[Any]:
@@ -96,14 +119,14 @@ class Seat:
         return []
 
     def _play(self, order: Order) -> list[Any]:
-        fabric, where = self._fabrics[order["fabric"]]
+        place = self._fabrics[order["fabric"]]
         accelerator = self._backend.open(0)
         try:
             case = from_json(order["case"])
             prefix = f"case{order['number']}/"
-            around = _Tracking(accelerator, case.schedule, fabric, prefix)
+            around = _Tracking(accelerator, case.schedule, place.fabric, prefix, place.holder)
             self._leftovers = around.opened
-            bench = _bench(self._backend, around, where, case)
+            bench = _bench(self._backend, around, place.where, case)
             return play_hosts(resolve(order["property"]), case, bench)
         finally:
             self._meter.look()

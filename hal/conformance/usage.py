@@ -48,6 +48,11 @@ def usage() -> Usage:
     )
 
 
+def halted(pid: int) -> bool:
+    """Whether every thread of a process has stopped or ended."""
+    return all(_state(task) in "TtZX" for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
 @dataclass
 class Meter:
     """Compares what a process holds at rest with what it held when it first was at rest.
@@ -80,6 +85,14 @@ class Meter:
         left = sorted(name for name in self.named - base.shared if os.path.exists(name))
         names = f"the names {', '.join(left)} left in shared memory" if left else ""
         return ", ".join(filter(None, (self.measure().beyond(base), names)))
+
+
+def _state(stat: Path) -> str:
+    """One letter; "X" when the thread is gone by now."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def _shared() -> frozenset[str]:

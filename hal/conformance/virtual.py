@@ -55,6 +55,10 @@ class ControlledSurroundings:
         else:
             self.world.stop(self.rank)
 
+    def lose_store(self, how: End) -> None:
+        """By the world, which has no clock: to be gone and to be silent is one and the same."""
+        self.world.lose_store()
+
     def pause(self, seconds: float) -> None:
         """Nothing to do: others may overtake wherever a host yields."""
 

@@ -43,5 +43,10 @@ class Desk:
             fabric.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve as a rank."""
     serve(Desk().answer)
+
+
+if __name__ == "__main__":
+    main()

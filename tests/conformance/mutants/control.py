@@ -11,10 +11,11 @@ from equipoise.backends.virtual.control import VirtualControlPlane
 from equipoise.backends.virtual.network import Network
 from equipoise.hal.checked import CheckedCommunicator
 from equipoise.hal.conformance import checked_mode
+from equipoise.hal.conformance.lost_store import LOST_STORE
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.subject import Subject
-from equipoise.hal.errors import OrderMismatch, RankLost
+from equipoise.hal.errors import BallotIncomplete, ControlLost, OrderMismatch, RankLost
 from equipoise.hal.issued import Issued
 from equipoise.hal.work import Work
 
@@ -91,6 +92,67 @@ class LossWithoutOperation(VirtualControlPlane):
     def lost(self, timeout: float) -> RankLost | None:
         found = super().lost(timeout)
         return None if found is None else RankLost(found.rank, found.how, "an operation")
+
+
+class CastsIntoTheVoid(VirtualControlPlane):
+    """Puts a ballot on its way, and never hears that nobody took it."""
+
+    def cast(self, question: str, ballot: bytes) -> None:
+        if self._reachable():
+            super().cast(question, ballot)
+
+    def _reachable(self) -> bool:
+        try:
+            self._world.store.reach()
+        except ControlLost:
+            return False
+        return True
+
+
+class NothingIsReadAsEmpty(VirtualControlPlane):
+    """What cannot be read counts as an empty ballot."""
+
+    def collect(
+        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+    ) -> tuple[bytes, ...]:
+        try:
+            return super().collect(question, timeout, ranks)
+        except ControlLost:
+            return (b"",) * len(range(self.size) if ranks is None else ranks)
+
+
+class NothingIsReadAsMissing(VirtualControlPlane):
+    """Asks until its time-out, and then blames ranks that may have cast their ballots."""
+
+    def collect(
+        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+    ) -> tuple[bytes, ...]:
+        try:
+            return super().collect(question, timeout, ranks)
+        except ControlLost:
+            missing = range(self.size) if ranks is None else ranks
+            raise BallotIncomplete(question, tuple(missing)) from None
+
+
+class DecidesAlone(VirtualControlPlane):
+    """Takes its own proposal for the outcome when it cannot learn another one."""
+
+    def decide(self, question: str, value: bytes) -> bytes:
+        try:
+            return super().decide(question, value)
+        except ControlLost:
+            return value
+
+
+class SilenceIsARankThatIsLost(VirtualControlPlane):
+    """Takes a store that does not answer for a peer that does not beat."""
+
+    def lost(self, timeout: float) -> RankLost | None:
+        try:
+            self._world.store.reach()
+        except ControlLost:
+            return RankLost((self.rank + 1) % self.size, "fell silent", self._operation)
+        return super().lost(timeout)
 
 
 class SizesAreNotCompared(CheckedCommunicator):
@@ -229,6 +291,41 @@ MUTANTS = (
         subject=network_with(control=LossWithoutOperation),
         # Asks after every fault who was lost, and during what.
         also=(FAULTS,),
+    ),
+    Mutant(
+        name="a-ballot-for-a-lost-store-is-dropped",
+        clause="C6",
+        broken="A ballot that no store takes is dropped without an error.",
+        property=LOST_STORE.name,
+        subject=network_with(control=CastsIntoTheVoid),
+    ),
+    Mutant(
+        name="a-lost-store-holds-empty-ballots",
+        clause="C6",
+        broken="Without a store every ballot is empty.",
+        property=LOST_STORE.name,
+        subject=network_with(control=NothingIsReadAsEmpty),
+    ),
+    Mutant(
+        name="a-lost-store-is-taken-for-missing-ballots",
+        clause="C6",
+        broken="Without a store all ranks are said not to have cast their ballots.",
+        property=LOST_STORE.name,
+        subject=network_with(control=NothingIsReadAsMissing),
+    ),
+    Mutant(
+        name="each-rank-decides-without-a-store",
+        clause="C6",
+        broken="Without a store every rank is told its own proposal.",
+        property=LOST_STORE.name,
+        subject=network_with(control=DecidesAlone),
+    ),
+    Mutant(
+        name="a-lost-store-is-taken-for-a-lost-rank",
+        clause="C5",
+        broken="When the store is gone, a rank that is well is reported lost.",
+        property=LOST_STORE.name,
+        subject=network_with(control=SilenceIsARankThatIsLost),
     ),
     Mutant(
         name="checked-sizes-are-not-compared",

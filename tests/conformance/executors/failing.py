@@ -1,0 +1,6 @@
+"""No rank: it raises before it serves."""
+
+
+def main() -> None:
+    """Raise."""
+    raise RuntimeError("this module is no rank")
