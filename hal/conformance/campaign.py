@@ -83,7 +83,7 @@ class Campaign:
     def _subjects(self, seat: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)
         if isinstance(backend, ControlledBackend):
-            return {Executor.VIRTUAL: ControlledSubject(backend, backend.groups)}
+            return {Executor.VIRTUAL: ControlledSubject(backend)}
         ranks: Subject
         if seat is None:
             ranks = ProcessSubject(self.backend, self.communicator, self.ranks)

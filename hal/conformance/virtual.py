@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.conformance.bench import Bench, End, demand
 from equipoise.hal.conformance.controlled import ControlledBackend, ControlledWorld
@@ -70,9 +69,11 @@ class ControlledSurroundings:
 class ControlledSubject:
     """A controlled backend on schedules."""
 
-    def __init__(self, backend: ControlledBackend, groups: CommunicatorCapabilities) -> None:
+    def __init__(self, backend: ControlledBackend) -> None:
         self._backend = backend
-        self._traits = Traits(backend.capabilities, groups, SIZES, controlled=True, expendable=True)
+        self._traits = Traits(
+            backend.capabilities, backend.groups, SIZES, controlled=True, expendable=True
+        )
 
     @property
     def name(self) -> str:

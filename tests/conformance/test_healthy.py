@@ -17,7 +17,7 @@ SEEDS = range(20) if DEEP else range(2)
 CASES = 400 if DEEP else 60
 
 
-SUBJECT = ControlledSubject(BACKEND, BACKEND.groups)
+SUBJECT = ControlledSubject(BACKEND)
 PLAYED = [claim for claim in suite.properties() if claim.where(SUBJECT.traits)]
 
 

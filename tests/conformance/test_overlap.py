@@ -2,7 +2,6 @@
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.virtual import BACKEND as VIRTUAL
-from equipoise.backends.virtual import COMMUNICATOR
 from equipoise.hal.conformance import overlap
 from equipoise.hal.conformance.device import DeviceSubject
 from equipoise.hal.conformance.search import Effort, Reported, search
@@ -16,5 +15,5 @@ def test_measuring_on_real_threads_violates_nothing() -> None:
 
 
 def test_without_a_clock_there_is_nothing_to_measure() -> None:
-    subject = ControlledSubject(VIRTUAL, COMMUNICATOR.capabilities)
+    subject = ControlledSubject(VIRTUAL)
     assert not overlap.a_clock(subject.traits)

@@ -17,8 +17,8 @@ def test_a_backend_that_says_nothing_promises_nothing(silent: object) -> None:
     assert not any(answer for answer in answers if isinstance(answer, bool))
 
 
-def test_by_default_only_bytes_travel_and_only_integers_are_summed() -> None:
-    assert CommunicatorCapabilities().dtypes == {torch.uint8}
+def test_by_default_bytes_and_integers_travel_and_only_integers_are_summed() -> None:
+    assert CommunicatorCapabilities().dtypes == {torch.uint8, torch.int32, torch.int64}
     assert CommunicatorCapabilities().reductions == {torch.int32, torch.int64}
     assert Capabilities().slot_formats == {SlotFormat.STRIDED}
     assert Capabilities().streams == 1
@@ -31,4 +31,5 @@ def test_capabilities_cannot_be_changed(told: object) -> None:
 
 
 def test_what_can_be_summed_can_also_travel() -> None:
-    assert GLOO.capabilities.reductions <= GLOO.capabilities.dtypes
+    for told in (GLOO.capabilities, CommunicatorCapabilities()):
+        assert told.reductions <= told.dtypes

@@ -25,7 +25,7 @@ CASES = 10
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_profile_keeps_whatever_it_declares(name: str) -> None:
     backend = PROFILES[name]
-    subject = ControlledSubject(backend, backend.groups)
+    subject = ControlledSubject(backend)
     verdicts = {c.name: search(c, subject, Effort(cases=CASES)) for c in suite.properties()}
     assert {claim: v for claim, v in verdicts.items() if isinstance(v, Violated)} == {}
     assert sum(isinstance(v, Undeclared) for v in verdicts.values()) < len(verdicts) // 2
@@ -74,5 +74,5 @@ class HastyNetwork(SerialNetwork):
 )
 def test_the_trap_bites_whoever_does_not_cope(parts: Parts, claim: str) -> None:
     backend = VirtualBackend(parts)
-    subject = ControlledSubject(backend, backend.groups)
+    subject = ControlledSubject(backend)
     assert isinstance(search(suite.find(claim), subject, Effort(cases=400, shrinking=0)), Violated)

@@ -33,7 +33,7 @@ def told(fault: Fault, at: int = 1, victim: int = 0) -> Plot:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_faults_on_chosen_interleavings_hold(seed: int) -> None:
-    subject = ControlledSubject(BACKEND, COMMUNICATOR.capabilities)
+    subject = ControlledSubject(BACKEND)
     cases = HOW_MANY[PROFILE][Executor.VIRTUAL]
     assert search(FAULTS, subject, Effort(cases=cases, seed=seed)) == Held(cases)
 

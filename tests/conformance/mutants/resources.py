@@ -18,7 +18,7 @@ from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.work import VirtualWork
 from equipoise.backends.virtual.world import World
-from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities, Probe
+from equipoise.hal.capabilities import Capabilities, Probe
 from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.conformance.virtual import ControlledSubject
 from equipoise.hal.slots import SlotLayout
@@ -128,12 +128,12 @@ class ForeverWork(VirtualWork):
 
 
 def _backend(kind: type[VirtualBackend]) -> Callable[[], Subject]:
-    return lambda: ControlledSubject(kind(), CommunicatorCapabilities())
+    return lambda: ControlledSubject(kind())
 
 
 def _waking() -> Subject:
     module = import_module("conformance.mutants.waking")
-    return ControlledSubject(module.WakingBackend(), CommunicatorCapabilities())
+    return ControlledSubject(module.WakingBackend())
 
 
 KNOWN = "a-backend-is-known-before-it-is-opened"

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from equipoise.backends.virtual.backend import EVERY_OPERATION, EVERYTHING, VirtualBackend
+from equipoise.backends.virtual.backend import EVERYTHING, VirtualBackend
 from equipoise.backends.virtual.parts import HEALTHY
-from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
+from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.conformance.virtual import ControlledSubject
 
@@ -15,7 +15,7 @@ def device_with(capabilities: Capabilities = EVERYTHING, **parts: type) -> Calla
 
     def subject() -> Subject:
         backend = VirtualBackend(dataclasses.replace(HEALTHY, **parts), capabilities)
-        return ControlledSubject(backend, CommunicatorCapabilities())
+        return ControlledSubject(backend)
 
     return subject
 
@@ -25,6 +25,6 @@ def network_with(**parts: type) -> Callable[[], Subject]:
 
     def subject() -> Subject:
         backend = VirtualBackend(dataclasses.replace(HEALTHY, **parts))
-        return ControlledSubject(backend, EVERY_OPERATION)
+        return ControlledSubject(backend)
 
     return subject
