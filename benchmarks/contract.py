@@ -2,8 +2,9 @@
 
     python benchmarks/contract.py backends     a quarter of an hour
     python benchmarks/contract.py mutants      about as long
+    python benchmarks/contract.py deep         as long again
 
-Writes benchmarks/results/contract.json and mutants.json, of which
+Writes benchmarks/results/{contract,mutants,deep}.json, of which
 `python benchmarks/contract_page.py` makes docs/conformance-matrix.md.
 """
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ PROFILES = "equipoise.backends.virtual.profiles"
 THIRD_PARTY = ROOT / "examples" / "third_party_backend"
 CASES = 100
 SEED = 1
+SEEDS, VIRTUAL_FAULTS, PROCESS_FAULTS, RANKS = 20, 1000, 200, 4
 
 
 def runs() -> dict[str, list[str]]:
@@ -96,6 +99,50 @@ def mutants() -> None:
     save("mutants", ["python", "benchmarks/contract.py", "mutants"], figures)
 
 
+def deep() -> None:
+    """No false alarm from many seeds, and many faults, on the virtual network and on processes."""
+    from equipoise.backends.virtual import BACKEND
+    from equipoise.hal.conformance.faults import FAULTS
+    from equipoise.hal.conformance.processes import ProcessSubject
+    from equipoise.hal.conformance.search import Effort, search
+    from equipoise.hal.conformance.virtual import ControlledSubject
+
+    alarms = [alarm for seed in range(SEEDS) for alarm in _alarms(seed)]
+    virtual = search(FAULTS, ControlledSubject(BACKEND), Effort(cases=VIRTUAL_FAULTS))
+    with closing(ProcessSubject("cpu", "gloo", RANKS)) as subject:
+        processes = search(FAULTS, subject, Effort(cases=PROCESS_FAULTS))
+    figures = {
+        "seeds": SEEDS,
+        "alarms": alarms,
+        "virtual_faults": str(virtual),
+        "process_faults": str(processes),
+    }
+    save("deep", ["python", "benchmarks/contract.py", "deep"], figures)
+
+
+def _alarms(seed: int) -> list[str]:
+    """What the suite finds wrong with the healthy virtual backend, from this seed."""
+    from equipoise.cli.conformance_progress import Silence
+    from equipoise.hal.conformance.campaign import Campaign
+    from equipoise.hal.conformance.clauses import FAMILIES
+    from equipoise.hal.conformance.profile import Profile
+    from equipoise.report.clauses import violations
+
+    campaign = Campaign(
+        backend="virtual",
+        communicator="virtual",
+        ranks=1,
+        profile=Profile.CI,
+        families=FAMILIES,
+        seed=seed,
+    )
+    result = campaign.run(Silence())
+    if result is None:
+        raise RuntimeError("a launcher has started this: run it by itself")
+    sys.stderr.write(f"seed {seed}: exit code {result.exit_code}, {result.seconds:.0f} s\n")
+    return [f"seed {seed}: {finding.claim}" for finding in violations(result)]
+
+
 def verdicts(name: str) -> dict[str, Any]:
     """Which properties reject the mutant of that name, and how far its own shrinks."""
     from conformance.mutants.collection import mutants as collect
@@ -120,6 +167,7 @@ def verdicts(name: str) -> dict[str, Any]:
     if isinstance(found, Violated):
         program = found.case.program
         told |= {"steps": len(program.steps), "program": program.lines(), "says": found.what}
+        told["schedule"] = f"schedule {found.case.schedule.hex(' ')}"
     return told
 
 
@@ -131,7 +179,7 @@ def _told(rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dic
 
 def main() -> None:
     """Do what the command line says."""
-    jobs = {"backends": backends, "mutants": mutants}
+    jobs = {"backends": backends, "mutants": mutants, "deep": deep}
     if len(sys.argv) != 2 or sys.argv[1] not in jobs:
         sys.exit(f"usage: python benchmarks/contract.py {'|'.join(jobs)}")
     jobs[sys.argv[1]]()
