@@ -103,7 +103,8 @@ def _mutants() -> list[str]:
     lines = [
         "## Mutants",
         "",
-        f"{len(rows)} mutants, {len(numbers)} properties, {found['figures']['cases']} cases each. "
+        f"{len(rows)} mutants, {len(numbers)} properties; {found['figures']['cases']} cases of a "
+        f"mutant's own property, {found['figures']['others']} of every other one. "
         "A mutant is a healthy backend with one behaviour broken; its own property comes first, in "
         "bold, and what stands behind it rejects it as well, because its programs use what is "
         "broken. The numbers are those of the list below; steps are those of the shrunk program.",
