@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from equipoise.hal.conformance.ballots import plane
 from equipoise.hal.conformance.bench import NEXT, Bench, End, Play, attempt, demand
-from equipoise.hal.conformance.needs import replaceable
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
 from equipoise.hal.conformance.strategies import by_size, common
@@ -68,7 +67,7 @@ LOST_STORE = Property(
     claim="Once the store is gone or silent every question ends with ControlLost, in time.",
     programs=_programs,
     play=_play,
-    needs=replaceable,
+    where=lambda traits: traits.expendable,
     ranks=Ranks.GROUP,
     pace=Pace.BRISK,
     loses=lambda _: frozenset(),

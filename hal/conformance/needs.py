@@ -40,8 +40,3 @@ def copies_beside_launches(traits: Traits) -> str | None:
     """Copies from the host that end while a launched stream waits."""
     declared = traits.accelerator.copy_independent_of_launch
     return None if declared else "copy_independent_of_launch"
-
-
-def replaceable(traits: Traits) -> str | None:
-    """Ranks, and a store, that may be ended."""
-    return None if traits.expendable else "ranks that can be replaced"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -34,8 +35,8 @@ def main() -> None:
 
 
 def drive() -> None:
-    """Start three ranks, stop one, say who there is, and wait."""
-    crew = Crew([RANK])
+    """Start three ranks of the named module, stop one, say who there is, and wait."""
+    crew = Crew(sys.argv[1:])
     crew.start(range(3))
     crew.order({rank: {} for rank in range(3)})
     told = crew.gather(range(3), (), 30.0, lambda _rank, _how: None)

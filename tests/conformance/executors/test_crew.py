@@ -149,9 +149,10 @@ def test_closing_leaves_no_process_thread_or_descriptor() -> None:
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
-def test_nothing_outlives_a_driver_that_is_killed() -> None:
+@pytest.mark.parametrize("module", [driving.RANK, driving.THREADED])
+def test_nothing_outlives_a_driver_that_is_killed(module: str) -> None:
     driver = subprocess.Popen(
-        [sys.executable, "-P", "-m", driving.DRIVER],
+        [sys.executable, "-P", "-m", driving.DRIVER, module],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )

@@ -1,10 +1,10 @@
-"""A rank whose import starts a thread, as some libraries do."""
+"""A rank whose import starts a thread that nothing ends, as some libraries do."""
 
 import threading
 
 from conformance.executors import driving
 
-threading.Thread(target=threading.Event().wait, daemon=True).start()
+threading.Thread(target=threading.Event().wait).start()
 main = driving.main
 
 if __name__ == "__main__":
