@@ -19,25 +19,38 @@ from equipoise.hal.stream import Stream
 
 @dataclass(frozen=True)
 class SegmentType:
-    """What two slots must share for their bytes to be interchangeable."""
+    """What two slots must share for their bytes to be interchangeable.
+
+    Attributes:
+        name: of the segment.
+        shape: of its elements.
+        dtype: of its elements.
+        format: how its bytes are laid out.
+        padding: bytes that a private format stores beyond those of its elements, wherever it keeps
+            them; a strided segment has none.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     format: SlotFormat = SlotFormat.STRIDED
+    padding: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one segment."""
+        """Bytes of one segment, as a copy takes them: padding included (clause A10)."""
         count = 1
         for extent in self.shape:
             count *= extent
-        return count * self.dtype.itemsize
+        return count * self.dtype.itemsize + self.padding
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One tensor of a slot: a contiguous view, at any offset into its storage."""
+    """One tensor of a slot: a contiguous view, at any offset into its storage.
+
+    A private format has offset 0 and a storage to itself, since it is copied with all of that.
+    """
 
     name: str
     data: Tensor
@@ -52,7 +65,23 @@ class Segment:
     @property
     def type(self) -> SegmentType:
         """The descriptor of this segment."""
-        return SegmentType(self.name, tuple(self.data.shape), self.data.dtype, self.format)
+        padding = 0
+        if self.format is SlotFormat.PRIVATE:
+            padding = self.data.untyped_storage().nbytes() - self.data.nbytes
+        return SegmentType(self.name, tuple(self.data.shape), self.data.dtype, self.format, padding)
+
+    @property
+    def bytes(self) -> Tensor:
+        """What a copy takes, uint8 [type.nbytes], over the same memory.
+
+        The whole storage of a private format (clause A10), else the elements. Only for storage that
+        torch can show as plain bytes; who keeps a layout with it copies by means of its own.
+        """
+        data = self.data.detach()
+        if self.format is SlotFormat.PRIVATE:
+            whole = torch.empty(0, dtype=torch.uint8, device=data.device)
+            return whole.set_(data.untyped_storage())
+        return data.reshape(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ Copy = tuple[Bytes, Bytes]
 class VirtualSlotStore:
     """Slots as lists of byte views; staging as rows uint8 [slot_bytes] of the arena.
 
+    The view of a private segment is its whole storage, whatever its tensor shows (clause A10).
+
     Every verb checks its arguments at the call; only the bytes wait for the stream.
     """
 
@@ -40,7 +42,7 @@ class VirtualSlotStore:
                 raise Unsupported(f"segment {wanted.name!r}: no {wanted.format} format here")
         self._device = device
         self._layout = layout
-        self._slots = [[bytes_of(segment.data) for segment in slot] for slot in layout.slots]
+        self._slots = [[bytes_of(segment.bytes) for segment in slot] for slot in layout.slots]
         self._staging = [
             bytes_of(device.arena.empty(layout.slot_bytes)) for _ in range(layout.staging)
         ]
@@ -228,10 +230,11 @@ class VirtualSlotStore:
     def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
         wanted = self._layout.descriptor
         named = zip(wanted, source, strict=False)
-        types = tuple(Segment(w.name, tensor, w.format).type for w, tensor in named)
+        segments = [Segment(w.name, tensor, w.format) for w, tensor in named]
+        types = tuple(segment.type for segment in segments)
         if len(source) != len(wanted) or types != wanted:
             raise SlotError(f"a source is {types}, the slots are {wanted}")
-        return [bytes_of(tensor) for tensor in source]
+        return [bytes_of(segment.bytes) for segment in segments]
 
     def _check_sums(self, out: Tensor, count: int) -> None:
         if out.dtype != torch.int64 or out.shape != (count,):

@@ -137,16 +137,26 @@ class Bench:
 
     def of(self, values: Tensor) -> Tensor:
         """Device memory with a copy of `values`."""
-        return _settled(self.empty(tuple(values.shape), values.dtype).copy_(values))
+        return settled(self.empty(tuple(values.shape), values.dtype).copy_(values))
 
     def filled(self, shape: Sequence[int], value: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Device memory filled with `value`."""
-        return _settled(self.empty(shape, dtype).fill_(value))
+        return settled(self.empty(shape, dtype).fill_(value))
 
     def guarded(self, nbytes: int, offset: int = 0) -> "Guarded":
         """Bytes between guard bands; `offset` moves them off the alignment."""
         whole = self.filled((GUARD + offset + nbytes + GUARD,), GUARD_BYTE)
         return Guarded(whole, GUARD + offset, nbytes)
+
+    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+        """Device memory in a private format, contents undefined; the storage is `Segment.bytes`.
+
+        Here its storage goes on for `padding` bytes behind the elements, at least. This is where a
+        device whose format is more than memory (FRACTAL_NZ) is to make a tensor of so many
+        elements in that format, which then decides on shape and padding by itself.
+        """
+        nbytes = elements * dtype.itemsize
+        return self.empty((nbytes + padding,))[:nbytes].view(dtype)
 
     def churn(self) -> None:
         """Let memory that was dropped be reused and scribbled."""
@@ -204,7 +214,7 @@ class Guarded:
         return bool((before == GUARD_BYTE).all()) and bool((after == GUARD_BYTE).all())
 
 
-def _settled(made: Tensor) -> Tensor:
+def settled(made: Tensor) -> Tensor:
     """The tensor once it holds what it was filled with, whatever stream uses it next."""
     if made.device.type != "cpu":
         torch.accelerator.synchronize(made.device)

@@ -1,7 +1,6 @@
 """Properties of family *addresses* about what slots hold: every byte, at its own place."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from hypothesis import strategies as st
@@ -10,10 +9,11 @@ from torch import Tensor
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, equal
-from equipoise.hal.conformance.collectives import dtype_of, noise
+from equipoise.hal.conformance.collectives import dtype_of
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
-from equipoise.hal.conformance.shelf import ROLES, Part, Shelf, shelf
+from equipoise.hal.conformance.room import ROLE, Room
+from equipoise.hal.conformance.shelf import Part, Shelf, shelf
 from equipoise.hal.slots import SlotLayout
 
 FAMILY = "addresses"
@@ -21,82 +21,16 @@ LONGEST = 8
 """Calls of a program."""
 SLOTS = 2
 STAGING = 2
-ROLE = ROLES[1]
-"""The one stream of properties in which order is not the question."""
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 DTYPES = ("uint8", "int16", *FLOATS)
 OFFSETS = 4
-ENDS = ((0x00, 0x80), (0xA1, 0x7F), (0xF1, 0x7F), (0x01, 0x00), (0x81, 0xFF), (0x80, 0x7F))
-"""Last two bytes of a little-endian float: -0.0, signalling and quiet NaN, denormal, infinity."""
+"""Elements at most by which a segment is off the alignment."""
+PADDINGS = 4
+"""Elements at most that a private segment stores behind those that its tensor shows."""
 SLOT = st.integers(0, SLOTS - 1)
 BUFFER = st.integers(0, STAGING - 1)
-
-
-def tame_bytes(nbytes: int, *key: object) -> Tensor:
-    """Bytes of ordinary numbers in every dtype: no NaN, no zero, nothing denormal."""
-    return torch.frombuffer(noise(nbytes, *key), dtype=torch.uint8) % 0x2F + 0x11
-
-
-def wild_bytes(nbytes: int, item: int, *key: object) -> Tensor:
-    """Floats of `item` bytes that arithmetic would change."""
-    made = noise(nbytes, *key)
-    for place in range(item, nbytes + 1, item):
-        made[place - 2 : place] = bytes(ENDS[made[place - 1] % len(ENDS)])
-    return torch.frombuffer(made, dtype=torch.uint8)
-
-
-@dataclass
-class _Room:
-    """Makes the calls of a program; knows every byte that is due.
-
-    Attributes:
-        shelf: the store.
-        wild: bytes of one element where contents are to be wild floats, else 0.
-        slots: what each slot is due to hold, uint8 [slot_bytes].
-        staging: the same of staging that was written to.
-        packed: of each pack, in words what it is, its blob, and what is due.
-    """
-
-    shelf: Shelf
-    wild: int = 0
-    slots: dict[int, Tensor] = field(default_factory=dict)
-    staging: dict[int, Tensor] = field(default_factory=dict)
-    packed: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
-
-    def do(self, number: int, step: Step) -> None:
-        """Make one call; each brings contents of its own."""
-        target = int(step.args[-1])
-        if step.op == "commit":
-            self.commit(number, int(step.args[0]), target)
-        elif step.op == "write":
-            self.write(number, target)
-        else:
-            self.pack(f"step {number}: slot {target} as packed", target)
-
-    def commit(self, number: int, buffer: int, slot: int) -> None:
-        blob = self.shelf.bench.of(self.fresh(number))
-        self.shelf.kept.append(blob)
-        self.shelf.store.unpack(blob, [buffer], self.shelf.stream(ROLE))
-        self.shelf.store.commit([(buffer, slot)], self.shelf.stream(ROLE))
-        self.staging[buffer] = self.slots[slot] = self.fresh(number)
-
-    def write(self, number: int, slot: int) -> None:
-        source = self.shelf.source(self.fresh(number))
-        self.shelf.store.write([slot], [source], self.shelf.stream(ROLE))
-        self.slots[slot] = self.fresh(number)
-
-    def pack(self, what: str, slot: int) -> None:
-        """Into a blob between guard bands, off the alignment."""
-        size = self.shelf.slot_bytes
-        guard = self.shelf.bench.guarded(size, 1)
-        self.shelf.guards.append(guard)
-        self.shelf.store.pack([slot], guard.data, self.shelf.stream(ROLE))
-        zeros = torch.zeros(size, dtype=torch.uint8)
-        self.packed.append((what, guard.data, self.slots.get(slot, zeros)))
-
-    def fresh(self, number: int) -> Tensor:
-        size = self.shelf.slot_bytes
-        return wild_bytes(size, self.wild, number) if self.wild else tame_bytes(size, number)
+_Sums = tuple[str, Tensor, list[Tensor]]
+"""Of what, its checksums, and the contents whose checksums they are to be."""
 
 
 def _calls() -> st.SearchStrategy[Step]:
@@ -127,12 +61,12 @@ def _with_parts(parts: st.SearchStrategy[Step], most: int) -> st.SearchStrategy[
     )
 
 
-def _layout(found: Program, format: SlotFormat = SlotFormat.STRIDED) -> list[Part]:
+def _layout(found: Program) -> list[Part]:
     rows = [step.args for step in found.steps if step.op == "part"]
-    return [Part(dtype_of(dtype), int(count), int(off), format) for dtype, count, off in rows]
+    return [Part(dtype_of(dtype), int(count), int(off)) for dtype, count, off in rows]
 
 
-def _play_calls(room: _Room, found: Program) -> Play:
+def _play_calls(room: Room, found: Program) -> Play:
     """Every call, then a pack of every slot that was changed."""
     for number, step in enumerate(found.steps, start=1):
         if step.op != "part":
@@ -151,7 +85,7 @@ def _segments(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_segments(bench: Bench, found: Program) -> Play:
-    room = _Room(shelf(bench, SLOTS, STAGING, _layout(found)))
+    room = Room(shelf(bench, SLOTS, STAGING, _layout(found)))
     before = _addresses(room.shelf.layout)
     yield from _play_calls(room, found)
     after = _addresses(room.shelf.store.layout)
@@ -177,7 +111,7 @@ def _floats(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_floats(bench: Bench, found: Program) -> Play:
     parts = _layout(found)
-    room = _Room(shelf(bench, SLOTS, STAGING, parts), wild=parts[0].dtype.itemsize)
+    room = Room(shelf(bench, SLOTS, STAGING, parts), wild=parts[0].dtype.itemsize)
     yield from _play_calls(room, found)
     for what, blob, due in room.packed:
         equal("A7", blob, due, f"{parts[0].dtype}, {what}")
@@ -186,7 +120,8 @@ def _play_floats(bench: Bench, found: Program) -> Play:
 
 
 def _private(_: Traits) -> st.SearchStrategy[Program]:
-    return _with_parts(_parts(FLOATS, 0), 2)
+    """The last number of a part is its padding."""
+    return _with_parts(_parts(FLOATS, PADDINGS), 2)
 
 
 def _declared_private(traits: Traits) -> str | None:
@@ -195,10 +130,20 @@ def _declared_private(traits: Traits) -> str | None:
 
 
 def _play_private(bench: Bench, found: Program) -> Play:
-    room = _Room(shelf(bench, SLOTS, STAGING, _layout(found, SlotFormat.PRIVATE)))
+    """What fills a slot, or is read from it, is its whole storage."""
+    parts = [
+        Part(part.dtype, part.elements, format=SlotFormat.PRIVATE, padding=part.offset)
+        for part in _layout(found)
+    ]
+    room = Room(shelf(bench, SLOTS, STAGING, parts))
     yield from _play_calls(room, found)
+    sums = _add_up(room)
+    bench.drain()
     for what, blob, due in room.packed:
-        equal("A10", blob, due, f"in a private format, {what}")
+        equal("A10", blob, due, f"in a private format, padding included, {what}")
+    for slot, due in room.slots.items():
+        equal("A10", room.shelf.bytes_of(slot), due, f"slot {slot}, the storage of its segments")
+    _demand_sums("A10", sums)
 
 
 # ----- A5: any mapping of slots to slots ----------------------------------------------------------
@@ -252,8 +197,8 @@ def _sums(_: Traits) -> st.SearchStrategy[Program]:
 
 def _play_sums(bench: Bench, found: Program) -> Play:
     """Behind each call, the checksums of everything that holds something."""
-    room = _Room(shelf(bench, SLOTS, STAGING, _layout(found)))
-    seen: list[tuple[str, Tensor, list[Tensor]]] = []
+    room = Room(shelf(bench, SLOTS, STAGING, _layout(found)))
+    seen: list[_Sums] = []
     for number, step in enumerate(found.steps, start=1):
         if step.op == "part":
             continue
@@ -261,12 +206,10 @@ def _play_sums(bench: Bench, found: Program) -> Play:
         seen += [(f"step {number}: {what}", out, due) for what, out, due in _add_up(room)]
         yield NEXT
     bench.drain()
-    for what, out, contents in seen:
-        due = [as_int64(checksum(content)) for content in contents]
-        demand("D4", out.tolist() == due, f"checksums of {what} are {out.tolist()}, not {due}")
+    _demand_sums("D4", seen)
 
 
-def _add_up(room: _Room) -> list[tuple[str, Tensor, list[Tensor]]]:
+def _add_up(room: Room) -> list[_Sums]:
     store, found = room.shelf.store, []
     for what, contents, verb in (
         ("slots", room.slots, store.checksum_slots),
@@ -278,6 +221,12 @@ def _add_up(room: _Room) -> list[tuple[str, Tensor, list[Tensor]]]:
             verb(numbers, out, room.shelf.stream(ROLE))
             found.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
     return found
+
+
+def _demand_sums(clause: str, seen: Sequence[_Sums]) -> None:
+    for what, out, contents in seen:
+        due = [as_int64(checksum(content)) for content in contents]
+        demand(clause, out.tolist() == due, f"checksums of {what} are {out.tolist()}, not {due}")
 
 
 PROPERTIES = (
@@ -301,7 +250,7 @@ PROPERTIES = (
         name="private-formats-travel-whole",
         family=FAMILY,
         clauses=("A10",),
-        claim="Segments of a private format are copied as bytes.",
+        claim="Segments of a private format are copied, and summed, with all that they store.",
         programs=_private,
         play=_play_private,
         needs=_declared_private,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.capabilities import SlotFormat
-from equipoise.hal.conformance.bench import Bench, Guarded
+from equipoise.hal.conformance.bench import Bench, Guarded, settled
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role, Stream
 
@@ -24,16 +24,18 @@ class Part:
         elements: how many.
         offset: bytes by which it is off the allocator's alignment; a multiple of the item size.
         format: how its bytes are laid out; a private one has offset 0 and no guard bands.
+        padding: bytes to store behind the elements; of a private format only.
     """
 
     dtype: torch.dtype
     elements: int
     offset: int = 0
     format: SlotFormat = SlotFormat.STRIDED
+    padding: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one segment."""
+        """Bytes of its elements."""
         return self.elements * self.dtype.itemsize
 
 
@@ -47,6 +49,7 @@ class Shelf:
 
     Attributes:
         bench: where it stands.
+        parts: the segments of every slot.
         guards: the memory of each strided segment, and of other buffers that need a guard.
         layout: the slots, as they were given to the store.
         store: made over that memory.
@@ -54,6 +57,7 @@ class Shelf:
     """
 
     bench: Bench
+    parts: Sequence[Part]
     guards: list[Guarded]
     layout: SlotLayout
     store: SlotStore
@@ -71,7 +75,7 @@ class Shelf:
 
     def views(self, slot: int) -> list[Tensor]:
         """The slot's segments as bytes, through the layout's own tensors."""
-        return [_bytes(segment.data) for segment in self.layout.slots[slot]]
+        return [segment.bytes for segment in self.layout.slots[slot]]
 
     def unpack(self, staging: Sequence[int], version: int, role: str) -> None:
         """Bring a version into staging."""
@@ -86,11 +90,11 @@ class Shelf:
 
     def source(self, content: Tensor) -> list[Tensor]:
         """The segments of a slot with these bytes, uint8 [slot_bytes], for `write`."""
-        kinds = self.layout.descriptor
-        parts = torch.split(content, [kind.nbytes for kind in kinds])
-        made = [self.bench.of(part) for part in parts]
+        pieces = torch.split(content, [kind.nbytes for kind in self.layout.descriptor])
+        pairs = zip(self.parts, pieces, strict=True)
+        made = [_source(self.bench, part, piece) for part, piece in pairs]
         self.kept += made
-        return [part.view(k.dtype).view(k.shape) for part, k in zip(made, kinds, strict=True)]
+        return made
 
     def pack(self, slots: Sequence[int], role: str) -> Tensor:
         """A blob that `slots` are being packed into."""
@@ -124,7 +128,7 @@ def shelf(bench: Bench, slots: int, staging: int, parts: Sequence[Part]) -> Shel
         for _ in range(slots)
     )
     layout = SlotLayout(rows, staging)
-    return Shelf(bench, guards, layout, bench.accelerator.slot_store(layout))
+    return Shelf(bench, parts, guards, layout, bench.accelerator.slot_store(layout))
 
 
 def plain(bench: Bench, slots: int, staging: int, width: int) -> Shelf:
@@ -144,14 +148,24 @@ def listed(found: Sequence[int]) -> str:
 
 def _segment(bench: Bench, guards: list[Guarded], name: str, part: Part) -> Segment:
     if part.format is SlotFormat.PRIVATE:
-        return Segment(name, bench.filled((part.nbytes,), 0).view(part.dtype), part.format)
+        made = _private(bench, name, part)
+        settled(made.bytes.zero_())
+        return made
     guard = bench.guarded(part.nbytes, part.offset)
     guards.append(guard)
     return Segment(name, guard.data.zero_().view(part.dtype), part.format)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+def _source(bench: Bench, part: Part, content: Tensor) -> Tensor:
+    if part.format is SlotFormat.PRIVATE:
+        made = _private(bench, "source", part)
+        settled(made.bytes.copy_(content))
+        return made.data
+    return bench.of(content).view(part.dtype)
+
+
+def _private(bench: Bench, name: str, part: Part) -> Segment:
+    return Segment(name, bench.private(part.elements, part.dtype, part.padding), part.format)
 
 
 def _copy_all(parts: Sequence[Tensor], views: Sequence[Tensor]) -> None:

@@ -1,5 +1,7 @@
 """Constructor checks of segments, layouts and rounds (clauses A6, A1, X1)."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -34,6 +36,28 @@ def test_any_offset_will_do_but_for_a_private_format() -> None:
         Segment("w", stacked[2], SlotFormat.PRIVATE)
 
 
+@given(SHAPES, st.integers(0, 9))
+def test_a_private_segment_is_all_that_its_storage_holds(
+    shape: tuple[int, ...], padding: int
+) -> None:
+    count = math.prod(shape)
+    whole = torch.arange(count + padding, dtype=torch.int16)
+    segment = Segment("w", whole[:count].view(shape), SlotFormat.PRIVATE)
+    wanted = SegmentType("w", shape, torch.int16, SlotFormat.PRIVATE, padding=2 * padding)
+    assert (segment.type, wanted.nbytes) == (wanted, whole.nbytes)
+    assert torch.equal(segment.bytes, whole.view(torch.uint8))
+    assert Segment("w", segment.data).type.padding == 0
+    assert torch.equal(Segment("w", segment.data).bytes, whole[:count].view(torch.uint8))
+
+
+def test_the_bytes_of_a_segment_are_its_memory() -> None:
+    stacked = torch.zeros(4, 3)
+    Segment("w", stacked[2]).bytes.fill_(1)
+    assert stacked.view(torch.uint8).sum(1).tolist() == [0, 0, 12, 0]
+    Segment("w", stacked[0], SlotFormat.PRIVATE).bytes.fill_(2)
+    assert set(stacked.view(torch.uint8).flatten().tolist()) == {2}
+
+
 def test_a_layout_needs_a_slot() -> None:
     with pytest.raises(SlotError, match="at least one slot"):
         SlotLayout((), 1)
@@ -52,6 +76,12 @@ def test_a_layout_needs_a_slot() -> None:
 def test_slots_that_differ_in_one_word_of_their_descriptor_are_refused(other: Segment) -> None:
     with pytest.raises(SlotError, match="slot 1 is"):
         SlotLayout(((Segment("w", torch.zeros(2)),), (other,)), 1)
+
+
+def test_private_slots_that_store_another_number_of_bytes_are_refused() -> None:
+    slots = [(Segment("w", torch.zeros(n)[:2], SlotFormat.PRIVATE),) for n in (2, 3)]
+    with pytest.raises(SlotError, match="slot 1 is"):
+        SlotLayout(tuple(slots), 1)
 
 
 def test_slots_with_another_number_of_segments_are_refused() -> None:

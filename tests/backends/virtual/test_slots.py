@@ -56,17 +56,27 @@ def test_a_leased_slot_refuses_a_replay_too(make_world: Worlds) -> None:
     stream.synchronize(SECONDS)
 
 
-def test_private_segments_are_copied_as_bytes(make_world: Worlds) -> None:
+def test_private_segments_are_copied_with_all_that_they_store(make_world: Worlds) -> None:
     world = make_world(backend=PADDED_FORMATS)
     store = store_in(world, form=SlotFormat.PRIVATE)
     stream = world.accelerator(0).stream(Role.COPY)
-    source = world.empty(0, WIDTH).fill_(9)
+    source = world.empty(0, WIDTH)
+    stored = Segment("w", source, SlotFormat.PRIVATE).bytes.fill_(9)
     store.write([1], [[source]], stream)
     sums = torch.zeros(1, dtype=torch.int64)
     store.checksum_slots([1], sums, stream)
     stream.synchronize(SECONDS)
-    assert slot(store, 1) == [9] * WIDTH
-    assert int(sums) == as_int64(checksum(source))
+    assert stored.numel() > WIDTH
+    assert torch.equal(store.layout.slots[1][0].bytes, stored)
+    assert int(sums) == as_int64(checksum(stored))
+
+
+def test_a_private_source_of_other_storage_is_refused(make_world: Worlds) -> None:
+    world = make_world()
+    store = store_in(world, form=SlotFormat.PRIVATE)
+    larger = world.empty(0, 2 * WIDTH)[:WIDTH]
+    with pytest.raises(SlotError, match="a source is"):
+        store.write([1], [[larger]], world.accelerator(0).stream(Role.COPY))
 
 
 def test_a_private_source_inside_another_tensor_is_refused(make_world: Worlds) -> None:

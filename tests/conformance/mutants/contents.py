@@ -14,7 +14,7 @@ from equipoise.backends.virtual.device import Device
 from equipoise.backends.virtual.slots import Copy, VirtualSlotStore
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64
-from equipoise.hal.slots import SlotLayout
+from equipoise.hal.slots import SegmentType, SlotLayout
 from equipoise.hal.stream import Stream
 
 WORD = 4
@@ -111,6 +111,46 @@ class UnpackingStore(VirtualSlotStore):
         return [(p[::-1] if f is SlotFormat.PRIVATE else p, found) for (p, found), f in pairs]
 
 
+def _shown(wanted: SegmentType) -> int:
+    """Bytes of the elements, which are those that a tensor shows."""
+    return wanted.nbytes - wanted.padding
+
+
+class ShownBytesStore(VirtualSlotStore):
+    """Of a private segment, what the tensor shows is packed and committed."""
+
+    def _pieces(self, row: Bytes, slot: int) -> Iterator[tuple[Bytes, Bytes]]:
+        pairs = zip(super()._pieces(row, slot), self._layout.descriptor, strict=True)
+        for (part, segment), wanted in pairs:
+            yield part[: _shown(wanted)], segment[: _shown(wanted)]
+
+
+class ClearingStore(VirtualSlotStore):
+    """A write lays out a private segment anew: its padding is zero."""
+
+    def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
+        blocks = super()._source(source)
+        return [self._cleared(b, w) for b, w in zip(blocks, self._layout.descriptor, strict=True)]
+
+    def _cleared(self, block: Bytes, wanted: SegmentType) -> Bytes:
+        if not wanted.padding:
+            return block
+        anew = block.copy()
+        anew[_shown(wanted) :] = 0
+        return anew
+
+
+class ShownSums(VirtualSlotStore):
+    """Of a private segment, what the tensor shows is summed."""
+
+    def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
+        shown, start = [], 0
+        for wanted in self._layout.descriptor:
+            shown.append(row[start : start + _shown(wanted)])
+            start += wanted.nbytes
+        super()._sum(np.concatenate(shown), out, place)
+
+
 class WordSums(VirtualSlotStore):
     """Bytes behind the last whole word are not summed."""
 
@@ -120,6 +160,7 @@ class WordSums(VirtualSlotStore):
 
 CONTENTS = "a-slot-is-its-segments"
 FLOATS = "floats-that-arithmetic-would-change-survive"
+PRIVATE = "private-formats-travel-whole"
 MAPPINGS = "any-mapping-of-slots-ends-as-proposed"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 SUMS = "checksums-are-those-of-the-definition"
@@ -188,8 +229,29 @@ MUTANTS = (
         name="private-formats-are-taken-apart",
         clause="A10",
         broken="A private format is packed in an order that nobody restores (SGLang #29424).",
-        property="private-formats-travel-whole",
+        property=PRIVATE,
         subject=device_with(slots=UnpackingStore),
+    ),
+    Mutant(
+        name="what-a-tensor-shows-travels",
+        clause="A10",
+        broken="The padding of a private format stays behind, as with a view of bytes.",
+        property=PRIVATE,
+        subject=device_with(slots=ShownBytesStore),
+    ),
+    Mutant(
+        name="padding-is-cleared-by-a-write",
+        clause="A10",
+        broken="A source is converted anew, which loses what its padding holds.",
+        property=PRIVATE,
+        subject=device_with(slots=ClearingStore),
+    ),
+    Mutant(
+        name="checksums-leave-out-padding",
+        clause="A10",
+        broken="What got lost in the padding of a private format is not noticed.",
+        property=PRIVATE,
+        subject=device_with(slots=ShownSums),
     ),
     Mutant(
         name="checksums-see-whole-words-only",
