@@ -109,7 +109,10 @@ class Line:
 
 def main() -> None:
     """Serve, then end the process at once: after a failure, threads of gloo may still hang."""
-    task, line = Task.from_json(sys.stdin.readline()), Line()
+    told = sys.stdin.readline()
+    if not told:
+        os._exit(FAILED)  # the launcher has ended before it said what to do
+    task, line = Task.from_json(told), Line()
     _die_with(task.launcher)
     code = FAILED
     try:
