@@ -14,7 +14,8 @@ from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.hazards import Hazards
 from equipoise.hal.leases import Leases, SlotLease
 from equipoise.hal.readers import AttachedReader, Readers
-from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
+from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
 
 Buffer = tuple[str, int]
@@ -102,7 +103,7 @@ class CpuSlotStore:
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
         numbers = self._known(slots, "slot")
-        _check_sums(out, len(numbers))
+        check_sums(out, len(numbers))
 
         def program() -> None:
             scratch = torch.empty(self._layout.slot_bytes, dtype=torch.uint8)
@@ -116,7 +117,7 @@ class CpuSlotStore:
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
         numbers = self._known(staging, "staging")
-        _check_sums(out, len(numbers))
+        check_sums(out, len(numbers))
 
         def program() -> None:
             for place, buffer in enumerate(numbers):
@@ -177,30 +178,14 @@ class CpuSlotStore:
         return list(zip(parts, views, strict=True))
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
-        size = self._layout.slot_bytes
-        shaped = blob.dtype == torch.uint8 and blob.shape == (count * size,)
-        if not shaped or not blob.is_contiguous():
-            raise SlotError(
-                f"a blob of {count} slots is contiguous uint8 [{count * size}], "
-                f"got {blob.dtype} {list(blob.shape)} of strides {blob.stride()}"
-            )
-        return list(blob.view(count, size))
+        check_packed(self._layout, blob, count)
+        return list(blob.view(count, self._layout.slot_bytes))
 
     def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
-        limit = len(self._slots) if what == "slot" else len(self._staging)
-        for number in numbers:
-            if not 0 <= number < limit:
-                raise SlotError(f"{what} {number} is not in [0, {limit})")
-        return tuple(numbers)
+        return known(numbers, len(self._slots) if what == "slot" else len(self._staging), what)
 
     def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
-        names = [wanted.name for wanted in self._layout.descriptor]
-        types = tuple(
-            Segment(name, tensor).type for name, tensor in zip(names, source, strict=False)
-        )
-        if len(source) != len(names) or types != self._layout.descriptor:
-            raise SlotError(f"a source is {types}, the slots are {self._layout.descriptor}")
-        return [_bytes(tensor) for tensor in source]
+        return [_bytes(segment.data) for segment in source_segments(self._layout, source)]
 
 
 def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
@@ -209,10 +194,3 @@ def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
 
 def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
     return tuple(("staging", number) for number in numbers)
-
-
-def _check_sums(out: Tensor, count: int) -> None:
-    if out.dtype != torch.int64 or out.shape != (count,):
-        raise SlotError(
-            f"checksums of {count} slots are int64 [{count}], got {out.dtype} {list(out.shape)}"
-        )

@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from equipoise import _native
@@ -16,7 +15,8 @@ from equipoise.hal.checksum import as_int64
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.leases import SlotLease
 from equipoise.hal.readers import AttachedReader
-from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
+from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class VirtualSlotStore:
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
         numbers = self._known(slots, len(self._slots), "slot")
-        self._check_sums(out, len(numbers))
+        check_sums(out, len(numbers))
 
         def steps() -> Iterator[None]:
             for place, slot in enumerate(numbers):
@@ -123,7 +123,7 @@ class VirtualSlotStore:
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
         numbers = self._known(staging, len(self._staging), "staging")
-        self._check_sums(out, len(numbers))
+        check_sums(out, len(numbers))
 
         def steps() -> Iterator[None]:
             for place, buffer in enumerate(numbers):
@@ -212,35 +212,14 @@ class VirtualSlotStore:
             start += len(segment)
 
     def _rows(self, blob: Tensor, count: int) -> list[Bytes]:
-        size = self._layout.slot_bytes
-        shaped = blob.dtype == torch.uint8 and blob.shape == (count * size,)
-        if not shaped or not blob.is_contiguous():
-            raise SlotError(
-                f"a blob of {count} slots is contiguous uint8 [{count * size}], "
-                f"got {blob.dtype} {list(blob.shape)} of strides {blob.stride()}"
-            )
-        return list(bytes_of(blob).reshape(count, size))
+        check_packed(self._layout, blob, count)
+        return list(bytes_of(blob).reshape(count, self._layout.slot_bytes))
 
     def _known(self, numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
-        for number in numbers:
-            if not 0 <= number < limit:
-                raise SlotError(f"{what} {number} is not in [0, {limit})")
-        return tuple(numbers)
+        return known(numbers, limit, what)
 
     def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
-        wanted = self._layout.descriptor
-        named = zip(wanted, source, strict=False)
-        segments = [Segment(w.name, tensor, w.format) for w, tensor in named]
-        types = tuple(segment.type for segment in segments)
-        if len(source) != len(wanted) or types != wanted:
-            raise SlotError(f"a source is {types}, the slots are {wanted}")
-        return [bytes_of(segment.bytes) for segment in segments]
-
-    def _check_sums(self, out: Tensor, count: int) -> None:
-        if out.dtype != torch.int64 or out.shape != (count,):
-            raise SlotError(
-                f"checksums of {count} slots are int64 [{count}], got {out.dtype} {[*out.shape]}"
-            )
+        return [bytes_of(segment.bytes) for segment in source_segments(self._layout, source)]
 
     def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
         out[place] = as_int64(_native.checksum(row))

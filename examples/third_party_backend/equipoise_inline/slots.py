@@ -10,7 +10,8 @@ from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.leases import Leases, SlotLease
-from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
+from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Stream
 
 A = TypeVar("A")
@@ -73,7 +74,7 @@ class InlineSlotStore:
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
         blob = torch.empty(len(slots) * self._layout.slot_bytes, dtype=torch.uint8)
-        _check_sums(out, len(slots))
+        check_sums(out, len(slots))
         self.pack(slots, blob, stream)
         rows = self._rows(blob, len(slots))
         stream.launch(lambda: _sum_rows(rows, out))
@@ -81,7 +82,7 @@ class InlineSlotStore:
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
         rows = [self._buffer(number) for number in staging]
-        _check_sums(out, len(rows))
+        check_sums(out, len(rows))
         stream.launch(lambda: _sum_rows(rows, out))
 
     def attach(self, stream: Stream) -> InlineReader:
@@ -95,29 +96,19 @@ class InlineSlotStore:
         return self._leases.take(slots)
 
     def _slot(self, number: int) -> list[Tensor]:
-        if not 0 <= number < len(self._layout.slots):
-            raise SlotError(f"slot {number} is not in [0, {len(self._layout.slots)})")
+        known([number], len(self._layout.slots), "slot")
         return [_bytes(segment.data) for segment in self._layout.slots[number]]
 
     def _buffer(self, number: int) -> Tensor:
-        if not 0 <= number < len(self._staging):
-            raise SlotError(f"staging {number} is not in [0, {len(self._staging)})")
+        known([number], len(self._staging), "staging")
         return self._staging[number]
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
-        size = self._layout.slot_bytes
-        if blob.dtype != torch.uint8 or blob.shape != (count * size,) or not blob.is_contiguous():
-            raise SlotError(f"a blob of {count} slots is contiguous uint8 [{count * size}]")
-        return list(blob.view(count, size))
+        check_packed(self._layout, blob, count)
+        return list(blob.view(count, self._layout.slot_bytes))
 
     def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
-        names = [wanted.name for wanted in self._layout.descriptor]
-        if len(source) != len(names):
-            raise SlotError(f"a source has {len(source)} segments, a slot {len(names)}")
-        types = tuple(Segment(name, part).type for name, part in zip(names, source, strict=True))
-        if types != self._layout.descriptor:
-            raise SlotError(f"a source is {types}, the slots are {self._layout.descriptor}")
-        return [_bytes(part) for part in source]
+        return [_bytes(segment.data) for segment in source_segments(self._layout, source)]
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -140,11 +131,6 @@ def _scatter(row: Tensor, slot: Sequence[Tensor]) -> None:
 
 def _gather(row: Tensor, slot: Sequence[Tensor]) -> None:
     _copy(torch.split(row, [part.numel() for part in slot]), slot)
-
-
-def _check_sums(out: Tensor, count: int) -> None:
-    if out.dtype != torch.int64 or out.shape != (count,):
-        raise SlotError(f"checksums of {count} slots are int64 [{count}]")
 
 
 def _sum_rows(rows: Sequence[Tensor], out: Tensor) -> None:
