@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.mutants.collection import mutants
+
+from equipoise.hal.conformance import suite
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
@@ -38,3 +41,18 @@ def test_no_backend_of_ours_violates_a_clause(module: dict[str, Any]) -> None:
         for name, column in columns.items()
     }
     assert {name: found for name, found in broken.items() if found} == {}
+
+
+def test_whoever_else_rejects_a_mutant_is_declared_beside_it(module: dict[str, Any]) -> None:
+    declared = {mutant.name: {mutant.property, *mutant.also} for mutant in mutants()}
+    rows = module["_load"]("mutants")["figures"]["mutants"]
+    assert set(rows) == set(declared)
+    undeclared = {
+        name: sorted(set(row["rejected_by"]) - declared[name]) for name, row in rows.items()
+    }
+    assert {name: found for name, found in undeclared.items() if found} == {}
+
+
+def test_the_pages_name_the_properties_that_there_are(module: dict[str, Any]) -> None:
+    listed = [claim["name"] for claim in module["_load"]("mutants")["figures"]["properties"]]
+    assert listed == [claim.name for claim in suite.properties()]

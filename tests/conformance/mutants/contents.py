@@ -180,6 +180,7 @@ MUTANTS = (
             READERS,
             SUMS,
             MACHINE,
+            "private-formats-travel-whole",
         ),
         subject=device_with(slots=SwappingStore),
     ),
@@ -196,6 +197,8 @@ MUTANTS = (
         broken="The offset of a segment is taken for aligned (SGLang #29424 knows offset 0 only).",
         property=CONTENTS,
         subject=device_with(slots=AlignedStore),
+        # Private segments are read in the same way.
+        also=("private-formats-travel-whole",),
     ),
     Mutant(
         name="one-buffer-goes-to-one-slot",
@@ -259,5 +262,7 @@ MUTANTS = (
         broken="The last bytes of a slot of odd size are not summed.",
         property=SUMS,
         subject=device_with(slots=WordSums),
+        # Private formats are checksummed in the same way.
+        also=("private-formats-travel-whole",),
     ),
 )

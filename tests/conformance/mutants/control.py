@@ -257,6 +257,8 @@ MUTANTS = (
         broken="The ballots of a rank that leaves are gone.",
         property=OUTLIVES,
         subject=network_with(control=WordsGoWithTheRank),
+        # A rank that leaves takes what the others still read.
+        also=("a-lost-store-is-said-to-be",),
     ),
     Mutant(
         name="the-store-is-on-rank-zero",

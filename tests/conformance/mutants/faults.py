@@ -147,6 +147,8 @@ MUTANTS = (
         broken="The control plane names another rank than the one that is gone.",
         property=FAULTS.name,
         subject=network_with(control=WrongRankIsAccused),
+        # Ranks are lost there, too.
+        also=("what-a-rank-said-outlives-it",),
     ),
     Mutant(
         name="a-loss-is-told-without-the-operation",
@@ -154,5 +156,7 @@ MUTANTS = (
         broken="The control plane names the lost rank, but not what was being done.",
         property=FAULTS.name,
         subject=network_with(control=LossNamesNoOperation),
+        # Ranks are lost there, too.
+        also=("what-a-rank-said-outlives-it",),
     ),
 )

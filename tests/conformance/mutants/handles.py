@@ -168,7 +168,15 @@ MUTANTS = (
         property=ORDER,
         subject=network_with(operation=FirstHandleIsDropped),
         # whoever sends rounds in which a rank has several blobs
-        also=(DROPPED, WORKS, ROUNDS, FAULTS, MISALIGNED),
+        also=(
+            DROPPED,
+            WORKS,
+            ROUNDS,
+            FAULTS,
+            MISALIGNED,
+            "a-rebuilt-communicator-carries-only-what-came-after",
+            "what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        ),
     ),
     Mutant(
         name="done-before-the-bytes-are-there",

@@ -182,6 +182,7 @@ MUTANTS = (
             TABLES,
             ROUTED,
             TOGETHER,
+            "everything-at-once-shows-what-is-due",
         ),
     ),
     Mutant(
@@ -212,7 +213,11 @@ MUTANTS = (
         property=HELD,
         subject=device_with(stream=LatestStream),
         # The same programs without a hold.
-        also=(IN_ORDER,),
+        # The machine orders streams by events.
+        also=(
+            IN_ORDER,
+            "everything-at-once-shows-what-is-due",
+        ),
     ),
     Mutant(
         name="recording-again-strands-earlier-waiters",
@@ -221,7 +226,11 @@ MUTANTS = (
         property=HELD,
         subject=device_with(stream=StrandedStream),
         # The same programs without a hold.
-        also=(IN_ORDER,),
+        # The machine orders streams by events.
+        also=(
+            IN_ORDER,
+            "everything-at-once-shows-what-is-due",
+        ),
     ),
     Mutant(
         name="an-exception-dies-on-its-stream",

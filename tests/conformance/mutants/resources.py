@@ -162,6 +162,11 @@ MUTANTS = (
         broken="The stream of one role says that it is another role's.",
         property=HANDED,
         subject=device_with(accelerator=PooledStreams),
+        # Two roles that share a stream do not run side by side.
+        also=(
+            "a-stream-that-waits-for-a-signal-leaves-the-device-free",
+            "declared-streams-run-side-by-side",
+        ),
     ),
     Mutant(
         name="anything-is-adopted",
@@ -176,6 +181,12 @@ MUTANTS = (
         broken="Two users of pinned memory write over each other.",
         property=HANDED,
         subject=device_with(accelerator=OnePinnedBlock),
+        # Whoever counts what is left over finds the block that is never given back.
+        also=(
+            "a-fault-ends-what-depends-on-it-and-nothing-else",
+            "a-lost-store-is-said-to-be",
+            "what-a-rank-said-outlives-it",
+        ),
     ),
     Mutant(
         name="every-event-is-kept",
