@@ -53,10 +53,11 @@ class Campaign:
         with self.subjects(seat) as subjects:
             plan = bouts(self.claims(), subjects)
             findings = tuple(conduct(plan, self.profile, self.seed, watcher))
+            most = max(size for subject in subjects.values() for size in subject.traits.sizes)
         return Result(
             backend=self.backend,
             communicator=self.communicator,
-            ranks=self.most_ranks(seat),
+            ranks=most,
             profile=self.profile.value,
             seed=self.seed,
             findings=findings,
@@ -66,10 +67,6 @@ class Campaign:
     def claims(self) -> list[Property]:
         """The properties of the families asked for, in the suite's order."""
         return [claim for claim in suite.properties() if claim.family in self.families]
-
-    def most_ranks(self, seat: Rendezvous | None) -> int:
-        """How many ranks there are: those of the launch, or those asked for."""
-        return self.ranks if seat is None else seat.size
 
     @contextmanager
     def subjects(self, seat: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
