@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 
+import torch
 from hypothesis import strategies as st
 
 from equipoise.hal.checked import CheckedCommunicator
@@ -119,7 +119,7 @@ def rounds(found: Program) -> list[list[Call]]:
             continue
         key = len(table) - (step.rank >= 0)
         dtype, shape, source = step.args
-        call = Call(step.op, dtype_of(dtype), shape_of(shape), int(source), key)
+        call = _carried(Call(step.op, dtype_of(dtype), shape_of(shape), int(source), key))
         if step.rank < 0:
             table.append([call] * found.size)
         else:
@@ -127,16 +127,16 @@ def rounds(found: Program) -> list[list[Call]]:
     return table
 
 
+def _carried(call: Call) -> Call:
+    """The call; a round's blobs are bytes, whatever they were, and so is what ranks compare."""
+    if call.op != "exchange":
+        return call
+    return replace(call, dtype=torch.uint8, shape=(call.nbytes,))
+
+
 def alike(calls: Sequence[Call]) -> bool:
     """Whether ranks that issue these issue one operation."""
-    return len({_issued(call) for call in calls}) == 1
-
-
-def _issued(call: Call) -> tuple[object, ...]:
-    """What tells one operation from another; a round's blobs are bytes, whatever they were."""
-    if call.op == "exchange":
-        return call.op, prod(call.shape) * call.dtype.itemsize
-    return call.op, call.dtype, call.shape, call.source
+    return len({(call.op, call.dtype, call.shape, call.source) for call in calls}) == 1
 
 
 def _play(bench: Bench, found: Program) -> Play:
