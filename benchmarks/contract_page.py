@@ -1,4 +1,4 @@
-"""Writes docs/conformance-matrix.md from benchmarks/results/{contract,mutants,deep}.json.
+"""Writes docs/conformance-matrix.md from benchmarks/results/{contract,mutants,seeds,faults}.json.
 
 The example of a violation in docs/conformance.md is brought up to date as well.
 
@@ -49,18 +49,17 @@ def _example() -> list[str]:
 
 
 def _deep() -> list[str]:
-    found = _load("deep")
-    figures = found["figures"]
-    alarms = ", ".join(figures["alarms"]) or "none"
+    seeds, faults = _load("seeds"), _load("faults")
+    alarms = ", ".join(seeds["figures"]["alarms"]) or "none"
     return [
         "",
         "## Many seeds, many faults",
         "",
-        f"False alarms on the healthy virtual backend, from {figures['seeds']} seeds: {alarms}. "
-        f"Faults on the virtual network: `{figures['virtual_faults']}`. Faults with processes over "
-        f"gloo: `{figures['process_faults']}`.",
+        f"False alarms on the healthy virtual backend, from {seeds['figures']['seeds']} seeds: "
+        f"{alarms}. {_source(seeds)}",
         "",
-        _source(found),
+        f"Faults on the virtual network: `{faults['figures']['virtual_faults']}`; with four "
+        f"processes over gloo: `{faults['figures']['process_faults']}`. {_source(faults)}",
     ]
 
 
