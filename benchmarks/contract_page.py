@@ -25,8 +25,13 @@ MARKS = (
 )
 EXAMPLE = "a-wait-is-not-heard"
 """The mutant whose violation the guide quotes."""
-SIGNS = {"held": "●", "violated": "**✗**", "not judged": "?"}
-UNDECLARED = "○"
+SIGNS = {
+    "held": "●",
+    "violated": "**✗**",
+    "not judged": "?",
+    "unsupported": "○",
+    "reported": "≈",
+}
 Figures = dict[str, Any]
 
 
@@ -77,7 +82,7 @@ def _backends() -> list[str]:
     lines = [
         "## Backends",
         "",
-        "● held, ○ declared unsupported, **✗** violated, · not judged there.",
+        "● held, ○ declared unsupported, **✗** violated, ≈ measured only, · not judged there.",
         "",
         *[f"{n}. {name}: `{c['command']}`, {c['seconds']:.0f} s" for n, (name, c) in
           enumerate(columns.items(), 1)],
@@ -92,7 +97,7 @@ def _backends() -> list[str]:
 
 
 def _sign(status: str | None) -> str:
-    return "·" if status is None else SIGNS.get(status, UNDECLARED)
+    return "·" if status is None else SIGNS[status]
 
 
 def _mutants() -> list[str]:
