@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
@@ -137,14 +138,12 @@ class DeviceSubject:
 
     def play(self, claim: Property, case: Case) -> str | None:
         """On the device as it schedules itself."""
-        accelerator = self._backend.open(self._index)
         try:
-            answers = play_alone(claim, case, self._backend, accelerator)
-            return judge(claim, case, answers)
+            with closing(self._backend.open(self._index)) as accelerator:
+                answers = play_alone(claim, case, self._backend, accelerator)
+                return judge(claim, case, answers)
         except Exception as error:
             raise blame(claim, error) from error
-        finally:
-            accelerator.close()
 
     def close(self) -> None:
         """Nothing is held between cases."""

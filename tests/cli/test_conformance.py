@@ -111,3 +111,11 @@ def test_every_option_has_a_default_that_help_shows() -> None:
     assert "conformance" in text
     for option in BY_KEY.values():
         assert option.shown_default, option.key
+
+
+def test_a_probe_that_raises_is_a_violation_and_no_traceback(equipoise: Callable[..., Any]) -> None:
+    loud = "support.broken_backend:LOUD"
+    answer = equipoise("conformance", "--backend", loud, "--only", "resources", "--quiet")
+    assert answer.code == 1
+    assert any(line.startswith("B1   violated") for line in answer.out.splitlines())
+    assert answer.err == ""

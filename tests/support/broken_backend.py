@@ -1,10 +1,11 @@
-"""A backend that is wrong in one way: waiting on what was never recorded is silently ignored."""
+"""Backends that are wrong in one way each, for the command line."""
 
 from dataclasses import replace
 
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.backends.virtual.parts import HEALTHY
 from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.hal.capabilities import Probe
 from equipoise.hal.errors import EventNotRecorded
 from equipoise.hal.stream import Event
 
@@ -21,3 +22,14 @@ class DeafStream(VirtualStream):
 
 
 BACKEND = VirtualBackend(replace(HEALTHY, stream=DeafStream))
+
+
+class LoudBackend(VirtualBackend):
+    """Its probe raises where the vendor is absent, and so does everything that needs it."""
+
+    def probe(self) -> Probe:
+        """Lets an error of the vendor's out (clause B1)."""
+        raise RuntimeError("the driver is not there")
+
+
+LOUD = LoudBackend()
