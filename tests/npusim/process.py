@@ -1,0 +1,62 @@
+"""One child process that gets the launcher's signals and does not outlive it."""
+
+import ctypes
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from npusim.errors import Refused
+
+FORWARDED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+AWAITED = frozenset({*FORWARDED, signal.SIGCHLD})
+SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl."""
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run `command` to its end; its exit code, or 128 and the signal that ended it.
+
+    Signals that a process sends to this one are passed on. Those of a terminal are not: the
+    terminal sends them to the command as well. Raises `Refused` when it cannot be started.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    try:
+        child = _start(command, environment, before)
+        _attend(child)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals | int]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=environment, preexec_fn=_prepare(mask))
+    except OSError as error:
+        raise Refused(f"cannot start {command[0]}: {error.strerror}") from error
+
+
+def _prepare(mask: set[signal.Signals | int]) -> Callable[[], None]:
+    """What the child does before the command begins. The library is loaded here, not there."""
+    system = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        system.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return prepare
+
+
+def _attend(child: subprocess.Popen[bytes]) -> None:
+    while child.poll() is None:
+        told = signal.sigwaitinfo(AWAITED)
+        if told.si_signo != signal.SIGCHLD and told.si_pid != 0:
+            child.send_signal(told.si_signo)

@@ -1,0 +1,28 @@
+"""Schedules of the simulated device: who runs next."""
+
+from npusim.errors import Refused
+
+SEEDED = ("delay", "explore")
+PLAIN = ("eager", "lazy")
+
+
+def parse(text: str, seed: int | None) -> str:
+    """What NPUSIM_SCHEDULE says: `eager`, `lazy`, `delay:SEED` or `explore:SEED`.
+
+    The seed stands in `text` behind a colon, or in `seed`; 0 by default. Raises `Refused`.
+    """
+    name, colon, written = text.partition(":")
+    if name not in PLAIN + SEEDED:
+        raise Refused(f"no schedule is called {name!r}: eager, delay, lazy or explore")
+    if name in PLAIN:
+        if colon or seed is not None:
+            raise Refused(f"the schedule {name} takes no seed")
+        return name
+    if colon and seed is not None:
+        raise Refused("the seed is given twice")
+    if colon and not written.isdecimal():
+        raise Refused(f"the seed {written!r} is no whole number")
+    chosen = int(written) if colon else seed or 0
+    if not 0 <= chosen < 2**64:
+        raise Refused(f"the seed {chosen} is not in 0 to 2**64 - 1")
+    return f"{name}:{chosen}"
