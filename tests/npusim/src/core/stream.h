@@ -39,7 +39,10 @@ Body at_once(Function function) {
 // Says that something outside any stream has changed, on which a blocked task may depend.
 void nudge();
 
-// The device that the calling thread has chosen; throws Failure(kNoContext) when it has not.
+// The device that the calling thread works with from now on; -1 for none.
+void choose_device(int device);
+
+// That device; throws Failure(kNoContext) when there is none.
 int current_device();
 
 // Copies in two halves with a pause between them unless the schedule is eager: a reader that is not

@@ -1,0 +1,124 @@
+#include "capture.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "errors.h"
+#include "fault.h"
+
+namespace npusim {
+namespace {
+
+std::atomic<uint32_t> next_graph{1};
+
+// The state of one replay.
+struct Replay {
+  std::shared_ptr<Graph> graph;
+  std::vector<size_t> places;
+  std::vector<Body> bodies;
+  size_t next = 0;
+
+  explicit Replay(std::shared_ptr<Graph> of)
+      : graph(std::move(of)), places(graph->branches.size()), bodies(graph->branches.size()) {}
+
+  bool over() const {
+    for (size_t k = 0; k < places.size(); ++k) {
+      if (places[k] < graph->branches[k].size()) return false;
+    }
+    return true;
+  }
+
+  Turn turn() {
+    const size_t count = places.size();
+    for (size_t k = 0; k < count; ++k) {
+      const size_t branch = (next + k) % count;
+      if (places[branch] == graph->branches[branch].size()) continue;
+      if (step(branch) == Turn::kBlocked) continue;
+      next = branch + 1;
+      return over() ? Turn::kDone : Turn::kAgain;
+    }
+    return over() ? Turn::kDone : Turn::kBlocked;
+  }
+
+  Turn step(size_t branch) {
+    const Node& node = graph->branches[branch][places[branch]];
+    if (node.branch >= 0) {
+      if (places[static_cast<size_t>(node.branch)] < node.place) return Turn::kBlocked;
+      ++places[branch];
+      return Turn::kDone;
+    }
+    if (!bodies[branch]) bodies[branch] = node.task.body;  // a fresh copy for each replay
+    const Turn got = bodies[branch]();
+    if (got == Turn::kDone) {
+      bodies[branch] = nullptr;
+      ++places[branch];
+    }
+    return got;
+  }
+};
+
+}  // namespace
+
+Capture::Capture(Stream* origin, int mode)
+    : origin_(origin), mode_(mode), graph_(std::make_shared<Graph>()) {
+  graph_->id = next_graph++;
+  branch(origin);
+}
+
+int Capture::branch(Stream* stream) {
+  const auto found = std::find(streams_.begin(), streams_.end(), stream);
+  if (found != streams_.end()) return static_cast<int>(found - streams_.begin());
+  if (stream->capture != nullptr && stream->capture != this) {
+    throw Failure(kStreamCaptured, "a stream takes part in two captures");
+  }
+  stream->capture = this;
+  streams_.push_back(stream);
+  waited_.push_back(0);
+  graph_->branches.emplace_back();
+  return static_cast<int>(streams_.size()) - 1;
+}
+
+void Capture::add(Stream* stream, Task task) {
+  if (tracing()) trace(text("stream %d: captured %s", stream->id, task.what.c_str()));
+  graph_->branches[static_cast<size_t>(branch(stream))].push_back({std::move(task)});
+}
+
+Spot Capture::spot(Stream* stream) {
+  const int at = branch(stream);
+  return {this, at, graph_->branches[static_cast<size_t>(at)].size()};
+}
+
+void Capture::join(Stream* stream, const Spot& spot) {
+  if (spot.capture != this) throw Failure(kCaptureDependency, "an event of another capture");
+  const int at = branch(stream);
+  if (at == spot.branch) return;
+  Node node;
+  node.branch = spot.branch;
+  node.place = spot.place;
+  graph_->branches[static_cast<size_t>(at)].push_back(std::move(node));
+  size_t& reached = waited_[static_cast<size_t>(spot.branch)];
+  reached = std::max(reached, spot.place);
+}
+
+void Capture::leave() {
+  for (Stream* stream : streams_) stream->capture = nullptr;
+}
+
+std::shared_ptr<Graph> Capture::finish(Stream* stream) {
+  leave();
+  if (stream != origin_) throw Failure(kStreamNotCaptured, "a capture ends where it began");
+  for (size_t k = 1; k < streams_.size(); ++k) {
+    if (waited_[k] == graph_->branches[k].size()) continue;
+    throw Failure(kCaptureDependency,
+                  text("stream %d joined a capture and nobody waits for its end", streams_[k]->id));
+  }
+  return graph_;
+}
+
+Body replay(std::shared_ptr<Graph> graph) {
+  // Shared with the copy that a run moves about; made when the task is submitted, so one replay.
+  auto state = std::make_shared<Replay>(std::move(graph));
+  return [state] { return state->over() ? Turn::kDone : state->turn(); };
+}
+
+}  // namespace npusim
