@@ -1,4 +1,4 @@
-"""Builds the simulated driver where it is missing or old. `python -m npusim.build` does only that."""
+"""Builds the simulated driver where it is missing or old, by CMake."""
 
 import fcntl
 import os
@@ -76,13 +76,15 @@ def _configure(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
         raise Refused("neither ninja nor make is installed: pip install ninja")
     if _found(os.environ.get("CXX", "g++")) is None:
         raise Refused("no C++ compiler is installed: install g++, or name one in CXX")
-    chosen = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-    _run(
-        [_tool("cmake"), "-S", str(SOURCES), "-B", str(tree), *chosen]
-        + [f"-DCMAKE_CXX_COMPILER={os.environ.get('CXX', 'g++')}", "-DCMAKE_BUILD_TYPE="]
-        + [f"-DNPUSIM_PYTHON={sys.executable}"]
-        + [f"-DNPUSIM_TORCH={torch.folder}", f"-DNPUSIM_TORCH_NPU={torch_npu.folder}"]
-    )
+    options = {
+        "CMAKE_CXX_COMPILER": os.environ.get("CXX", "g++"),
+        "NPUSIM_PYTHON": sys.executable,
+        "NPUSIM_TORCH": torch.folder,
+        "NPUSIM_TORCH_NPU": torch_npu.folder,
+    } | ({"CMAKE_MAKE_PROGRAM": ninja} if ninja else {})
+    generator = "Ninja" if ninja else "Unix Makefiles"
+    given = [f"-D{name}={value}" for name, value in options.items()]
+    _run([_tool("cmake"), "-S", str(SOURCES), "-B", str(tree), "-G", generator, *given])
     (tree / "configured").touch()
 
 

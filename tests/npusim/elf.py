@@ -1,11 +1,12 @@
 """What a shared library needs from others, and what it gives."""
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from elftools.elf.elffile import ELFFile
+from npusim.errors import Refused
 
 FIRST_VERSION = 2
 """Version indices below this one mean "no version"."""
@@ -13,8 +14,12 @@ FIRST_VERSION = 2
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    try:  # not a plain import: type checks run where it is not installed
+        reader = importlib.import_module("elftools.elf.elffile")
+    except ImportError:
+        raise Refused("pyelftools is not installed: pip install pyelftools") from None
     with path.open("rb") as file:
-        yield ELFFile(file)
+        yield reader.ELFFile(file)
 
 
 def needed(path: Path) -> set[str]:
