@@ -85,3 +85,28 @@ NPUSIM_API void aclAppLog(int level, const char* function, const char* file, uin
   va_end(arguments);
   trace(text("log %d %s %s:%u %s", level, function, file, line, message));
 }
+
+// How floats overflow. One behaviour here.
+NPUSIM_API int aclrtSetDeviceSatMode(int) { return kOk; }
+
+NPUSIM_API int aclrtGetDeviceSatMode(int* mode) {
+  *mode = 1;
+  return kOk;
+}
+
+NPUSIM_API int aclrtSetStreamOverflowSwitch(void*, uint32_t) { return kOk; }
+
+NPUSIM_API int aclrtGetStreamOverflowSwitch(void*, uint32_t* on) {
+  *on = 0;
+  return kOk;
+}
+
+// Options of a compiler of operators that does not exist here.
+NPUSIM_API int aclSetCompileopt(int, const char*) { return kOk; }
+
+NPUSIM_API size_t aclGetCompileoptSize(int) { return 64; }
+
+NPUSIM_API int aclGetCompileopt(int, char* value, size_t room) {
+  if (room > 0) value[0] = '\0';
+  return kOk;
+}

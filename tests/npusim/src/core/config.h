@@ -13,7 +13,7 @@ struct Config {
   Mode mode = Mode::kEager;
   uint64_t seed = 0;           // of delay and explore
   int devices = 8;             // NPUSIM_DEVICES
-  size_t memory = 4096u << 20; // NPUSIM_MEMORY, in MiB: bytes of each device
+  size_t memory = size_t{4096} << 20;  // NPUSIM_MEMORY, in MiB: bytes of each device
   int64_t longest_delay = 2'000'000;  // NPUSIM_DELAY_US: nanoseconds before a task, at most
   int64_t patience = 2'000'000;  // NPUSIM_PATIENCE_US: nanoseconds of asking whether an event has
                                  // come, after which a lazy device takes that for a demand
