@@ -30,9 +30,9 @@ def main() -> int:
 
 
 def ensure() -> Path:
-    """The folder of the built libraries, up to date with sources, symbols, torch and torch_npu.
+    """The simulated installation, up to date with sources, symbols, torch and torch_npu.
 
-    Several processes may ask at once: one builds, the others wait. Raises `Refused` when something
+    Its libraries are in `lib64`. Several processes may ask at once: one builds, the others wait. Raises `Refused` when something
     is missing on this machine, `BuildFailed` with all output when a tool fails.
     """
     torch, torch_npu = find_torch(), find_torch_npu()
@@ -42,7 +42,7 @@ def ensure() -> Path:
         _forget_other_wheels(where / "tree", torch, torch_npu)
         _configure(where / "tree", torch, torch_npu)
         _compile(where / "tree")
-    return where / "tree" / "lib"
+    return where / "tree" / "cann"
 
 
 def folder() -> Path:

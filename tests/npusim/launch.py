@@ -32,9 +32,9 @@ def launch(command: Sequence[str], settings: Settings) -> tuple[int, bool]:
 
     Raises `Refused` and `BuildFailed`.
     """
-    libraries = ensure()
+    installation = ensure()
     with faults.fault_file() as path:
-        code = process.run(command, environment(os.environ, libraries, settings, path))
+        code = process.run(command, environment(os.environ, installation, settings, path))
         told = faults.read(path)
     if told:
         print(faults.summary(told), file=sys.stderr)
@@ -42,18 +42,18 @@ def launch(command: Sequence[str], settings: Settings) -> tuple[int, bool]:
 
 
 def environment(
-    inherited: Mapping[str, str], libraries: Path, settings: Settings, fault_path: Path
+    inherited: Mapping[str, str], installation: Path, settings: Settings, fault_path: Path
 ) -> dict[str, str]:
     """What the command and all its children see.
 
-    The libraries are found by LD_LIBRARY_PATH, as those of an installed CANN are.
+    Three variables are those that set_env.sh of an installed CANN sets.
     """
     out = dict(inherited)
     for name, value in _defaults(settings.schedule).items():
         out.setdefault(name, value)
-    known = [p for p in inherited.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
-    others = [p for p in known if p != str(libraries)]
-    out["LD_LIBRARY_PATH"] = os.pathsep.join([str(libraries), *others])
+    out["LD_LIBRARY_PATH"] = _first(installation / "lib64", inherited.get("LD_LIBRARY_PATH", ""))
+    out["ASCEND_HOME_PATH"] = str(installation)
+    out["ASCEND_OPP_PATH"] = str(installation / "opp")
     out["NPUSIM_SCHEDULE"] = settings.schedule
     out[faults.VARIABLE] = str(fault_path)
     if settings.devices is not None:
@@ -67,3 +67,9 @@ def environment(
 
 def _defaults(schedule: str) -> dict[str, str]:
     return ONE_THREAD | (REPEATABLE if schedule.startswith("explore") else {})
+
+
+def _first(folder: Path, others: str) -> str:
+    """A search path that begins with `folder`, which stands in it once."""
+    kept = [path for path in others.split(os.pathsep) if path not in ("", str(folder))]
+    return os.pathsep.join([str(folder), *kept])

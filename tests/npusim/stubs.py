@@ -18,9 +18,9 @@ COMMITTED = Path(__file__).parent / "symbols.txt"
 LOADED = ("lib/libtorch_npu.so", "lib/libtensorpipe.so", "lib/libnpu_profiler.so", "_C*.so")
 """The libraries that `import torch_npu` loads."""
 PYTHON = ("Py", "_Py")
-COMPILER = ("aclopCompile", "aclSetCompileopt", "aclGetCompileopt", "aclGenGraph")
-LIBRARIES = ("ascendcl", "acl_op_compiler", "hccl")
-"""Libraries that get stubs, by the name of their file."""
+LIBRARIES = ("ascendcl", "hccl")
+"""Libraries that get stubs, by the name of their file. The others of CANN are empty here: a search
+in one of them goes on in libascendcl, to which it is linked."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,10 +78,8 @@ def check(committed: str, version: str, symbols: set[str]) -> None:
 
 
 def library(name: str) -> str:
-    """The library of CANN in which a function lives."""
-    if name.startswith("Hccl"):
-        return "hccl"
-    return "acl_op_compiler" if name.startswith(COMPILER) else "ascendcl"
+    """The library in which a function lives."""
+    return "hccl" if name.startswith("Hccl") else "ascendcl"
 
 
 def write(folder: Path, symbols: set[str]) -> None:
