@@ -1,5 +1,6 @@
 // The two operators of the older interface that a private format cannot do without: TransData, which
-// lays the same elements out in another format, and Identity, which copies.
+// lays the same elements out in another format, and Identity, which does so too where the formats
+// of its operands differ (torch_npu 2.13.0 casts formats by it), and else copies.
 //
 // FRACTAL_NZ, as CANN documents it: the last two dimensions (h, w) are cut into tiles of 16 rows and
 // as many columns as 32 bytes hold (16 where an element has 2 bytes, ASSUMED 16 for 4 bytes as
@@ -67,8 +68,8 @@ class Layout {
 void lay_out(const Operand& from, const Operand& to) {
   const Layout source(from.descriptor), target(to.descriptor);
   const size_t size = element_bytes(from.descriptor.type);
-  const uint8_t* const in = from.at("the input of TransData");
-  uint8_t* const out = to.at("the output of TransData");
+  const uint8_t* const in = from.at("the input of a cast of formats");
+  uint8_t* const out = to.at("the output of a cast of formats");
   memset(out, 0, to.bytes());
   for (int64_t batch = 0; batch < source.batches(); ++batch) {
     for (int64_t row = 0; row < source.rows(); ++row) {
@@ -100,7 +101,9 @@ Body refuse(const std::string& name) {
 Body body_of(const std::string& name, const Operand& from, const Operand& to) {
   check(from, to);
   if (name == "TransData") return at_once([=] { lay_out(from, to); });
-  if (name == "Identity") return copy_bytes(to.data, from.data, std::min(from.bytes(), to.bytes()));
+  const bool alike = from.descriptor.storage_format == to.descriptor.storage_format;
+  if (name == "Identity" && alike) return copy_bytes(to.data, from.data, to.bytes());
+  if (name == "Identity") return at_once([=] { lay_out(from, to); });
   return refuse(name);
 }
 
