@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.capabilities import Capabilities, Probe
+from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.kernels import Kernels
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.pool import HostPool
@@ -139,6 +140,24 @@ class Backend(Protocol):
         """Whether it can run here."""
         ...
 
-    def open(self, index: int) -> Accelerator:
-        """Open device `index`. Raises `BackendUnavailable`."""
+    def devices(self) -> int:
+        """How many devices can be opened: 0 where `probe` says unavailable. Opens none.
+
+        Ranks take them in turn, as `open_for` says.
+        """
         ...
+
+    def open(self, index: int) -> Accelerator:
+        """Open device `index`, below `devices()`. Raises `BackendUnavailable`."""
+        ...
+
+
+def open_for(backend: Backend, rank: int) -> Accelerator:
+    """The device of `rank`: number rank modulo `devices()`, which its communicators rely on.
+
+    A communicator may refuse two ranks on one device. Raises `BackendUnavailable`.
+    """
+    count = backend.devices()
+    if count < 1:
+        raise BackendUnavailable(f"backend {backend.name!r} has no device for rank {rank}")
+    return backend.open(rank % count)

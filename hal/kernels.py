@@ -51,10 +51,14 @@ class Tables:
 
     @staticmethod
     def empty(layers: int, experts: int, slots: int, ranks: int, device: torch.device) -> "Tables":
-        """Zeroed tables; nothing may be routed before the first commit."""
+        """Zeroed tables; nothing may be routed before the first commit.
+
+        Zeroed on the host: a device would do it on the current stream, and a commit on another
+        one may come first.
+        """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.zeros(shape, dtype=dtype).to(device)
 
         return Tables(
             generation=zeros(layers, dtype=torch.int64),

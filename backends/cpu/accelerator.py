@@ -113,6 +113,10 @@ class CpuBackend:
         """Always there."""
         return Available(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
 
+    def devices(self) -> int:
+        """One, which any number of ranks may open at once."""
+        return 1
+
     def open(self, index: int) -> CpuAccelerator:
         """There is one CPU: index 0."""
         if index != 0:

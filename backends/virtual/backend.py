@@ -82,6 +82,10 @@ class VirtualBackend:
         """Always there."""
         return Available("one thread, no clock; every interleaving is chosen by a schedule")
 
+    def devices(self) -> int:
+        """One; a world has one for each of its ranks."""
+        return 1
+
     def open(self, index: int) -> VirtualAccelerator:
         """The device of a world of one rank, in which everything moves at once."""
         if index != 0:

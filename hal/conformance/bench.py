@@ -209,16 +209,36 @@ class Guarded:
 
     def intact(self) -> bool:
         """Whether the guard bands still hold what was put there."""
-        before = self.whole[: self.start]
-        after = self.whole[self.start + self.nbytes :]
+        whole = told(self.whole)
+        before, after = whole[: self.start], whole[self.start + self.nbytes :]
         return bool((before == GUARD_BYTE).all()) and bool((after == GUARD_BYTE).all())
 
 
 def settled(made: Tensor) -> Tensor:
-    """The tensor once it holds what it was filled with, whatever stream uses it next."""
+    """The tensor once it holds what it was filled with, whatever stream uses it next.
+
+    Waits for the stream that filled it, the calling thread's current one, and for no other:
+    another may wait for the host.
+    """
     if made.device.type != "cpu":
-        torch.accelerator.synchronize(made.device)
+        native_stream(made.device).synchronize()
     return made
+
+
+def native_stream(device: torch.device) -> Any:
+    """The stream of the device's own library that the calling thread launches on."""
+    return torch.get_device_module(device).current_stream(device)
+
+
+def told(held: Tensor) -> Tensor:
+    """What a tensor holds, on the host, read at once: comparing costs a launch on a device.
+
+    Only for what has ended: a drained stream, a work whose result has returned.
+    """
+    if held.device.type == "cpu":
+        return held.detach()
+    flat = held.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+    return flat.view(held.dtype).view(held.shape)
 
 
 def finish(bench: Bench, work: Work, what: str = "an operation") -> Play:
@@ -254,8 +274,9 @@ def demand(clause: str, truth: object, what: str) -> None:
 
 def equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None:
     """Raise `Violation` unless both hold the same bytes; says where they differ first."""
-    left = found.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    right = wanted.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    left, right = (
+        told(tensor).contiguous().reshape(-1).view(torch.uint8) for tensor in (found, wanted)
+    )
     if left.shape != right.shape:
         raise Violation(clause, f"{what}: {left.numel()} bytes instead of {right.numel()}")
     wrong = (left != right).nonzero()

@@ -5,7 +5,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand, told
 from equipoise.hal.conformance.needs import side_by_side
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Traits
@@ -53,5 +53,6 @@ def play(bench: Bench, found: Program, clause: str, stop: Stop) -> Play:
     for let_go in stopped.values():
         let_go()
     bench.drain()
+    ran = told(flags).tolist()
     for number, step in enumerate(found.steps):
-        demand(clause, int(flags[number]) == (step.op == "launch"), f"{step} never ran")
+        demand(clause, ran[number] == (step.op == "launch"), f"{step} never ran")

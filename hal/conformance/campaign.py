@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.conformance import launched, suite
-from equipoise.hal.conformance.conduct import Watcher, bouts, conduct
+from equipoise.hal.conformance.conduct import How, Watcher, bouts, conduct
 from equipoise.hal.conformance.controlled import ControlledBackend
 from equipoise.hal.conformance.device import DeviceSubject
 from equipoise.hal.conformance.processes import ProcessSubject
 from equipoise.hal.conformance.profile import Executor, Profile
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.result import Result
+from equipoise.hal.conformance.steering import steering
 from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.conformance.virtual import ControlledSubject
+from equipoise.hal.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,9 @@ class Campaign:
         profile: how hard to look.
         families: which properties.
         seed: what the draws start from.
+        cases: how many of each property, where the profile is not to say so.
+        steer: who is told the schedule of each case, as PACKAGE:OBJECT; then one device by itself
+            is played, since a schedule is chosen within a process.
     """
 
     backend: str
@@ -38,21 +43,27 @@ class Campaign:
     profile: Profile
     families: tuple[str, ...]
     seed: int
+    cases: int | None = None
+    steer: str | None = None
 
     def run(self, watcher: Watcher) -> Result | None:
         """Play everything; None on ranks that a launcher started and that are not the first.
 
         Raises:
             BackendUnavailable: a backend is unknown, or cannot run here.
+            UsageError: the device cannot be steered.
         """
         seat = registry.communicator(self.communicator).joined()
+        if seat is not None and self.steer is not None:
+            raise UsageError("a device is steered in one process, not in the ranks of a launch")
         if seat is not None and seat.rank > 0:
             launched.serve(self.backend, self.communicator, seat)
             return None
         began = time.monotonic()
         with self.subjects(seat) as subjects:
             plan = bouts(self.claims(), subjects)
-            findings = tuple(conduct(plan, self.profile, self.seed, watcher))
+            how = How(self.profile, self.seed, self.cases)
+            findings = tuple(conduct(plan, how, watcher))
             most = max(size for subject in subjects.values() for size in subject.traits.sizes)
         return Result(
             backend=self.backend,
@@ -81,6 +92,8 @@ class Campaign:
         backend = registry.accelerator(self.backend)
         if isinstance(backend, ControlledBackend):
             return {Executor.VIRTUAL: ControlledSubject(backend)}
+        if self.steer is not None:
+            return {Executor.DEVICE: DeviceSubject(backend, steering(self.steer))}
         ranks: Subject
         if seat is None:
             ranks = ProcessSubject(self.backend, self.communicator, self.ranks)

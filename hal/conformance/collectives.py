@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
-from equipoise.hal.conformance.bench import NEXT, Bench, Guarded, Play, equal, finish
+from equipoise.hal.conformance.bench import NEXT, Bench, Guarded, Play, equal, finish, settled
 from equipoise.hal.conformance.program import Program
 from equipoise.hal.work import Work
 
@@ -171,9 +171,7 @@ class Fenced:
 
     def of(self, values: Tensor) -> Tensor:
         """Device memory with a copy of `values`."""
-        made = self.out(tuple(values.shape), values.dtype)
-        made.copy_(values)
-        return made
+        return settled(self.out(tuple(values.shape), values.dtype).copy_(values))
 
     def out(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Device memory for a result."""

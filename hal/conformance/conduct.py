@@ -54,26 +54,44 @@ def bouts(claims: Sequence[Property], subjects: Mapping[Executor, Subject]) -> t
     )
 
 
-def conduct(
-    plan: Sequence[Bout], profile: Profile, seed: int, watcher: Watcher
-) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class How:
+    """How hard to look, and from where.
+
+    Attributes:
+        profile: minutes or hours.
+        seed: what the draws start from.
+        cases: how many of each property; None leaves it to the profile.
+    """
+
+    profile: Profile
+    seed: int
+    cases: int | None = None
+
+
+def conduct(plan: Sequence[Bout], how: How, watcher: Watcher) -> Iterator[Finding]:
     """Play them all; a finding for each as soon as it is known."""
     watcher.begin(len(plan))
     for bout in plan:
         watcher.next(bout)
-        finding = _play(bout, effort(bout, profile, seed))
+        finding = _play(bout, effort(bout, how))
         watcher.found(finding)
         yield finding
 
 
-def effort(bout: Bout, profile: Profile, seed: int) -> Effort:
+def effort(bout: Bout, how: How) -> Effort:
     """How hard to look at one property."""
-    cases = CASES[profile][bout.executor]
+    cases = how.cases or _cases(bout, how.profile)
+    return Effort(cases=cases, seed=how.seed, shrinking=SHRINKING[bout.executor])
+
+
+def _cases(bout: Bout, profile: Profile) -> int:
     if bout.claim.loses is not None:
-        cases = FAULTS[profile][bout.executor]
-    elif bout.executor is Executor.RANKS and bout.claim.pace is Pace.BRISK:
-        cases = max(1, cases // BRISK_SHARE)
-    return Effort(cases=cases, seed=seed, shrinking=SHRINKING[bout.executor])
+        return FAULTS[profile][bout.executor]
+    cases = CASES[profile][bout.executor]
+    if bout.executor is Executor.RANKS and bout.claim.pace is Pace.BRISK:
+        return max(1, cases // BRISK_SHARE)
+    return cases
 
 
 def _fits(claim: Property, executor: Executor) -> bool:

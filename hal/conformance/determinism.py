@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.bench import Bench, Play, demand, equal
+from equipoise.hal.conformance.bench import Bench, Play, demand, equal, told
 from equipoise.hal.conformance.collectives import (
     MOVES,
     SUMS,
@@ -127,7 +127,8 @@ def _play_sums(bench: Bench, found: Program) -> Play:
         for one, other in zip(again, first, strict=True):
             what = f"rank {group.rank}, once more the same {one.call}"
             equal("D1", one.result, other.result, what)
-    return [bits(flight.result).tolist() for flight in first if flight.call.op == "all_reduce"]
+    sums = [told(flight.result) for flight in first if flight.call.op == "all_reduce"]
+    return [bits(total).tolist() for total in sums]
 
 
 def _exact(group: Communicator, flight: Flight) -> None:
@@ -141,7 +142,7 @@ def _exact(group: Communicator, flight: Flight) -> None:
     columns = zip(*(part.flatten().tolist() for part in parts), strict=True)
     epsilon = torch.finfo(flight.call.dtype).eps
     for place, (column, seen) in enumerate(
-        zip(columns, flight.result.double().flatten().tolist(), strict=True)
+        zip(columns, told(flight.result).double().flatten().tolist(), strict=True)
     ):
         most = group.size * epsilon * math.fsum(map(abs, column))
         off = abs(seen - math.fsum(column))

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equipoise.hal.accelerator import Accelerator, Backend
+from equipoise.hal.accelerator import Accelerator, Backend, open_for
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.conformance.bench import Bench, End
+from equipoise.hal.conformance.bench import Bench, End, settled
 from equipoise.hal.conformance.hosts import play_hosts
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.steering import Steer
 from equipoise.hal.conformance.subject import blame, judge
 from equipoise.hal.conformance.usage import POLL, halted, usage
 from equipoise.hal.errors import Unsupported
@@ -26,8 +27,11 @@ PATIENCE = 20.0
 """Seconds that a wait which must succeed may take."""
 LONGEST = 0.002
 """Seconds of the longest delay on the host's processors."""
-SIDE = 256
-"""Rows and columns of the matrices that delay a device."""
+SIDE = 64
+"""Rows and columns of the matrices that delay a device: small, since a simulated one multiplies
+them on the host."""
+PRODUCTS = 16
+"""How many of them are multiplied at most."""
 SCRIBBLE = 0xA5
 REMEMBERED = 64
 """How many sizes of dropped memory `churn` writes over."""
@@ -56,18 +60,19 @@ class RealSurroundings:
     taken: int = 0
 
     def empty(self, nbytes: int) -> Tensor:
-        """Memory of the device, scribbled."""
+        """Memory of the device, scribbled before anybody else can write to it."""
         self.sizes = [*self.sizes[1 - REMEMBERED :], nbytes]
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
-        return flat.fill_(SCRIBBLE)
+        return settled(flat.fill_(SCRIBBLE))
 
     def churn(self) -> None:
-        """Take blocks of the sizes used so far, scribble them, drop them."""
+        """Take blocks of the sizes used so far, scribble them at once, drop them."""
         blocks = [
             torch.full((size,), SCRIBBLE, dtype=torch.uint8, device=self.accelerator.device)
             for size in self.sizes
         ]
-        del blocks
+        for block in blocks[-1:]:  # they were all filled on one stream
+            settled(block)
 
     def hold(self, stream: Stream) -> Callable[[], None]:
         """By a stream lock that nobody has signalled yet."""
@@ -85,8 +90,7 @@ class RealSurroundings:
         if device.type == "cpu":
             stream.launch(lambda: time.sleep(part * LONGEST))
         else:
-            square = torch.ones(SIDE, SIDE, device=device)
-            stream.launch(lambda: [square @ square for _ in range(int(part * 16))])
+            stream.launch(lambda: _multiply(device, int(part * PRODUCTS)))
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
         """A communicator under a name of this case."""
@@ -118,13 +122,35 @@ class RealSurroundings:
         return {"threads": held.threads, "descriptors": held.descriptors}
 
 
-class DeviceSubject:
-    """One device of a backend, freshly opened for every case."""
+def _multiply(device: torch.device, count: int) -> None:
+    """Keep the current stream busy; what it needs is made on that stream, and dies with it."""
+    square = torch.ones(SIDE, SIDE, device=device)
+    for _ in range(count):
+        square = square @ square
 
-    def __init__(self, backend: Backend, index: int = 0) -> None:
+
+class SteeredSurroundings(RealSurroundings):
+    """Those of a device whose schedule was chosen before the case began."""
+
+    def disturb(self, stream: Stream) -> None:
+        """Nothing to do: the schedule disturbs enough."""
+
+
+class DeviceSubject:
+    """One device of a backend, freshly opened for every case.
+
+    Args:
+        backend: of the device.
+        steer: given the schedule of each case before it is played, where the device has one that
+            can be chosen; else the schedule is what delays are taken from.
+    """
+
+    def __init__(self, backend: Backend, steer: Steer | None = None) -> None:
         self._backend = backend
-        self._index = index
-        self._traits = Traits(backend.capabilities, None, (1,), controlled=False)
+        self._steer = steer
+        self._traits = Traits(
+            backend.capabilities, None, (1,), controlled=False, steered=steer is not None
+        )
 
     @property
     def name(self) -> str:
@@ -137,20 +163,29 @@ class DeviceSubject:
         return self._traits
 
     def play(self, claim: Property, case: Case) -> str | None:
-        """On the device as it schedules itself."""
+        """On the device, as it schedules itself or as the case says.
+
+        Raises `UsageError` where the device cannot be steered; that breaks no clause.
+        """
+        if self._steer is not None:
+            self._steer(case.schedule)
         try:
-            with closing(self._backend.open(self._index)) as accelerator:
-                answers = play_alone(claim, case, self._backend, accelerator)
-                return judge(claim, case, answers)
+            with closing(open_for(self._backend, 0)) as accelerator:
+                return judge(claim, case, self._answers(claim, case, accelerator))
         except Exception as error:
             raise blame(claim, error) from error
+
+    def _answers(self, claim: Property, case: Case, accelerator: Accelerator) -> list[object]:
+        kind = RealSurroundings if self._steer is None else SteeredSurroundings
+        around = kind(accelerator, case.schedule)
+        return play_alone(claim, case, self._backend, around)
 
     def close(self) -> None:
         """Nothing is held between cases."""
 
 
 def play_alone(
-    claim: Property, case: Case, backend: Backend, accelerator: Accelerator
+    claim: Property, case: Case, backend: Backend, around: RealSurroundings
 ) -> list[object]:
     """The answers of the hosts of a rank that needs no fabric."""
     bench = Bench(
@@ -158,10 +193,10 @@ def play_alone(
         size=1,
         host=0,
         backend=backend,
-        accelerator=accelerator,
+        accelerator=around.accelerator,
         fabric=None,
         deadline=PATIENCE,
         patience=PATIENCE,
-        surroundings=RealSurroundings(accelerator, case.schedule),
+        surroundings=around,
     )
     return play_hosts(claim, case, bench)

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.capabilities import Available, Capabilities, SlotFormat, Unavailable
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand
+from equipoise.hal.conformance.bench import (
+    NEXT,
+    Bench,
+    Play,
+    attempt,
+    demand,
+    native_stream,
+    told,
+)
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.shelf import Part, shelf
@@ -67,6 +75,9 @@ def _probe(bench: Bench) -> None:
         raise Violation("B1", f"probe raised {type(error).__name__}: {error}") from error
     says = isinstance(answer, Available | Unavailable)
     demand("B1", says, f"probe answered {answer!r}, not available or why not")
+    count = bench.backend.devices()
+    fits = (count > 0) == isinstance(answer, Available)
+    demand("B1", fits, f"probe answered {answer!r}, and {count} devices can be opened")
     demand_no_more("B1", before, bench.surroundings.leftovers(), "after a probe")
 
 
@@ -130,11 +141,11 @@ class _Desk:
         demand("B5", refusal, "something that is no stream was adopted")
         device = self.bench.accelerator.device
         if device.type != "cpu":
-            stream = self.bench.accelerator.adopt(torch.accelerator.current_stream(device))
+            stream = self.bench.accelerator.adopt(native_stream(device))
             seen = self.bench.filled((1,), 0)
             stream.launch(lambda: seen.fill_(1))
             stream.synchronize(self.bench.patience)
-            demand("B5", int(seen), "a launch on an adopted stream has not run")
+            demand("B5", int(told(seen)), "a launch on an adopted stream has not run")
 
     def end(self) -> None:
         """Nobody's memory is anybody else's."""

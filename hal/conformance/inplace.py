@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, equal, finish
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, equal, finish, settled
 from equipoise.hal.conformance.collectives import Call, due, given, tame
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
@@ -45,7 +45,7 @@ def _overlapping(bench: Bench, group: Communicator, call: Call, overlap: str) ->
     values = given(call, group.rank, group.size, tame)
     wanted = due(call, group.rank, group.size, tame)
     out, tensor = _operands(bench, group.rank, values, wanted, overlap)
-    tensor.copy_(values)
+    settled(tensor.copy_(values))
     works: list[Work] = []
     what = f"rank {group.rank}: {call}, output and input {overlap}"
     refused = attempt(lambda: works.append(_start(group, call.op, out, tensor)), Unsupported)

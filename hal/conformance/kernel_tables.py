@@ -70,15 +70,16 @@ class _Desk:
         if self.committed is not None:
             compute.wait(self.committed)
         self.bench.disturb(compute)
-        return how(self.bench, self.live)
+        return how(self)
 
 
-Read = Callable[[Bench, Tables], Tensor]
+Read = Callable[[_Desk], Tensor]
 """Launches a read on the compute stream; where its result will stand."""
 
 
-def _look(bench: Bench, live: Tables) -> Tensor:
+def _look(desk: _Desk) -> Tensor:
     """Do as a routing kernel does: take the word once, then the arrays of its set."""
+    bench, live = desk.bench, desk.live
     parts = (live.start, live.replicas, live.cumulative)
     out = bench.empty((EXPERTS + 1 + 2 * SLOTS,), torch.int32)
 
@@ -101,9 +102,12 @@ def _ids() -> Tensor:
     return torch.arange(TOKENS, dtype=torch.int32) % EXPERTS
 
 
-def _route(bench: Bench, live: Tables) -> Tensor:
-    stream = bench.accelerator.stream(Role.COMPUTE)
-    return routes.route(bench, bench.of(_ids()), live, SALT, stream).slots
+def _route(desk: _Desk) -> Tensor:
+    bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
+    ids = bench.of(_ids())
+    out = routes.route(bench, ids, desk.live, SALT, stream)
+    desk.kept += [ids, out]  # a kernel owns nothing: what it counts lands here, too
+    return out.slots
 
 
 @cache

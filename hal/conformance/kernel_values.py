@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.conformance import routes
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, equal
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, equal, told
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Kernels, Salt, Tables
@@ -178,14 +178,14 @@ class _Desk:
 
     def judge(self, ids: Tensor, out: routes.Routed, due: Tensor, what: str) -> None:
         """First the padding, then every bit."""
-        strays = out.slots.cpu()[(ids < 0) | (ids >= EXPERTS)]
+        strays = told(out.slots)[(ids < 0) | (ids >= EXPERTS)]
         demand("G6", bool((strays == SLOTS).all()), f"{what}: padding goes to {strays.tolist()}")
         self.judge_counts(ids, out.counts, what)
         equal("G4", out.slots, due, f"{what}: slots")
 
     def judge_counts(self, ids: Tensor, counts: Tensor, what: str) -> None:
         due = count_experts(ids, EXPERTS)
-        extra = int(counts.sum()) - int(due.sum())
+        extra = int(told(counts).sum()) - int(due.sum())
         padding = ids.numel() - int(due.sum())
         demand("G6", not (padding and extra), f"{what}: {extra} of {padding} paddings are counted")
         equal("G4", counts, due, f"{what}: counts")

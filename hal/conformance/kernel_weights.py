@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.conformance import routes
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, told
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Salt, Tables
@@ -54,6 +54,7 @@ class _Layer:
         stream, compute = self.stream(role), self.stream(Role.COMPUTE)
         moved = [slot for slot in range(SLOTS) if held[slot] != self.held[slot]]
         blob = self.bench.of(_weights(held)[moved]).reshape(-1)
+        self.kept.append(blob)
         self.store.unpack(blob, range(len(moved)), stream)
         self.behind(stream, compute)
         yield NEXT
@@ -80,6 +81,7 @@ class _Layer:
         compute = self.stream(Role.COMPUTE)
         out = routes.route(self.bench, self.ids, self.live, Salt(0, 0, 0), compute)
         seen = self.bench.empty((TOKENS, SLOT_BYTES))
+        self.kept.append(out)
 
         def program() -> None:
             slots = out.slots.long().clamp(0, SLOTS - 1)
@@ -113,9 +115,9 @@ def _play(bench: Bench, found: Program) -> Play:
             yield from layer.place(str(step.args[0]), *(int(held) for held in step.args[1:]))
         yield NEXT
     bench.drain()
-    due = (layer.ids.cpu() + 1).to(torch.uint8)
+    due = (told(layer.ids) + 1).to(torch.uint8)
     for number, seen in enumerate(reads):
-        wrong = (seen.cpu() != due[:, None]).any(1).nonzero().flatten().tolist()
+        wrong = (told(seen) != due[:, None]).any(1).nonzero().flatten().tolist()
         demand("V3", not wrong, f"read {number}: tokens {wrong} find another expert's weights")
 
 

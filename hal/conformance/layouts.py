@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, told
 from equipoise.hal.conformance.collectives import (
     IN_PLACE,
     MOVES,
@@ -19,7 +19,6 @@ from equipoise.hal.conformance.collectives import (
     Flight,
     Plain,
     Values,
-    bits,
     calls_of,
     expect,
     fly,
@@ -75,9 +74,13 @@ def level(call: Call, giver: int, taker: int) -> Tensor:
 class Laid:
     """Operands of one call, one of which may lie in a layout, and what they held at first.
 
+    They are laid out on the host, and brought to the device as they lie, gaps included: so no
+    device has to copy between layouts, which it may not be able to do for every dtype.
+
     Attributes:
         kind: one of `KINDS`, or `CONTIGUOUS`.
         which: input or output.
+        before: the memory of each operand, uint8, and what it held at first, on the host.
     """
 
     bench: Bench
@@ -87,41 +90,55 @@ class Laid:
 
     def of(self, values: Tensor) -> Tensor:
         """Device memory with a copy of `values`."""
-        made = self._view(tuple(values.shape), values.dtype, "input")
-        if self.which == "input" and self.kind == "expanded":
+        kind, shape = self._kind("input"), tuple(values.shape)
+        flat = _flat(kind, shape, values.dtype)
+        made = _view(flat, kind, shape)
+        if kind == "expanded":
             made[..., :1, :].copy_(values[..., :1, :])
         else:
             made.copy_(values)
-        return self._keep(made)
+        return self._brought(flat, kind, shape)
 
     def out(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Device memory for a result."""
-        return self._keep(self._view(tuple(shape), dtype, "output"))
+        kind = self._kind("output")
+        return self._brought(_flat(kind, tuple(shape), dtype), kind, tuple(shape))
 
     def untouched(self) -> bool:
-        """Whether every operand is as it was made."""
-        return all(torch.equal(bits(now), bits(was)) for now, was in self.before)
+        """Whether every operand is as it was made, and what lies between its elements too."""
+        return all(torch.equal(told(now), was) for now, was in self.before)
 
-    def _keep(self, made: Tensor) -> Tensor:
-        self.before.append((made, made.clone()))
-        return made
+    def _kind(self, which: str) -> str:
+        return self.kind if which == self.which else CONTIGUOUS
 
-    def _view(self, shape: tuple[int, ...], dtype: torch.dtype, which: str) -> Tensor:
-        kind = self.kind if which == self.which else CONTIGUOUS
-        if kind == CONTIGUOUS:
-            return self._plain(shape, dtype)
-        *lead, rows, columns = shape
-        if kind == "transposed":
-            return self._plain((*lead, columns, rows), dtype).transpose(-1, -2)
-        if kind == "strided":
-            return self._plain((*shape, 2), dtype)[..., 0]
-        if kind == "expanded":
-            return self._plain((*lead, 1, columns), dtype).expand(shape)
-        return self._plain((AHEAD + torch.Size(shape).numel(),), dtype)[AHEAD:].view(shape)
+    def _brought(self, flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
+        data = flat.view(torch.uint8)
+        made = self.bench.of(data)
+        self.before.append((made, data))
+        return _view(made.view(flat.dtype), kind, shape)
 
-    def _plain(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        nbytes = torch.Size(shape).numel() * dtype.itemsize
-        return self.bench.filled((nbytes,), UNTOUCHED).view(dtype).view(tuple(shape))
+
+def _flat(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for that shape in that layout, on the host: as many elements as it needs."""
+    counts = {"strided": 2 * torch.Size(shape).numel(), "offset": AHEAD + torch.Size(shape).numel()}
+    count = counts.get(kind, torch.Size(shape).numel())
+    if kind == "expanded":
+        count //= shape[-2]
+    return torch.full((count * dtype.itemsize,), UNTOUCHED, dtype=torch.uint8).view(dtype)
+
+
+def _view(flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
+    """The operand of that shape in the memory that `_flat` made for it."""
+    if kind == CONTIGUOUS:
+        return flat.view(shape)
+    if kind == "offset":
+        return flat[AHEAD:].view(shape)
+    if kind == "strided":
+        return flat.view(*shape, 2)[..., 0]
+    *lead, rows, columns = shape
+    if kind == "transposed":
+        return flat.view(*lead, columns, rows).transpose(-1, -2)
+    return flat.view(*lead, 1, columns).expand(shape)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.conformance import beside
-from equipoise.hal.conformance.bench import NEXT, Bench, Play
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, settled
 from equipoise.hal.conformance.needs import a_held_stream, several_streams
 from equipoise.hal.conformance.program import Program, program
 from equipoise.hal.conformance.property import Property, Traits
@@ -55,6 +55,7 @@ def measure(bench: Bench) -> Overlap:
     here = bench.accelerator.device
     square = torch.ones(SIDE, SIDE, device=here)
     source, target = (torch.zeros(COPIED, dtype=torch.uint8, device=here) for _ in range(2))
+    settled(target)
     jobs = _jobs(bench, square, source, target)
     _timed(bench, jobs)  # the first use of everything
     pairs = [

@@ -41,6 +41,8 @@ class Traits:
         sizes: how many ranks a program may have, ascending.
         controlled: whether the schedule decides every interleaving.
         expendable: whether a rank, or the store, may be ended: the executor replaces it.
+        steered: whether the schedule decides for a device that nobody else controls; its choices
+            are many, since every small step of a library is one.
     """
 
     accelerator: Capabilities
@@ -48,6 +50,7 @@ class Traits:
     sizes: tuple[int, ...]
     controlled: bool
     expendable: bool = False
+    steered: bool = False
 
     @property
     def groups(self) -> CommunicatorCapabilities:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Composed, Drawn, Property
-from equipoise.hal.conformance.strategies import schedules
+from equipoise.hal.conformance.strategies import STEERED, schedules
 from equipoise.hal.conformance.subject import Subject, missing
 from equipoise.hal.errors import Violation
 
@@ -120,9 +120,11 @@ def _test(trial: _Trial, programs: Drawn | Composed) -> Callable[[], None]:
         seeded = cast(type[RuleBasedStateMachine], seed(trial.effort.seed)(machine))
         return lambda: run_state_machine_as_test(seeded, settings=chosen)
 
+    choices = schedules(STEERED) if traits.steered else schedules()
+
     @seed(trial.effort.seed)
     @chosen
-    @given(st.builds(Case, programs(traits), schedules()))
+    @given(st.builds(Case, programs(traits), choices))
     def test(case: Case) -> None:
         trial.play(case)
 

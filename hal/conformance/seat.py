@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Any
 
 from equipoise.hal import registry
-from equipoise.hal.accelerator import Backend
+from equipoise.hal.accelerator import Backend, open_for
 from equipoise.hal.communicator import (
     Communicator,
     CommunicatorBackend,
@@ -120,7 +120,7 @@ class Seat:
 
     def _play(self, order: Order) -> list[Any]:
         place = self._fabrics[order["fabric"]]
-        accelerator = self._backend.open(0)
+        accelerator = open_for(self._backend, place.where.rank)
         try:
             case = from_json(order["case"])
             prefix = f"case{order['number']}/"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.capabilities import SlotFormat
-from equipoise.hal.conformance.bench import Bench, Guarded, settled
+from equipoise.hal.conformance.bench import Bench, Guarded, settled, told
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role, Stream
 
@@ -71,7 +71,7 @@ class Shelf:
 
     def bytes_of(self, slot: int) -> Tensor:
         """uint8 [slot_bytes]: a copy of what the layout's own tensors hold now."""
-        return torch.cat([part.cpu() for part in self.views(slot)])
+        return torch.cat([told(part) for part in self.views(slot)])
 
     def views(self, slot: int) -> list[Tensor]:
         """The slot's segments as bytes, through the layout's own tensors."""
@@ -138,7 +138,7 @@ def plain(bench: Bench, slots: int, staging: int, width: int) -> Shelf:
 
 def versions(blob: Tensor) -> list[int]:
     """Every version of which `blob` holds a byte, ascending."""
-    return sorted(set(blob.tolist()))
+    return sorted(set(told(blob).tolist()))
 
 
 def listed(found: Sequence[int]) -> str:
@@ -153,7 +153,7 @@ def _segment(bench: Bench, guards: list[Guarded], name: str, part: Part) -> Segm
         return made
     guard = bench.guarded(part.nbytes, part.offset)
     guards.append(guard)
-    return Segment(name, guard.data.zero_().view(part.dtype), part.format)
+    return Segment(name, settled(guard.data.zero_()).view(part.dtype), part.format)
 
 
 def _source(bench: Bench, part: Part, content: Tensor) -> Tensor:

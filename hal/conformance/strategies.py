@@ -12,6 +12,8 @@ from equipoise.hal.conformance.property import Traits
 COMMON_SIZES = (2, 4)
 SCHEDULE = 48
 """Choices that are drawn at most; whatever comes after them is eager."""
+STEERED = 4 * SCHEDULE
+"""The same for a device whose every small step is a choice."""
 
 
 def a_step(

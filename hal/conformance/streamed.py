@@ -65,17 +65,17 @@ def _issue_late(
     """Launch what writes the buffer last, and issue the message behind it."""
     source, target, nbytes = numbers_of(order[0])
     data = payload(order[1], source, target, nbytes)
-    buffer = bench.filled((nbytes,), BEFORE)
+    buffer, given = bench.filled((nbytes,), BEFORE), bench.of(data)
     stream = bench.accelerator.stream(Role(roles[bench.rank == target]))
     bench.disturb(stream)
     if bench.rank == target:
         stream.launch(lambda: buffer.fill_(BEFORE))
     else:
-        stream.launch(lambda: buffer.copy_(data))
+        stream.launch(lambda: buffer.copy_(given))
     with stream.current():
         if bench.rank == target:
             return Transfer(str(order[0]), group.irecv(buffer, source), ((buffer, data),))
-        return Transfer(str(order[0]), group.isend(buffer, target), operands=(buffer,))
+        return Transfer(str(order[0]), group.isend(buffer, target), operands=(buffer, given))
 
 
 def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:

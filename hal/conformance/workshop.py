@@ -167,7 +167,8 @@ class Workshop:
         (lock, cell), stream = self.locked(), self.place.stream(role)
         blob = self.place.bench.empty((WIDTH,))
         lock.acquire(stream)
-        stream.launch(lambda: blob.copy_(cell))
+        # Not blocking: the host must not wait for a stream that waits for its signal.
+        stream.launch(lambda: blob.copy_(cell, non_blocking=True))
         lock.release(stream)
         read = f"step {number}, acquire on {role}", blob
         if self.ledger.turn is Turn.SIGNED:
@@ -202,6 +203,7 @@ class Workshop:
             self.tables = Tables.empty(1, 2, 2, 1, device.device)
         rows = [[0, 1, 2], list(PLACEMENTS[which]), [WHOLE, WHOLE]]
         parts = [torch.tensor([row], dtype=torch.int32) for row in rows]
+        self.place.kept += parts
         device.kernels.commit_tables(
             TableUpdate((0,), *parts), self.tables, self.place.stream(ROUTER)
         )

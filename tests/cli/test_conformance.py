@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import wheel
 
 from equipoise.cli.config import read_config
 from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
@@ -22,6 +23,10 @@ REFUSED = {
     ("--ranks", "65"): "--ranks must be at most 64, got 65",
     ("--ranks", "many"): "expected a whole number, got 'many'",
     ("--seed", "-1"): "--seed must be at least 0, got -1",
+    ("--cases", "0"): "--cases must be at least 1, got 0",
+    ("--steer", "wheel"): "--steer: 'wheel' is not PACKAGE:OBJECT",
+    ("--steer", "no.such:wheel"): "--steer: 'no.such:wheel' does not import",
+    ("--backend", "virtual", "--steer", "json:loads"): "every schedule of virtual is chosen",
     ("--profile", "night"): "expected ci or deep, got 'night'",
     ("--only", "colours"): "expected a family (ordering, locks",
     ("--only",): "expected at least one argument",
@@ -119,3 +124,24 @@ def test_a_probe_that_raises_is_a_violation_and_no_traceback(equipoise: Callable
     assert answer.code == 1
     assert any(line.startswith("B1   violated") for line in answer.out.splitlines())
     assert answer.err == ""
+
+
+def test_a_device_is_steered_before_each_case_and_so_many_cases_are_played(
+    equipoise: Callable[..., Any],
+) -> None:
+    wheel.TOLD.clear()
+    arguments = ("--backend", "cpu", "--only", "ordering", "--cases", "3", "--quiet")
+    answer = equipoise("conformance", *arguments, "--steer", "support.wheel:steer")
+    assert answer.code == 0, answer.out + answer.err
+    assert answer.out.splitlines()[0].startswith("conformance of cpu with gloo")
+    assert len(wheel.TOLD) == 4 * 3, "the properties of the family, and nothing on ranks"
+
+
+def test_a_device_that_cannot_be_steered_is_one_line_and_exit_code_2(
+    equipoise: Callable[..., Any],
+) -> None:
+    arguments = ("--backend", "cpu", "--only", "overlap", "--quiet")
+    answer = equipoise("conformance", *arguments, "--steer", "support.wheel:into_nothing")
+    assert answer.code == 2
+    [line] = answer.err.splitlines()
+    assert "cannot steer: OSError: the driver is not there" in line

@@ -90,6 +90,10 @@ class InlineBackend:
         """Always there."""
         return Available("the calling thread")
 
+    def devices(self) -> int:
+        """One, which any number of ranks may open."""
+        return 1
+
     def open(self, index: int) -> InlineAccelerator:
         """There is one."""
         if index != 0:

@@ -17,6 +17,8 @@ from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.errors import UsageError
 
+MOST_CASES = 1_000_000
+
 if TYPE_CHECKING:
     from equipoise.hal.conformance.result import Result
 
@@ -55,20 +57,28 @@ def validate(request: ConformanceRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
     if importlib.util.find_spec("hypothesis") is None:
         raise UsageError("the suite draws with hypothesis: pip install 'equipoise[conformance]'")
-    check_count("--ranks", request.ranks, MOST_RANKS)
-    if request.seed < 0:
-        raise UsageError(f"--seed must be at least 0, got {request.seed}")
+    _check_numbers(request)
     check_backend("--backend", request.backend, registry.ACCELERATORS, registry.accelerator)
     _check_available("--backend", request.backend, registry.accelerator)
     if request.communicator is not None:
         name = request.communicator
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
         _check_available("--communicator", name, registry.communicator)
+    if request.steer is not None:
+        _check_steer(request.steer, request.backend)
     for flag, path in (("--json", request.json), ("--html", request.html)):
         if path is not None:
             check_file(flag, path)
     if request.json is not None and request.json == request.html:
         raise UsageError(f"--html: {request.html} is the file that --json is written to")
+
+
+def _check_numbers(request: ConformanceRequest) -> None:
+    check_count("--ranks", request.ranks, MOST_RANKS)
+    if request.seed < 0:
+        raise UsageError(f"--seed must be at least 0, got {request.seed}")
+    if request.cases is not None:
+        check_count("--cases", request.cases, MOST_CASES)
 
 
 def _check_available(flag: str, name: str, find: Callable[[str], Any]) -> None:
@@ -78,6 +88,18 @@ def _check_available(flag: str, name: str, find: Callable[[str], Any]) -> None:
         return  # a probe that raises breaks B1, which is for the suite to say
     if isinstance(probed, Unavailable):
         raise UsageError(f"{flag}: {name} cannot run here: {probed.reason}")
+
+
+def _check_steer(name: str, backend: str) -> None:
+    from equipoise.hal.conformance.controlled import ControlledBackend
+    from equipoise.hal.conformance.steering import steering
+
+    if isinstance(registry.accelerator(backend), ControlledBackend):
+        raise UsageError(f"--steer: every schedule of {backend} is chosen already")
+    try:
+        steering(name)
+    except UsageError as error:
+        raise UsageError(f"--steer: {error}") from error
 
 
 def _conduct(request: ConformanceRequest) -> "Result | None":
@@ -92,6 +114,8 @@ def _conduct(request: ConformanceRequest) -> "Result | None":
         profile=request.profile,
         families=request.only,
         seed=request.seed,
+        cases=request.cases,
+        steer=request.steer,
     )
     watcher = watcher_for(request.progress)
     try:

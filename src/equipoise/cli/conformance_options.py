@@ -21,12 +21,18 @@ OPTIONS = (
            help="communicator under test, by name or as PACKAGE:OBJECT"),
     Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N", shown_default="4",
            help="most processes to test the communicator on; smaller groups are tested too"),
+    Option(key="steer", kind=kinds.NAME, group=SUBJECT, metavar="PACKAGE:OBJECT",
+           shown_default="none",
+           help="a callable that is given the schedule bytes of each case before it is played, for "
+           "a device whose schedule can be chosen; plays on one device in this process only"),
     Option(key="profile", kind=kinds.PROFILE, group=EFFORT, metavar="ci|deep", shown_default="ci",
            help="minutes, or hours"),
     Option(key="only", kind=kinds.FAMILY_NAMES, group=EFFORT, metavar="FAMILY",
            shown_default="all families", help=f"only these properties: {', '.join(FAMILIES)}"),
     Option(key="seed", kind=kinds.WHOLE, group=EFFORT, metavar="N", shown_default="0",
            help="what the draws start from: the same seed draws the same programs"),
+    Option(key="cases", kind=kinds.WHOLE, group=EFFORT, metavar="N",
+           shown_default="as the profile says", help="how many cases of each property to play"),
     Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR", shown_default="none",
            help=f"folder for {JSON} and {HTML}"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
@@ -46,9 +52,11 @@ class ConformanceRequest:
     backend: str = "cpu"
     communicator: str | None = None
     ranks: int = 4
+    steer: str | None = None
     profile: Profile = Profile.CI
     only: tuple[str, ...] = FAMILIES
     seed: int = 0
+    cases: int | None = None
     json: Path | None = None
     html: Path | None = None
     progress: str = "shown"

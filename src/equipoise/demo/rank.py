@@ -19,6 +19,7 @@ from equipoise.demo.settings import RunSettings
 from equipoise.demo.traffic import Traffic, load_phases
 from equipoise.demo.variant import Pass, Site, Variant, serve_variant, variants
 from equipoise.hal import registry
+from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
@@ -60,7 +61,7 @@ def serve_rank(
 
 def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> Site:
     """Open the accelerator, check what the oracle rests on, load weights and traffic."""
-    accelerator = registry.accelerator(settings.backend).open(0)
+    accelerator = open_for(registry.accelerator(settings.backend), rendezvous.rank)
     weights = load_weights()
     compute = accelerator.stream(Role.COMPUTE)
     compute.launch(lambda: check_batch_invariance(weights.config))

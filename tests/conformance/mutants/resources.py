@@ -35,6 +35,13 @@ class GuessingBackend(VirtualBackend):
         return super().probe()
 
 
+class MiscountingBackend(VirtualBackend):
+    """Counts what it has opened, and not what it could open."""
+
+    def devices(self) -> int:
+        return 0
+
+
 class WaveringBackend(VirtualBackend):
     """Declares less once a device was opened."""
 
@@ -148,6 +155,13 @@ MUTANTS = (
         broken="Probing tries an import and lets its error out (DeepSpeed tries eight).",
         property=KNOWN,
         subject=_backend(GuessingBackend),
+    ),
+    Mutant(
+        name="no-device-though-available",
+        clause="B1",
+        broken="A count of devices contradicts the probe, so that ranks find nothing to open.",
+        property=KNOWN,
+        subject=_backend(MiscountingBackend),
     ),
     Mutant(
         name="capabilities-change-when-a-device-is-opened",

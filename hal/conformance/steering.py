@@ -1,0 +1,39 @@
+"""Devices whose schedule can be chosen: who is told the choices of a case."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from equipoise.hal.errors import UsageError
+
+Steer = Callable[[bytes], object]
+"""Takes the choices of the next case, one a byte; what it does beyond them is its own business."""
+
+
+def steering(name: str) -> Steer:
+    """The callable that is named as PACKAGE:OBJECT.
+
+    What it raises when it is called becomes a `UsageError` too, since it says nothing of the
+    backend under test. Raises `UsageError` when there is no such callable.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise UsageError(f"{name!r} is not PACKAGE:OBJECT")
+    try:
+        found: object = getattr(import_module(module), attribute)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{name!r} does not import: {reason}") from error
+    if not callable(found):
+        raise UsageError(f"{name!r} cannot be called: {found!r}")
+    return _guarded(name, found)
+
+
+def _guarded(name: str, call: Callable[[bytes], object]) -> Steer:
+    def steer(schedule: bytes) -> None:
+        try:
+            call(schedule)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{name!r} cannot steer: {reason}") from error
+
+    return steer

@@ -1,0 +1,44 @@
+"""Ranks of one machine take its devices in turn."""
+
+import pytest
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
+from equipoise.hal.accelerator import open_for
+from equipoise.hal.errors import BackendUnavailable
+
+
+class CountedBackend(CpuBackend):
+    """So many devices; remembers which of them were opened."""
+
+    name = "counted"
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.opened: list[int] = []
+
+    def devices(self) -> int:
+        return self._count
+
+    def open(self, index: int) -> CpuAccelerator:
+        self.opened.append(index)
+        return CpuAccelerator()
+
+
+def test_each_rank_has_a_device_of_its_own_while_there_are_enough() -> None:
+    backend = CountedBackend(3)
+    for rank in range(5):
+        open_for(backend, rank).close()
+    assert backend.opened == [0, 1, 2, 0, 1]
+
+
+def test_without_a_device_no_rank_can_open_one() -> None:
+    with pytest.raises(BackendUnavailable, match="'counted' has no device for rank 1"):
+        open_for(CountedBackend(0), 1)
+
+
+def test_any_number_of_ranks_opens_the_one_cpu() -> None:
+    for rank in (0, 7):
+        accelerator = open_for(BACKEND, rank)
+        assert accelerator.name == "cpu:0"
+        accelerator.close()
