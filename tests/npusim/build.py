@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -94,10 +95,10 @@ def _compile(tree: Path) -> None:
     on = ["-k", "0"] if (tree / "build.ninja").exists() else ["-k"]
     try:
         _run([_tool("cmake"), "--build", str(tree), "--parallel", str(JOBS), "--", *on])
-    except BuildFailed as failed:
+    except BuildFailed:
         if not os.environ.get(STALE):
             raise
-        print(f"npusim: {STALE} is set, going on with old libraries: {failed}", file=sys.stderr)
+        print(f"npusim: the build failed; {STALE} is set: older libraries serve", file=sys.stderr)
 
 
 def _run(command: Sequence[str]) -> None:
@@ -105,7 +106,7 @@ def _run(command: Sequence[str]) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode != 0:
-        raise BuildFailed(f"the build failed: {' '.join(command)}\n{done.stdout}")
+        raise BuildFailed(f"the build failed: {shlex.join(command)}\n{done.stdout}")
 
 
 def _tool(name: str) -> str:

@@ -1,0 +1,63 @@
+"""Runs a program of `programs/` over the simulated driver, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+LIMIT = 100.0
+"""Seconds that a program may take."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The JSON object that the program printed last."""
+        assert self.code == 0, self.err
+        facts: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return facts
+
+
+def run_program(
+    name: str,
+    schedule: str,
+    *options: str,
+    arguments: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run `programs/NAME.py` under a schedule; `options` are the launcher's."""
+    program = (sys.executable, str(PROGRAMS / f"{name}.py"), *arguments)
+    return launch("--schedule", schedule, *options, "--", *program, environment=environment)
+
+
+def launch(*arguments: str, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Run the launcher itself."""
+    return run_module("npusim", *arguments, environment=environment)
+
+
+def run_module(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Outcome:
+    """Run a module of the simulator as a command."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, "PYTHONPATH": str(TESTS), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
