@@ -1,0 +1,26 @@
+// How a process comes into a communicator, and what its handles stand for.
+#pragma once
+
+#include <string>
+
+#include "communicator.h"
+
+namespace npusim::hccl {
+
+// What HcclCommConfig may say; empty or negative: not said.
+struct Wishes {
+  std::string name;
+  int64_t execute = -1;  // nanoseconds
+};
+
+// Sits down at `rank` on `device` and waits until all ranks have. Throws Refusal with the missing
+// ranks after HCCL_CONNECT_TIMEOUT.
+void* join(const RootInfo& info, int ranks, int rank, int device, const Wishes& wishes);
+
+// Throws Refusal, and it is a fault, when the handle is none or was destroyed.
+Shared find(void* handle);
+
+// The handle ends; tasks that still hold the communicator end with an error.
+void destroy(void* handle);
+
+}  // namespace npusim::hccl
