@@ -58,7 +58,6 @@ BINARY(Div, Divs, at::div);
 BINARY(FloorDivide, FloorDivides, at::floor_divide);
 BINARY(FmodTensor, FmodScalar, at::fmod);
 BINARY(RemainderTensorTensor, RemainderTensorScalar, at::remainder);
-BINARY(PowTensorTensor, PowTensorScalar, at::pow);
 SCALED(Add, Adds, at::add);
 SCALED(Sub, Subs, at::sub);
 SCALED(Rsub, Rsubs, at::rsub);
@@ -87,6 +86,22 @@ OPERATOR(aclnnInplaceDivMods, [](Out& self, const Scalar& other, int mode) {
 
 OPERATOR(aclnnRemainderScalarTensor, [](const Scalar& self, const Tensor& other, Out& out) {
   out.convert(at::remainder(wrapped(self), other));
+});
+
+OPERATOR(aclnnPowTensorTensor, [](const Tensor& self, const Tensor& exponent, Out& out) {
+  out.convert(at::pow(self, exponent));
+});
+
+OPERATOR(aclnnPowTensorScalar, [](const Tensor& self, const Scalar& exponent, Out& out) {
+  out.convert(at::pow(self, exponent));
+});
+
+OPERATOR(aclnnInplacePowTensorTensor, [](Out& self, const Tensor& exponent) {
+  self.convert(at::pow(self.tensor(), exponent));
+});
+
+OPERATOR(aclnnInplacePowTensorScalar, [](Out& self, const Scalar& exponent) {
+  self.convert(at::pow(self.tensor(), exponent));
 });
 
 OPERATOR(aclnnPowScalarTensor, [](const Scalar& self, const Tensor& exponent, Out& out) {

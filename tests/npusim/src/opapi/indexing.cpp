@@ -65,5 +65,5 @@ OPERATOR(aclnnRepeatInterleaveIntWithDim, [](const Tensor& self, int64_t repeats
 });
 
 OPERATOR(aclnnRepeatInterleaveTensor, [](const Tensor& repeats, int64_t size, Out& out) {
-  out.convert(at::repeat_interleave(repeats, size));
+  out.convert(at::repeat_interleave(repeats, std::optional<int64_t>(size)));
 });

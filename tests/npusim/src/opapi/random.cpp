@@ -26,6 +26,11 @@ OPERATOR(aclnnInplaceNormal, [](Out& self, float mean, float deviation, int64_t 
   self = like(self).normal_(mean, deviation, generator(seed, offset));
 });
 
+OPERATOR(aclnnNormalFloatFloat, [](float mean, float deviation, int64_t seed, int64_t offset,
+                                   Out& out) {
+  out = like(out).normal_(mean, deviation, generator(seed, offset));
+});
+
 OPERATOR(aclnnInplaceRandom, [](Out& self, int64_t from, int64_t to, int64_t seed,
                                 int64_t offset) {
   self = like(self).random_(from, to, generator(seed, offset));
@@ -33,6 +38,11 @@ OPERATOR(aclnnInplaceRandom, [](Out& self, int64_t from, int64_t to, int64_t see
 
 OPERATOR(aclnnInplaceBernoulli, [](Out& self, const Scalar& chance, int64_t seed, int64_t offset) {
   self = like(self).bernoulli_(chance.toDouble(), generator(seed, offset));
+});
+
+OPERATOR(aclnnInplaceBernoulliTensor, [](Out& self, const Tensor& chances, int64_t seed,
+                                         int64_t offset) {
+  self = like(self).bernoulli_(chances, generator(seed, offset));
 });
 
 OPERATOR(aclnnRandperm, [](int64_t count, int64_t seed, int64_t offset, Out& out) {

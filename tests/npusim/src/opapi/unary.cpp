@@ -54,10 +54,16 @@ UNARY_BOTH(Hardsigmoid, at::hardsigmoid);
 UNARY(Silu, at::silu);
 UNARY(LogSigmoid, at::log_sigmoid);
 
-OPERATOR(aclnnGelu, [](const Tensor& self, Out& out) { out.convert(at::gelu(self)); });
+// The buffer is for the way back.
+OPERATOR(aclnnLogSigmoidForward, [](const Tensor& self, Out& out, Out&) {
+  out = at::log_sigmoid(self);
+});
+
+// The first version of it knows the approximation alone, whatever torch asks for.
+OPERATOR(aclnnGelu, [](const Tensor& self, Out& out) { out = at::gelu(self, "tanh"); });
 
 OPERATOR(aclnnGeluV2, [](const Tensor& self, int64_t approximate, Out& out) {
-  out.convert(at::gelu(self, approximate == 0 ? "none" : "tanh"));
+  out = at::gelu(self, approximate == 0 ? "none" : "tanh");
 });
 
 OPERATOR(aclnnSoftplus, [](const Tensor& self, const Scalar& beta, const Scalar& threshold,
