@@ -16,9 +16,9 @@ class Wheel:
     version: str
 
 
-def find_torch() -> Wheel:
+def find_torch(name: str = "torch") -> Wheel:
     """The installed torch. Raises `Refused` when there is none, or one built for CUDA or ROCm."""
-    wheel = _find("torch", "torch is not installed")
+    wheel = _find(name, "torch is not installed")
     said = _assigned(wheel.folder / "version.py")
     for kind in ("cuda", "hip"):
         if said.get(kind) is not None:
@@ -28,9 +28,9 @@ def find_torch() -> Wheel:
     return wheel
 
 
-def find_torch_npu() -> Wheel:
+def find_torch_npu(name: str = "torch_npu") -> Wheel:
     """The installed torch_npu. Raises `Refused` when there is none."""
-    return _find("torch_npu", "torch_npu is not installed: pip install torch_npu==2.13.0")
+    return _find(name, "torch_npu is not installed: pip install torch_npu==2.13.0")
 
 
 def _find(name: str, otherwise: str) -> Wheel:

@@ -26,7 +26,10 @@ Engine& Engine::get() {
   return *kept;
 }
 
-Engine::Engine() : random_(config().seed * 0x9E3779B97F4A7C15ull + 1), process_(getpid()) {
+Engine::Engine()
+    : last_call_(now()),
+      random_(config().seed * 0x9E3779B97F4A7C15ull + 1),
+      process_(getpid()) {
   standard_.resize(static_cast<size_t>(config().devices), nullptr);
 }
 
@@ -155,15 +158,31 @@ bool Engine::turn(Lock& held) {
 }
 
 Stream* Engine::pick(int64_t at) {
+  if (config().mode == Mode::kExplore) return explore(at);
+  return next([&](Stream& stream) { return may_run(stream, at); });
+}
+
+// The choice is among the streams that can get further, in the order of their age, so that nothing
+// but the seed decides. A blocked head is not among them until something has moved; when nothing
+// else is left it is asked again, without a choice, for what it waits for may be outside.
+Stream* Engine::explore(int64_t at) {
   std::vector<Stream*> able;
-  for (size_t k = 1; k <= order_.size(); ++k) {
-    Stream* const stream = order_[(last_ + k) % order_.size()];
-    if (waits(*stream) && may_run(*stream, at)) able.push_back(stream);
+  for (Stream* stream : order_) {
+    if (waits(*stream) && stream->found != progress_) able.push_back(stream);
   }
-  if (able.empty()) return nullptr;
-  Stream* const chosen = able[config().mode == Mode::kExplore ? choose(able.size()) : 0];
-  last_ = static_cast<size_t>(std::find(order_.begin(), order_.end(), chosen) - order_.begin());
-  return chosen;
+  if (!able.empty()) return able[choose(static_cast<uint32_t>(able.size()))];
+  return next([&](const Stream& stream) { return at >= stream.again; });
+}
+
+// The next stream in turn that may run.
+Stream* Engine::next(const std::function<bool(Stream&)>& may) {
+  for (size_t k = 1; k <= order_.size(); ++k) {
+    const size_t place = (last_ + k) % order_.size();
+    if (!waits(*order_[place]) || !may(*order_[place])) continue;
+    last_ = place;
+    return order_[place];
+  }
+  return nullptr;
 }
 
 bool Engine::may_run(Stream& stream, int64_t at) {

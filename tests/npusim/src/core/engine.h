@@ -76,6 +76,8 @@ class Engine {
   void work();
   bool turn(Lock& held);  // one turn of one task, if any may run; false when none
   Stream* pick(int64_t at);
+  Stream* explore(int64_t at);
+  Stream* next(const std::function<bool(Stream&)>& may);
   bool may_run(Stream& stream, int64_t at);
   void run(Lock& held, Stream* stream);
   void ended(Stream* stream);
@@ -94,7 +96,7 @@ class Engine {
   uint64_t progress_ = 1;
   bool running_ = false;         // a body has a turn
   bool started_ = false;
-  int64_t last_call_ = 0;
+  int64_t last_call_;
   int64_t last_drift_ = 0;
   int next_id_ = 0;
   uint64_t random_;

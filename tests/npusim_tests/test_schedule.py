@@ -1,0 +1,40 @@
+"""How a schedule and its seed are written."""
+
+import pytest
+from npusim.errors import Refused
+from npusim.schedule import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "seed", "parsed"),
+    [
+        ("eager", None, "eager"),
+        ("lazy", None, "lazy"),
+        ("delay", None, "delay:0"),
+        ("delay:7", None, "delay:7"),
+        ("explore", 7, "explore:7"),
+        ("explore", 2**64 - 1, f"explore:{2**64 - 1}"),
+    ],
+)
+def test_a_schedule_is_told_to_the_driver_with_its_seed(
+    text: str, seed: int | None, parsed: str
+) -> None:
+    assert parse(text, seed) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "seed", "said"),
+    [
+        ("", None, "no schedule is called ''"),
+        ("quick", None, "no schedule is called 'quick'"),
+        ("lazy", 3, "takes no seed"),
+        ("eager:3", None, "takes no seed"),
+        ("delay:3", 3, "twice"),
+        ("delay:x", None, "no whole number"),
+        ("delay", -1, "is not in 0 to"),
+        ("explore", 2**64, "is not in 0 to"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(text: str, seed: int | None, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        parse(text, seed)
