@@ -1,0 +1,48 @@
+"""The entry point `equipoise.accelerators: ascend`."""
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.hal.capabilities import Capabilities, Probe, Unavailable
+from equipoise.hal.errors import BackendUnavailable
+from equipoise.hal.stream import Role
+
+
+class AscendBackend:
+    """Ascend NPUs through torch_npu."""
+
+    name = "ascend"
+    communicator = "hccl"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What torch_npu and the driver that are installed here can do.
+
+        Streams are the hardware's own; a wait for a value holds up its stream and nothing else.
+        """
+        locks = native.value_waits()
+        return Capabilities(
+            streams=len(Role),
+            stream_lock=locks,
+            copy_independent_of_launch=locks,
+            graph_capture=native.captures(),
+            pinned_memory=True,
+        )
+
+    def probe(self) -> Probe:
+        """Whether torch_npu and CANN are here, and a device; in one line why not."""
+        return native.probe()
+
+    def devices(self) -> int:
+        """How many devices can be opened."""
+        return 0 if isinstance(self.probe(), Unavailable) else native.devices()
+
+    def open(self, index: int) -> AscendAccelerator:
+        """Open that device, and make it the calling thread's."""
+        answer = self.probe()
+        if isinstance(answer, Unavailable):
+            raise BackendUnavailable(answer.reason)
+        found = native.devices()
+        if not 0 <= index < found:
+            raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
+        native.npu().set_device(index)
+        return AscendAccelerator(index)

@@ -1,0 +1,147 @@
+"""What a thread captures of a stream: vendor graphs, and between them what only the host can do."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.event import AscendEvent
+from equipoise.backends.ascend.verb import Verb
+from equipoise.hal.errors import Unsupported
+from equipoise.hal.stream import Stream
+
+USE = "capture"
+"""The stream that everything is captured on: a graph may be replayed on any other, and so nothing
+that other threads launch meanwhile is captured with it."""
+MODE = "thread_local"
+"""Only this thread is forbidden what a capture forbids; the watchdog goes on looking at events."""
+TURN = 60.0
+"""Seconds to wait for another thread's capture; the vendor allows one at a time."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A vendor graph, the verbs in it, and the programs whose memory it points to."""
+
+    graph: Any
+    verbs: tuple[Verb, ...]
+    kept: tuple[object, ...]
+
+    def issue(self, on: Stream) -> None:
+        """Replay it, with what the host does around each verb."""
+        with ExitStack() as around:
+            for verb in self.verbs:
+                around.enter_context(verb.around(on))
+            on.launch(self.graph.replay)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A recording or a wait: the points that it means are new at every replay."""
+
+    issue: Callable[[Stream], None]
+    verbs: tuple[Verb, ...] = ()
+
+
+Part = Segment | Call
+
+
+@dataclass
+class _Open:
+    """A segment in the making."""
+
+    graph: Any
+    verbs: list[Verb] = field(default_factory=list)
+    kept: list[object] = field(default_factory=list)
+
+
+class Capture:
+    """In the making, in the hands of one thread.
+
+    Attributes:
+        recorded: events that are recorded within it.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._at = native.kept_stream(index, USE)
+        self._parts: list[Part] = []
+        self._open: _Open | None = None
+        self.recorded: set[AscendEvent] = set()
+
+    @property
+    def at(self) -> Any:
+        """The vendor's stream that is captured."""
+        return self._at
+
+    def run(self, program: Callable[[], object]) -> None:
+        """Capture what `program` enqueues; it is kept, for the memory that it names."""
+        segment = self._begun()
+        segment.kept.append(program)
+        with native.npu().stream(self._at):
+            program()
+
+    def take(self, verbs: Sequence[Verb]) -> None:
+        """Capture the work of verbs."""
+        for verb in verbs:
+            segment = self._begun()
+            segment.verbs.append(verb)
+            with native.npu().stream(self._at):
+                verb.program(self._at)
+
+    def call(self, issue: Callable[[Stream], None]) -> None:
+        """Note what the host does at this place of a replay."""
+        self._end()
+        self._parts.append(Call(issue))
+
+    def finish(self) -> tuple[Part, ...]:
+        """All of it."""
+        self._end()
+        return tuple(self._parts)
+
+    def abandon(self) -> None:
+        """Leave the vendor's capture, whatever state it is in."""
+        with suppress(RuntimeError):
+            self._end()
+
+    def _begun(self) -> _Open:
+        if self._open is None:
+            graph = native.npu().NPUGraph()
+            with native.npu().stream(self._at):
+                graph.capture_begin(capture_error_mode=MODE)
+            self._open = _Open(graph)
+        return self._open
+
+    def _end(self) -> None:
+        made, self._open = self._open, None
+        if made is None:
+            return
+        with native.npu().stream(self._at):
+            made.graph.capture_end()
+        self._parts.append(Segment(made.graph, tuple(made.verbs), tuple(made.kept)))
+
+
+_turn = threading.Lock()
+
+
+@contextmanager
+def try_turn() -> Iterator[bool]:
+    """Whether nobody captures; if so, nobody else does until the end of the block."""
+    mine = _turn.acquire(blocking=False)
+    try:
+        yield mine
+    finally:
+        if mine:
+            _turn.release()
+
+
+@contextmanager
+def capturing(index: int) -> Iterator[Capture]:
+    """This thread's turn to capture. Raises `Unsupported` if another thread's does not end."""
+    if not _turn.acquire(timeout=TURN):
+        raise Unsupported(f"another thread has been capturing for more than {TURN:g} s")
+    try:
+        yield Capture(index)
+    finally:
+        _turn.release()

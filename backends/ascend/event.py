@@ -1,0 +1,92 @@
+"""Events as references to their latest mark, each of which is a vendor event of its own."""
+
+from typing import Any
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.polling import poll
+from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
+from equipoise.hal.stream import Event
+
+
+class Mark:
+    """One recording: a vendor event that is recorded once and never again.
+
+    So whoever waits keeps the point it saw (clause O4), whatever the vendor does with an event that
+    is recorded twice. Once reached, the vendor's event is dropped.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._event: Any = native.npu().Event()
+        self.failure: BaseException | None = None
+
+    def record(self, stream: Any) -> None:
+        """Put the point behind what `stream`, of the vendor's, was given."""
+        self._event.record(stream)
+
+    def hold(self, stream: Any) -> None:
+        """Make `stream`, of the vendor's, wait for the point."""
+        event = self._event
+        if event is not None:
+            event.wait(stream)
+
+    def fail(self, failure: BaseException) -> None:
+        """The point will never be reached."""
+        self.failure = failure
+        self._event = None
+
+    def over(self) -> bool:
+        """Whether the point is reached, or never will be. Asks the device; never blocks."""
+        event = self._event
+        if event is None:
+            return True
+        native.settle_thread(self._index)
+        try:
+            reached = bool(event.query())
+        except RuntimeError as failure:  # a device error; it stays
+            self.fail(failure)
+            return True
+        if reached:
+            self._event = None
+        return reached
+
+    def wait(self, timeout: float, what: str) -> None:
+        """Block the host. Raises `StreamTimeout`, `StreamFailed`."""
+        if not poll(self.over, timeout):
+            raise StreamTimeout(f"{what} was not reached within {timeout:g} s")
+        if self.failure is not None:
+            raise StreamFailed(f"{what} failed: {self.failure}") from self.failure
+
+
+class AscendEvent:
+    """The latest recording; the vendor itself silently lets through what waits for none."""
+
+    def __init__(self) -> None:
+        self._mark: Mark | None = None
+
+    def query(self) -> bool:
+        """Whether the latest recording has been reached; false while the host still queues it."""
+        mark = self._mark
+        return mark is not None and mark.over()
+
+    def synchronize(self, timeout: float) -> None:
+        """Block until the latest recording is reached."""
+        self.latest().wait(timeout, "the event")
+
+    def latest(self) -> Mark:
+        """The latest recording. Raises `EventNotRecorded`."""
+        if self._mark is None:
+            raise EventNotRecorded("nothing was ever recorded into this event")
+        return self._mark
+
+    def renew(self, index: int) -> Mark:
+        """Start a new recording on that device; earlier waiters keep the old one."""
+        self._mark = Mark(index)
+        return self._mark
+
+
+def own_event(event: Event) -> AscendEvent:
+    """`event` itself. Raises `TypeError` for one of another backend."""
+    if not isinstance(event, AscendEvent):
+        raise TypeError(f"an event of another backend: {event!r}")
+    return event

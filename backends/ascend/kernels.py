@@ -1,0 +1,128 @@
+"""The small kernels as operators of the device, and the share solver on the host's side of it.
+
+Made of torch's operators. A Triton-Ascend kernel may replace any function of `routing`, since its
+values are defined bit for bit (clause G4).
+"""
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.ascend import routing
+from equipoise.backends.ascend.memory import copy, used_on
+from equipoise.backends.ascend.solver import Solver
+from equipoise.backends.ascend.stream import own_stream
+from equipoise.hal.checksum import fingerprint
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.stream import Stream
+
+
+class AscendKernels:
+    """Launches on the stream that they are given, on tensors of its device."""
+
+    def __init__(self) -> None:
+        self._solver = Solver()
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        """Tokens per expert."""
+
+        def program() -> None:
+            used_on(stream, ids, counts)
+            copy(counts, routing.count(ids, counts.numel()))
+
+        stream.launch(program)
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        """Route by the hash of each token's place."""
+
+        def program() -> None:
+            used_on(stream, ids, slots, counts)
+            table = routing.live(tables, salt.layer)
+            copy(slots, routing.hashed(ids, table, salt))
+            copy(counts, routing.count(ids, counts.numel()))
+
+        stream.launch(program)
+
+    def route_apportioned(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        cumulative: Tensor,
+        salt: Salt,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route by integer quotas of this batch."""
+
+        def program() -> None:
+            used_on(stream, ids, cumulative, slots, counts)
+            table = routing.live(tables, salt.layer)
+            counted = routing.count(ids, counts.numel())
+            copy(slots, routing.apportioned(ids, table, cumulative, counted, salt))
+            copy(counts, counted)
+
+        stream.launch(program)
+
+    def solve_shares(
+        self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
+    ) -> None:
+        """Water-filling on one layer's counts, by a function of the host that the stream calls."""
+        on = own_stream(stream)
+
+        def program() -> None:
+            used_on(stream, counts, cumulative)
+            table = routing.live(tables, layer)
+            given = torch.cat([counts.long(), table.start.long(), table.replicas.long()])
+            job = self._solver.job(on, table.experts, table.slots, tables.ranks)
+            copy(job.given, given)
+            job.call()
+            copy(cumulative, job.result)
+
+        stream.launch(program)
+
+    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        """Fill the idle set of each changed layer, then advance its generation word.
+
+        The update is taken at the call. Raises `ValueError` if a layer is named twice.
+        """
+        if len(set(update.layers)) < len(update.layers):
+            raise ValueError(f"layers: expected each once, got {update.layers}")
+        block = _packed(update)
+        stream.launch(lambda: _install(block, tables))
+
+    def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
+        if not data.is_contiguous():
+            # A copy of it would be taken now, not when the stream comes to it.
+            raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
+
+        def program() -> None:
+            used_on(stream, data, out)
+            copy(out[0], fingerprint(data))
+
+        stream.launch(program)
+
+
+def _packed(update: TableUpdate) -> Tensor:
+    """Layer numbers and tables side by side, int32 [layers, 1 + ...], ready for one copy."""
+    layers = torch.tensor(update.layers, dtype=torch.int32)[:, None]
+    parts = [layers, update.start, update.replicas, update.cumulative]
+    width = sum(part.shape[1] for part in parts)
+    block = torch.empty((len(update.layers), width), dtype=torch.int32, pin_memory=True)
+    return torch.cat(parts, dim=1, out=block)
+
+
+def _install(block: Tensor, tables: Tables) -> None:
+    """On the routing stream: the idle sets first, the words last (clause G2)."""
+    rows = torch.empty_like(block, device=tables.start.device, pin_memory=False)
+    copy(rows, block)
+    widths = [1, tables.experts + 1, tables.slots, tables.slots]
+    numbers, *parts = torch.split(rows, widths, dim=1)
+    layers = numbers[:, 0].long()
+    words = tables.generation.index_select(0, layers) + 1
+    places = (words & 1) * tables.layers + layers
+    for table, part in zip((tables.start, tables.replicas, tables.cumulative), parts, strict=True):
+        table.view(2 * tables.layers, -1).index_copy_(0, places, part)
+    tables.generation.index_copy_(0, layers, words)

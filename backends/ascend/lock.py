@@ -1,0 +1,285 @@
+"""The stream lock: external events one way, a word of host memory the other."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+
+from equipoise.backends.ascend.event import AscendEvent
+from equipoise.backends.ascend.lock_watch import Watch
+from equipoise.backends.ascend.polling import poll
+from equipoise.backends.ascend.stream import own_stream
+from equipoise.backends.ascend.verb import Verb
+from equipoise.backends.ascend.words import EmptyWord, FullWord
+from equipoise.hal.errors import (
+    LockMisuse,
+    LockPoisoned,
+    StaleEpoch,
+    StreamFailed,
+    StreamTimeout,
+)
+from equipoise.hal.stream import Stream
+
+
+class _Turn(Enum):
+    """Whose turn it is, as the host knows it; the device tells the end of the last by a word."""
+
+    WRITES = "the mover owns the slots"
+    FULL = "the slots may be read"
+    READS = "a stream may read the slots, and has not released them"
+
+
+@dataclass(eq=False)
+class _Section:
+    """One acquire under way: what is launched behind it, up to its release, reads the slots.
+
+    Attributes:
+        word: that it waits for.
+        stream: that it waits on.
+        reached: recorded before the wait, or before the graph that the wait is a part of.
+        passed: recorded behind it.
+        fed: whether its signal was given.
+        released: whether its release was issued.
+        since: when its wait was first seen to stand.
+    """
+
+    word: FullWord
+    stream: Stream
+    reached: AscendEvent
+    passed: AscendEvent
+    fed: bool = False
+    released: bool = False
+    since: float | None = None
+
+
+class AscendStreamLock:
+    """Hand-over between the device's streams and a mover's thread.
+
+    The host knows every acquire that is under way, in the order of issue, and gives each signal to
+    the first that has none; a word of its own lets exactly that one go on. Releases are matched to
+    acquires when they are issued, so that one without an acquire gives nothing. A replay issues the
+    bookkeeping of its acquires and releases anew; their words are part of the captured graph.
+    """
+
+    def __init__(self, index: int, deadline: float, watch: Watch) -> None:
+        self._index = index
+        self._deadline = deadline
+        self._watch = watch
+        self._changed = threading.RLock()
+        self._turn = _Turn.WRITES
+        self._epoch = 0
+        self._poisoned = False
+        self._empty = EmptyWord(index)
+        self._failure: BaseException | None = None
+        self._spare: list[FullWord] = []
+        self._lent: set[FullWord] = set()
+        self._sections: list[_Section] = []
+        self._passing: list[AscendEvent] = []
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs."""
+        return self._epoch
+
+    def acquire(self, stream: Stream) -> None:
+        """Make the stream wait for a signal of its own."""
+        own = own_stream(stream)
+        word = FullWord(self._index) if own.capturing else self._lend()
+        own.issue(Verb(word.wait, around=lambda on: self._entering(word, on)))
+
+    def release(self, stream: Stream) -> None:
+        """Let the mover write, once the stream has come here.
+
+        A replayed release without an acquire to follow raises `LockMisuse`: it cannot be left out.
+        """
+        own = own_stream(stream)
+        with own.gate:
+            if own.capturing or self._unreleased(own) is not None:
+                own.issue(Verb(lambda _: self._empty.set(), around=self._leaving))
+
+    def wait(self, epoch: int, timeout: float) -> None:
+        """Block until the stream has released."""
+        with self._changed:
+            self._admit(epoch)
+            if self._turn is _Turn.WRITES:
+                raise LockMisuse("the mover waits for slots that it owns")
+        poll(lambda: self._poisoned or self._epoch != epoch or self._empty.is_set(), timeout)
+        with self._changed:
+            self._admit(epoch)
+            if not self._empty.is_set():
+                raise StreamTimeout(f"no release within {timeout:g} s: {self._turn.value}")
+            self._turn = _Turn.WRITES
+            self._empty.clear()
+
+    def signal(self, epoch: int) -> None:
+        """Let one `acquire` go on."""
+        with self._changed:
+            self._admit(epoch)
+            if self._turn is not _Turn.WRITES:
+                raise LockMisuse(f"the mover signals out of turn: {self._turn.value}")
+            self._turn = _Turn.FULL
+            self._feed()
+
+    def poison(self) -> None:
+        """Release every waiter of this epoch."""
+        with self._changed:
+            self._poisoned = True
+            self._feed()
+            self._watch.add(self)
+
+    def check(self) -> None:
+        """Raise `LockPoisoned` if this epoch was poisoned."""
+        with self._changed:
+            if self._poisoned:
+                said = f"the stream lock was poisoned in epoch {self._epoch}"
+                raise LockPoisoned(said) from self._failure
+
+    def drain(self, timeout: float) -> int:
+        """Begin the next epoch, once nothing of this one is on its way.
+
+        What is launched meanwhile belongs to the old epoch and is waited for too: no verb of one
+        epoch is passed in another (clause L3).
+        """
+        expiry = time.monotonic() + timeout
+        while (passing := self._next_epoch()) is not None:
+            # A failed stream has nothing on its way any more.
+            with suppress(StreamFailed):
+                passing.synchronize(max(expiry - time.monotonic(), 0.0))
+        return self._epoch
+
+    def tick(self, now: float) -> bool:
+        """For the watchdog: poison at the deadline, and let poisoned waiters go on (clause L6)."""
+        with self._changed:
+            self._tidy()
+            if self._overdue(now):
+                self._poisoned = True
+            if self._poisoned:
+                self._feed()
+            return any(not section.fed for section in self._sections)
+
+    def break_down(self, failure: BaseException) -> None:
+        """The watchdog could not look: void, with that cause."""
+        with self._changed:
+            self._failure = failure
+            self._poisoned = True
+
+    @contextmanager
+    def _entering(self, word: FullWord, on: Stream) -> Iterator[None]:
+        """Around the wait of an acquire, or around a replay in which it is."""
+        section = _Section(word, on, AscendEvent(), AscendEvent())
+        with self._changed:  # so that no drain ends between the wait and its being known
+            on.record(section.reached)
+            self._sections.append(section)
+            try:
+                yield
+                on.record(section.passed)
+            except BaseException:
+                self._sections.remove(section)
+                self._lent.discard(word)
+                raise
+            self._passing.append(section.passed)
+            self._feed()
+            self._watch.add(self)
+
+    @contextmanager
+    def _leaving(self, on: Stream) -> Iterator[None]:
+        """Around the setting of the empty word, or around a replay in which it is."""
+        with self._changed:
+            section, left = self._unreleased(on), AscendEvent()
+            if section is None:
+                raise LockMisuse("a replayed release has no acquire to follow")
+            section.released = True
+            try:
+                yield
+                on.record(left)
+            except BaseException:
+                section.released = False
+                raise
+            self._passing.append(left)
+
+    def _unreleased(self, on: Stream) -> _Section | None:
+        """The acquire that a release on that stream belongs to: its own stream's come first."""
+        with self._changed:
+            kept = [section for section in self._sections if not section.released]
+        mine = [section for section in kept if section.stream is on]
+        return next(iter(mine or kept), None)
+
+    def _feed(self) -> None:
+        """Give the signal to the first acquire that has none; a poison gives all of them one.
+
+        A word that several replays wait for is given again only when the earlier one has taken it.
+        """
+        for section in self._sections:
+            if section.fed or (self._poisoned and self._busy(section)):
+                continue
+            if not self._poisoned and self._turn is not _Turn.FULL:
+                return
+            section.fed = True
+            self._turn = _Turn.READS
+            section.word.give()
+
+    def _busy(self, section: _Section) -> bool:
+        """Whether an earlier acquire was given the same word and may not have taken it."""
+        earlier = self._sections[: self._sections.index(section)]
+        return any(s.word is section.word and not (s.fed and s.passed.query()) for s in earlier)
+
+    def _overdue(self, now: float) -> bool:
+        """Whether a stream has stood at an acquire for the deadline.
+
+        Of each stream only the first acquire without a signal is reached: the others stand behind.
+        """
+        first: dict[Stream, _Section] = {}
+        for section in self._sections:
+            if not section.fed:
+                first.setdefault(section.stream, section)
+        for section in first.values():
+            if section.since is None and section.reached.query():
+                section.since = now
+        stood = [now - section.since for section in first.values() if section.since is not None]
+        return max(stood, default=0.0) > self._deadline
+
+    def _tidy(self) -> None:
+        """Forget what has passed; its words can be lent again."""
+        self._passing = [event for event in self._passing if not event.query()]
+        kept: list[_Section] = []
+        for section in self._sections:
+            if section.released and section.fed and section.passed.query():
+                self._take_back(section)
+            else:
+                kept.append(section)
+        self._sections = kept
+
+    def _next_epoch(self) -> AscendEvent | None:
+        """A verb that has not been passed; None, and the next epoch begins, when there is none."""
+        with self._changed:
+            self._tidy()
+            if self._poisoned:
+                self._feed()
+            if self._passing:
+                return self._passing[0]
+            for section in self._sections:
+                self._take_back(section)
+            self._sections = []
+            self._turn, self._poisoned, self._failure = _Turn.WRITES, False, None
+            self._empty.clear()
+            self._epoch += 1
+            return None
+
+    def _lend(self) -> FullWord:
+        with self._changed:
+            word = self._spare.pop() if self._spare else FullWord(self._index)
+            self._lent.add(word)
+            return word
+
+    def _take_back(self, section: _Section) -> None:
+        """The word is free again, unless a graph keeps it."""
+        if section.word in self._lent:
+            self._lent.remove(section.word)
+            self._spare.append(section.word)
+
+    def _admit(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
+        self.check()

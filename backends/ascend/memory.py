@@ -1,0 +1,48 @@
+"""Host and device memory: what may be copied without waiting, and who keeps it meanwhile."""
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.ascend.stream import own_stream
+from equipoise.hal.errors import SlotError
+from equipoise.hal.stream import Stream
+
+DEVICE = "npu"
+
+
+def pinned(nbytes: int) -> Tensor:
+    """Page-locked host memory, uint8 [nbytes], from the vendor's caching allocator."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def staged(source: Tensor) -> Tensor:
+    """Memory that a copy may read when its stream comes to it.
+
+    The vendor turns a copy from pageable memory into one that waits for the stream, so that such a
+    source is taken now, into page-locked memory; anything else is `source` itself. The host
+    allocator records the streams of copies from its own blocks, and keeps a block that is dropped
+    until they have passed.
+    """
+    if source.device.type == DEVICE or source.is_pinned():
+        return source
+    return torch.empty_like(source, pin_memory=True).copy_(source)
+
+
+def check_reachable(out: Tensor, what: str) -> None:
+    """Raise `SlotError` for memory that no stream can write by itself."""
+    if out.device.type != DEVICE and not out.is_pinned():
+        raise SlotError(f"{what} must lie on the device or in page-locked memory: use pinned()")
+
+
+def copy(to: Tensor, source: Tensor) -> None:
+    """Copy on the current stream; the host never waits, since `staged` and `check_reachable` saw
+    both."""
+    to.copy_(source, non_blocking=True)
+
+
+def used_on(stream: Stream, *tensors: Tensor) -> None:
+    """Tell the device's allocator that the stream uses these, wherever they were made (K1)."""
+    native = own_stream(stream).native
+    for tensor in tensors:
+        if tensor.device.type == DEVICE:
+            tensor.record_stream(native)

@@ -1,0 +1,121 @@
+"""The one door to torch_npu: imported with the first use, and never by importing this module.
+
+Only `torch.npu` is used, never a `torch.cuda` shim. Everything of it is typed `Any` here, so that
+the package is checked on machines without it.
+"""
+
+import ctypes
+import importlib.util
+import os
+import sys
+import threading
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from equipoise.hal.capabilities import Available, Probe, Unavailable
+
+MODULE = "torch_npu"
+SHIM = "torch_npu.contrib.transfer_to_npu"
+"""Redirects torch.cuda to the NPU for a whole process."""
+VALUE_CALLS = ("aclrtValueWait", "aclrtValueWrite")
+"""What the driver must export for external events that reset themselves."""
+
+
+@cache
+def npu() -> Any:
+    """`torch.npu`. Raises what `import torch_npu` raises."""
+    return import_module(MODULE).npu
+
+
+def probe() -> Probe:
+    """Whether torch_npu imports here and sees a device, or in one line why not; never raises."""
+    if importlib.util.find_spec(MODULE) is None:
+        return Unavailable("torch_npu is not installed: pip install 'equipoise[ascend]'")
+    if torch.version.cuda is not None:
+        return Unavailable(
+            f"torch {torch.__version__} is a CUDA build; torch_npu needs the CPU build of torch"
+        )
+    try:
+        found = devices()
+    except Exception as error:
+        return Unavailable(
+            f"torch_npu does not import (is CANN's set_env.sh sourced?): {_line(error)}"
+        )
+    if not found:
+        return Unavailable("torch_npu sees no device (look at npu-smi, ASCEND_RT_VISIBLE_DEVICES)")
+    return Available(_detail(found))
+
+
+def devices() -> int:
+    """How many devices torch_npu sees. Raises what `import torch_npu` raises."""
+    return int(npu().device_count())
+
+
+def shimmed() -> bool:
+    """Whether torch.cuda means the NPU in this process, and is not to be trusted."""
+    return SHIM in sys.modules
+
+
+def captures() -> bool:
+    """Whether graphs can be captured: torch_npu refuses with the deepest task queue."""
+    return os.environ.get("TASK_QUEUE_ENABLE") != "2"
+
+
+@cache
+def value_waits() -> bool:
+    """Whether the driver can wait for a value: without it external events do not reset themselves.
+
+    torch_npu then falls back to events that need a host's reset, on which no lock can stand.
+    """
+    try:
+        npu()
+        driver = ctypes.CDLL("libascendcl.so")
+    except Exception:
+        return False
+    return all(hasattr(driver, name) for name in VALUE_CALLS)
+
+
+class _Chosen(threading.local):
+    """Whether the calling thread has a device."""
+
+    device = False
+
+
+_chosen = _Chosen()
+
+
+def settle_thread(index: int) -> None:
+    """Give the calling thread a device if it has none: the driver refuses calls of such threads."""
+    if not _chosen.device:
+        if int(import_module(MODULE)._C._npu_getLocalDevice()) < 0:
+            npu().set_device(index)
+        _chosen.device = True
+
+
+_streams: dict[tuple[int, str], Any] = {}
+_streams_lock = threading.Lock()
+
+
+def kept_stream(index: int, use: str) -> Any:
+    """The `torch.npu.Stream` of this process for a use, made once.
+
+    The vendor's pool hands out the first stream again after the 32nd, and accelerators are opened
+    and closed often.
+    """
+    with _streams_lock:
+        if (index, use) not in _streams:
+            _streams[index, use] = npu().Stream(device=index)
+        return _streams[index, use]
+
+
+def _detail(found: int) -> str:
+    version = import_module(MODULE).__version__
+    said = f"torch_npu {version}, {found} device(s)"
+    return f"{said}; torch.cuda is redirected by transfer_to_npu" if shimmed() else said
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,235 @@
+"""Slots in device memory; every verb is a batch of byte copies on a stream."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.event import AscendEvent
+from equipoise.backends.ascend.memory import check_reachable, copy, staged, used_on
+from equipoise.backends.ascend.stream import AscendStream, own_stream
+from equipoise.backends.ascend.verb import Verb
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import fingerprint
+from equipoise.hal.errors import SlotError, Unsupported
+from equipoise.hal.hazards import Hazards
+from equipoise.hal.leases import Leases, SlotLease
+from equipoise.hal.readers import AttachedReader, Readers
+from equipoise.hal.slot_arguments import check_packed, check_sums, known, source_segments
+from equipoise.hal.slots import SlotLayout
+from equipoise.hal.stream import Stream
+
+Buffer = tuple[str, int]
+"""A slot or a staging buffer, by number."""
+
+
+class AscendSlotStore:
+    """Slots as lists of byte views, staging as one block of uint8 [staging, slot_bytes].
+
+    Blobs and sources may lie on the device or in host memory; a source in pageable host memory is
+    taken at the call, everything else when the stream comes to it. Whatever a verb touches is kept
+    by the allocator until the stream has passed, so the caller may drop it at once.
+
+    Args:
+        layout: the slots; their memory is the caller's.
+        device: where the staging is made.
+    """
+
+    def __init__(self, layout: SlotLayout, device: torch.device) -> None:
+        for wanted in layout.descriptor:
+            if wanted.format is not SlotFormat.STRIDED:
+                raise Unsupported(f"segment {wanted.name!r}: no {wanted.format} format yet")
+        self._layout = layout
+        self._slots = [[segment.bytes for segment in slot] for slot in layout.slots]
+        self._hazards = Hazards(AscendEvent)
+        self._readers = Readers(AscendEvent)
+        self._leases = Leases()
+        self._known_to: set[AscendStream] = set()
+        self._staging, self._born = _zeros(layout, device)
+
+    @property
+    def layout(self) -> SlotLayout:
+        """What the store was made from."""
+        return self._layout
+
+    def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
+        """Copy slots into a blob, back to back."""
+        numbers = self._known(slots, "slot")
+        rows = self._rows(blob, len(numbers))
+        check_reachable(blob, "the blob")
+
+        def program() -> None:
+            used_on(stream, blob)
+            for row, slot in zip(rows, numbers, strict=True):
+                for piece, segment in self._pieces(row, slot):
+                    copy(piece, segment)
+
+        self._issue(program, stream, reads=_slots(numbers))
+
+    def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
+        """Copy a blob into staging buffers."""
+        numbers = self._known(staging, "staging")
+        check_packed(self._layout, blob, len(numbers))
+        source = staged(blob)
+        rows = self._rows(source, len(numbers))
+
+        def program() -> None:
+            used_on(stream, source)
+            for row, buffer in zip(rows, numbers, strict=True):
+                copy(self._staging[buffer], row)
+
+        self._issue(program, stream, writes=_staging(numbers))
+
+    def write(
+        self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
+    ) -> None:
+        """Fill slots from tensors that match the descriptor."""
+        numbers = self._known(slots, "slot")
+        if len(numbers) != len(sources):
+            raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
+        blocks = [[staged(piece) for piece in self._source(source)] for source in sources]
+
+        def program() -> None:
+            for slot, block in zip(numbers, blocks, strict=True):
+                used_on(stream, *block)
+                for view, piece in zip(self._slots[slot], block, strict=True):
+                    copy(view, piece)
+
+        self._alter(program, stream, numbers)
+
+    def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
+        """Copy staging buffers into slots, in place."""
+        buffers = self._known([staging for staging, _ in copies], "staging")
+        numbers = self._known([slot for _, slot in copies], "slot")
+
+        def program() -> None:
+            for staging, slot in zip(buffers, numbers, strict=True):
+                for piece, segment in self._pieces(self._staging[staging], slot):
+                    copy(segment, piece)
+
+        self._alter(program, stream, numbers, reads=_staging(buffers))
+
+    def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """Checksum of each slot's bytes, segments back to back."""
+        numbers = self._known(slots, "slot")
+        self._check_sums(out, len(numbers))
+
+        def program() -> None:
+            used_on(stream, out)
+            for place, slot in enumerate(numbers):
+                copy(out[place], fingerprint(torch.cat(self._slots[slot])))
+
+        self._issue(program, stream, reads=_slots(numbers))
+
+    def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
+        """Checksum of each staging buffer."""
+        numbers = self._known(staging, "staging")
+        self._check_sums(out, len(numbers))
+
+        def program() -> None:
+            used_on(stream, out)
+            for place, buffer in enumerate(numbers):
+                copy(out[place], fingerprint(self._staging[buffer]))
+
+        self._issue(program, stream, reads=_staging(numbers))
+
+    def attach(self, stream: Stream) -> AttachedReader:
+        """From now on commits and writes respect what is launched on `stream`."""
+        return self._readers.attach(own_stream(stream))
+
+    def lease(self, slots: Sequence[int]) -> SlotLease:
+        """Hold slots against commits and writes."""
+        return self._leases.take(self._known(slots, "slot"))
+
+    @property
+    def conversions(self) -> int:
+        """None: everything here is a copy of bytes."""
+        return 0
+
+    def _issue(
+        self,
+        program: Callable[[], object],
+        stream: Stream,
+        *,
+        reads: Iterable[Buffer] = (),
+        writes: Iterable[Buffer] = (),
+    ) -> None:
+        """Issue behind the earlier verbs that touch the same buffers (clause V5)."""
+        read, written = tuple(reads), tuple(writes)
+
+        @contextmanager
+        def around(on: Stream) -> Iterator[None]:
+            self._meet(own_stream(on))
+            with self._hazards.ordered(on, reads=read, writes=written):
+                yield
+
+        own_stream(stream).issue(Verb(lambda _: program(), around=around))
+
+    def _alter(
+        self,
+        program: Callable[[], object],
+        stream: Stream,
+        slots: tuple[int, ...],
+        reads: Iterable[Buffer] = (),
+    ) -> None:
+        """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
+        read, written = tuple(reads), _slots(slots)
+
+        @contextmanager
+        def around(on: Stream) -> Iterator[None]:
+            self._meet(own_stream(on))
+            with self._hazards.ordered(on, reads=read, writes=written) as done:
+                held = self._readers.hold(on)
+                yield
+            self._readers.follow(held, done)
+
+        verb = Verb(lambda _: program(), lambda: self._leases.barred(slots), around)
+        own_stream(stream).issue(verb)
+
+    def _meet(self, stream: AscendStream) -> None:
+        """Order a stream behind the birth of the store; let the allocator know that it comes here.
+
+        The allocator asks at the time of freeing, so once a stream is enough.
+        """
+        if stream not in self._known_to:
+            stream.wait(self._born)
+            used_on(stream, self._staging, *(view for slot in self._slots for view in slot))
+            self._known_to.add(stream)
+
+    def _pieces(self, row: Tensor, slot: int) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of (part of a packed row, segment of the slot)."""
+        views = self._slots[slot]
+        parts = torch.split(row, [view.numel() for view in views])
+        return list(zip(parts, views, strict=True))
+
+    def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
+        check_packed(self._layout, blob, count)
+        return list(blob.view(count, self._layout.slot_bytes))
+
+    def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
+        return known(numbers, len(self._slots) if what == "slot" else self._layout.staging, what)
+
+    def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
+        return [segment.bytes for segment in source_segments(self._layout, source)]
+
+    def _check_sums(self, out: Tensor, count: int) -> None:
+        check_sums(out, count)
+        check_reachable(out, "the checksums")
+
+
+def _zeros(layout: SlotLayout, device: torch.device) -> tuple[Tensor, AscendEvent]:
+    """The staging, and an event behind the work that makes it zero, on the current stream."""
+    shape, born = (layout.staging, layout.slot_bytes), AscendEvent()
+    made = torch.zeros(shape, dtype=torch.uint8, device=device)
+    born.renew(made.device.index).record(native.npu().current_stream(made.device))
+    return made, born
+
+
+def _slots(numbers: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("slot", number) for number in numbers)
+
+
+def _staging(numbers: Iterable[int]) -> tuple[Buffer, ...]:
+    return tuple(("staging", number) for number in numbers)

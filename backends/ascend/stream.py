@@ -1,0 +1,252 @@
+"""Streams of the device, and what the host remembers about them."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.capture import Capture, Part, capturing
+from equipoise.backends.ascend.event import Mark, own_event
+from equipoise.backends.ascend.gate import Gate
+from equipoise.backends.ascend.polling import poll
+from equipoise.backends.ascend.verb import Verb
+from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
+from equipoise.hal.stream import Event, Role, Stream
+
+
+class _Mine(threading.local):
+    """What one thread is about on a stream."""
+
+    capture: Capture | None = None
+    """Where its launches go instead of to the device."""
+    inside: bool = False
+    """Whether it runs one of the stream's programs."""
+
+
+class AscendStream:
+    """A stream of the vendor's, in which nothing is issued but through the gate.
+
+    A program runs on the calling thread with the stream current, and what it enqueues is the
+    launch. A program that raises fails this object for good, and so does a device error: later
+    launches, recordings and waits raise the first cause. The vendor's stream lives on.
+
+    Args:
+        role: what the stream is for.
+        name: for messages.
+        index: of the device.
+        native_stream: a `torch.npu.Stream`.
+        gate: shared by all streams of the accelerator.
+    """
+
+    def __init__(self, role: Role, name: str, index: int, native_stream: Any, gate: Gate) -> None:
+        self._role = role
+        self._name = name
+        self._index = index
+        self._native = native_stream
+        self._gate = gate
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._mine = _Mine()
+
+    @property
+    def role(self) -> Role:
+        """What the stream is for."""
+        return self._role
+
+    @property
+    def index(self) -> int:
+        """Of the device."""
+        return self._index
+
+    @property
+    def native(self) -> Any:
+        """The vendor's stream that work goes to: another one while this thread captures."""
+        capture = self._mine.capture
+        return self._native if capture is None else capture.at
+
+    def wraps(self, native_stream: Any) -> bool:
+        """Whether it stands for that stream of the vendor's."""
+        return bool(self._native == native_stream)
+
+    @property
+    def gate(self) -> Gate:
+        """Held while something is issued to any stream of the accelerator."""
+        return self._gate
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the calling thread captures it."""
+        return self._mine.capture is not None
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it the vendor's current stream: HCCL comes after what was launched here (X6)."""
+        with native.npu().stream(self.native):
+            yield
+
+    def launch(self, program: Callable[[], object]) -> None:
+        """Run `program` with this stream current; one inside another runs as a part of it."""
+        if self._mine.capture is not None:
+            self._mine.capture.run(program)
+            return
+        with self._gate:
+            if self._mine.inside:
+                program()
+                return
+            self._check()
+            self._run(program)
+
+    def record(self, event: Event) -> None:
+        """Move `event` to behind everything launched so far."""
+        own, capture = own_event(event), self._mine.capture
+        if capture is not None:
+            capture.recorded.add(own)
+            capture.call(lambda stream: stream.record(own))
+            return
+        with self._gate:
+            self._record(own.renew(self._index))
+
+    def wait(self, event: Event) -> None:
+        """Order everything launched from now on behind the latest recording of `event`."""
+        own, capture = own_event(event), self._mine.capture
+        if capture is not None:
+            if own not in capture.recorded:
+                own.latest()  # raises now what would come too late at the replay (clause O3)
+            capture.call(lambda stream: stream.wait(own))
+            return
+        mark = own.latest()
+        with self._gate:
+            self._check()
+            if not mark.over():
+                self._vendor(lambda: mark.hold(self._native))
+            elif mark.failure is not None:
+                self.fail(mark.failure)
+                self._check()
+
+    def synchronize(self, timeout: float) -> None:
+        """Block until the device has come here; polled, since the vendor's wait has no time-out."""
+        if self._mine.capture is not None:
+            raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
+        mark = Mark(self._index)
+        with self._gate:
+            self._record(mark)
+        if not poll(mark.over, timeout):
+            raise StreamTimeout(f"the end of {self._name} was not reached within {timeout:g} s")
+        if mark.failure is not None:
+            self.fail(mark.failure)
+        self._ask_for_errors()
+        with self._gate:
+            self._check_health()
+
+    def issue(self, *verbs: Verb) -> None:
+        """Issue verbs back to back, or capture them."""
+        if self._mine.capture is not None:
+            self._mine.capture.take(verbs)
+            return
+        with self._gate, ExitStack() as guards:
+            for verb in verbs:
+                guards.enter_context(verb.guard())
+            for verb in verbs:
+                with verb.around(self):
+                    self.launch(lambda verb=verb: verb.program(self._native))  # type: ignore[misc]
+
+    def capture(self, program: Callable[[], object]) -> tuple[Part, ...]:
+        """What `program` issues here from the calling thread; none of it runs on the device."""
+        if self._mine.capture is not None:
+            raise Unsupported(f"stream {self._name} is being captured already")
+        with capturing(self._index) as capture:
+            self._mine.capture = capture
+            try:
+                program()
+                return capture.finish()
+            except BaseException:
+                capture.abandon()
+                raise
+            finally:
+                self._mine.capture = None
+
+    def replay(self, parts: Sequence[Part]) -> None:
+        """Issue what was captured, as one launch to everybody else."""
+        if self._mine.capture is not None:
+            raise Unsupported("a graph cannot be captured into another")
+        with self._gate, ExitStack() as guards:
+            for part in parts:
+                for verb in part.verbs:
+                    guards.enter_context(verb.guard())
+            for part in parts:
+                part.issue(self)
+
+    def fail(self, failure: BaseException) -> None:
+        """Fail the stream, unless it has failed: the first cause stays. From any thread."""
+        if self._failure is None:
+            self._failure = failure
+
+    def close(self, timeout: float) -> None:
+        """Take nothing more, and wait so long for what was launched."""
+        try:
+            if not self._closed:
+                self.synchronize(timeout)
+        except (StreamFailed, StreamTimeout):
+            pass  # the caller asked for an end, not for a result
+        finally:
+            with self._gate:
+                self._closed = True
+
+    def _run(self, program: Callable[[], object]) -> None:
+        """The program of a launch; its exception is heard at the next call (clause E7)."""
+        self._mine.inside = True
+        try:
+            with native.npu().stream(self._native):
+                program()
+        except BaseException as failure:
+            self.fail(failure)
+            if not isinstance(failure, Exception):
+                raise
+        finally:
+            self._mine.inside = False
+
+    def _record(self, mark: Mark) -> None:
+        try:
+            self._check()
+            self._vendor(lambda: mark.record(self._native))
+        except StreamFailed as refusal:
+            # Whoever waits for the event must not wait for a point that can never come.
+            mark.fail(refusal.__cause__ or refusal)
+            raise
+
+    def _vendor(self, call: Callable[[], object]) -> None:
+        """A call of the vendor's, which may report what went wrong on the device before."""
+        try:
+            call()
+        except RuntimeError as failure:
+            self.fail(failure)
+            self._check()
+
+    def _ask_for_errors(self) -> None:
+        """The vendor keeps a device error for whoever synchronises the stream; when it is idle,
+        that does not block."""
+
+        def ask() -> None:
+            if self._native.query():
+                self._native.synchronize()
+
+        with self._gate:
+            if self._failure is None:
+                self._vendor(ask)
+
+    def _check(self) -> None:
+        self._check_health()
+        if self._closed:
+            raise StreamFailed(f"stream {self._name} was closed")
+
+    def _check_health(self) -> None:
+        if self._failure is not None:
+            raise StreamFailed(f"stream {self._name} failed: {self._failure}") from self._failure
+
+
+def own_stream(stream: Stream) -> AscendStream:
+    """`stream` itself. Raises `TypeError` for one of another backend."""
+    if not isinstance(stream, AscendStream):
+        raise TypeError(f"a stream of another backend: {stream!r}")
+    return stream
