@@ -1,6 +1,6 @@
 """Backends, and the accelerators they open."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -86,6 +86,20 @@ class Accelerator(Protocol):
 
     def slot_store(self, layout: SlotLayout) -> SlotStore:
         """The slots of this rank, with their staging."""
+        ...
+
+    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Device memory for such a tensor in the private format, contents undefined.
+
+        Raises `Unsupported` where `slot_formats` lacks it, or it does not know the dtype.
+        """
+        ...
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """Everything that a tensor at offset 0 stores, padding included: uint8 [n], in place.
+
+        The memory is the tensor's own, which the caller keeps as long as it uses the result.
+        """
         ...
 
     def pinned(self, nbytes: int) -> Tensor:

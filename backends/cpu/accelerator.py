@@ -3,6 +3,7 @@
 import os
 import platform
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,6 +60,14 @@ class CpuAccelerator:
     def slot_store(self, layout: SlotLayout) -> CpuSlotStore:
         """Slots in host memory."""
         return CpuSlotStore(layout)
+
+    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The CPU knows no private format."""
+        raise Unsupported(f"no private format is declared for {dtype} {list(shape)}")
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """Its elements: nothing else is stored."""
+        return tensor.detach().reshape(-1).view(torch.uint8)
 
     def pinned(self, nbytes: int) -> Tensor:
         """Plain host memory: here the host is the device."""

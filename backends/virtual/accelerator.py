@@ -1,5 +1,7 @@
 """The virtual accelerator: what the contract calls a device, over the parts of one rank."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +15,9 @@ from equipoise.backends.virtual.pool import VirtualPool
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.hal.accelerator import Memory, Topology
+from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import StreamFailed, Unsupported
-from equipoise.hal.slots import SlotLayout
+from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 MEMORY = 1 << 34
 """Bytes that the device says it has; blocks are taken from the host as they are needed."""
+PADDING = 32
+"""Bytes that the private format stores behind its elements."""
 CLOSING = 5.0
 """Nominal seconds that closing waits for the streams."""
 
@@ -66,6 +71,16 @@ class VirtualAccelerator:
     def slot_store(self, layout: SlotLayout) -> VirtualSlotStore:
         """The slots of this rank."""
         return self._device.parts.slots(self._device, layout)
+
+    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory of the arena whose storage goes on behind the elements."""
+        nbytes = prod(shape) * dtype.itemsize
+        whole = self._device.arena.empty(nbytes + PADDING)
+        return whole[:nbytes].view(dtype).view(tuple(shape))
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """Its whole storage."""
+        return Segment("", tensor, SlotFormat.PRIVATE).bytes
 
     def pinned(self, nbytes: int) -> Tensor:
         """Memory of the arena, uint8 [nbytes]: every page of it can be reached by the device."""

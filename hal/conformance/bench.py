@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator, Backend
+from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import EquipoiseError, Violation
+from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 
@@ -58,6 +60,17 @@ class Surroundings(Protocol):
 
     def empty(self, nbytes: int) -> Tensor:
         """uint8 [nbytes] in device memory, contents undefined."""
+        ...
+
+    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+        """Device memory in a private format, contents undefined.
+
+        So many elements, and where the format leaves that open so many bytes of padding.
+        """
+        ...
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """What such a tensor stores, padding included, as bytes over the same memory."""
         ...
 
     def churn(self) -> None:
@@ -149,14 +162,14 @@ class Bench:
         return Guarded(whole, GUARD + offset, nbytes)
 
     def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
-        """Device memory in a private format, contents undefined; the storage is `Segment.bytes`.
+        """Device memory in a private format, contents undefined."""
+        return self.surroundings.private(elements, dtype, padding)
 
-        Here its storage goes on for `padding` bytes behind the elements, at least. This is where a
-        device whose format is more than memory (FRACTAL_NZ) is to make a tensor of so many
-        elements in that format, which then decides on shape and padding by itself.
-        """
-        nbytes = elements * dtype.itemsize
-        return self.empty((nbytes + padding,))[:nbytes].view(dtype)
+    def stored(self, segment: Segment) -> Tensor:
+        """What a copy of the segment takes, uint8 [type.nbytes], over the same memory."""
+        if segment.format is SlotFormat.PRIVATE:
+            return self.surroundings.stored(segment.data)
+        return segment.bytes
 
     def churn(self) -> None:
         """Let memory that was dropped be reused and scribbled."""

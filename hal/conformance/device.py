@@ -65,6 +65,16 @@ class RealSurroundings:
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
         return settled(flat.fill_(SCRIBBLE))
 
+    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+        """One row of them; the device decides on the padding."""
+        made = self.accelerator.private((1, elements), dtype)
+        settled(self.accelerator.stored(made).fill_(SCRIBBLE))
+        return made
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """As the device says."""
+        return self.accelerator.stored(tensor)
+
     def churn(self) -> None:
         """Take blocks of the sizes used so far, scribble them at once, drop them."""
         blocks = [

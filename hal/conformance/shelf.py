@@ -75,7 +75,7 @@ class Shelf:
 
     def views(self, slot: int) -> list[Tensor]:
         """The slot's segments as bytes, through the layout's own tensors."""
-        return [segment.bytes for segment in self.layout.slots[slot]]
+        return [self.bench.stored(segment) for segment in self.layout.slots[slot]]
 
     def unpack(self, staging: Sequence[int], version: int, role: str) -> None:
         """Bring a version into staging."""
@@ -149,7 +149,7 @@ def listed(found: Sequence[int]) -> str:
 def _segment(bench: Bench, guards: list[Guarded], name: str, part: Part) -> Segment:
     if part.format is SlotFormat.PRIVATE:
         made = _private(bench, name, part)
-        settled(made.bytes.zero_())
+        settled(bench.stored(made).zero_())
         return made
     guard = bench.guarded(part.nbytes, part.offset)
     guards.append(guard)
@@ -159,7 +159,7 @@ def _segment(bench: Bench, guards: list[Guarded], name: str, part: Part) -> Segm
 def _source(bench: Bench, part: Part, content: Tensor) -> Tensor:
     if part.format is SlotFormat.PRIVATE:
         made = _private(bench, "source", part)
-        settled(made.bytes.copy_(content))
+        settled(bench.stored(made).copy_(content))
         return made.data
     return bench.of(content).view(part.dtype)
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.conformance.bench import Bench, End, demand
 from equipoise.hal.conformance.controlled import ControlledBackend, ControlledWorld
@@ -14,6 +16,7 @@ from equipoise.hal.conformance.driver import Actor, drive
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Ranks, Traits
 from equipoise.hal.conformance.subject import blame, judge
+from equipoise.hal.slots import Segment
 from equipoise.hal.stream import Stream
 
 DEADLINE = 1.0
@@ -31,6 +34,15 @@ class ControlledSurroundings:
     def empty(self, nbytes: int) -> Tensor:
         """Memory that is scribbled and reused as soon as it is dropped."""
         return self.world.empty(self.rank, nbytes)
+
+    def private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
+        """Memory whose storage goes on behind the elements."""
+        nbytes = elements * dtype.itemsize
+        return self.empty(nbytes + padding)[:nbytes].view(dtype)
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """The whole storage."""
+        return Segment("", tensor, SlotFormat.PRIVATE).bytes
 
     def churn(self) -> None:
         """Nothing to do: dropped memory is scribbled at once."""

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +48,14 @@ class InlineAccelerator:
     def slot_store(self, layout: SlotLayout) -> InlineSlotStore:
         """Slots in host memory."""
         return InlineSlotStore(layout)
+
+    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The host knows no private format."""
+        raise Unsupported(f"no private format is declared for {dtype} {list(shape)}")
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """Its elements: nothing else is stored."""
+        return tensor.detach().reshape(-1).view(torch.uint8)
 
     def pinned(self, nbytes: int) -> Tensor:
         """Plain host memory."""
