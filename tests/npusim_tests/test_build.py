@@ -15,9 +15,10 @@ pytestmark = pytest.mark.npusim
 SOURCES = Path(npusim.__file__).parent
 
 
-def copy_sources(to: Path) -> Path:
+def copy_sources(root: Path) -> Path:
     """The simulator without its C++, so that little is compiled."""
-    shutil.copytree(SOURCES, to / "npusim", ignore=shutil.ignore_patterns("build", "src", "__py*"))
+    to = root / "tests"
+    shutil.copytree(SOURCES, to / "npusim", ignore=shutil.ignore_patterns("src", "__py*"))
     for header in ("errors.h", "fault.h"):
         (to / "npusim" / "src" / "core").mkdir(parents=True, exist_ok=True)
         shutil.copy(SOURCES / "src" / "core" / header, to / "npusim" / "src" / "core")
