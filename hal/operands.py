@@ -1,4 +1,4 @@
-"""Checks of what a communicator on host memory is given; for backends to share.
+"""Checks of what a communicator is given; for backends to share.
 
 Every check comes before any side effect, and raises `Unsupported` (clauses X5, S2).
 """
@@ -13,26 +13,30 @@ from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import Unsupported
 
 
-def check_movable(capabilities: CommunicatorCapabilities, *tensors: Tensor) -> None:
-    """Contiguous CPU tensors of one dtype that travels."""
+def check_movable(
+    capabilities: CommunicatorCapabilities, *tensors: Tensor, device: str = "cpu"
+) -> None:
+    """Contiguous tensors of one dtype that travels, on a device of that type."""
     for tensor in tensors:
         if tensor.dtype not in capabilities.dtypes:
             raise Unsupported(f"{tensor.dtype} does not travel here")
         if tensor.dtype != tensors[0].dtype:
             raise Unsupported(f"one dtype is needed, got {tensors[0].dtype} and {tensor.dtype}")
-        if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        if not tensor.is_contiguous() or tensor.device.type != device:
             raise Unsupported(
-                f"a contiguous CPU tensor is needed, got strides {tensor.stride()} "
+                f"a contiguous tensor on {device} is needed, got strides {tensor.stride()} "
                 f"of shape {tuple(tensor.shape)} on {tensor.device}"
             )
 
 
-def check_summable(capabilities: CommunicatorCapabilities, *tensors: Tensor) -> None:
+def check_summable(
+    capabilities: CommunicatorCapabilities, *tensors: Tensor, device: str = "cpu"
+) -> None:
     """Movable tensors of a dtype that is also summed."""
     for tensor in tensors:
         if tensor.dtype not in capabilities.reductions:
             raise Unsupported(f"{tensor.dtype} is not summed here")
-    check_movable(capabilities, *tensors)
+    check_movable(capabilities, *tensors, device=device)
 
 
 def check_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

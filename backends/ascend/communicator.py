@@ -1,0 +1,268 @@
+"""A communicator over HCCL, for tensors on the device."""
+
+import threading
+import time
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.channel import Launch
+from equipoise.backends.ascend.exchange import round_of
+from equipoise.backends.ascend.incarnation import Incarnation, Setting
+from equipoise.backends.ascend.operands import DEVICE, as_bytes, check_place, check_plain
+from equipoise.backends.ascend.settings import sums
+from equipoise.backends.ascend.work import HcclWork
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Exchange
+from equipoise.hal.errors import CommunicatorFailed, Unsupported
+from equipoise.hal.operands import (
+    check_apart,
+    check_blob,
+    check_links,
+    check_movable,
+    check_rank,
+    check_rows,
+    check_shape,
+    check_summable,
+)
+
+MOVED = frozenset(
+    {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    | {torch.float8_e4m3fn, torch.float8_e5m2}
+)
+"""Everything that has bytes: what moves travels as int8."""
+
+
+def hccl_capabilities() -> CommunicatorCapabilities:
+    """What HCCL can do, as the environment sets it up."""
+    return CommunicatorCapabilities(
+        stream_ordered=True,
+        independent_groups=False,  # HCCL promises nothing about communicators of one device
+        abort=False,  # torch_npu's abort gives the communicator back, and what is in flight hangs
+        rebuild=True,
+        dtypes=MOVED,
+        reductions=sums(),
+    )
+
+
+class HcclCommunicator:
+    """Collectives and point-to-point for one purpose.
+
+    What moves travels as bytes, sums as numbers. An operation comes after what was launched on the
+    stream that is current where it is issued. Threads may share it: an operation is issued whole,
+    under one lock (P6).
+
+    Args:
+        setting: what it works with.
+        ranks: members, numbers of the run.
+
+    Raises:
+        CommunicatorFailed: a member does not come in time.
+    """
+
+    def __init__(self, setting: Setting, ranks: Sequence[int]) -> None:
+        self._setting = setting
+        self._rebuilds = 0
+        self._closed = False
+        self._issuing = threading.RLock()
+        self._now = self._incarnation(ranks)
+
+    @property
+    def purpose(self) -> str:
+        """What the communicator is for."""
+        return self._setting.purpose
+
+    @property
+    def rank(self) -> int:
+        """This rank's number within the communicator."""
+        return self._now.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return len(self._now.ranks)
+
+    @property
+    def capabilities(self) -> CommunicatorCapabilities:
+        """What it can do."""
+        return hccl_capabilities()
+
+    def all_reduce(self, tensor: Tensor) -> HcclWork:
+        """Sum over ranks, in place."""
+        self._check_sum(tensor)
+        flat = tensor.detach().view(-1)
+        return self._whole("all_reduce", lambda g: g.allreduce([flat]), tensor)
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> HcclWork:
+        """Every rank's tensor, stacked."""
+        self._check_move(out, tensor)
+        check_shape("all_gather", out, (self.size, *tensor.shape))
+        own = tensor.data_ptr() == out[self.rank].data_ptr()  # its own place is where it belongs
+        if not own:
+            check_apart("all_gather", out, tensor)
+        wide, narrow = as_bytes(out), as_bytes(tensor)
+        # HCCL does not say that it may read from what it writes to.
+        given = narrow.clone() if own else narrow
+        return self._whole(
+            "all_gather", lambda g: g._allgather_base(wide, given), out, tensor, given
+        )
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HcclWork:
+        """This rank's part of the sum."""
+        self._check_sum(out, tensor)
+        check_shape("reduce_scatter", tensor, (self.size, *out.shape))
+        check_apart("reduce_scatter", out, tensor)
+        part, whole = out.detach().view(-1), tensor.detach().view(-1)
+        return self._whole(
+            "reduce_scatter", lambda g: g._reduce_scatter_base(part, whole), out, tensor
+        )
+
+    def broadcast(self, tensor: Tensor, source: int) -> HcclWork:
+        """Everybody receives rank `source`'s tensor."""
+        self._check_move(tensor)
+        check_rank("broadcast", source, range(self.size))
+        view = as_bytes(tensor)
+        return self._whole("broadcast", lambda g: g.broadcast(view, source), tensor)
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> HcclWork:
+        """Even blocks."""
+        self._check_move(out, tensor)
+        check_shape("all_to_all", tensor, (self.size, *tensor.shape[1:]))
+        check_shape("all_to_all", out, tuple(tensor.shape))
+        check_apart("all_to_all", out, tensor)
+        into, source = as_bytes(out), as_bytes(tensor)
+        return self._whole(
+            "all_to_all", lambda g: g.alltoall_base(into, source, [], []), out, tensor
+        )
+
+    def all_to_all_uneven(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> HcclWork:
+        """Blocks of given row counts; a rank may have none while others have some."""
+        self._check_move(out, tensor)
+        check_rows("all_to_all_uneven", receives, self.size)
+        check_rows("all_to_all_uneven", sends, self.size)
+        width = prod(tensor.shape[1:]) * tensor.element_size()
+        check_shape("all_to_all", out, (sum(receives), *tensor.shape[1:]))
+        check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
+        check_apart("all_to_all", out, tensor)
+        into, source = as_bytes(out), as_bytes(tensor)
+        taken, given = [n * width for n in receives], [n * width for n in sends]
+        return self._issue(
+            "all_to_all", lambda g: g.alltoall_base(into, source, taken, given), out, tensor
+        )
+
+    def barrier(self) -> HcclWork:
+        """Ends after every rank has issued it."""
+        with self._issuing:
+            return self._issue("barrier", self._now.barrier())
+
+    def isend(self, tensor: Tensor, destination: int) -> HcclWork:
+        """Send to one rank."""
+        self._check_move(tensor)
+        check_rank(f"isend to {destination}", destination, self._peers())
+        return self._message(f"isend to {destination}", (self.rank, destination), tensor)
+
+    def irecv(self, tensor: Tensor, source: int) -> HcclWork:
+        """Receive from one rank."""
+        self._check_move(tensor)
+        check_rank(f"irecv from {source}", source, self._peers())
+        return self._message(f"irecv from {source}", (source, self.rank), tensor)
+
+    def exchange(self, round: Exchange) -> HcclWork:
+        """One round of blobs; empty blobs do not travel."""
+        for parcel in (*round.sends, *round.receives):
+            check_rank("exchange", parcel.peer, self._peers())
+            check_blob(parcel.blob)
+            self._check_move(parcel.blob)
+        planned = round_of(round)
+        if not planned.blobs:
+            with self._issuing:
+                self._refuse("exchange")
+                return self._now.nothing("exchange")
+        return self._issue("exchange", planned.launch, *planned.blobs)
+
+    def warm(self, links: Sequence[tuple[int, int]]) -> None:
+        """Make both directions of each of these pairs of ranks, one after the other.
+
+        The host waits for the other ends, each up to the deadline. Raises `CommunicatorFailed`.
+        """
+        check_links(links, self.size)
+        with self._issuing:
+            self._refuse("warm")
+            for first, second in links:
+                for pair in ((first, second), (second, first)):
+                    self._now.warm(pair, time.monotonic() + self._setting.deadline)
+
+    def abort(self) -> None:
+        """Not possible with HCCL."""
+        raise Unsupported("HCCL cannot end an operation in flight; wait for its deadline")
+
+    def rebuild(self, ranks: Sequence[int]) -> None:
+        """New channels among `ranks` (numbers of the run, not of the communicator).
+
+        What is under way on the old ones stays there, and keeps its stream as long as it hangs.
+        """
+        if self._setting.rank not in ranks:
+            raise Unsupported(f"rank {self._setting.rank} is not among the ranks {tuple(ranks)}")
+        with self._issuing:
+            self._rebuilds += 1
+            self._now.retire()
+            self._now = self._incarnation(ranks)
+
+    def close(self) -> None:
+        """Take no more operations; does not wait for those in flight."""
+        with self._issuing:
+            if not self._closed:
+                self._closed = True
+                self._now.retire()
+
+    def _peers(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _incarnation(self, ranks: Sequence[int]) -> Incarnation:
+        members = "-".join(str(rank) for rank in ranks)
+        name = f"{self.purpose}/{self._rebuilds}/{members}"
+        expiry = time.monotonic() + self._setting.deadline
+        return Incarnation(self._setting, ranks, name, expiry)
+
+    def _check_move(self, *tensors: Tensor) -> None:
+        check_movable(self.capabilities, *tensors, device=DEVICE)
+        self._check_known(tensors)
+
+    def _check_sum(self, *tensors: Tensor) -> None:
+        check_summable(self.capabilities, *tensors, device=DEVICE)
+        self._check_known(tensors)
+
+    def _check_known(self, tensors: Sequence[Tensor]) -> None:
+        check_place(self._setting.index, tensors)
+        check_plain(*tensors)
+
+    def _whole(self, what: str, launch: Launch, *buffers: Tensor) -> HcclWork:
+        """An operation of all ranks on equally large tensors. HCCL ends empty ones at once, whoever
+        comes: a barrier stands in for them."""
+        with self._issuing:
+            moves = any(buffer.numel() for buffer in buffers)
+            return self._issue(what, launch if moves else self._now.barrier(), *buffers)
+
+    def _issue(self, what: str, launch: Launch, *buffers: Tensor) -> HcclWork:
+        with self._issuing:
+            self._refuse(what)
+            native.settle_thread(self._setting.index)
+            return self._now.whole(what, launch, buffers)
+
+    def _message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> HcclWork:
+        with self._issuing:
+            self._refuse(what)
+            native.settle_thread(self._setting.index)
+            return self._now.message(what, pair, as_bytes(tensor))
+
+    def _refuse(self, what: str) -> None:
+        """Raise `CommunicatorFailed` after a failure, and after closing (clause E2)."""
+        failure = "it was closed" if self._closed else self._now.failure
+        if failure is not None:
+            raise CommunicatorFailed(f"{what} of {self.purpose!r}: {failure}")

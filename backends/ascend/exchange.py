@@ -1,0 +1,45 @@
+"""A round of blobs as one call of HCCL's."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.ascend.group import Group, Native
+from equipoise.hal.communicator import Exchange, Parcel
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one rank gives to HCCL's batch of messages: at most one block a peer and direction.
+
+    HCCL goes through the pairs in an order of its own, the same on every rank; the order here is
+    only for the eye. Empty blobs do not travel.
+
+    Attributes:
+        ways: isend or irecv, for each.
+        blobs: int8 [bytes].
+        peers: whom it goes to or comes from.
+    """
+
+    ways: tuple[str, ...]
+    blobs: tuple[Tensor, ...]
+    peers: tuple[int, ...]
+
+    def launch(self, group: Group) -> Native:
+        """One call, whatever the number of messages; it returns one handle for all of them."""
+        return group.batch_isend_irecv(list(self.ways), list(self.blobs), list(self.peers))
+
+
+def round_of(plan: Exchange) -> Round:
+    """Receives before sends, by peer."""
+    arriving, leaving = _sorted(plan.receives), _sorted(plan.sends)
+    return Round(
+        ways=("irecv",) * len(arriving) + ("isend",) * len(leaving),
+        blobs=tuple(parcel.blob.view(torch.int8) for parcel in (*arriving, *leaving)),
+        peers=tuple(parcel.peer for parcel in (*arriving, *leaving)),
+    )
+
+
+def _sorted(parcels: tuple[Parcel, ...]) -> list[Parcel]:
+    return sorted((p for p in parcels if p.blob.numel()), key=lambda parcel: parcel.peer)

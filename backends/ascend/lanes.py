@@ -1,0 +1,112 @@
+"""The streams that HCCL runs on: which of them is whose.
+
+Torch_npu takes a stream for each of HCCL's communicators from a pool of 32, in turn, and begins
+anew behind the last: the 33rd communicator shares the stream of the first, and waits behind
+whatever hangs there. Nothing is taken back either. So this process keeps the account itself. Before
+a communicator is made it draws streams until the one that comes next is free.
+
+The pool is the one for high priority, which nobody else uses here: the accelerator's streams come
+from the other one.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from equipoise.hal.errors import CommunicatorFailed
+
+BELL = "the bell"
+"""Holds the stream that nothing is ever launched on but signals to other streams."""
+
+
+class Lane(Protocol):
+    """A stream of the vendor's."""
+
+    @property
+    def stream_id(self) -> int:
+        """The vendor's number for it."""
+        ...
+
+
+class Lanes:
+    """The pool of one device. For any number of threads; communicators are made one at a time.
+
+    Args:
+        draw: takes the next stream from the vendor's pool.
+    """
+
+    def __init__(self, draw: Callable[[], Lane]) -> None:
+        self._draw = draw
+        self._lock = threading.Lock()
+        self._ring = _learn(draw)
+        self._last = len(self._ring) - 1
+        self._holders: dict[int, str] = {self._ring[0].stream_id: BELL}
+
+    @property
+    def bell(self) -> Lane:
+        """A stream that never waits."""
+        return self._ring[0]
+
+    def aim(self) -> Lane:
+        """Make a free stream the next of the pool. Raises `CommunicatorFailed` if there is none."""
+        with self._lock:
+            wanted = self._free()
+            while self._ring[(self._last + 1) % len(self._ring)] is not wanted:
+                self._last = self._place(self._draw().stream_id)
+            return wanted
+
+    def take(self, number: int, holder: str) -> Lane:
+        """Enter that the vendor took stream `number`. Raises `CommunicatorFailed` if one has it."""
+        with self._lock:
+            place = self._place(number)
+            self._last = place
+            other = self._holders.setdefault(number, holder)
+            if other != holder:
+                raise CommunicatorFailed(f"HCCL runs {holder} on the stream of {other}")
+            return self._ring[place]
+
+    def give(self, lane: Lane) -> None:
+        """Nothing runs there any more."""
+        with self._lock:
+            self._holders.pop(lane.stream_id, None)
+
+    def holders(self) -> tuple[str, ...]:
+        """Who has a stream."""
+        with self._lock:
+            return tuple(self._holders.values())
+
+    def _free(self) -> Lane:
+        for step in range(1, 1 + len(self._ring)):
+            lane = self._ring[(self._last + step) % len(self._ring)]
+            if lane.stream_id not in self._holders:
+                return lane
+        raise CommunicatorFailed(
+            f"no stream is left for HCCL: the pool has {len(self._ring)}, held by "
+            f"{', '.join(sorted(set(self._holders.values())))}"
+        )
+
+    def _place(self, number: int) -> int:
+        for place, lane in enumerate(self._ring):
+            if lane.stream_id == number:
+                return place
+        raise CommunicatorFailed(f"HCCL runs on stream {number}, which is not of its pool")
+
+
+def _learn(draw: Callable[[], Lane]) -> Sequence[Lane]:
+    """Everything in the pool, in its order; the last one was drawn last."""
+    ring = [draw()]
+    while (lane := draw()).stream_id != ring[0].stream_id:
+        ring.append(lane)
+    return [*ring[1:], lane]
+
+
+_pools: dict[int, Lanes] = {}
+_making = threading.Lock()
+
+
+def lanes(npu: Any, index: int) -> Lanes:
+    """The account of device `index`, by `torch.npu`."""
+    with _making:
+        if index not in _pools:
+            _pools[index] = Lanes(lambda: npu.Stream(device=index, priority=-1))
+        return _pools[index]

@@ -1,0 +1,94 @@
+"""The thread that ends operations at their deadline.
+
+HCCL knows one time-out for everything, half an hour by default, and torch_npu's own watchdog ends
+the process. So one thread a fabric fails what has passed its deadline, also where nobody asks, and
+lets channels part that are being given back.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from equipoise.backends.ascend.work import HcclWork
+
+TICK = 0.1
+"""Seconds between two looks at channels that part."""
+
+
+class Watchdog:
+    """Works until their end, and the thread that watches them.
+
+    Args:
+        tick: lets channels part; whether some are left.
+    """
+
+    def __init__(self, tick: Callable[[], bool]) -> None:
+        self._tick = tick
+        self._changed = threading.Condition()
+        self._works: list[HcclWork] = []
+        self._next = float("inf")
+        self._parting = False
+        self._closed = ""
+        self._thread = threading.Thread(target=self._run, name="equipoise.hccl", daemon=True)
+        self._thread.start()
+
+    def watch(self, work: HcclWork) -> None:
+        """Fail it at its deadline, or at once when the thread has ended."""
+        with self._changed:
+            closed = self._closed
+            self._works = [kept for kept in self._works if not kept.over]
+            self._works.append(work)
+            if work.expiry < self._next:
+                self._changed.notify()
+        if closed:
+            work.fail(closed)
+
+    def part(self) -> None:
+        """Channels are to part."""
+        with self._changed:
+            self._parting = True
+            self._changed.notify()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread, within `timeout` seconds, and all works, with an error."""
+        self._shut("was closed with its fabric")
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while self._await():
+                self._round()
+        except BaseException as error:
+            self._shut(f"lost its watchdog: {error!r}")
+            raise
+
+    def _await(self) -> bool:
+        """Sleep until there may be something to do; false when there never will be."""
+        with self._changed:
+            self._works = [work for work in self._works if not work.over]
+            self._next = min((work.expiry for work in self._works), default=float("inf"))
+            pause = self._next - time.monotonic()
+            if self._parting:
+                pause = min(pause, TICK)
+            if not self._closed and pause > 0.0:
+                self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
+            return not self._closed
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            late = [work for work in self._works if work.expiry <= now]
+            parting, self._parting = self._parting, False
+        for work in late:
+            work.done()
+        if parting and self._tick():
+            with self._changed:
+                self._parting = True
+
+    def _shut(self, why: str) -> None:
+        with self._changed:
+            self._closed = self._closed or why
+            works, self._works = self._works, []
+            self._changed.notify()
+        for work in works:
+            work.fail(why)

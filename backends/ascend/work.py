@@ -1,0 +1,172 @@
+"""Handles of HCCL's operations."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.flight import Fate, Flight
+from equipoise.backends.ascend.polling import poll
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending, StreamError
+from equipoise.hal.stream import Stream
+
+
+@dataclass(frozen=True)
+class Bell:
+    """What releases streams that wait for an operation which never came to the device.
+
+    Attributes:
+        index: of the device.
+        stream: of the vendor's, on which nothing ever waits.
+    """
+
+    index: int
+    stream: Any
+
+    def ring(self, event: Any) -> None:
+        """Let the one stream go on that waits for this external event; from any thread."""
+        native.settle_thread(self.index)
+        event.record(self.stream)
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A stream that waits for an operation which the device does not know yet.
+
+    Attributes:
+        event: a `torch.npu.ExternalEvent`: its wait may come before its record, once.
+        stream: who waits.
+    """
+
+    event: Any
+    stream: Stream
+
+    def give_up(self, bell: Bell, failure: CommunicatorFailed | None) -> None:
+        """Let the stream go, and fail it: what it waited for is not there (clause E7)."""
+        bell.ring(self.event)
+        if failure is None:
+            return
+        try:
+            self.stream.launch(lambda: _raise(failure))
+        except StreamError:
+            return  # it has failed before
+
+
+class HcclWork:
+    """One operation as its issuer sees it; what the device does with it is its `Flight`'s business.
+
+    Args:
+        what: the operation in words, for errors.
+        deadline: seconds from now until it fails its communicator.
+        failed: called with every failure, before anybody sees it.
+        bell: releases streams that wait in vain.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        deadline: float,
+        failed: Callable[[CommunicatorFailed], None],
+        bell: Bell,
+    ) -> None:
+        self.what = what
+        self.expiry = time.monotonic() + deadline
+        self._tell_failed = failed
+        self._bell = bell
+        self._flight: Flight | None = None
+        self._failure: CommunicatorFailed | None = None
+        self._waiters: list[Waiter] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether its end is known; asks nobody."""
+        return self._ended.is_set()
+
+    def launched(self, flight: Flight, lane: Any) -> None:
+        """The device knows it now; `lane` is the vendor's stream that it runs on."""
+        with self._lock:
+            self._flight = None if self._ended.is_set() else flight
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.event.record(lane)
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not; asks the device, never blocks."""
+        if not self._ended.is_set():
+            self._look()
+        return self._ended.is_set()
+
+    def wait(self, stream: Stream) -> None:
+        """Make `stream` wait for the end, without the host. Raises `CommunicatorFailed` if it has
+        failed already."""
+        waiter: Waiter | None = None
+        with self._lock:
+            flight = self._flight
+            if flight is None and not self._ended.is_set():
+                waiter = Waiter(native.npu().ExternalEvent(), stream)
+                self._waiters.append(waiter)
+        if waiter is not None:
+            stream.launch(waiter.event.wait)
+        elif flight is not None:
+            stream.launch(flight.hold)
+        else:
+            self._raise_failure()
+
+    def result(self, timeout: float) -> None:
+        """Block until the end; raises `ResultPending` after `timeout` seconds."""
+        if not poll(self.done, timeout):
+            raise ResultPending(f"{self.what} has not ended within {timeout:g} s")
+        self._raise_failure()
+
+    def cancel(self) -> None:
+        """Stop waiting; the channel keeps the buffers until the device lets go of them (E4).
+
+        Fails the communicator even after the end: whether that came first is a matter of luck.
+        """
+        failure = CommunicatorFailed(f"{self.what} was cancelled")
+        self._tell_failed(failure)
+        self._end(failure)
+
+    def land(self) -> None:
+        """End it well, unless it has ended."""
+        self._end(None)
+
+    def fail(self, why: str) -> None:
+        """End it with `CommunicatorFailed`, unless it has ended."""
+        self._end(CommunicatorFailed(f"{self.what} {why}"))
+
+    def _look(self) -> None:
+        flight = self._flight
+        fate = Fate.UNDER_WAY if flight is None else flight.look()
+        if fate is Fate.LANDED:
+            self._end(None)
+        elif fate is Fate.BROKEN and flight is not None:
+            self.fail(f"failed on the device: {flight.error}")
+        elif time.monotonic() >= self.expiry:
+            self._end(OperationTimeout(f"{self.what} passed its deadline"))
+
+    def _end(self, failure: CommunicatorFailed | None) -> None:
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._failure, self._flight = failure, None
+            waiters, self._waiters = self._waiters, []
+            if failure is not None:
+                self._tell_failed(failure)
+            self._ended.set()
+        for waiter in waiters:
+            waiter.give_up(self._bell, failure)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            # Afresh: a kept exception would keep the frames that it was raised through, and what
+            # HCCL never lets go of is kept for ever (R1).
+            raise type(self._failure)(str(self._failure))
+
+
+def _raise(failure: CommunicatorFailed) -> None:
+    raise type(failure)(str(failure))
