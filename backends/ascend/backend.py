@@ -44,5 +44,5 @@ class AscendBackend:
         found = native.devices()
         if not 0 <= index < found:
             raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
-        native.npu().set_device(index)
+        native.choose(index)
         return AscendAccelerator(index)

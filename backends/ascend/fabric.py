@@ -1,7 +1,6 @@
 """HCCL as a fabric: communicators by purpose, what watches them, and the control plane."""
 
 from collections.abc import Sequence
-from importlib import import_module
 
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.building import Builder
@@ -40,7 +39,7 @@ class HcclFabric:
         return self._control
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        """Channels of its own, among `ranks`, on this thread's device."""
+        """Channels of its own, among `ranks`, on the device that this process has opened."""
         where = self._where
         members = tuple(range(where.size) if ranks is None else ranks)
         check_members(f"communicator {purpose!r}", where, members)
@@ -111,6 +110,6 @@ class HcclBackend:
 
 
 def _device(rank: int) -> int:
-    """This thread's device if it has one, else the one that the rank's number gives it."""
-    found = int(import_module(native.MODULE)._C._npu_getLocalDevice())
-    return found if found >= 0 else rank % native.devices()
+    """The device that this process has opened, else the one that the rank's number gives it."""
+    opened = native.chosen()
+    return rank % native.devices() if opened is None else opened

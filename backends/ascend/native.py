@@ -78,6 +78,25 @@ def value_waits() -> bool:
     return all(hasattr(driver, name) for name in VALUE_CALLS)
 
 
+def choose(index: int) -> None:
+    """Make it the calling thread's device, and the process's for whoever asks `chosen`."""
+    global _latest
+    npu().set_device(index)
+    _latest = index
+
+
+def chosen() -> int | None:
+    """The device that was chosen last, on whatever thread; None before.
+
+    A thread's own device says nothing: torch_npu leaves the first one behind in a thread that has
+    only used tensors of another.
+    """
+    return _latest
+
+
+_latest: int | None = None
+
+
 class _Chosen(threading.local):
     """Whether the calling thread has a device."""
 
