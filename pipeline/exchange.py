@@ -7,6 +7,7 @@ which is what makes outputs independent of the placement.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -70,17 +71,16 @@ class ExpertExchange:
         flat = slots.reshape(-1)
         total = self._communicator.size * self._per_rank
         counts = torch.bincount(flat, minlength=total + 1)[:total]
-        order = torch.argsort(flat, stable=True)[: int(counts.sum())]
-        sent = counts.view(self._communicator.size, self._per_rank)
-        received = self._swap_counts(sent, generation)
+        given = counts.view(self._communicator.size, self._per_rank)
+        received, sent = self._swap_counts(given, generation), given.cpu()
         numbers = torch.arange(self._per_rank).repeat(self._communicator.size)
         return Route(
             tokens=slots.shape[0],
             top_k=slots.shape[1],
-            order=order,
+            order=torch.argsort(flat, stable=True)[: int(sent.sum())],
             sends=tuple(sent.sum(1).tolist()),
             receives=tuple(received.sum(1).tolist()),
-            local_slots=numbers.repeat_interleave(received.reshape(-1)),
+            local_slots=numbers.repeat_interleave(received.reshape(-1)).to(slots.device),
         )
 
     def dispatch(self, route: Route, payloads: Sequence[Tensor]) -> list[Tensor]:
@@ -112,11 +112,15 @@ class ExpertExchange:
         return out.view(route.tokens, route.top_k, *rows.shape[1:])
 
     def _swap_counts(self, sent: Tensor, generation: int) -> Tensor:
-        """Rows to expect, int64 [ranks, slots_per_rank]; the header carries the generation."""
-        stamp = torch.full((sent.shape[0], 1), generation, dtype=torch.int64)
+        """Rows to expect, int64 [ranks, slots_per_rank] on the host.
+
+        The header carries the generation.
+        """
+        stamp = torch.full((sent.shape[0], 1), generation, dtype=torch.int64, device=sent.device)
         header = torch.cat([stamp, sent], dim=1)
-        arrived = torch.empty_like(header)
-        self._communicator.all_to_all(arrived, header).result(self._deadline)
+        answers = torch.empty_like(header)
+        self._communicator.all_to_all(answers, header).result(self._deadline)
+        arrived = answers.cpu()
         for rank, theirs in enumerate(arrived[:, 0].tolist()):
             if theirs != generation:
                 raise GenerationMismatch(
@@ -127,6 +131,11 @@ class ExpertExchange:
 
     def _move(self, rows: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Tensor:
         arrived = rows.new_empty((sum(receives), *rows.shape[1:]))
-        work = self._communicator.all_to_all_uneven(arrived, rows, receives, sends)
-        work.wait(self._stream)
+        into, source = _as_bytes(arrived), _as_bytes(rows)
+        self._communicator.all_to_all_uneven(into, source, receives, sends).wait(self._stream)
         return arrived
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """uint8 [n, bytes of a row], over the same memory: every communicator carries bytes (D3)."""
+    return rows.reshape(rows.shape[0], prod(rows.shape[1:])).view(torch.uint8)

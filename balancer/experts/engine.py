@@ -9,16 +9,16 @@ has begun it, hence has cast its ballot. States: `balancer/experts/states.py`; p
 
 import logging
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Wait, judge
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.mover import Mover
+from equipoise.balancer.experts.mover import Mover, Staged
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import propose
+from equipoise.balancer.experts.planner import Proposal, propose
 from equipoise.balancer.experts.renewal import ShareRenewal
 from equipoise.balancer.experts.states import (
     Agreeing,
@@ -200,9 +200,17 @@ class ExpertEngine:
     def _move(self, state: InEpoch) -> Moving:
         if not isinstance(state, Agreeing):
             raise AgreementLost(f"told to move in {type(state).__name__}")
-        moves, settled = state.proposal.moves, self._installed.settled
-        staging = self._worker.submit(self._mover.stage, moves, settled)
-        return Moving(state.epoch, state.proposal, staging)
+        return Moving(state.epoch, state.proposal, self._stage(state.proposal))
+
+    def _stage(self, proposal: Proposal) -> Future[Staged]:
+        """Begin here, end on the worker; what fails here fails the epoch as it would there."""
+        try:
+            rest = self._mover.begin(proposal.moves, self._installed.settled)
+        except Exception as error:
+            failed: Future[Staged] = Future()
+            failed.set_exception(error)
+            return failed
+        return self._worker.submit(rest)
 
     def _decide(self, state: InEpoch, step: int, wish: bytes) -> State:
         """Settle the stage for good, and do what was settled, whoever settled it.

@@ -60,9 +60,8 @@ class LoadWindow:
         self.sums: deque[Load] = deque(maxlen=window // sub_window)
         """Global rows of the last sub-windows, oldest first."""
         self._state: Idle | Summing = Idle()
-        self.counters = torch.zeros(
-            (shape.layers, shape.experts), dtype=torch.int32, device=accelerator.device
-        )
+        zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
+        self.counters = zeros.to(accelerator.device)
         """This rank's rows in the open sub-window; routing adds to it on the compute stream."""
 
     @property
@@ -117,4 +116,5 @@ class LoadWindow:
         compute.launch(program)
         if not self._communicator.capabilities.stream_ordered:
             compute.synchronize(self._deadline)
-        self._state = Summing(counts, self._communicator.all_reduce(counts))
+        with compute.current():
+            self._state = Summing(counts, self._communicator.all_reduce(counts))

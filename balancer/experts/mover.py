@@ -1,8 +1,9 @@
 """Carries expert weights from the slots that hold them to staging, beside the forward.
 
-Buffers: blobs belong to one call of `stage`; staging belongs to the epoch from its first unpack
-until the commit has run on the compute stream. Source slots are leased by the protocol: nothing is
-committed anywhere before every rank has cast `staged`, that is, has read all it needs.
+Buffers: blobs and checksums are made and used on the copy stream, and belong to one epoch; staging
+belongs to it from its first unpack until the commit has run on the compute stream. Source slots are
+leased by the protocol: nothing is committed anywhere before every rank has cast `staged`, that is,
+has read all it needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.work import Work
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,25 @@ class Staged:
     received: dict[str, str]
     copies: tuple[tuple[int, int], ...]
     bytes_received: int
+
+
+@dataclass(frozen=True)
+class _Voyage:
+    """An epoch whose weights travel.
+
+    Attributes:
+        moves: its itinerary.
+        incoming: what ends here, by the rank that it comes from.
+        blobs: where that lands, by the same rank.
+        sent: what begins here, as (blob, checksums of the slots), by the rank that it goes to.
+        work: the exchange.
+    """
+
+    moves: Itinerary
+    incoming: dict[int, tuple[Move, ...]]
+    blobs: dict[int, Tensor]
+    sent: dict[int, tuple[Tensor, Tensor]]
+    work: Work
 
 
 class Mover:
@@ -58,24 +79,41 @@ class Mover:
         self._store = store
         self._deadline = deadline
 
-    def stage(self, moves: Itinerary, after: Event) -> Staged:
-        """Fill staging for every move that ends on this rank, and serve those that begin here.
+    def begin(self, moves: Itinerary, after: Event) -> Callable[[], Staged]:
+        """Begin to stage an epoch; the result ends it, on any thread, and says what was staged.
+
+        Where two communicators do not progress independently, everything that the epoch issues
+        is issued here, by the thread that issues everything else (P4); elsewhere nothing is.
 
         Args:
             moves: the epoch's itinerary, the same on every rank.
             after: recorded on the compute stream behind the last commit.
 
-        Raises:
+        Raises, as its result does:
             CommunicatorError, StreamError: the epoch cannot be staged.
         """
+        if self._communicator.capabilities.independent_groups:
+            return lambda: self._arrive(self._depart(moves, after))
+        voyage = self._depart(moves, after)
+        return lambda: self._arrive(voyage)
+
+    def _depart(self, moves: Itinerary, after: Event) -> "_Voyage":
+        """Read what begins on this rank, and let it travel."""
         copy = self._accelerator.stream(Role.COPY)
-        copy.wait(after)
         outgoing = self._lanes(lambda peer: moves.between(self._rank, peer))
         incoming = self._lanes(lambda peer: moves.between(peer, self._rank))
-        blobs = {peer: self._blob(lane) for peer, lane in incoming.items()}
-        sent = self._read(outgoing, blobs, moves, copy)
-        self._travel(sent, blobs)
-        return self._unpack(incoming, blobs, sent, moves, copy)
+        with copy.current():
+            copy.wait(after)
+            blobs = {peer: self._blob(lane) for peer, lane in incoming.items()}
+            sent = self._read(outgoing, blobs, moves, copy)
+            return _Voyage(moves, incoming, blobs, sent, self._travel(sent, blobs))
+
+    def _arrive(self, voyage: "_Voyage") -> Staged:
+        """Fill staging with what ends on this rank."""
+        voyage.work.result(self._deadline)
+        copy = self._accelerator.stream(Role.COPY)
+        with copy.current():
+            return self._unpack(voyage, copy)
 
     @property
     def _rank(self) -> int:
@@ -86,7 +124,10 @@ class Mover:
         return {peer: lane for peer, lane in lanes.items() if lane}
 
     def _blob(self, lane: Sequence[Move]) -> Tensor:
-        return self._accelerator.pinned(len(lane) * self._store.layout.slot_bytes)
+        return self._empty(len(lane) * self._store.layout.slot_bytes, torch.uint8)
+
+    def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(count, dtype=dtype, device=self._accelerator.device)
 
     def _read(
         self,
@@ -100,45 +141,39 @@ class Mover:
         for peer, lane in outgoing.items():
             slots = [self._local(move.layer, move.source, moves) for move in lane]
             blob = blobs[peer] if peer == self._rank else self._blob(lane)
-            marks = torch.empty(len(lane), dtype=torch.int64)
+            marks = self._empty(len(lane), torch.int64)
             self._store.checksum_slots(slots, marks, copy)
             self._store.pack(slots, blob, copy)
             packed[peer] = blob, marks
-        copy.synchronize(self._deadline)
+        if not self._communicator.capabilities.stream_ordered:
+            copy.synchronize(self._deadline)
         return packed
 
-    def _travel(self, sent: dict[int, tuple[Tensor, Tensor]], blobs: dict[int, Tensor]) -> None:
+    def _travel(self, sent: dict[int, tuple[Tensor, Tensor]], blobs: dict[int, Tensor]) -> Work:
         round = Exchange(
             sends=tuple(Parcel(p, blob) for p, (blob, _) in sent.items() if p != self._rank),
             receives=tuple(Parcel(p, blob) for p, blob in blobs.items() if p != self._rank),
         )
-        self._communicator.exchange(round).result(self._deadline)
+        return self._communicator.exchange(round)
 
-    def _unpack(
-        self,
-        incoming: dict[int, tuple[Move, ...]],
-        blobs: dict[int, Tensor],
-        sent: dict[int, tuple[Tensor, Tensor]],
-        moves: Itinerary,
-        copy: Stream,
-    ) -> Staged:
+    def _unpack(self, voyage: "_Voyage", copy: Stream) -> Staged:
         marks: dict[int, Tensor] = {}
         copies: list[tuple[int, int]] = []
-        for peer, lane in incoming.items():
+        for peer, lane in voyage.incoming.items():
             staging = range(len(copies), len(copies) + len(lane))
             copies += [
-                (buffer, self._local(move.layer, move.slot, moves))
+                (buffer, self._local(move.layer, move.slot, voyage.moves))
                 for buffer, move in zip(staging, lane, strict=True)
             ]
-            marks[peer] = torch.empty(len(lane), dtype=torch.int64)
-            self._store.unpack(blobs[peer], staging, copy)
+            marks[peer] = self._empty(len(lane), torch.int64)
+            self._store.unpack(voyage.blobs[peer], staging, copy)
             self._store.checksum_staging(staging, marks[peer], copy)
         copy.synchronize(self._deadline)
         return Staged(
-            sent={str(peer): fingerprint(seen) for peer, (_, seen) in sent.items()},
+            sent={str(peer): fingerprint(seen) for peer, (_, seen) in voyage.sent.items()},
             received={str(peer): fingerprint(seen) for peer, seen in marks.items()},
             copies=tuple(copies),
-            bytes_received=sum(b.numel() for p, b in blobs.items() if p != self._rank),
+            bytes_received=sum(b.numel() for p, b in voyage.blobs.items() if p != self._rank),
         )
 
     def _local(self, layer: int, slot: int, moves: Itinerary) -> int:
@@ -148,5 +183,5 @@ class Mover:
 
 def fingerprint(checksums: Tensor) -> str:
     """One short word for a list of slot checksums, int64 [n]."""
-    words = checksums.numpy().astype("<i8").tobytes()
+    words = checksums.cpu().numpy().astype("<i8").tobytes()
     return blake2b(words, digest_size=8).hexdigest()

@@ -43,7 +43,7 @@ class TableRouter:
         self._tables = tables
         self._rank = rank
         self._counters = counters
-        self._counts = torch.zeros_like(counters[0])
+        self._counts = _scratch(counters[0])
 
     def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
         """Each token by the hash of its place."""
@@ -86,9 +86,9 @@ class BatchRouter:
         self._communicator = communicator
         self._tables = tables
         self._counters = counters
-        self._local = torch.zeros_like(counters[0])
-        self._total = torch.zeros_like(counters[0], dtype=torch.int64)
-        self._cumulative = torch.zeros_like(tables.cumulative[0, 0])
+        self._local = _scratch(counters[0])
+        self._total = _scratch(counters[0], torch.int64)
+        self._cumulative = _scratch(tables.cumulative[0, 0])
 
     def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
         """Count, sum over ranks, solve, then apportion this rank's tokens."""
@@ -114,3 +114,8 @@ class BatchRouter:
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
         """As solved on the load itself."""
         return solve_shares(load, layout.placement, shape)
+
+
+def _scratch(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros like another tensor, made on the host: no stream can come before them."""
+    return torch.zeros(like.shape, dtype=dtype or like.dtype).to(like.device)

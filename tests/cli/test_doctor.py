@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from equipoise.backends.cpu.accelerator import CpuBackend
 from equipoise.cli import findings
 from equipoise.cli.doctor import describe
 from equipoise.cli.findings import Check, Found, examine, in_words, look_at
@@ -28,6 +29,8 @@ def test_the_cpu_backend_is_found_with_its_capabilities(
     found = json.loads((tmp_path / "found.json").read_text())
     assert [backend["name"] for backend in found["accelerators"]] == ["cpu", "virtual"]
     assert found["accelerators"][0]["capabilities"]["stream_lock"] in ("yes", "no")
+    assert found["accelerators"][0]["devices"] == 1
+    assert {backend["devices"] for backend in found["communicators"]} == {None}
     assert {check["name"] for check in found["checks"]} >= {"native core", "batch invariance"}
 
 
@@ -61,6 +64,21 @@ def test_a_backend_that_cannot_run_here_still_shows_what_it_declares() -> None:
     found = look_at("abacus", lambda name: Abacus())
     assert (found.works, found.detail) == (False, "no beads: buy some")
     assert found.capabilities["stream_lock"] == "no"
+
+
+def test_how_many_devices_there_are_is_told_of_those_that_work() -> None:
+    class Herd(CpuBackend):
+        def devices(self) -> int:
+            return 12
+
+    found = look_at("herd", lambda name: Herd())
+    assert found.devices == 12
+    [line] = [
+        x
+        for x in describe(replace(examine(), accelerators=(found,))).splitlines()
+        if x.startswith("    devices")
+    ]
+    assert line.split() == ["devices", "12"]
 
 
 def test_a_processor_whose_bits_depend_on_the_batch_is_a_finding(

@@ -83,6 +83,19 @@ class NoExchange(Around):
         raise CommunicatorFailed("exchange of 'test.moves' lost its peer")
 
 
+class SerialGroup(Around):
+    """Declares that groups do not progress independently; remembers which threads issue on it."""
+
+    def __init__(self, inner: Any, issuers: set[str]) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, independent_groups=False)
+        self._issuers = issuers
+
+    def exchange(self, round: Exchange) -> Any:
+        self._issuers.add(threading.current_thread().name)
+        return self._inner.exchange(round)
+
+
 class SlowExchange(Around):
     """Is not through before the gate opens."""
 

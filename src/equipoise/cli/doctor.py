@@ -54,6 +54,8 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 def _backends(found: Iterable[Found]) -> Iterable[str]:
     for backend in found:
         yield _line(backend.name, f"{'works' if backend.works else 'no'}: {backend.detail}")
+        if backend.devices is not None:
+            yield _line("  devices", str(backend.devices))
         for name, value in backend.capabilities.items():
             yield _line("  " + name.replace("_", " "), value)
 

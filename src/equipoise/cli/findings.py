@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from equipoise.cli.memory import demo_memory
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry
+from equipoise.hal.accelerator import Backend
 from equipoise.hal.capabilities import Available, Probe
 from equipoise.hal.errors import BackendUnavailable, EquipoiseError
 
@@ -31,12 +32,16 @@ class Probed(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    """One backend: whether it works, on what or why not, and what it declares."""
+    """One backend: whether it works, on what or why not, and what it declares.
+
+    `devices` is how many an accelerator can open; None for a communicator, and where nothing works.
+    """
 
     name: str
     works: bool
     detail: str
     capabilities: dict[str, str] = field(default_factory=dict)
+    devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +94,12 @@ def look_at(name: str, find: Callable[[str], Probed]) -> Found:
     try:
         backend = find(name)
         probed = backend.probe()
+        devices = backend.devices() if isinstance(backend, Backend) else None
     except (BackendUnavailable, OSError, RuntimeError) as error:
         return Found(name, works=False, detail=str(error))
     declared = {key: in_words(value) for key, value in vars(backend.capabilities).items()}
     if isinstance(probed, Available):
-        return Found(name, works=True, detail=probed.detail, capabilities=declared)
+        return Found(name, True, probed.detail, declared, devices)
     return Found(name, works=False, detail=probed.reason, capabilities=declared)
 
 

@@ -43,7 +43,7 @@ OPTIONS = (
     Option(key="backend", kind=kinds.NAME, group=RANKS, metavar="NAME",
            help="accelerator to run on (`equipoise doctor` lists them)"),
     Option(key="communicator", kind=kinds.NAME, group=RANKS, metavar="NAME",
-           help="what the ranks talk over"),
+           shown_default="the one that goes with the backend", help="what the ranks talk over"),
     Option(key="deadline", kind=kinds.SECONDS, group=RANKS, metavar="SECONDS",
            help="longest that anything waits for another rank"),
     Option(key="steps", kind=kinds.WHOLE, group=TRAFFIC, metavar="N",

@@ -77,11 +77,10 @@ def _check_cadence(settings: RunSettings) -> None:
 def _check_backends(settings: RunSettings) -> None:
     from equipoise.hal import registry
 
-    for flag, name, group, find in (
-        ("--backend", settings.backend, registry.ACCELERATORS, registry.accelerator),
-        ("--communicator", settings.communicator, registry.COMMUNICATORS, registry.communicator),
-    ):
-        check_backend(flag, name, group, find)
+    check_backend("--backend", settings.backend, registry.ACCELERATORS, registry.accelerator)
+    if settings.communicator:
+        name = settings.communicator
+        check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
 
 
 def check_backend(flag: str, name: str, group: str, find: Callable[[str], object]) -> None:

@@ -11,10 +11,17 @@ from equipoise.hal.communicator import Communicator
 
 
 class Gatherer:
-    """Sums over ranks on one communicator, each within `deadline` seconds; collective."""
+    """Sums over ranks on one communicator, each within `deadline` seconds; collective.
 
-    def __init__(self, communicator: Communicator, deadline: float) -> None:
+    Args:
+        communicator: used for nothing else.
+        device: where what travels has to be.
+        deadline: seconds.
+    """
+
+    def __init__(self, communicator: Communicator, device: torch.device, deadline: float) -> None:
         self._communicator = communicator
+        self._device = device
         self._deadline = deadline
 
     def rank_rows(self, meter: Meter) -> Counts:
@@ -29,10 +36,10 @@ class Gatherer:
 
     def slowest(self, meter: Meter) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """(steps,): seconds of the slowest rank."""
-        mine = torch.from_numpy(meter.seconds)
-        everybody = torch.empty((self._communicator.size, *mine.shape), dtype=torch.float64)
+        mine = torch.from_numpy(meter.seconds).view(torch.uint8).to(self._device)
+        everybody = mine.new_empty((self._communicator.size, *mine.shape))
         self._communicator.all_gather(everybody, mine).result(self._deadline)
-        return everybody.amax(dim=0).numpy()
+        return everybody.cpu().view(torch.float64).amax(dim=0).numpy()
 
     def digests(self, finished: dict[int, bytes], requests: int) -> dict[int, bytes]:
         """Digest of every request, whoever served it."""
@@ -43,5 +50,6 @@ class Gatherer:
         return {number: bytes(row) for number, row in enumerate(total.tolist())}
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        self._communicator.all_reduce(tensor).result(self._deadline)
-        return tensor
+        total = tensor.to(self._device)
+        self._communicator.all_reduce(total).result(self._deadline)
+        return total.cpu()

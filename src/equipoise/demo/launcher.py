@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from equipoise.demo.progress import Progress
@@ -13,6 +14,8 @@ from equipoise.demo.settings import RunSettings
 from equipoise.demo.traffic import load_phases
 from equipoise.demo.worker import Task, rendezvous_from
 from equipoise.hal import registry
+from equipoise.hal.capabilities import Unavailable
+from equipoise.hal.errors import BackendUnavailable
 
 
 def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
@@ -22,14 +25,15 @@ def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
     rank but 0 gets None.
 
     Raises:
+        BackendUnavailable: the backend, or its communicator, cannot run here.
         RankLost: a rank was killed or stopped; names rank and operation.
         BadText: a text file cannot be served.
         EquipoiseError: anything else that ends the run.
     """
+    settings = with_communicator(settings)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return serve_rank(settings, rendezvous_from(os.environ, settings.deadline), progress)
     load_phases(settings.text)
-    registry.accelerator(settings.backend)
     host = registry.communicator(settings.communicator).host()
     try:
         with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
@@ -39,3 +43,12 @@ def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
             return load_record(task.record)
     finally:
         host.close()
+
+
+def with_communicator(settings: RunSettings) -> RunSettings:
+    """The settings with a communicator's name in them; raises `BackendUnavailable`."""
+    backend = registry.accelerator(settings.backend)
+    probed = backend.probe()
+    if isinstance(probed, Unavailable):
+        raise BackendUnavailable(f"{settings.backend} cannot run here: {probed.reason}")
+    return replace(settings, communicator=settings.communicator or backend.communicator)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.router import Router
-from equipoise.demo.model import ModelConfig, combine_in_order, expert_rows
+from equipoise.demo.model import HOST, ModelConfig, combine_in_order, expert_rows
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.pipeline.exchange import ExpertExchange, Route
 
@@ -17,13 +17,18 @@ class SlotWeights:
 
     `gate_up` float32 [layers, slots_per_rank, hidden, 2 * width] and `down` float32
     [layers, slots_per_rank, width, hidden]; a slot is one row of each, so all but the first have
-    an offset into a shared storage.
+    an offset into a shared storage. Zeroed on the host, so that no stream can come before it.
     """
 
-    def __init__(self, config: ModelConfig, slots_per_rank: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        slots_per_rank: int,
+        device: torch.device = HOST,
+    ) -> None:
         lead = (config.layers, slots_per_rank)
-        self.gate_up = torch.zeros(*lead, config.hidden, 2 * config.expert_width)
-        self.down = torch.zeros(*lead, config.expert_width, config.hidden)
+        self.gate_up = torch.zeros(*lead, config.hidden, 2 * config.expert_width).to(device)
+        self.down = torch.zeros(*lead, config.expert_width, config.hidden).to(device)
 
     def layout(self, staging: int) -> SlotLayout:
         """Slots numbered layer * slots_per_rank + local slot."""

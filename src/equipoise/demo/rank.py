@@ -49,22 +49,22 @@ def serve_rank(
             (variant, *_serve(site, variant, progress))
             for variant in variants(settings, site.post.weights.config.experts)
         ]
-        site.accelerator.close()
     except Exception as error:
         raise _blame(fabric.control, error, settings.deadline * ATTRIBUTION) from error
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
     fabric.control.enter("the reference pass")
     record = None if rendezvous.rank else _record(site, served, progress)
     fabric.close()
+    site.accelerator.close()
     return record
 
 
 def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> Site:
     """Open the accelerator, check what the oracle rests on, load weights and traffic."""
     accelerator = open_for(registry.accelerator(settings.backend), rendezvous.rank)
-    weights = load_weights()
+    weights = load_weights().to(accelerator.device)
     compute = accelerator.stream(Role.COMPUTE)
-    compute.launch(lambda: check_batch_invariance(weights.config))
+    compute.launch(lambda: check_batch_invariance(weights.config, accelerator.device))
     compute.synchronize(rendezvous.deadline)
     post = Post(
         weights=weights,
@@ -94,7 +94,8 @@ def _serve(
 
     done = serve_variant(site, variant, watch)
     site.post.control.enter(f"gathering the results ({variant.name})")
-    gatherer = Gatherer(site.fabric.open(f"{variant.name}.results"), site.post.deadline)
+    results = site.fabric.open(f"{variant.name}.results")
+    gatherer = Gatherer(results, site.accelerator.device, site.post.deadline)
     requests = site.traffic.steps * site.traffic.requests_per_step
     record = VariantRecord(
         name=variant.name,

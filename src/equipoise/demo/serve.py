@@ -81,7 +81,7 @@ class CountingMoe:
     ) -> torch.Tensor:
         """See `MoeLayer`."""
         experts = self._meter.experts[self._meter.step, layer]
-        experts += np.bincount(expert_ids.numpy().ravel(), minlength=experts.size)
+        experts += np.bincount(expert_ids.cpu().numpy().ravel(), minlength=experts.size)
         return self._inner(layer, x, expert_ids, gates)
 
 
@@ -102,7 +102,8 @@ class ServeLoop:
         self.desk = Desk(self.traffic, self.post.rank, self.post.ranks)
         config = self.post.weights.config
         self._decoder = Decoder(self.post.weights)
-        self._cache = KVCache(config, capacity(self.traffic, self.post.ranks))
+        slots = capacity(self.traffic, self.post.ranks)
+        self._cache = KVCache(config, slots, self.post.weights.device)
         self._layer = CountingMoe(self.moe, self.meter)
 
     def run(self) -> Desk:
@@ -132,4 +133,4 @@ class ServeLoop:
             lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
         )
         self.post.compute.synchronize(self.post.deadline * 2)
-        self.desk.take(batch, logits[0])
+        self.desk.take(batch, logits[0].cpu())

@@ -21,12 +21,13 @@ class RunSettings:
     """One `equipoise run`; every field is also an option and a key of the configuration file.
 
     `slots` counts physical experts per layer over all ranks, `window_size` and `step_interval`
-    are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples.
+    are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples, and
+    an empty `communicator` the one that goes with the backend.
     """
 
     ranks: int = 4
     backend: str = "cpu"
-    communicator: str = "gloo"
+    communicator: str = ""
     steps: int = 120
     text: tuple[Path, ...] = ()
     slots: int = 40

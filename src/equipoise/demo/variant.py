@@ -76,7 +76,7 @@ def serve_variant(site: Site, variant: Variant, watch: Callable[[int, float], No
     """
     site.post.control.enter(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant)
-    weights = SlotWeights(site.post.weights.config, shape.slots_per_rank)
+    weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
     balancer = _open(site, variant, weights, shape)
     meter = Meter.sized(site.traffic.steps, shape.layers, shape.experts)
     experts = site.fabric.open(f"{variant.name}.experts")

@@ -9,6 +9,7 @@ from support.breakages import (
     MuteOnce,
     NoExchange,
     NoStore,
+    SerialGroup,
     SlowExchange,
     SlowToDecide,
     both,
@@ -97,6 +98,26 @@ def test_a_slow_rank_commits_together_with_all_others() -> None:
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits
     assert stories[0].commits[0] > 14
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
+def test_where_groups_are_not_independent_one_thread_issues_everything(shares: ShareMode) -> None:
+    """An exchange issued by a worker would come anywhere between the steps' own operations (P4)."""
+    issuers: set[str] = set()
+    serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
+    stories = rebalance(both(*serial), shares=shares)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert len(stories[0].commits) >= 2
+    assert not [name for name in issuers if name.startswith("equipoise.engine")]
+    assert issuers
+
+
+def test_an_exchange_that_cannot_begin_fails_the_epoch_and_not_the_step() -> None:
+    cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
+    stories = rebalance(cannot, deadline=4.0)
+    assert violations(stories) == []
+    assert all("move failed" in story.aborts for story in stories)
 
 
 def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:

@@ -1,7 +1,7 @@
 """The shipped byte-level MoE language model, run so that a row's bits never depend on its batch."""
 
 from equipoise.demo.model.cache import KVCache
-from equipoise.demo.model.config import Batch, ModelConfig, Sequence
+from equipoise.demo.model.config import HOST, Batch, ModelConfig, Sequence
 from equipoise.demo.model.decoder import Decoder
 from equipoise.demo.model.experts import (
     LocalExperts,
@@ -13,6 +13,7 @@ from equipoise.demo.model.experts import (
 from equipoise.demo.model.weights import ModelWeights, load_weights, random_weights
 
 __all__ = [
+    "HOST",
     "Batch",
     "Decoder",
     "KVCache",

@@ -43,7 +43,8 @@ def _write(layer: int, key: Tensor, value: Tensor, plan: RowPlan, cache: KVCache
 def _prefill(layer: int, query: Tensor, span: Span, cache: KVCache) -> Tensor:
     rows = pad_rows(query[span.first : span.first + span.length]).transpose(0, 1).contiguous()
     scores = torch.bmm(rows, cache.keys[layer][span.slot])
-    last = torch.arange(span.start, span.start + padded_count(span.length))
+    end = span.start + padded_count(span.length)
+    last = torch.arange(span.start, end, device=query.device)
     weights = _masked_softmax(scores, last)
     read = torch.bmm(weights, cache.values[layer][span.slot])
     return read[:, : span.length].transpose(0, 1).flatten(1)
@@ -54,7 +55,7 @@ def _decode(layer: int, query: Tensor, plan: RowPlan, cache: KVCache) -> Tensor:
     spread = query.new_zeros(cache.slots, *query.shape[1:])
     spread[slots] = query
     # The places of idle slots read whatever lies there, all finite, and are thrown away.
-    last = torch.zeros(cache.slots, dtype=torch.int64)
+    last = torch.zeros(cache.slots, dtype=torch.int64, device=query.device)
     last[slots] = plan.positions[plan.decode_first :]
     read = torch.zeros_like(spread)
     for block in plan.decode_blocks:
@@ -73,5 +74,5 @@ def _by_block(rows: Tensor, right: Tensor) -> Tensor:
 
 def _masked_softmax(scores: Tensor, last: Tensor) -> Tensor:
     """Softmax over the positions up to `last`, which broadcasts over all but the positions."""
-    hidden = torch.arange(scores.shape[-1]) > last[..., None]
+    hidden = torch.arange(scores.shape[-1], device=scores.device) > last[..., None]
     return torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)

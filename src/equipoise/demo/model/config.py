@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)

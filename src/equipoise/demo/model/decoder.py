@@ -21,7 +21,7 @@ class Decoder:
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
-        self._rotary = Rotary(weights.config)
+        self._rotary = Rotary(weights.config, weights.device)
 
     def forward(self, batch: Batch, cache: KVCache, moe: MoeLayer) -> Tensor:
         """Logits (rows, 256) float32 of every row, prefill rows first; advances the cache.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.demo.model.config import ModelConfig
+from equipoise.demo.model.config import HOST, ModelConfig
 from equipoise.demo.model.experts import expert_rows
 from equipoise.demo.model.layers import rms_norm, route
 from equipoise.demo.model.rows import product
@@ -36,11 +36,12 @@ class Probe:
     function: Callable[[Tensor], Tensor]
 
 
-def check_batch_invariance(config: ModelConfig) -> None:
+def check_batch_invariance(config: ModelConfig, device: torch.device = HOST) -> None:
     """Compute every product of the model at many row counts and compare bits, in about 0.1 s.
 
-    Raises NotBatchInvariant naming the product and the row count that differed, or the number of
-    threads where torch has more than one (a product may then be cut anywhere).
+    On the current stream of `device`. Raises NotBatchInvariant naming the product and the row
+    count that differed, or the number of threads where torch has more than one (a product may then
+    be cut anywhere).
     """
     threads = torch.get_num_threads()
     if threads != 1:
@@ -48,14 +49,14 @@ def check_batch_invariance(config: ModelConfig) -> None:
             f"torch computes on {threads} threads, which may cut a product anywhere: "
             "call torch.set_num_threads(1) first"
         )
-    check_probes(probes(config))
+    check_probes(probes(config, device), device)
 
 
-def check_probes(candidates: Iterable[Probe]) -> None:
+def check_probes(candidates: Iterable[Probe], device: torch.device = HOST) -> None:
     """Compare each probe on windows of rows with the same rows among `MOST_ROWS`."""
     generator = torch.Generator().manual_seed(0)
     for probe in candidates:
-        x = torch.randn(MOST_ROWS, probe.width, generator=generator)
+        x = torch.randn(MOST_ROWS, probe.width, generator=generator).to(device)
         reference = probe.function(x)
         for count in ROW_COUNTS:
             for first in (0, 3, MOST_ROWS - count):
@@ -63,17 +64,21 @@ def check_probes(candidates: Iterable[Probe]) -> None:
                 if not torch.equal(probe.function(x[window].clone()), reference[window]):
                     raise NotBatchInvariant(
                         f"{probe.name} gives other bits at {count} rows than at {MOST_ROWS}: "
-                        "outputs on this processor would depend on the batch"
+                        f"outputs on this {_processor(device)} would depend on the batch"
                     )
 
 
-def probes(config: ModelConfig) -> tuple[Probe, ...]:
+def _processor(device: torch.device) -> str:
+    return "processor" if device.type == "cpu" else f"device ({device})"
+
+
+def probes(config: ModelConfig, device: torch.device = HOST) -> tuple[Probe, ...]:
     """Everything the decoder computes row by row, on random weights of the model's shapes."""
     draw = torch.Generator().manual_seed(1)
 
     def weight(*shape: int) -> Tensor:
         scale: float = shape[-2] ** -0.5
-        return torch.randn(*shape, generator=draw) * scale
+        return (torch.randn(*shape, generator=draw) * scale).to(device)
 
     hidden, width = config.hidden, config.expert_width
     qkv, out, head = weight(hidden, 3 * hidden), weight(hidden, hidden), weight(hidden, 256)
@@ -82,7 +87,7 @@ def probes(config: ModelConfig) -> tuple[Probe, ...]:
         weight(hidden, 2 * width),
         weight(width, hidden),
     )
-    ones = torch.ones(hidden)
+    ones = torch.ones(hidden).to(device)
     return (
         Probe(f"norm of {hidden}", hidden, lambda x: rms_norm(x, ones, config.norm_epsilon)),
         Probe(f"attention product {tuple(qkv.shape)}", hidden, lambda x: product(x, qkv)),

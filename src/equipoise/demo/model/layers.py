@@ -19,12 +19,12 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class Rotary:
     """Rotary positions (Su et al. 2021), the two halves of a head turned against each other."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
         half = config.head_width // 2
         speeds = config.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.arange(config.context, dtype=torch.float64)[:, None] * speeds
-        self._cos = angles.cos().float()
-        self._sin = angles.sin().float()
+        self._cos = angles.cos().float().to(device)
+        self._sin = angles.sin().float().to(device)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, each (n, 1, head_width / 2) float32, of (n,) int64 positions."""

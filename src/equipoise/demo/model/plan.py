@@ -21,7 +21,7 @@ class Span:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Row -> token, slot, position, all (N,) int64; prefill spans first, then decode rows.
+    """Row -> token, slot, position, all (N,) int64 where the cache is; prefill spans come first.
 
     `decode_first` is the first decode row; `decode_blocks` are the blocks of `SLOT_BLOCK` slots
     that hold a decode request.
@@ -53,10 +53,11 @@ def plan_rows(batch: Batch, cache: KVCache) -> RowPlan:
     within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(
         lengths
     )
+    slots = torch.tensor([s.slot for s in batch], dtype=torch.int64)
     return RowPlan(
-        tokens=_tokens(batch),
-        slots=torch.tensor([s.slot for s in batch], dtype=torch.int64).repeat_interleave(lengths),
-        positions=begins.repeat_interleave(lengths) + within,
+        tokens=_tokens(batch).to(cache.device),
+        slots=slots.repeat_interleave(lengths).to(cache.device),
+        positions=(begins.repeat_interleave(lengths) + within).to(cache.device),
         spans=tuple(spans),
         decode_first=first,
         decode_blocks=tuple(sorted({s.slot // SLOT_BLOCK for s in batch.decode})),

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 
 import torch
@@ -42,6 +42,16 @@ class ModelWeights:
             if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
                 found = f"{tuple(tensor.shape)} {tensor.dtype}"
                 raise ValueError(f"weight {name} is {found}, expected {shape} float32")
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.embed.device
+
+    def to(self, device: torch.device) -> "ModelWeights":
+        """The same weights in the memory of a device; themselves where they are there already."""
+        names = [field.name for field in fields(self) if field.name != "config"]
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
