@@ -55,7 +55,9 @@ def folder() -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Held by the tools, too: they may outlive this process when it is killed."""
     with path.open("w", encoding="utf-8") as file:
+        os.set_inheritable(file.fileno(), True)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -103,7 +105,12 @@ def _compile(tree: Path) -> None:
 
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        close_fds=False,  # the lock
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise BuildFailed(f"the build failed: {shlex.join(command)}\n{done.stdout}")
