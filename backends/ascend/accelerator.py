@@ -2,13 +2,14 @@
 
 import platform
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend import memory, native
+from equipoise.backends.ascend import formats, memory, native
 from equipoise.backends.ascend.event import AscendEvent
 from equipoise.backends.ascend.gate import Gate
 from equipoise.backends.ascend.graph import AscendGraph, sweep
@@ -94,6 +95,14 @@ class AscendAccelerator:
     def slot_store(self, layout: SlotLayout) -> AscendSlotStore:
         """Slots in device memory."""
         return AscendSlotStore(layout, self.device)
+
+    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory in FRACTAL_NZ."""
+        return formats.private(shape, dtype, self.device)
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """All that its storage holds, as plain bytes."""
+        return formats.stored(tensor)
 
     def pinned(self, nbytes: int) -> Tensor:
         """Page-locked host memory."""

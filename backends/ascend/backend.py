@@ -2,7 +2,7 @@
 
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.hal.capabilities import Capabilities, Probe, Unavailable
+from equipoise.hal.capabilities import Capabilities, Probe, SlotFormat, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.stream import Role
 
@@ -26,6 +26,7 @@ class AscendBackend:
             copy_independent_of_launch=locks,
             graph_capture=native.captures(),
             pinned_memory=True,
+            slot_formats=frozenset(SlotFormat),
         )
 
     def probe(self) -> Probe:

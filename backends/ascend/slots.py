@@ -8,12 +8,12 @@ from torch import Tensor
 
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.event import AscendEvent
+from equipoise.backends.ascend.formats import segment_bytes
 from equipoise.backends.ascend.memory import check_reachable, copy, staged, used_on
 from equipoise.backends.ascend.stream import AscendStream, own_stream
 from equipoise.backends.ascend.verb import Verb
-from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import fingerprint
-from equipoise.hal.errors import SlotError, Unsupported
+from equipoise.hal.errors import SlotError
 from equipoise.hal.hazards import Hazards
 from equipoise.hal.leases import Leases, SlotLease
 from equipoise.hal.readers import AttachedReader, Readers
@@ -28,6 +28,8 @@ Buffer = tuple[str, int]
 class AscendSlotStore:
     """Slots as lists of byte views, staging as one block of uint8 [staging, slot_bytes].
 
+    A private format is copied as the bytes that it stores, like anything else (clause A10).
+
     Blobs and sources may lie on the device or in host memory; a source in pageable host memory is
     taken at the call, everything else when the stream comes to it. Whatever a verb touches is kept
     by the allocator until the stream has passed, so the caller may drop it at once.
@@ -38,11 +40,8 @@ class AscendSlotStore:
     """
 
     def __init__(self, layout: SlotLayout, device: torch.device) -> None:
-        for wanted in layout.descriptor:
-            if wanted.format is not SlotFormat.STRIDED:
-                raise Unsupported(f"segment {wanted.name!r}: no {wanted.format} format yet")
         self._layout = layout
-        self._slots = [[segment.bytes for segment in slot] for slot in layout.slots]
+        self._slots = [[segment_bytes(segment) for segment in slot] for slot in layout.slots]
         self._hazards = Hazards(AscendEvent)
         self._readers = Readers(AscendEvent)
         self._leases = Leases()
@@ -89,12 +88,13 @@ class AscendSlotStore:
         numbers = self._known(slots, "slot")
         if len(numbers) != len(sources):
             raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
-        blocks = [[staged(piece) for piece in self._source(source)] for source in sources]
+        blocks = [source_segments(self._layout, source) for source in sources]
+        pieces = [[staged(segment_bytes(segment)) for segment in block] for block in blocks]
 
         def program() -> None:
-            for slot, block in zip(numbers, blocks, strict=True):
-                used_on(stream, *block)
-                for view, piece in zip(self._slots[slot], block, strict=True):
+            for slot, block, given in zip(numbers, blocks, pieces, strict=True):
+                used_on(stream, *(segment.data for segment in block))
+                for view, piece in zip(self._slots[slot], given, strict=True):
                     copy(view, piece)
 
         self._alter(program, stream, numbers)
@@ -195,7 +195,8 @@ class AscendSlotStore:
         """
         if stream not in self._known_to:
             stream.wait(self._born)
-            used_on(stream, self._staging, *(view for slot in self._slots for view in slot))
+            slots = (segment.data for slot in self._layout.slots for segment in slot)
+            used_on(stream, self._staging, *slots)
             self._known_to.add(stream)
 
     def _pieces(self, row: Tensor, slot: int) -> list[tuple[Tensor, Tensor]]:
@@ -210,9 +211,6 @@ class AscendSlotStore:
 
     def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
         return known(numbers, len(self._slots) if what == "slot" else self._layout.staging, what)
-
-    def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
-        return [segment.bytes for segment in source_segments(self._layout, source)]
 
     def _check_sums(self, out: Tensor, count: int) -> None:
         check_sums(out, count)

@@ -125,19 +125,25 @@ class AscendStream:
                 self._check()
 
     def synchronize(self, timeout: float) -> None:
-        """Block until the device has come here; polled, since the vendor's wait has no time-out."""
+        """Block until the device has come here; polled, since the vendor's wait has no time-out.
+
+        A stream that has failed is waited for too, before it says so: what was launched ahead of
+        the failure runs, and uses memory.
+        """
         if self._mine.capture is not None:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
         mark = Mark(self._index)
         with self._gate:
-            self._record(mark)
+            try:
+                mark.record(self._native)
+            except RuntimeError as failure:
+                mark.fail(failure)
         if not poll(mark.over, timeout):
             raise StreamTimeout(f"the end of {self._name} was not reached within {timeout:g} s")
         if mark.failure is not None:
             self.fail(mark.failure)
         self._ask_for_errors()
-        with self._gate:
-            self._check_health()
+        self._check()
 
     def issue(self, *verbs: Verb) -> None:
         """Issue verbs back to back, or capture them."""
@@ -232,8 +238,8 @@ class AscendStream:
                 self._native.synchronize()
 
         with self._gate:
-            if self._failure is None:
-                self._vendor(ask)
+            self._check_health()
+            self._vendor(ask)
 
     def _check(self) -> None:
         self._check_health()
