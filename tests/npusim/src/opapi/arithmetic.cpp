@@ -64,10 +64,6 @@ SCALED(Rsub, Rsubs, at::rsub);
 SCALED_IN_PLACE(Add, Adds, at::add);
 SCALED_IN_PLACE(Sub, Subs, at::sub);
 
-OPERATOR(aclnnAddV3, [](const Scalar& self, const Tensor& other, const Scalar& alpha, Out& out) {
-  out.convert(at::add(wrapped(self), other, alpha));
-});
-
 OPERATOR(aclnnDivMod, [](const Tensor& self, const Tensor& other, int mode, Out& out) {
   out.convert(at::div(self, other, rounding(mode)));
 });

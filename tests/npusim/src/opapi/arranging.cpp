@@ -22,12 +22,6 @@ OPERATOR(aclnnStack, [](const Tensors& tensors, int64_t dimension, Out& out) {
   out = at::stack(promoted(tensors, out.tensor().scalar_type()), dimension);
 });
 
-OPERATOR(aclnnSplitWithSize, [](const Tensor& self, const Ints& sizes, int64_t dimension,
-                                std::vector<Out>& out) {
-  const Tensors parts = at::split_with_sizes(self, sizes, dimension);
-  for (size_t k = 0; k < parts.size(); ++k) out.at(k) = parts[k];
-});
-
 OPERATOR(aclnnConstantPadNd, [](const Tensor& self, const Ints& pad, const Scalar& value,
                                 Out& out) { out = at::constant_pad_nd(self, pad, value); });
 

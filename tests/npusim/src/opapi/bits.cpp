@@ -9,7 +9,8 @@ using namespace npusim;
   });                                                                                          \
   OPERATOR(aclnnBitwise##name##Scalar, [](const Tensor& self, const Scalar& other, Out& out) { \
     out.convert(function(self, other));                                                        \
-  });                                                                                          \
+  })
+#define BITWISE_IN_PLACE(name, function)                                                       \
   OPERATOR(aclnnInplaceBitwise##name##Tensor, [](Out& self, const Tensor& other) {             \
     self.convert(function(self.tensor(), other));                                              \
   });                                                                                          \
@@ -20,7 +21,8 @@ using namespace npusim;
 #define LOGICAL(name, function)                                                         \
   OPERATOR(aclnn##name, [](const Tensor& self, const Tensor& other, Out& out) {         \
     out.convert(function(self, other));                                                 \
-  });                                                                                   \
+  })
+#define LOGICAL_IN_PLACE(name, function)                                                \
   OPERATOR(aclnnInplace##name, [](Out& self, const Tensor& other) {                     \
     self.cast(function(self.tensor(), other));                                          \
   })
@@ -28,9 +30,13 @@ using namespace npusim;
 BITWISE(And, at::bitwise_and);
 BITWISE(Or, at::bitwise_or);
 BITWISE(Xor, at::bitwise_xor);
+BITWISE_IN_PLACE(And, at::bitwise_and);
+BITWISE_IN_PLACE(Xor, at::bitwise_xor);
 LOGICAL(LogicalAnd, at::logical_and);
 LOGICAL(LogicalOr, at::logical_or);
 LOGICAL(LogicalXor, at::logical_xor);
+LOGICAL_IN_PLACE(LogicalAnd, at::logical_and);
+LOGICAL_IN_PLACE(LogicalOr, at::logical_or);
 
 OPERATOR(aclnnLeftShift, [](const Tensor& self, const Tensor& bits, Out& out) {
   out.convert(at::bitwise_left_shift(self, bits));

@@ -24,10 +24,6 @@ COMPARISON(Le, at::le);
 COMPARISON(Gt, at::gt);
 COMPARISON(Ge, at::ge);
 
-OPERATOR(aclnnLessScalar, [](const Tensor& self, const Scalar& other, Out& out) {
-  out.convert(at::lt(self, other));
-});
-
 OPERATOR(aclnnEqual, [](const Tensor& self, const Tensor& other, Out& out) {
   out = at::scalar_tensor(at::equal(self, other), at::TensorOptions(at::kBool))
             .reshape(out.tensor().sizes());

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -24,6 +26,18 @@ struct Waiting {
 
 Waiting& waiting() {
   static Waiting* const kept = new Waiting;
+  return *kept;
+}
+
+// How often each operator was launched.
+struct Count {
+  std::mutex lock;
+  std::map<std::string, uint64_t> launched;
+  std::string told;
+};
+
+Count& count() {
+  static Count* const kept = new Count;
   return *kept;
 }
 
@@ -91,6 +105,11 @@ class Job {
 
 }  // namespace
 
+bool known(const char* operation) {
+  std::lock_guard<std::mutex> hold(count().lock);
+  return count().launched.emplace(operation, 0).second;
+}
+
 int prepared(const char* operation, Compute compute, uint64_t* workspace,
              aclOpExecutor** executor) {
   *workspace = 0;  // results in the making are the simulator's own memory
@@ -105,6 +124,8 @@ int launch(const char* operation, aclOpExecutor* executor, void* stream) {
     const auto taken = take(operation, executor);
     const int code = submit(stream, operation, Job(operation, std::move(taken->compute)));
     if (code != kOk) throw Failure(code, std::string(operation) + " does not reach its stream");
+    std::lock_guard<std::mutex> hold(count().lock);
+    ++count().launched[operation];
   });
 }
 
@@ -117,4 +138,16 @@ int launch_and_wait(const char* operation, aclOpExecutor* executor, void* stream
 
 NPUSIM_API int aclDestroyAclOpExecutor(aclOpExecutor* executor) {
   return npusim::guarded("aclDestroyAclOpExecutor", [=] { npusim::take(nullptr, executor); });
+}
+
+// Every operator and how often it was launched, "name count" a line, sorted; good until the next
+// call. For the self-test of the operators.
+NPUSIM_API const char* npusim_operators() {
+  npusim::Count& count = npusim::count();
+  std::lock_guard<std::mutex> hold(count.lock);
+  count.told.clear();
+  for (const auto& [name, times] : count.launched) {
+    count.told += name + ' ' + std::to_string(times) + '\n';
+  }
+  return count.told.c_str();
 }

@@ -28,6 +28,9 @@ int prepared(const char* operation, Compute compute, uint64_t* workspace,
 // The second phase: puts the computation on the stream. Returns an error code.
 int launch(const char* operation, aclOpExecutor* executor, void* stream);
 
+// Says at load time that there is such an operator.
+bool known(const char* operation);
+
 // As `launch`, and waits for its end: the host learns the shape of the result from it. So it fails
 // while the stream is captured.
 int launch_and_wait(const char* operation, aclOpExecutor* executor, void* stream);

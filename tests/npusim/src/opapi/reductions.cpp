@@ -54,11 +54,6 @@ OPERATOR(aclnnArgMin, [](const Tensor& self, int64_t dimension, bool keep, Out& 
   out.cast(at::argmin(self, dimension, keep));
 });
 
-OPERATOR(aclnnAminmaxAll, [](const Tensor& self, Out& least, Out& most) {
-  least = at::min(self);
-  most = at::max(self);
-});
-
 OPERATOR(aclnnAll, [](const Tensor& self, const Ints& dimensions, bool keep, Out& out) {
   out.cast(at::all(self, along(dimensions), keep));
 });
@@ -96,9 +91,6 @@ OPERATOR(aclnnCummin, [](const Tensor& self, int64_t dimension, Out& values, Out
 OPERATOR(aclnnLogSumExp, [](const Tensor& self, const Ints& dimensions, bool keep, Out& out) {
   out = at::logsumexp(self, dimensions, keep);
 });
-
-OPERATOR(aclnnNorm, [](const Tensor& self, const Scalar& power, const Ints& dimensions, bool keep,
-                       Out& out) { out = at::norm(self, power, dimensions, keep); });
 
 OPERATOR(aclnnLinalgVectorNorm, [](const Tensor& self, const Scalar& power, const Ints& dimensions,
                                    bool keep, at::ScalarType type, Out& out) {

@@ -37,11 +37,11 @@ void copy_rows(Tensor target, int64_t dimension, const Tensor& rows, const Tenso
   target.index_copy_(dimension, rows.narrow(0, first, count), part);
 }
 
-// What CANN numbers the five reductions.
+// How torch_npu numbers reductions (op_plugin/ops/opapi/ScatterReduceKernelNpuOpApi.cpp).
 c10::string_view reducing(int64_t number) {
-  static const c10::string_view names[] = {"sum", "prod", "mean", "amax", "amin"};
-  if (number < 0 || number > 4) throw Failure(kInvalidParam, "an unknown reduction");
-  return names[number];
+  static const c10::string_view names[] = {"sum", "prod", "amax", "amin", "mean"};
+  if (number < 1 || number > 5) throw Failure(kInvalidParam, "an unknown reduction");
+  return names[number - 1];
 }
 
 }  // namespace
@@ -75,6 +75,12 @@ OPERATOR(aclnnScatterReduce, [](const Tensor& self, int64_t dimension, const Ten
                                 const Tensor& source, int64_t reduce, bool include_self,
                                 Out& out) {
   out = at::scatter_reduce(self, dimension, wide(index), source, reducing(reduce), include_self);
+});
+
+OPERATOR(aclnnInplaceScatterReduce, [](Out& self, int64_t dimension, const Tensor& index,
+                                       const Tensor& source, int64_t reduce, bool include_self) {
+  self = at::scatter_reduce(self.tensor(), dimension, wide(index), source, reducing(reduce),
+                            include_self);
 });
 
 OPERATOR(aclnnIndexCopy, [](const Tensor& self, int64_t dimension, const Tensor& index,

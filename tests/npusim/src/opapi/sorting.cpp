@@ -35,9 +35,6 @@ OPERATOR(aclnnSearchSorteds, [](const Tensor& sequence, const Scalar& self, bool
             .reshape(out.tensor().sizes());
 });
 
-OPERATOR(aclnnBucketize, [](const Tensor& self, const Tensor& boundaries, bool in_int32, bool right,
-                            Out& out) { out = at::bucketize(self, boundaries, in_int32, right); });
-
 // How many values there are is known at the end only, so the host waits. A result that was not asked
 // for has no room.
 WAITING_OPERATOR(aclnnUnique2, [](const Tensor& self, bool sorted, bool inverse, bool counts,
