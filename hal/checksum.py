@@ -19,27 +19,19 @@ CHUNK = 1 << 20
 def checksum(tensor: Tensor) -> int:
     """Fingerprint in [0, 2**64) of the bytes of a C-contiguous `tensor` of any dtype and device.
 
-    The reference; reads one number back from the device.
+    The reference, in wrapping int64 arithmetic; reads one number back from the device.
 
     Raises:
         ValueError: the tensor is not C-contiguous.
     """
-    return int(fingerprint(tensor)) & MASK64
-
-
-def fingerprint(tensor: Tensor) -> Tensor:
-    """The same 64 bits, int64 [], on the tensor's device, where nothing is read back.
-
-    In wrapping int64 arithmetic. Raises as `checksum` does.
-    """
     if not tensor.is_contiguous():
         raise ValueError(f"tensor: expected C-contiguous, got strides {tensor.stride()}")
     data = tensor.detach().reshape(-1).view(torch.uint8)
-    length = torch.tensor(~data.numel(), dtype=torch.int64)
-    total = torch.full((), int(_mix64(length)), dtype=torch.int64, device=data.device)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
     for first, part in enumerate(torch.split(data, 4 * CHUNK)):
         total += _sum_words(_words(part), first * CHUNK)
-    return total
+    length = torch.tensor(~data.numel(), dtype=torch.int64)
+    return (int(total) + int(_mix64(length))) & MASK64
 
 
 def _words(data: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import routing
+from equipoise.backends.ascend.bits import fingerprint
 from equipoise.backends.ascend.memory import copy, used_on
 from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.ascend.stream import own_stream
-from equipoise.hal.checksum import fingerprint
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.stream import Stream
 

@@ -7,8 +7,9 @@ goes into the operator as an argument.
 import torch
 from torch import Tensor
 
+from equipoise.backends.ascend.bits import mix32, shift
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.routing import SHARE_BITS, SHARE_ONE, RoutingTable, mix32
+from equipoise.hal.routing import SHARE_BITS, SHARE_ONE, RoutingTable
 
 
 def live(tables: Tables, layer: int) -> RoutingTable:
@@ -28,7 +29,7 @@ def count(ids: Tensor, experts: int) -> Tensor:
 def hashed(ids: Tensor, table: RoutingTable, salt: Salt) -> Tensor:
     """Slots, int32 [n], by the hash of each element's place."""
     places = torch.arange(ids.numel(), device=ids.device)
-    draw = mix32(places, salt.rank, salt.layer, salt.step) >> 16
+    draw = shift(mix32(places, salt.rank, salt.layer, salt.step), 16)
     # Runs follow each other, so with an offset per expert one sorted array serves all.
     ends = table.cumulative.long() + _owners(table) * SHARE_ONE
     chosen = torch.searchsorted(ends, draw + ids.long() * SHARE_ONE, right=True)
@@ -42,11 +43,12 @@ def apportioned(
     counted, owners = counts.long(), _owners(table)
     first = counted.cumsum(0) - counted
     experts = torch.arange(table.experts, device=ids.device)
-    dither = mix32(experts, salt.rank, salt.layer, 0) >> 16
+    dither = shift(mix32(experts, salt.rank, salt.layer, 0), 16)
     quotas = cumulative.long() * counted.index_select(0, owners)
-    ends = (quotas + dither.index_select(0, owners)) >> SHARE_BITS
+    ends = shift(quotas + dither.index_select(0, owners), SHARE_BITS)
     kinds = ids.masked_fill(_strays(ids, table.experts), table.experts)
-    order = torch.argsort(kinds, stable=True)
+    # As float32, which is exact here: the device sorts no integers but on its own processors.
+    order = torch.argsort(kinds.float(), stable=True)
     # Sorted by expert, an element's position is its occurrence plus the experts before it.
     positions = torch.arange(ids.numel(), device=ids.device)
     position = torch.zeros_like(order).index_copy_(0, order, positions)

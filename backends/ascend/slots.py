@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import native
+from equipoise.backends.ascend.bits import fingerprint
 from equipoise.backends.ascend.event import AscendEvent
 from equipoise.backends.ascend.formats import segment_bytes
 from equipoise.backends.ascend.memory import check_reachable, copy, staged, used_on
 from equipoise.backends.ascend.stream import AscendStream, own_stream
 from equipoise.backends.ascend.verb import Verb
-from equipoise.hal.checksum import fingerprint
 from equipoise.hal.errors import SlotError
 from equipoise.hal.hazards import Hazards
 from equipoise.hal.leases import Leases, SlotLease
