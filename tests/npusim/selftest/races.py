@@ -1,0 +1,124 @@
+"""The race table: six deliberate bugs under each schedule, each beside its right variant.
+
+    python -m npusim.selftest.races
+
+A simulator that says yes to everything would be worth nothing: under the lazy schedule no buggy
+round may be correct, and no schedule may spoil a right one. Exit code 1 when that does not hold.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+TESTS = Path(__file__).resolve().parents[2]
+ROUNDS = 20
+LIMIT = 150.0
+"""Seconds for one schedule."""
+SINGLE = ("eager", "delay", "lazy", "explore")
+PAIRED = ("eager", "delay", "lazy")
+"""An exploring schedule is one within a process."""
+UNDISTURBED = {"NPUSIM_IDLE_MS": "1000", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""A pause of the machine does not look like idleness, at which a lazy device moves by itself."""
+Found = dict[str, int]
+"""Of ROUNDS rounds, how many were correct, by "case/variant"."""
+
+
+def measure() -> dict[str, Found]:
+    """What was found, by schedule. Raises RuntimeError when a program fails or tells a fault."""
+    with ThreadPoolExecutor(2) as pool:
+        single = pool.map(single_process, SINGLE)
+        paired = pool.map(two_processes, PAIRED)
+        found = dict(zip(SINGLE, single, strict=True))
+        for name, of in zip(PAIRED, paired, strict=True):
+            found[name] |= of
+    return found
+
+
+def single_process(schedule: str) -> Found:
+    """The four cases of one process."""
+    return _last_object(_start(schedule, "race_cases"))
+
+
+def two_processes(schedule: str) -> Found:
+    """The two cases of two processes."""
+    with TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        ranks = [_start(schedule, "race_pair", str(rank), store) for rank in range(2)]
+        _finish(ranks[0])
+        return _last_object(ranks[1])
+
+
+def violations(found: Mapping[str, Found]) -> list[str]:
+    """What the table should not say, one line each."""
+    return [
+        f"{case} under {schedule}: {correct} of {ROUNDS} correct"
+        for schedule, of in found.items()
+        for case, correct in of.items()
+        if not _expected(schedule, case.rpartition("/")[2], correct)
+    ]
+
+
+def table(found: Mapping[str, Found]) -> str:
+    """The table, in Markdown."""
+    lines = [
+        f"| correct rounds of {ROUNDS} | {' | '.join(SINGLE)} |",
+        f"| --- |{' --- |' * len(SINGLE)}",
+    ]
+    for case in found["lazy"]:
+        cells = [str(found[schedule].get(case, "")) for schedule in SINGLE]
+        lines.append(f"| {case.replace('/', ', ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _expected(schedule: str, variant: str, correct: int) -> bool:
+    if variant == "right":
+        return correct == ROUNDS
+    if schedule == "lazy":
+        return correct == 0
+    return schedule == "eager" or correct < ROUNDS
+
+
+def _start(schedule: str, module: str, *arguments: str) -> "subprocess.Popen[str]":
+    program = [sys.executable, "-m", f"npusim.selftest.{module}", *arguments]
+    return subprocess.Popen(
+        [sys.executable, "-m", "npusim", "--schedule", schedule, "--", *program],
+        env={**os.environ, **UNDISTURBED, "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _finish(process: "subprocess.Popen[str]") -> str:
+    try:
+        out, err = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    if process.returncode != 0:
+        raise RuntimeError(f"{process.args!r} ended with {process.returncode}:\n{err}")
+    return out
+
+
+def _last_object(process: "subprocess.Popen[str]") -> Found:
+    found: Found = json.loads(_finish(process).splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    """The command; returns its exit code."""
+    found = measure()
+    print(table(found))
+    wrong = violations(found)
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
