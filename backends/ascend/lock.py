@@ -170,6 +170,9 @@ class AscendStreamLock:
         """Around the wait of an acquire, or around a replay in which it is."""
         section = _Section(word, on, AscendEvent(), AscendEvent())
         with self._changed:  # so that no drain ends between the wait and its being known
+            for earlier in self._sections:
+                if earlier.word is word and earlier.stream is not on:
+                    on.wait(earlier.passed)  # else both would go on with one signal
             on.record(section.reached)
             self._sections.append(section)
             try:
@@ -269,6 +272,8 @@ class AscendStreamLock:
 
     def _lend(self) -> FullWord:
         with self._changed:
+            if not self._spare:
+                self._tidy()
             word = self._spare.pop() if self._spare else FullWord(self._index)
             self._lent.add(word)
             return word

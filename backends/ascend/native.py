@@ -130,9 +130,13 @@ def kept_stream(index: int, use: str) -> Any:
         return _streams[index, use]
 
 
+def version() -> str:
+    """Of torch_npu."""
+    return str(import_module(MODULE).__version__)
+
+
 def _detail(found: int) -> str:
-    version = import_module(MODULE).__version__
-    said = f"torch_npu {version}, {found} device(s)"
+    said = f"torch_npu {version()}, {found} device(s)"
     return f"{said}; torch.cuda is redirected by transfer_to_npu" if shimmed() else said
 
 

@@ -1,0 +1,15 @@
+"""The first device, opened for one test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from equipoise.backends.ascend import BACKEND
+from equipoise.backends.ascend.accelerator import AscendAccelerator
+
+
+@pytest.fixture
+def npu() -> Iterator[AscendAccelerator]:
+    made = BACKEND.open(0)
+    yield made
+    made.close()
