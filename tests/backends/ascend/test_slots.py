@@ -1,0 +1,176 @@
+"""Slots in device memory: clauses A1, A4, A6 to A8, A10, K1, V5."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.backends.ascend import formats, native
+from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.backends.ascend.slots import AscendSlotStore
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.errors import SlotError, Unsupported
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+pytestmark = pytest.mark.npusim
+SOON = 20.0
+SLOTS = 3
+
+
+def settled(npu: AscendAccelerator) -> None:
+    native.npu().current_stream(npu.device).synchronize()
+
+
+def store_of(npu: AscendAccelerator, *shapes: Sequence[int], offset: int = 0) -> AscendSlotStore:
+    """Slots with segments `offset` bytes off the alignment, each byte its slot's number."""
+    rows = []
+    for slot in range(SLOTS):
+        segments = []
+        for number, shape in enumerate(shapes):
+            nbytes = torch.Size(shape).numel()
+            whole = torch.full((offset + nbytes,), slot, dtype=torch.uint8, device=npu.device)
+            segments.append(Segment(f"part{number}", whole[offset:].view(tuple(shape))))
+        rows.append(tuple(segments))
+    settled(npu)
+    return npu.slot_store(SlotLayout(tuple(rows), staging=2))
+
+
+def bytes_of(store: AscendSlotStore, slot: int) -> list[int]:
+    return [int(x) for segment in store.layout.slots[slot] for x in segment.data.flatten().tolist()]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 4])
+def test_bytes_go_through_staging_into_slots_at_any_offset(
+    npu: AscendAccelerator, offset: int
+) -> None:
+    store, stream = store_of(npu, (2, 3), (5,), offset=offset), npu.stream(Role.COPY)
+    blob = torch.empty(2 * 11, dtype=torch.uint8, device=npu.device)
+    store.pack([1, 2], blob, stream)
+    store.unpack(blob, [0, 1], stream)
+    store.commit([(0, 2), (1, 0)], stream)
+    stream.synchronize(SOON)
+    assert [bytes_of(store, slot) for slot in range(SLOTS)] == [[2] * 11, [1] * 11, [1] * 11]
+    assert store.conversions == 0
+
+
+def test_staging_is_zero_to_every_stream_that_comes_first(npu: AscendAccelerator) -> None:
+    store = store_of(npu, (8,))
+    stream = npu.stream(Role.AUX)
+    store.commit([(0, 1)], stream)
+    stream.synchronize(SOON)
+    assert bytes_of(store, 1) == [0] * 8
+
+
+def test_what_a_verb_was_given_may_be_dropped_and_overwritten_at_once(
+    npu: AscendAccelerator,
+) -> None:
+    """Blobs and sources on the device, the stream held meanwhile: the allocator must not reuse."""
+    store, stream, lock = store_of(npu, (512,)), npu.stream(Role.COPY), npu.stream_lock(SOON)
+    lock.acquire(stream)
+    for slot in range(SLOTS):
+        source = torch.full((512,), 40 + slot, dtype=torch.uint8, device=npu.device)
+        blob = torch.full((512,), 50 + slot, dtype=torch.uint8, device=npu.device)
+        settled(npu)
+        store.write([slot], [[source]], stream)
+        store.unpack(blob, [slot % 2], stream)
+        del source, blob
+        junk = [torch.full((512,), 99, dtype=torch.uint8, device=npu.device) for _ in range(4)]
+        settled(npu)
+        del junk
+    store.commit([(1, 0)], stream)
+    lock.signal(0)
+    npu.synchronize(SOON)
+    assert [set(bytes_of(store, slot)) for slot in range(SLOTS)] == [{51}, {41}, {42}]
+
+
+def test_pinned_memory_is_read_when_the_stream_comes_and_pageable_memory_at_the_call(
+    npu: AscendAccelerator,
+) -> None:
+    store, stream, lock = store_of(npu, (8,)), npu.stream(Role.COPY), npu.stream_lock(SOON)
+    pinned, pageable = npu.pinned(8).fill_(1), torch.full((8,), 2, dtype=torch.uint8)
+    assert pinned.is_pinned()
+    assert not pageable.is_pinned()
+    lock.acquire(stream)
+    store.write([0], [[pinned]], stream)
+    store.write([1], [[pageable]], stream)
+    pinned.fill_(3)
+    pageable.fill_(4)
+    lock.signal(0)
+    stream.synchronize(SOON)
+    assert [bytes_of(store, 0), bytes_of(store, 1)] == [[3] * 8, [2] * 8]
+
+
+def test_pinned_memory_that_is_dropped_is_not_handed_out_under_a_copy(
+    npu: AscendAccelerator,
+) -> None:
+    store, stream, lock = store_of(npu, (512,)), npu.stream(Role.COPY), npu.stream_lock(SOON)
+    lock.acquire(stream)
+    store.write([0], [[npu.pinned(512).fill_(7)]], stream)
+    for _ in range(4):
+        npu.pinned(512).fill_(9)
+    lock.signal(0)
+    stream.synchronize(SOON)
+    assert bytes_of(store, 0) == [7] * 512
+
+
+def test_host_memory_that_no_stream_can_write_is_refused(npu: AscendAccelerator) -> None:
+    store, stream = store_of(npu, (8,)), npu.stream(Role.COPY)
+    with pytest.raises(SlotError, match="pinned"):
+        store.pack([0], torch.empty(8, dtype=torch.uint8), stream)
+    with pytest.raises(SlotError, match="pinned"):
+        store.checksum_slots([0], torch.empty(1, dtype=torch.int64), stream)
+    blob = npu.pinned(8)
+    store.pack([2], blob, stream)
+    stream.synchronize(SOON)
+    assert blob.tolist() == [2] * 8
+
+
+def test_checksums_are_those_of_the_definition(npu: AscendAccelerator) -> None:
+    store, stream = store_of(npu, (3,), (4, 1), offset=1), npu.stream(Role.COPY)
+    slots, staging = (torch.zeros(2, dtype=torch.int64, device=npu.device) for _ in range(2))
+    settled(npu)
+    store.checksum_slots([2, 1], slots, stream)
+    store.checksum_staging([1, 0], staging, stream)
+    stream.synchronize(SOON)
+    due = [as_int64(checksum(torch.full((7,), n, dtype=torch.uint8))) for n in (2, 1, 0)]
+    assert slots.tolist() == due[:2]
+    assert staging.tolist() == [due[2]] * 2
+
+
+def nz(npu: AscendAccelerator, number: int) -> Tensor:
+    """A padded matrix, every byte of it `number`, padding included."""
+    made = npu.private((20, 24), torch.float16)
+    npu.stored(made).fill_(number)
+    settled(npu)
+    return made
+
+
+def test_private_formats_travel_as_they_are_stored(npu: AscendAccelerator) -> None:
+    tensors = [nz(npu, number) for number in range(SLOTS)]
+    slots = tuple((Segment("w", tensor, SlotFormat.PRIVATE),) for tensor in tensors)
+    store, stream = npu.slot_store(SlotLayout(slots, staging=1)), npu.stream(Role.COPY)
+    size = store.layout.slot_bytes
+    assert size == tensors[0].untyped_storage().nbytes() > tensors[0].nbytes
+    blob = torch.empty(size, dtype=torch.uint8, device=npu.device)
+    store.pack([2], blob, stream)
+    store.unpack(blob, [0], stream)
+    store.commit([(0, 0)], stream)
+    store.write([1], [[nz(npu, 77)]], stream)
+    stream.synchronize(SOON)
+    assert [set(npu.stored(tensor).tolist()) for tensor in tensors] == [{2}, {77}, {2}]
+    assert all(formats.is_private(tensor) for tensor in tensors)
+    assert store.conversions == 0
+
+
+def test_a_private_tensor_may_not_pass_for_a_strided_one(npu: AscendAccelerator) -> None:
+    layout = SlotLayout(((Segment("w", nz(npu, 1)),),), staging=0)
+    with pytest.raises(SlotError, match="private format"):
+        npu.slot_store(layout)
+
+
+def test_vectors_have_no_private_format(npu: AscendAccelerator) -> None:
+    with pytest.raises(Unsupported, match="matrices"):
+        npu.private((24,), torch.float16)
