@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "call.h"
+#include "core/fault.h"
 #include "refusal.h"
 
 namespace npusim::hccl {
@@ -58,7 +59,12 @@ void launch(const Call& call, const Descriptor& what, std::vector<Block> out,
   }
   const auto rank = static_cast<size_t>(call.rank());
   if (out[rank].bytes != in[rank].bytes) {
-    throw Refusal(kParameter, "a rank does not give itself what it takes from itself");
+    const std::string wrong = text("%s: rank %d gives itself %llu bytes and takes %llu",
+                                   name_of(what.kind), call.rank(),
+                                   static_cast<unsigned long long>(out[rank].bytes),
+                                   static_cast<unsigned long long>(in[rank].bytes));
+    fault(wrong);
+    throw Refusal(kParameter, wrong);
   }
   call.launch(CollectivePlan{what, std::move(out), std::move(in)});
 }

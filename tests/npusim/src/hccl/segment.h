@@ -25,8 +25,10 @@ struct alignas(64) Seat {
   std::atomic<int32_t> process;
   std::atomic<int32_t> device;
   std::atomic<uint64_t> posted;  // collectives that this rank has begun
-  // Links that this rank has asked for: of a kind of collective; to, from and in batches with a rank.
-  std::atomic<uint8_t> met[kKinds];
+  // Links that this rank has asked for: for kinds of collectives, in the order of their first use;
+  // to, from and in batches with a rank.
+  std::atomic<uint32_t> kinds;
+  Kind first_uses[kKinds];
   std::atomic<uint8_t> to[kMostRanks];
   std::atomic<uint8_t> from[kMostRanks];
   std::atomic<uint8_t> batch[kMostRanks];
