@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from equipoise.backends.ascend.channel import Berth, Channel
 from equipoise.backends.ascend.flight import Fate
 from equipoise.backends.ascend.greeting import Greeting
 from equipoise.backends.ascend.group import Group, Membership, high_priority, make_group
-from equipoise.backends.ascend.introduction import WHERE, Introduction, collected
+from equipoise.backends.ascend.introduction import Introduction, collected
 from equipoise.backends.ascend.lanes import lanes
 from equipoise.backends.ascend.patience import Patience
 from equipoise.backends.ascend.stranded import STRANDED
@@ -66,32 +65,44 @@ class Builder:
     def build(self, plan: Plan, patience: Patience) -> Channel:
         """Make a channel together with all its members, every one of which calls this.
 
-        Raises `CommunicatorFailed` when a member does not come in time; names it. Torch_npu's
-        own wait for it has a time-out of two minutes, so nobody enters it before all are there.
+        Raises `CommunicatorFailed` when a member does not come in time; names it.
         """
         STRANDED.sweep()
         membership = plan.membership
-        question = f"hccl/{membership.name}"
-        store = Introduction(self._control, question, membership.ranks[0], patience)
+        store = Introduction(self._control, _question(membership), membership.ranks, patience)
         try:
-            self._meet(question, membership, patience)
-            leads = membership.rank == 0
-            with Turn(self._control, membership.name, patience) if leads else nullcontext():
-                if not leads:
-                    store.get(WHERE)  # heard once it is this communicator's turn
+            self._meet("here", membership, membership.ranks, patience)
+            if membership.rank > 0:
+                self._follow(membership, patience)
                 return self._make(plan, store, patience)
-        except ControlError as error:
-            raise CommunicatorFailed(f"{membership.name}: {error}") from error
-
-    def _meet(self, question: str, membership: Membership, patience: Patience) -> None:
-        self._control.cast(f"{question}/here", b"")
-        try:
-            collected(self._control, f"{question}/here", membership.ranks, patience)
+            with Turn(self._control, membership.name, patience):
+                self._lead(membership, patience)
+                return self._make(plan, store, patience)
         except BallotIncomplete as error:
             raise CommunicatorFailed(
                 f"{membership.name}: the ranks did not all meet in time: "
                 f"no word from rank(s) {error.missing}"
             ) from error
+        except ControlError as error:
+            raise CommunicatorFailed(f"{membership.name}: {error}") from error
+
+    def _lead(self, membership: Membership, patience: Patience) -> None:
+        """It is this communicator's turn: call the others, and see that they still live. What HCCL
+        opens for a meeting that does not take place it never closes."""
+        self._control.cast(f"{_question(membership)}/turn", b"")
+        self._meet("ready", membership, membership.ranks, patience)
+
+    def _follow(self, membership: Membership, patience: Patience) -> None:
+        collected(self._control, f"{_question(membership)}/turn", membership.ranks[:1], patience)
+        self._control.cast(f"{_question(membership)}/ready", b"")
+
+    def _meet(
+        self, where: str, membership: Membership, ranks: tuple[int, ...], patience: Patience
+    ) -> None:
+        """Say to be there, and wait for these ranks. Raises `BallotIncomplete`."""
+        question = f"{_question(membership)}/{where}"
+        self._control.cast(question, b"")
+        collected(self._control, question, ranks, patience)
 
     def _make(self, plan: Plan, store: Introduction, patience: Patience) -> Channel:
         name = plan.membership.name
@@ -102,13 +113,18 @@ class Builder:
             made.add_done_callback(_strand)
             raise CommunicatorFailed(f"{name}: HCCL did not make it in time") from error
         except RuntimeError as error:
-            raise CommunicatorFailed(f"{name}: HCCL did not make it: {error}") from error
+            why = " ".join(str(error).split())
+            raise CommunicatorFailed(f"{name}: HCCL did not make it: {why}") from error
         while (fate := greeting.flight.look()) is Fate.UNDER_WAY and patience.left:
             time.sleep(PAUSE)
         if fate is Fate.LANDED:
             return channel
         STRANDED.keep(channel)
         raise CommunicatorFailed(f"{name}: the greeting did not end: {greeting.flight.error}")
+
+
+def _question(membership: Membership) -> str:
+    return f"hccl/{membership.name}"
 
 
 def _greeted(plan: Plan, store: Introduction) -> tuple[Channel, Greeting]:
@@ -119,6 +135,7 @@ def _greeted(plan: Plan, store: Introduction) -> tuple[Channel, Greeting]:
     with high_priority(), npu.stream(account.aim()):
         group = make_group(store, membership)
         greeting = plan.greet(group, membership.rank, len(membership.ranks), device)
+    store.forget()
     lane = account.take(group.get_coll_stream_id(device), membership.name)
     berth = Berth(device, account, lane)
     return Channel(membership, group, store, berth, greeting.scratch), greeting

@@ -69,17 +69,10 @@ class Channel:
         self._flights = [flight for flight in self._flights if flight.look() is not Fate.LANDED]
         return not self._flights
 
-    def quiet(self) -> None:
-        """End the vendor's thread. For a channel that has to be kept: what is under way never ends,
-        and HCCL has no way to end it."""
-        if self._group is not None:
-            self._group.shutdown()
-
     def close(self) -> None:
         """Give the communicator back. Nothing may be under way on any member."""
         if self._group is None:
             return
-        self._group.shutdown()
         self._group = None
         self._berth.lanes.give(self._berth.lane)
         LEDGER.strike(self.membership.name)

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from equipoise.backends.ascend import native
 
-STOPPED = 2
-"""The vendor's number for a watchdog that does nothing."""
 UNTIL_DOOMSDAY = timedelta(days=10_000)
 HIGH = "TORCH_HCCL_HIGH_PRIORITY"
 PLAIN_FORMATS = (-1, 0, 2, 30)
@@ -73,10 +71,6 @@ class Group(Protocol):
         """The number of the stream that it runs on, once it has run anything."""
         ...
 
-    def shutdown(self) -> None:
-        """End the vendor's thread; the communicator itself lives on."""
-        ...
-
 
 @dataclass(frozen=True)
 class Membership:
@@ -98,8 +92,9 @@ class Membership:
 def make_group(store: Any, membership: Membership) -> Group:
     """A group whose communicator is made by its first operation, which blocks until all call it.
 
-    The vendor's watchdog is stopped: it would end the process at a time-out or an error, where the
-    contract wants an error that is raised. Ours watches instead.
+    The group is shut down at once, which ends the vendor's watchdog and nothing else: that thread
+    would end the process at a time-out or an error, where the contract wants an error that is
+    raised. Ours watches instead. Later a shutdown would wait for what is under way, for ever.
     """
     kind = import_module(native.MODULE)._C._distributed_c10d.ProcessGroupHCCL
     options = kind.Options()
@@ -110,7 +105,7 @@ def make_group(store: Any, membership: Membership) -> Group:
     options.group_id = membership.name
     options.hccl_config = {"hccl_buffer_size": membership.buffer}
     group = kind(store, membership.rank, len(membership.ranks), options)
-    group.set_watchdog_status(STOPPED)
+    group.shutdown()
     made: Group = group
     return made
 

@@ -25,7 +25,6 @@ class Stranded:
 
     def keep(self, channel: Channel) -> None:
         """Nobody but this list uses it from now on."""
-        channel.quiet()
         with self._lock:
             self._kept.append(channel)
             if not self._guarded:
