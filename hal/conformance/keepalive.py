@@ -25,6 +25,7 @@ from equipoise.hal.conformance.traffic import (
     lone,
     operations,
 )
+from equipoise.hal.conformance.verbs_own import PROPERTIES as VERBS
 
 FAMILY = "keepalive"
 Gone = Callable[[], bool]
@@ -201,4 +202,5 @@ PROPERTIES = (
         ranks=Ranks.GROUP,
     ),
     *HANDLES,
+    *VERBS,
 )

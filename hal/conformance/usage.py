@@ -3,7 +3,8 @@
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,33 +20,74 @@ SHARED = "/dev/shm/"
 
 @dataclass(frozen=True)
 class Usage:
-    """Threads, descriptors, bytes of resident memory, and names in shared memory."""
+    """What a process holds.
 
-    threads: int
-    descriptors: int
+    Attributes:
+        thread_names: of each thread.
+        targets: what each descriptor leads to; of those without a name only the kind.
+        memory: bytes that are resident.
+        shared: names in shared memory.
+    """
+
+    thread_names: tuple[str, ...]
+    targets: tuple[str, ...]
     memory: int
     shared: frozenset[str]
+
+    @property
+    def threads(self) -> int:
+        """How many."""
+        return len(self.thread_names)
+
+    @property
+    def descriptors(self) -> int:
+        """How many."""
+        return len(self.targets)
 
     def beyond(self, base: "Usage") -> str:
         """What it holds beyond `base`, in words; empty when it holds no more."""
         counts = {
-            "threads": self.threads - base.threads,
-            "descriptors": self.descriptors - base.descriptors,
+            f"threads ({_more(self.thread_names, base.thread_names)})": self.threads - base.threads,
+            f"descriptors ({_more(self.targets, base.targets)})": self.descriptors
+            - base.descriptors,
             "names in shared memory": len(self.shared - base.shared),
             "bytes of memory": (self.memory - base.memory) // GROWTH * GROWTH,
         }
         return ", ".join(f"{count} more {what}" for what, count in counts.items() if count > 0)
 
 
+def _more(now: Iterable[str], before: Iterable[str]) -> str:
+    """What there is more of, and how often."""
+    found = Counter(now) - Counter(before)
+    return ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
+
+
 def usage() -> Usage:
     """What this process holds now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
+    tasks = map(_text, Path("/proc/self/task").glob("*/comm"))
     return Usage(
-        threads=len(os.listdir("/proc/self/task")),
-        descriptors=len(os.listdir("/proc/self/fd")),
+        thread_names=tuple(name for name in tasks if name),
+        targets=tuple(name for name in map(_target, os.listdir("/proc/self/fd")) if name),
         memory=pages * os.sysconf("SC_PAGE_SIZE"),
         shared=_shared(),
     )
+
+
+def _text(path: Path) -> str:
+    """What stands there; nothing when it is gone by now."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _target(descriptor: str) -> str:
+    """A name, or a kind such as socket; nothing for the descriptor that this listing needed."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
+    except OSError:
+        return ""
 
 
 def halted(pid: int) -> bool:

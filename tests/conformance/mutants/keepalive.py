@@ -6,13 +6,14 @@ from functools import partial
 
 import torch
 from conformance.mutants.mutant import Mutant
-from conformance.mutants.subjects import network_with
+from conformance.mutants.subjects import device_with, network_with
 from torch import Tensor
 
 from equipoise.backends.virtual.arena import Bytes, bytes_of
 from equipoise.backends.virtual.collective import Share
 from equipoise.backends.virtual.communicator import VirtualCommunicator
 from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.work import VirtualWork
 
 Peers = Sequence[tuple[int, Tensor]]
@@ -86,7 +87,22 @@ class KeepsEverything(VirtualWork):
         vars(operation.communicator).setdefault("kept", []).append(operation.tensors)
 
 
+class BlobsBorrow(VirtualSlotStore):
+    """A blob is read, or written, when the stream comes to it, and nobody keeps it until then."""
+
+    def _rows(self, blob: Tensor, count: int) -> list[Bytes]:
+        return super()._rows(borrowed(blob), count)
+
+
+class SourcesBorrow(VirtualSlotStore):
+    """What is written into a slot is read when the stream comes to it, as long as it is there."""
+
+    def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
+        return [bytes_of(borrowed(torch.from_numpy(part))) for part in super()._source(source)]
+
+
 DROPPED = "buffers-dropped-in-flight-still-travel"
+VERBS = "memory-dropped-behind-a-verb-still-counts"
 WORKS = "dropped-works-neither-cancel-nor-leak"
 SOFT = "a-soft-wait-that-gives-up-changes-nothing"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
@@ -140,5 +156,19 @@ MUTANTS = (
         property=WORKS,
         subject=network_with(work=KeepsEverything),
         also=(FAULTS,),  # it counts what survivors still hold
+    ),
+    Mutant(
+        name="a-blob-belongs-to-its-caller",
+        clause="K1",
+        broken="A blob that is dropped behind `pack` or `unpack` is in use again (record_stream).",
+        property=VERBS,
+        subject=device_with(slots=BlobsBorrow),
+    ),
+    Mutant(
+        name="a-source-belongs-to-its-caller",
+        clause="K1",
+        broken="The tensors of `write` are freed in flight (record_stream).",
+        property=VERBS,
+        subject=device_with(slots=SourcesBorrow),
     ),
 )

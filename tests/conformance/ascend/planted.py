@@ -1,0 +1,23 @@
+"""Broken backends by name, for rank processes: `conformance.ascend.planted:NAME`.
+
+Whoever asks for a name has its process broken for good; the driver, which asks too, undoes it.
+"""
+
+from contextlib import ExitStack
+
+from conformance.ascend.breakage import patch
+from conformance.ascend.breakages import BREAKAGES
+
+from equipoise.backends.ascend import BACKEND
+from equipoise.hal.accelerator import Backend
+
+undone = ExitStack()
+"""What undoes everything that was planted in this process."""
+
+
+def __getattr__(name: str) -> Backend:
+    for breakage in BREAKAGES:
+        if breakage.name == name:
+            breakage.plant(lambda owner, attribute, value: patch(undone, owner, attribute, value))
+            return BACKEND
+    raise AttributeError(name)
