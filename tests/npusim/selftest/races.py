@@ -33,7 +33,7 @@ def measure() -> dict[str, Found]:
     with ThreadPoolExecutor(2) as pool:
         single = pool.map(single_process, SINGLE)
         paired = pool.map(two_processes, PAIRED)
-        found = dict(zip(SINGLE, single, strict=True))
+        found: dict[str, Found] = dict(zip(SINGLE, single, strict=True))
         for name, of in zip(PAIRED, paired, strict=True):
             found[name] |= of
     return found
