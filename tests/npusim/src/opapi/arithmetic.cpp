@@ -22,7 +22,7 @@ Tensor wrapped(const Scalar& number) {
 
 }  // namespace
 
-// Four spellings of one function: of two tensors or a tensor and a scalar, with or without a result.
+// Four spellings of one function: of two tensors or a tensor and a scalar, anew or in place.
 #define BINARY(tensor_name, scalar_name, function)                                             \
   OPERATOR(aclnn##tensor_name, [](const Tensor& self, const Tensor& other, Out& out) {         \
     out.convert(function(self, other));                                                        \

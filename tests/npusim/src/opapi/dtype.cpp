@@ -8,7 +8,7 @@
 namespace npusim {
 namespace {
 
-// aclDataType as torch_npu 2.13.0 maps torch's types to it (OpPreparation::convert_to_acl_data_type).
+// aclDataType, as torch_npu 2.13.0 maps torch's types to it in OpPreparation.
 const std::map<int, at::ScalarType>& types() {
   static const std::map<int, at::ScalarType> kept = {
       {0, at::kFloat},          {1, at::kHalf},          {2, at::kChar},

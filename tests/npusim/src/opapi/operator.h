@@ -149,9 +149,10 @@ struct FirstPhase<Named, void (*)(Types...)> {
 
 }  // namespace npusim
 
-// Defines the two functions of an operator, `name`GetWorkspaceSize and `name`. The parameters of the
-// given lambda, in the program's order, decide those of the first: a function of theirs cannot be
-// written out here, so its name is bound to an instance of a template when it is looked up (ifunc).
+// Defines the two functions of an operator, `name`GetWorkspaceSize and `name`. The parameters of
+// the given lambda, in the program's order, decide those of the first. A function of theirs cannot
+// be written out here, so its name is bound to an instance of a template when it is looked up: that
+// is what ifunc does.
 #define NPUSIM_OPERATOR(second_phase, name, ...)                                          \
   namespace {                                                                             \
   struct name##_operator {                                                                \

@@ -35,8 +35,8 @@ OPERATOR(aclnnSearchSorteds, [](const Tensor& sequence, const Scalar& self, bool
             .reshape(out.tensor().sizes());
 });
 
-// How many values there are is known at the end only, so the host waits. A result that was not asked
-// for has no room.
+// How many values there are is known at the end only, so the host waits. A result that was not
+// asked for has no room.
 WAITING_OPERATOR(aclnnUnique2, [](const Tensor& self, bool sorted, bool inverse, bool counts,
                                   Out& values, Out& where, Out& many) {
   const auto [found, at, of_each] = at::_unique2(self, sorted, inverse, counts);

@@ -37,7 +37,7 @@ at::Tensor view(const aclTensor& tensor, const char* what) {
   const at::TensorOptions options(tensor.dtype);
   const auto& sizes = tensor.sizes;
   if (!strided(tensor.format)) {
-    const std::string wrong = text("%s is given a tensor in private format %d", what, tensor.format);
+    const std::string wrong = text("%s is given private format %d", what, tensor.format);
     fault(wrong);
     throw Failure(kInvalidParam, wrong);
   }
