@@ -1,16 +1,16 @@
-"""One rank of the communication self-test: `python -m npusim.selftest.hccl_rank PROGRAM ...`."""
+"""One rank of the communication self-test."""
 
-import argparse
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+npu: Any = torch.get_device_module("npu")
+"""torch_npu's part of torch; it has no types."""
 PATIENCE = 60.0
 """Seconds that anything in a rank may take."""
 
@@ -21,7 +21,7 @@ class Rank:
 
     index: int
     world: int
-    store: dist.Store
+    store: Any
     compared: int = 0
     kept: list[object] = field(default_factory=list)
 
@@ -29,6 +29,15 @@ class Rank:
     def device(self) -> torch.device:
         """A device of its own."""
         return torch.device("npu", self.index)
+
+    def group(self, ranks: list[int] | None = None) -> dist.ProcessGroup:
+        """A group of its own communicator; all ranks of the world call it. By default all."""
+        made: Any = dist.new_group(ranks)
+        return made  # type: ignore[no-any-return]
+
+    def backend(self, group: dist.ProcessGroup) -> Any:
+        """torch_npu's side of a group."""
+        return group._get_backend(self.device)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy on the device."""
@@ -68,31 +77,21 @@ def until(holds: Callable[[], bool], what: str, limit: float = PATIENCE) -> None
 
 def join(index: int, world: int, path: str) -> Rank:
     """Take part; every rank has a device of its own."""
-    torch.npu.set_device(index)
-    store = dist.FileStore(path, world)
-    inside = dist.PrefixStore("groups", store)
+    npu.set_device(index)
+    store = dist.FileStore(path, world)  # type: ignore[attr-defined]
+    inside = dist.PrefixStore("groups", store)  # type: ignore[attr-defined]
     limit = timedelta(seconds=PATIENCE)
     dist.init_process_group("hccl", store=inside, rank=index, world_size=world, timeout=limit)
-    return Rank(index, world, dist.PrefixStore("test", store))
+    return Rank(index, world, dist.PrefixStore("test", store))  # type: ignore[attr-defined]
 
 
-def main() -> None:
-    """Run one program and print how many comparisons it made."""
-    from npusim.selftest import hccl_right, hccl_wrong
+def run(program: Callable[[Rank], None], index: int, world: int, store: str) -> int:
+    """Take part in one program; how many comparisons were made."""
+    rank = join(index, world, store)
+    program(rank)
+    return rank.compared
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program", choices=[*hccl_right.PROGRAMS, *hccl_wrong.PROGRAMS])
-    parser.add_argument("index", type=int)
-    parser.add_argument("world", type=int)
-    parser.add_argument("store")
-    asked = parser.parse_args()
-    rank = join(asked.index, asked.world, asked.store)
-    (hccl_right.PROGRAMS | hccl_wrong.PROGRAMS)[asked.program](rank)
-    print(f"compared {rank.compared}", flush=True)
-    if asked.program in hccl_wrong.PROGRAMS:
-        os._exit(0)  # streams that have failed are not taken down in order
+
+def leave() -> None:
+    """End all groups in order."""
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

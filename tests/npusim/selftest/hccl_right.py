@@ -5,7 +5,8 @@ from itertools import product
 
 import torch
 import torch.distributed as dist
-from npusim.selftest.hccl_rank import Rank
+
+from npusim.selftest.hccl_rank import Rank, npu
 
 REDUCED = (
     torch.int8,
@@ -124,7 +125,7 @@ def uneven(me: Rank) -> None:
         received = [splits[a][me.index] for a in range(me.world)]
         got = torch.empty(sum(received), device=me.device)
         dist.all_to_all_single(got, me.put(sent[me.index]), received, splits[me.index])
-        wanted = torch.cat([sent[a].split(splits[a])[me.index] for a in range(me.world)])
+        wanted = torch.cat([torch.split(sent[a], splits[a])[me.index] for a in range(me.world)])
         me.expect(got, wanted, f"uneven all_to_all {scale}")
 
 
@@ -138,10 +139,10 @@ def messages(me: Rank) -> None:
 
 def _three_in_order(me: Rank, source: int, target: int, size: int) -> None:
     sent = [data(source, size, torch.int32, salt) for salt in range(3)]
+    got = [torch.empty(size, dtype=torch.int32, device=me.device) for _ in sent]
     if me.index == source:
         works = [dist.isend(me.put(part), target) for part in sent]
     elif me.index == target:
-        got = [torch.empty(size, dtype=torch.int32, device=me.device) for _ in sent]
         works = [dist.irecv(part, source) for part in got]
     else:
         return
@@ -149,7 +150,7 @@ def _three_in_order(me: Rank, source: int, target: int, size: int) -> None:
         assert work is not None
         work.wait()
     if me.index == source:
-        torch.npu.synchronize()
+        npu.synchronize()
         return
     for number, (one, two) in enumerate(zip(got, sent, strict=True)):
         me.expect(one, two, f"message {number} of {size} from {source} to {target}")
@@ -181,9 +182,9 @@ def _batch(me: Rank, size: int, steps: Sequence[tuple[int, int]]) -> None:
 
 def groups(me: Rank) -> None:
     """Parts of the world at the same time, groups of one, and several groups of the same ranks."""
-    halves = [dist.new_group(list(range(half, me.world, 2))) for half in range(2)]
-    singles = [dist.new_group([rank]) for rank in range(me.world)]
-    purposes = [dist.new_group() for _ in range(4)]
+    halves = [me.group(list(range(half, me.world, 2))) for half in range(2)]
+    singles = [me.group([rank]) for rank in range(me.world)]
+    purposes = [me.group() for _ in range(4)]
     mine = [rank for rank in range(me.world) if rank % 2 == me.index % 2]
     for turn in range(10):
         got = me.put(data(me.index, 500, torch.int64, turn))
@@ -213,8 +214,8 @@ def replays(me: Rank) -> None:
     """A captured all-reduce sees the input of each replay."""
     held = torch.zeros(5000, device=me.device)
     dist.all_reduce(held)  # builds the links: none may be built in a capture
-    graph = torch.npu.NPUGraph()
-    with torch.npu.graph(graph):
+    graph = npu.NPUGraph()
+    with npu.graph(graph):
         dist.all_reduce(held)
     for turn in range(5):
         held.copy_(data(me.index, 5000, torch.float32, turn))
@@ -223,21 +224,18 @@ def replays(me: Rank) -> None:
         me.expect(held, fold(dist.ReduceOp.SUM, parts), f"replay {turn}")
 
 
+def everything(me: Rank) -> None:
+    """All of the above."""
+    for program in (reductions, movements, uneven, messages, batches, groups, replays):
+        program(me)
+
+
+def alone(me: Rank) -> None:
+    """What one rank can do."""
+    for program in (reductions, movements, uneven, replays):
+        program(me)
+
+
 PROGRAMS: dict[str, Callable[[Rank], None]] = {
-    "reductions": reductions,
-    "movements": movements,
-    "uneven": uneven,
-    "messages": messages,
-    "batches": batches,
-    "groups": groups,
-    "replays": replays,
+    program.__name__: program for program in (everything, alone, messages)
 }
-
-
-def _everything(me: Rank) -> None:
-    for program in list(PROGRAMS.values()):
-        if program is not _everything:
-            program(me)
-
-
-PROGRAMS["everything"] = _everything

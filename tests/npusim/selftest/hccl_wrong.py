@@ -5,19 +5,23 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from npusim.selftest.hccl_rank import Rank, until
 
+from npusim.selftest.hccl_rank import Rank, npu, until
+
+Work = Any
+"""torch's Work; its functions are not typed alike everywhere."""
 NOT_SUPPORTED = 5
 UINT8, INT16, FP64 = 7, 1, 10
 SUM, PROD = 0, 2 - 1
 
 
-def _fails(me: Rank, work: dist.Work | None, what: str) -> None:
+def _fails(me: Rank, work: Work, what: str) -> None:
     """The operation ends with its stream's error."""
-    assert work is not None
     me.kept.append(work)
 
     def failed() -> bool:
@@ -31,15 +35,13 @@ def _fails(me: Rank, work: dist.Work | None, what: str) -> None:
     me.compared += 1
 
 
-def _ends(me: Rank, work: dist.Work | None) -> None:
-    assert work is not None
+def _ends(me: Rank, work: Work) -> None:
     me.kept.append(work)
     until(work.is_completed, "the end of an operation")
 
 
-def _stays(me: Rank, work: dist.Work | None, what: str) -> None:
+def _stays(me: Rank, work: Work, what: str) -> None:
     """The operation is still not done after a while, and the process is well."""
-    assert work is not None
     start = time.monotonic()
     while time.monotonic() - start < 1.0:
         me.check(not work.is_completed(), f"{what} ended")
@@ -63,42 +65,47 @@ def _tensor(me: Rank, size: int = 8, dtype: torch.dtype = torch.float32) -> torc
 
 def mismatches(me: Rank) -> None:
     """Collectives that are not the same everywhere, each in a group of its own."""
-    first = me.index == 0
-    x, y = _tensor(me), _tensor(me, 16)
-
-    def kind(group: dist.ProcessGroup) -> dist.Work | None:
-        dist.all_reduce(x, group=group)
-        dist.all_gather_into_tensor(y, x, group=group)
-        if first:
-            return dist.all_reduce(x, group=group, async_op=True)
-        return dist.all_gather_into_tensor(y, x, group=group, async_op=True)
-
-    def count(group: dist.ProcessGroup) -> dist.Work | None:
-        return dist.all_reduce(x if first else x[:4], group=group, async_op=True)
-
-    def dtype(group: dist.ProcessGroup) -> dist.Work | None:
-        held = _tensor(me, 8, torch.float32 if first else torch.int32)
-        return dist.all_reduce(held, group=group, async_op=True)
-
-    def reduction(group: dist.ProcessGroup) -> dist.Work | None:
-        op = dist.ReduceOp.SUM if first else dist.ReduceOp.MAX
-        return dist.all_reduce(x, op, group=group, async_op=True)
-
-    def root(group: dist.ProcessGroup) -> dist.Work | None:
-        return dist.broadcast(x, me.index, group=group, async_op=True)
-
-    def split(group: dist.ProcessGroup) -> dist.Work | None:
-        given, sizes = (x, [4, 4]) if first else (x[:6], [2, 4])
-        return dist.all_to_all_single(y[:8], given, [4, 4], sizes, group=group, async_op=True)
-
-    for case in (kind, count, dtype, reduction, root, split):
-        _fails(me, case(dist.new_group()), case.__name__)
+    for case in (_kind, _count, _dtype, _reduction, _root, _split):
+        _fails(me, case(me, me.group()), case.__name__)
         me.meet(case.__name__)
+
+
+def _kind(me: Rank, group: dist.ProcessGroup) -> Work:
+    x, y = _tensor(me), _tensor(me, 16)
+    dist.all_reduce(x, group=group)
+    dist.all_gather_into_tensor(y, x, group=group)
+    if me.index == 0:
+        return dist.all_reduce(x, group=group, async_op=True)
+    return dist.all_gather_into_tensor(y, x, group=group, async_op=True)
+
+
+def _count(me: Rank, group: dist.ProcessGroup) -> Work:
+    return dist.all_reduce(_tensor(me, 8 - 4 * me.index), group=group, async_op=True)
+
+
+def _dtype(me: Rank, group: dist.ProcessGroup) -> Work:
+    held = _tensor(me, 8, (torch.float32, torch.int32)[me.index])
+    return dist.all_reduce(held, group=group, async_op=True)
+
+
+def _reduction(me: Rank, group: dist.ProcessGroup) -> Work:
+    op = (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[me.index]
+    return dist.all_reduce(_tensor(me), op, group=group, async_op=True)
+
+
+def _root(me: Rank, group: dist.ProcessGroup) -> Work:
+    return dist.broadcast(_tensor(me), me.index, group=group, async_op=True)
+
+
+def _split(me: Rank, group: dist.ProcessGroup) -> Work:
+    given = ([4, 4], [2, 4])[me.index]
+    x, y = _tensor(me, sum(given)), _tensor(me)
+    return dist.all_to_all_single(y, x, [4, 4], given, group=group, async_op=True)
 
 
 def first_uses(me: Rank) -> None:
     """Different collectives at the first use of a group: told when their links are built."""
-    group = dist.new_group()
+    group = me.group()
     x, y = _tensor(me), _tensor(me, 16)
     if me.index == 0:
         _refused(me, lambda: dist.all_reduce(x, group=group), "first use does not match")
@@ -111,7 +118,7 @@ def first_uses(me: Rank) -> None:
 def unequal(me: Rank) -> None:
     """A send and a receive of different sizes."""
     x = _tensor(me)
-    group = dist.new_group()
+    group = me.group()
     work = dist.isend(x, 1, group) if me.index == 0 else dist.irecv(x[:4], 0, group)
     _fails(me, work, "a message")
     me.meet("unequal")
@@ -119,7 +126,7 @@ def unequal(me: Rank) -> None:
 
 def both_send_first(me: Rank) -> None:
     """Everybody waits for a receiver who sends first, too: nobody is dead, so it is a fault."""
-    group = dist.new_group()
+    group = me.group()
     work = dist.isend(_tensor(me), 1 - me.index, group)
     dist.irecv(_tensor(me), 1 - me.index, group)
     _fails(me, work, "the send")
@@ -128,14 +135,14 @@ def both_send_first(me: Rank) -> None:
 
 def links_in_a_circle(me: Rank) -> None:
     """The same, at first use: the call that needs the link does not return."""
-    group = dist.new_group()
+    group = me.group()
     _refused(me, lambda: dist.isend(_tensor(me), 1 - me.index, group), "HcclSend")
     me.meet("in a circle")
 
 
 def nobody_else(me: Rank) -> None:
     """One rank never calls the collective."""
-    group = dist.new_group()
+    group = me.group()
     dist.all_reduce(_tensor(me), group=group)
     if me.index == 0:
         _fails(me, dist.all_reduce(_tensor(me), group=group, async_op=True), "all_reduce")
@@ -155,7 +162,7 @@ def twice_in_a_batch(me: Rank) -> None:
 
 def never_joined(me: Rank) -> None:
     """One rank does not come into the communicator."""
-    group = dist.new_group()
+    group = me.group()
     if me.index == 0:
         start = time.monotonic()
         _refused(me, lambda: dist.all_reduce(_tensor(me), group=group), "have not come: 1")
@@ -165,7 +172,7 @@ def never_joined(me: Rank) -> None:
 
 def one_device(me: Rank) -> None:
     """Two ranks on one device."""
-    torch.npu.set_device(0)
+    npu.set_device(0)
     x = torch.zeros(4).to("npu:0")
     _refused(me, lambda: dist.all_reduce(x), "same device")
     me.meet("refused")
@@ -173,10 +180,10 @@ def one_device(me: Rank) -> None:
 
 def unsupported(me: Rank) -> None:
     """Reductions that the device does not have, asked for directly."""
-    dist.all_reduce(_tensor(me))
-    backend = dist.group.WORLD._get_backend(me.device)  # type: ignore[union-attr]
-    handle = ctypes.c_void_p(backend.get_hccl_comm(me.index))
-    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+    group = me.group()
+    dist.all_reduce(_tensor(me), group=group)
+    handle = ctypes.c_void_p(me.backend(group).get_hccl_comm(me.index))
+    stream = ctypes.c_void_p(npu.current_stream().npu_stream)
     library = ctypes.CDLL("libhccl.so")
     for dtype, op in ((UINT8, SUM), (FP64, SUM), (INT16, PROD)):
         at = ctypes.c_void_p(_tensor(me, 64).data_ptr())
@@ -186,13 +193,12 @@ def unsupported(me: Rank) -> None:
 
 def destroyed(me: Rank) -> None:
     """A communicator is destroyed under an operation: it ends, with an error."""
-    group = dist.new_group()
+    group = me.group()
     _ends(me, dist.all_reduce(_tensor(me), group=group, async_op=True))
     if me.index == 0:
-        work = dist.all_reduce(_tensor(me), group=group, async_op=True)
-        assert work is not None
+        work: Work = dist.all_reduce(_tensor(me), group=group, async_op=True)
         me.check(not work.is_completed(), "it ended alone")
-        group._get_backend(me.device).abort_hccl_comm("test")  # destroys its communicators
+        me.backend(group).abort_hccl_comm("test")  # destroys its communicators
         _fails(me, work, "the operation")
     me.meet("destroyed")
 
@@ -200,10 +206,10 @@ def destroyed(me: Rank) -> None:
 def slow(me: Rank) -> None:
     """NPUSIM_HCCL_SLOW: rank 1 begins each operation late."""
     dist.all_reduce(_tensor(me))
-    torch.npu.synchronize()
+    npu.synchronize()
     start = time.monotonic()
     dist.all_reduce(_tensor(me))
-    torch.npu.synchronize()
+    npu.synchronize()
     me.check(time.monotonic() - start > 0.25, "rank 1 was not late")
 
 
@@ -211,8 +217,14 @@ def dies(me: Rank) -> None:
     """NPUSIM_HCCL_DIES: rank 1 ends in the middle of its third operation; the others stay."""
     for _ in range(2):
         dist.all_reduce(_tensor(me))
-    torch.npu.synchronize()
-    work = dist.all_reduce(_tensor(me, 1_000_000), async_op=True)
+    npu.synchronize()
+    me.store.set(f"process {me.index}", str(os.getpid()))
+    work: Work = dist.all_reduce(_tensor(me, 1_000_000), async_op=True)
+    if me.index == 1:
+        until(work.is_completed, "the end of the third operation")
+        raise AssertionError("it outlived its third operation")
+    other = int(me.store.get("process 1"))
+    until(lambda: not Path(f"/proc/{other}").exists(), "the death of rank 1")
     _stays(me, work, "all_reduce")
 
 
@@ -224,8 +236,8 @@ def killed(me: Rank) -> None:
         until(lambda: me.store.check(["dying"]), "the death")
         _stays(me, work, "the send")
         return
-    work = dist.irecv(_tensor(me, size), 0)
-    me.check(work is not None and not work.is_completed(), "it ended too early")
+    got: Work = dist.irecv(_tensor(me, size), 0)
+    me.check(not got.is_completed(), "it ended too early")
     me.store.set("dying", "now")
     os.kill(os.getpid(), signal.SIGKILL)
 

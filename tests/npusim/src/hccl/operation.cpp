@@ -97,17 +97,18 @@ Turn Operation::waiting() {
 
 void Operation::expire() {
   std::string names;
-  bool alive = false;
-  for (const int rank : missing()) {
+  bool alive = stage_ == Stage::kQueued;
+  if (stage_ == Stage::kQueued) names = "another operation of this rank";
+  for (const int rank : stage_ == Stage::kQueued ? std::vector<int>{} : missing()) {
     names += (names.empty() ? "" : ", ") + communicator_->peer(rank);
     alive |= communicator_->alive(rank);
   }
   const std::string why =
       text("communicator %s: %s of rank %d has waited for %.1f s, missing: %s",
            communicator_->name().c_str(), what().c_str(), communicator_->rank(),
-           (now() - since_) / 1e9, names.empty() ? "another operation here" : names.c_str());
+           (now() - since_) / 1e9, names.c_str());
   // A peer may die without anybody's mistake.
-  if (names.empty() || alive) fault(why);
+  if (alive) fault(why);
   throw Failure(kDeviceException, why);
 }
 
