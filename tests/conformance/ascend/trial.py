@@ -31,6 +31,7 @@ from equipoise.hal.conformance.search import Effort, Violated, search
 from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
+HEALTHY, HCCL = "equipoise.backends.ascend:BACKEND", "equipoise.backends.ascend:HCCL"
 CASES = 60
 """Most cases of a run; it ends with the first violation."""
 HEALTHY_CASES = 6
@@ -85,7 +86,7 @@ def broken(breakage: Breakage, runs: int) -> Score:
 
 def healthy(property_name: str, ranks: int, runs: int) -> Score:
     """The same property on the healthy backend."""
-    with own_faults() as faults, closing(subject("ascend", ranks)) as tried:
+    with own_faults() as faults, closing(subject(HEALTHY, ranks)) as tried:
         return score(property_name, property_name, tried, range(runs), HEALTHY_CASES, faults)
 
 
@@ -93,7 +94,7 @@ def subject(backend: str, ranks: int) -> Subject:
     """One device of this process, or rank processes with a backend by name."""
     if ranks == 1:
         return DeviceSubject(BACKEND)
-    return ProcessSubject(backend, "hccl", ranks, DEADLINES)
+    return ProcessSubject(backend, HCCL, ranks, DEADLINES)
 
 
 def score(
@@ -128,7 +129,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="these only")
-    parser.add_argument("--runs", type=int, default=20, help="of each (20)")
+    parser.add_argument("--runs", type=int, default=20, help="of each on one device (20)")
+    parser.add_argument("--rank-runs", type=int, default=20, help="of each on several ranks (20)")
     parser.add_argument("--healthy", type=int, default=1, help="runs of the healthy backend (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
     return parser.parse_args(arguments)
@@ -138,7 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 0 when every broken backend was caught in every run, and no healthy one."""
     chosen = options(arguments)
     tried = [b for b in BREAKAGES if not chosen.names or b.name in chosen.names]
-    caught = [show(broken(breakage, chosen.runs)) for breakage in tried]
+    runs = {1: chosen.runs}
+    caught = [show(broken(b, runs.get(b.ranks, chosen.rank_runs))) for b in tried]
     used = sorted({(breakage.property, breakage.ranks) for breakage in tried})
     sound = [show(healthy(*claim, chosen.healthy)) for claim in used if chosen.healthy]
     if chosen.json:
