@@ -251,15 +251,21 @@ class HcclCommunicator:
 
     def _issue(self, what: str, launch: Launch, *buffers: Tensor) -> HcclWork:
         with self._issuing:
-            self._refuse(what)
-            native.settle_thread(self._setting.index)
+            self._ready(what)
             return self._now.whole(what, launch, buffers)
 
     def _message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> HcclWork:
         with self._issuing:
-            self._refuse(what)
-            native.settle_thread(self._setting.index)
+            self._ready(what)
             return self._now.message(what, pair, as_bytes(tensor))
+
+    def _ready(self, what: str) -> None:
+        """Before anything is launched. Raises `CommunicatorFailed`, and `Unsupported` in a graph:
+        nobody could ask a captured operation whether it has ended."""
+        self._refuse(what)
+        native.settle_thread(self._setting.index)
+        if native.npu().is_current_stream_capturing():
+            raise Unsupported(f"{what} of {self.purpose!r}: it cannot be captured into a graph")
 
     def _refuse(self, what: str) -> None:
         """Raise `CommunicatorFailed` after a failure, and after closing (clause E2)."""

@@ -7,10 +7,11 @@ from equipoise.backends.ascend.building import Builder
 from equipoise.backends.ascend.communicator import HcclCommunicator, hccl_capabilities
 from equipoise.backends.ascend.incarnation import Setting
 from equipoise.backends.ascend.parting import Partings
+from equipoise.backends.ascend.settings import obstacle
 from equipoise.backends.ascend.watchdog import Watchdog
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.cpu.store import StoreHost
-from equipoise.hal.capabilities import CommunicatorCapabilities, Probe
+from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
 from equipoise.hal.errors import BackendUnavailable, CommunicatorFailed, Unsupported
 from equipoise.hal.operands import check_members
@@ -89,8 +90,8 @@ class HcclBackend:
         return hccl_capabilities()
 
     def probe(self) -> Probe:
-        """Whether torch_npu is here and sees a device."""
-        return native.probe()
+        """Whether torch_npu is here and sees a device, and is not set to block the host."""
+        return Unavailable(why) if (why := obstacle()) else native.probe()
 
     def joined(self) -> Rendezvous | None:
         """HCCL brings no launcher."""
@@ -101,11 +102,10 @@ class HcclBackend:
         return StoreHost()
 
     def connect(self, rendezvous: Rendezvous) -> HcclFabric:
-        """Meet the other ranks. Raises `BackendUnavailable` where there is no device."""
-        try:
-            native.devices()
-        except Exception as error:
-            raise BackendUnavailable(f"no HCCL here: {error}") from error
+        """Meet the other ranks. Raises `BackendUnavailable` where that cannot be."""
+        answer = self.probe()
+        if isinstance(answer, Unavailable):
+            raise BackendUnavailable(answer.reason)
         return HcclFabric(rendezvous)
 
 

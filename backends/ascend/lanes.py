@@ -50,6 +50,7 @@ class Lanes:
     def aim(self) -> Lane:
         """Make a free stream the next of the pool. Raises `CommunicatorFailed` if there is none."""
         with self._lock:
+            self._last = self._place(self._draw().stream_id)  # others may have drawn meanwhile
             wanted = self._free()
             while self._ring[(self._last + 1) % len(self._ring)] is not wanted:
                 self._last = self._place(self._draw().stream_id)

@@ -34,6 +34,17 @@ def deterministic() -> bool:
     return os.environ.get("HCCL_DETERMINISTIC", "").lower() in ("true", "strict")
 
 
+def obstacle() -> str:
+    """Which setting makes torch_npu block the host where the contract wants it not to; or nothing.
+
+    A debugger's settings: with them a send would wait for its receive on the host (clause P1).
+    """
+    for name in ("TORCH_HCCL_BLOCKING_WAIT", "HCCL_BLOCKING_WAIT", "ASCEND_LAUNCH_BLOCKING"):
+        if os.environ.get(name, "0") not in ("", "0"):
+            return f"{name} is set: with it operations block the host; unset it"
+    return ""
+
+
 def sums() -> frozenset[torch.dtype]:
     """Element types whose sums keep clause D1: integers, and floats if they repeat."""
     return INTEGERS | FLOATS if deterministic() else INTEGERS

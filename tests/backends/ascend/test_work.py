@@ -1,0 +1,194 @@
+"""Handles of operations, on operations that end as the test says: clauses E1, E3, E4, K1 to K5."""
+
+import threading
+import time
+from collections.abc import Callable
+from weakref import ref
+
+import pytest
+import torch
+
+from equipoise.backends.ascend import native
+from equipoise.backends.ascend.flight import Fate, Flight
+from equipoise.backends.ascend.watchdog import Watchdog
+from equipoise.backends.ascend.work import Bell, HcclWork
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
+
+LONG, SHORT = 60.0, 0.02
+BELL = Bell(0, None)
+
+
+class Native:
+    """An operation on a device that does what the test wants."""
+
+    def __init__(self) -> None:
+        self.completed = False
+        self.sound = True
+        self.error = ""
+        self.waits = 0
+
+    def wait(self) -> bool:
+        self.waits += 1
+        return True
+
+    def is_completed(self) -> bool:
+        if self.error:
+            raise RuntimeError(f"{self.error}\nand a page of stack")
+        return self.completed
+
+    def is_success(self) -> bool:
+        return self.sound
+
+
+class Failures(list[CommunicatorFailed]):
+    """What the communicator was told."""
+
+
+@pytest.fixture(autouse=True)
+def no_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "settle_thread", lambda index: None)
+
+
+def made(deadline: float = LONG) -> tuple[HcclWork, Native, Failures]:
+    told = Failures()
+    work, operation = HcclWork("all_reduce of 'x'", deadline, told.append, BELL), Native()
+    work.launched(Flight(operation, (), 0), None)
+    return work, operation, told
+
+
+def test_an_operation_is_done_when_the_device_says_so() -> None:
+    work, operation, told = made()
+    assert not work.done()
+    operation.completed = True
+    assert work.done()
+    work.result(0.0)
+    assert not told
+
+
+def test_a_soft_wait_that_gives_up_changes_nothing() -> None:
+    work, operation, told = made()
+    with pytest.raises(ResultPending, match="all_reduce of 'x'"):
+        work.result(SHORT)
+    operation.completed = True
+    work.result(LONG)
+    assert not told
+
+
+def test_whoever_asks_behind_the_deadline_hears_of_it_and_so_does_the_communicator() -> None:
+    work, operation, told = made(SHORT)
+    with pytest.raises(OperationTimeout, match="all_reduce of 'x' passed its deadline"):
+        work.result(LONG)
+    assert [type(failure) for failure in told] == [OperationTimeout]
+    operation.completed = True
+    with pytest.raises(OperationTimeout):
+        work.result(0.0)
+
+
+def test_what_landed_before_anybody_asked_ended_well_though_its_deadline_has_passed() -> None:
+    work, operation, told = made(0.0)
+    operation.completed = True
+    work.result(0.0)
+    assert not told
+
+
+def test_an_error_of_the_device_fails_the_operation_in_one_line() -> None:
+    work, operation, told = made()
+    operation.error = "ERR02200 DIST"
+    assert work.done()
+    with pytest.raises(CommunicatorFailed, match=r"failed on the device: ERR02200 DIST$"):
+        work.result(0.0)
+    assert len(told) == 1
+
+
+def test_an_error_that_hccl_reports_fails_the_operation() -> None:
+    work, operation, _ = made()
+    operation.completed, operation.sound = True, False
+    assert work.done()
+    with pytest.raises(CommunicatorFailed, match="HCCL reports an error"):
+        work.result(0.0)
+
+
+def test_a_cancelled_operation_has_failed_and_its_buffers_stay() -> None:
+    told = Failures()
+    work, operation = HcclWork("irecv of 'x'", LONG, told.append, BELL), Native()
+    buffer = torch.zeros(3)
+    flight, watched = Flight(operation, (buffer,), 0), ref(buffer)
+    work.launched(flight, None)
+    del buffer
+    work.cancel()
+    with pytest.raises(CommunicatorFailed, match="was cancelled"):
+        work.result(0.0)
+    assert flight.look() is Fate.UNDER_WAY
+    assert watched() is not None
+    operation.completed = True
+    assert flight.look() is Fate.LANDED
+    assert watched() is None
+    assert len(told) >= 1
+
+
+def test_a_stream_waits_on_the_device_before_the_end_and_not_at_all_behind_it() -> None:
+    class Stream:
+        def launch(self, program: Callable[[], object]) -> None:
+            program()
+
+    work, operation, _ = made()
+    work.wait(Stream())  # type: ignore[arg-type]
+    assert operation.waits == 1
+    operation.completed = True
+    work.result(0.0)
+    work.wait(Stream())  # type: ignore[arg-type]
+    assert operation.waits == 1
+
+
+def test_waiting_for_what_has_failed_raises() -> None:
+    work, _, _ = made()
+    work.cancel()
+    with pytest.raises(CommunicatorFailed, match="was cancelled"):
+        work.wait(None)  # type: ignore[arg-type]
+
+
+def test_the_watchdog_fails_what_nobody_asks_for() -> None:
+    dog = Watchdog(lambda: False)
+    told = Failures()
+    heard = threading.Event()
+
+    def failed(failure: CommunicatorFailed) -> None:
+        told.append(failure)
+        heard.set()
+
+    later = HcclWork("barrier of 'y'", LONG, failed, BELL)
+    soon = HcclWork("isend of 'y'", SHORT, failed, BELL)
+    for work in (later, soon):
+        work.launched(Flight(Native(), (), 0), None)
+        dog.watch(work)
+    assert heard.wait(LONG)
+    assert "isend of 'y' passed its deadline" in str(told[0])
+    assert not later.over
+    dog.stop(LONG)
+    assert later.over
+    with pytest.raises(CommunicatorFailed, match="was closed with its fabric"):
+        later.result(0.0)
+
+
+def test_after_the_watchdog_has_ended_nothing_is_left_unwatched() -> None:
+    dog = Watchdog(lambda: False)
+    dog.stop(LONG)
+    work, _, _ = made()
+    dog.watch(work)
+    assert work.over
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watchdog_that_dies_fails_what_it_watched_and_says_why() -> None:
+    def broken() -> bool:
+        raise OSError("no more memory")
+
+    dog = Watchdog(broken)
+    work, _, _ = made()
+    dog.watch(work)
+    dog.part()
+    expiry = time.monotonic() + LONG
+    while not work.over and time.monotonic() < expiry:
+        time.sleep(SHORT)
+    with pytest.raises(CommunicatorFailed, match=r"lost its watchdog.*no more memory"):
+        work.result(0.0)
