@@ -118,11 +118,10 @@ class AscendStream:
         mark = own.latest()
         with self._gate:
             self._check()
-            if not mark.over():
-                self._vendor(lambda: mark.hold(self._native))
-            elif mark.failure is not None:
+            if mark.failure is not None:
                 self.fail(mark.failure)
                 self._check()
+            self._vendor(lambda: mark.hold(self._native))
 
     def synchronize(self, timeout: float) -> None:
         """Block until the device has come here; polled, since the vendor's wait has no time-out.

@@ -1,10 +1,13 @@
 """Kernels of the NPU against the reference: clauses D4, G1 to G6."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.backends.ascend import BACKEND, bits, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
@@ -161,6 +164,24 @@ def test_every_commit_fills_the_other_set_and_leaves_other_layers_alone(
     assert live.replicas[0, 0].tolist() == [0] * SLOTS
 
 
+def test_the_generation_words_are_written_last(npu: AscendAccelerator) -> None:
+    """Order on the stream is order of the calls."""
+    live, written = fresh(npu), list[int]()
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.__name__.startswith("index_copy_"):
+                written.append(args[0].untyped_storage().data_ptr())
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        npu.kernels.commit_tables(update(0, table([1] * SLOTS)), live, npu.stream(Role.COMPUTE))
+    parts = (live.start, live.replicas, live.cumulative, live.generation)
+    assert written == [part.untyped_storage().data_ptr() for part in parts]
+
+
 def test_an_update_is_taken_at_the_call(npu: AscendAccelerator) -> None:
     stream, live, lock = npu.stream(Role.COMPUTE), fresh(npu), npu.stream_lock(SOON)
     made = table([1] * SLOTS)
@@ -230,6 +251,24 @@ def test_a_captured_solver_reads_what_is_there_at_each_replay(npu: AscendAcceler
         graph.replay(stream)
         stream.synchronize(SOON)
         assert out.tolist() == solve_cumulative(wanted, made, RANKS).tolist()
+
+
+def test_a_captured_solver_has_memory_of_its_own(
+    npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph may be replayed on any stream, beside what others solve."""
+    jobs, real = list[object](), native.npu()._launch_host_func
+    monkeypatch.setattr(
+        native.npu(), "_launch_host_func", lambda *args: (jobs.append(args[2]), real(*args))
+    )
+    stream, live = npu.stream(Role.COMPUTE), fresh(npu)
+    npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
+    load, out = on(npu, torch.ones(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
+    npu.kernels.solve_shares(load, live, 0, out, stream)
+    for graph in (npu.graph(), npu.graph()):
+        graph.capture(stream, lambda: npu.kernels.solve_shares(load, live, 0, out, stream))
+    stream.synchronize(SOON)
+    assert len(set(map(id, jobs))) == 3
 
 
 def test_a_solver_that_fails_fails_its_stream(npu: AscendAccelerator) -> None:

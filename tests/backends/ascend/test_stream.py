@@ -73,6 +73,23 @@ def test_recording_again_does_not_move_the_point_that_somebody_waits_for(
     event.synchronize(SOON)
 
 
+def test_a_host_that_waits_keeps_its_point_when_the_event_is_recorded_again(
+    npu: AscendAccelerator, stream: AscendStream
+) -> None:
+    other, event = npu.stream(Role.COPY), npu.event()
+    locks = {on: npu.stream_lock(SOON) for on in (stream, other)}
+    for on, lock in locks.items():
+        lock.acquire(on)
+    stream.record(event)
+    point = event.latest()
+    other.record(event)
+    locks[stream].signal(0)
+    point.wait(SOON, "the first point")
+    assert not event.query()
+    locks[other].signal(0)
+    event.synchronize(SOON)
+
+
 def test_an_event_that_was_never_recorded_is_waited_for_by_nobody(
     npu: AscendAccelerator, stream: AscendStream
 ) -> None:
