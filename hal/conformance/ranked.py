@@ -20,7 +20,10 @@ from equipoise.hal.errors import Violation
 
 SIZES = (1, 2, 3, 4, 5, 8)
 DEADLINES: Mapping[Pace, float] = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
-"""Seconds that an operation may last."""
+"""Seconds that an operation may last; a brisk one at least."""
+OPENINGS = 5.0
+"""A brisk deadline is so many times what it takes to open a communicator: that has to be possible
+where deadlines strike, and some libraries take seconds for it."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
@@ -136,6 +139,7 @@ class RankedSubject:
         self._troupe = troupe
         self._deadlines = deadlines
         self._stages: dict[tuple[int, Pace], _Stage] = {}
+        self._opening: float | None = None
         self._opened = 0
         self._played = 0
 
@@ -168,6 +172,7 @@ class RankedSubject:
         if claim.loses is None:
             stage = self._stage(claim, case)
             return self._ask(claim, stage, self._order(case, stage, reference), frozenset())
+        self._gauged(claim)  # while others may still be open
         self._strike_all()
         stage, lost = self._stage(claim, case), claim.loses(case.program)
         told = self._ask(claim, stage, self._order(case, stage, reference), lost)
@@ -198,17 +203,40 @@ class RankedSubject:
 
     def _stage(self, claim: Property, case: Case) -> _Stage:
         """The fabric for so many ranks and that pace; opened if there is none."""
-        size, key = case.program.size, (case.program.size, claim.pace)
-        if key in self._stages:
-            return self._stages[key]
+        key = case.program.size, claim.pace
+        if key not in self._stages:
+            host, holder = self._host(claim)
+            self._begin(claim, key, host, holder)
+        return self._stages[key]
+
+    def _begin(
+        self, claim: Property, key: tuple[int, Pace], host: Store, holder: int | None
+    ) -> _Stage:
+        """Open a fabric on the first ranks."""
+        size, pace = key
+        deadline = self._deadlines[pace]
+        if pace is Pace.BRISK:
+            deadline = max(deadline, OPENINGS * self._gauged(claim))
         self._opened += 1
-        deadline, ranks = self._deadlines[claim.pace], tuple(range(size))
-        host, holder = self._host(claim)
-        stage = _Stage(f"fabric{self._opened}", host, size, ranks, deadline, holder)
+        stage = _Stage(f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder)
         self._stages[key] = stage
-        replies = self._tell({rank: stage.opening(rank) for rank in ranks}, stage.call())
+        replies = self._tell({rank: stage.opening(rank) for rank in stage.ranks}, stage.call())
         observed(claim.clauses[0], replies)
         return stage
+
+    def _gauged(self, claim: Property) -> float:
+        """Seconds that the slowest of all ranks needs to open a communicator; gauged once."""
+        if self._opening is None:
+            key = max(self._traits.sizes), Pace.CALM
+            fresh = key not in self._stages
+            stage = self._stages.get(key) or self._begin(claim, key, self._troupe.host(), None)
+            order = {"do": "gauge", "fabric": stage.name, "number": self._opened}
+            replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call())
+            told = observed(claim.clauses[0], replies)
+            if fresh:
+                self._strike(key)
+            self._opening = max(float(seconds) for (seconds,) in told.values())
+        return self._opening
 
     def _host(self, claim: Property) -> tuple[Store, int | None]:
         """Where the ranks can meet, and the process that holds it if it may be ended."""

@@ -3,12 +3,14 @@
 Orders and answers are JSON. Orders: `{"do": "greet"}`,
 `{"do": "open", "fabric": NAME, "where": RENDEZVOUS, "holder": PID or null}`,
 `{"do": "play", "fabric": NAME, "property": REFERENCE, "case": CASE, "number": N}`,
+`{"do": "gauge", "fabric": NAME, "number": N}`: how many seconds does opening a communicator take?
 `{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
 `{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
 Answers: `{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
 """
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -85,6 +87,7 @@ class Seat:
             "hold": self._hold,
             "open": self._open,
             "play": self._play,
+            "gauge": self._gauge,
             "close": self._close,
             "rest": self._rest,
         }
@@ -130,6 +133,20 @@ class Seat:
             return play_hosts(resolve(order["property"]), case, bench)
         finally:
             self._meter.look()
+            accelerator.close()
+
+    def _gauge(self, order: Order) -> list[Any]:
+        """The second one counts: the first one finds libraries asleep."""
+        place = self._fabrics[order["fabric"]]
+        accelerator = open_for(self._backend, place.where.rank)
+        try:
+            for count in (1, 2):
+                began = time.monotonic()
+                made = place.fabric.open(f"gauge{order['number']}/{count}")
+                self._leftovers.append(made)
+                made.barrier().result(PATIENCE)
+            return [time.monotonic() - began]
+        finally:
             accelerator.close()
 
     def _tidy(self) -> None:

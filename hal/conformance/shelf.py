@@ -44,8 +44,8 @@ class Shelf:
     """A store, the memory of its slots, and what is in flight.
 
     Verbs take a *version* where they bring bytes: every byte is that number, so that whoever reads
-    a byte knows who wrote it. What a verb reads from or writes to is kept here, since no clause
-    says that the store keeps it.
+    a byte knows who wrote it. What a verb reads from is kept here all the same: that a store owns
+    what it is given is the business of family *keepalive* (K1).
 
     Attributes:
         bench: where it stands.
