@@ -2,6 +2,7 @@
 
     python benchmarks/contract.py backends     a quarter of an hour
     python benchmarks/contract.py mutants      about as long
+    python benchmarks/contract.py new          what the last results of mutants lack: a minute or so
     python benchmarks/contract.py seeds        five minutes
     python benchmarks/contract.py faults       five minutes
 
@@ -22,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from evidence import ROOT, save
+from evidence import RESULTS, ROOT, save
 
 sys.path.insert(0, str(ROOT / "tests"))
 PROFILES = "equipoise.backends.virtual.profiles"
@@ -87,17 +88,41 @@ def mutants() -> None:
     """Every property on every mutant; a process a core."""
     from conformance.mutants.collection import mutants as collect
 
-    from equipoise.hal.conformance import suite
-
     names = [mutant.name for mutant in collect()]
     with ProcessPoolExecutor() as pool:
         rows = dict(_told(zip(names, pool.map(verdicts, names), strict=True)))
+    save("mutants", ["python", "benchmarks/contract.py", "mutants"], _matrix(rows))
+
+
+def new() -> None:
+    """New mutants on every property, and every mutant on new properties; the rest stays."""
+    from conformance.mutants.collection import mutants as collect
+
+    from equipoise.hal.conformance import suite
+
+    kept = json.loads((RESULTS / "mutants.json").read_text())["figures"]
+    known = {claim["name"] for claim in kept["properties"]}
+    fresh = [claim.name for claim in suite.properties() if claim.name not in known]
+    old = [m.name for m in collect() if m.name in kept["mutants"]]
+    born = [m.name for m in collect() if m.name not in kept["mutants"]]
+    with ProcessPoolExecutor() as pool:
+        rejecting = dict(zip(old, pool.map(rejected_by, old, [fresh] * len(old)), strict=True))
+        rows = dict(_told(zip(born, pool.map(verdicts, born), strict=True)))
+    for name in old:
+        row = kept["mutants"][name]
+        row["rejected_by"] = [c for c in row["rejected_by"] if c not in fresh] + rejecting[name]
+    whole = {m.name: kept["mutants"].get(m.name) or rows[m.name] for m in collect()}
+    save("mutants", ["python", "benchmarks/contract.py", "new"], _matrix(whole))
+
+
+def _matrix(rows: dict[str, Any]) -> dict[str, Any]:
+    from equipoise.hal.conformance import suite
+
     claims = [
         {"name": claim.name, "family": claim.family, "clauses": list(claim.clauses)}
         for claim in suite.properties()
     ]
-    figures = {"cases": CASES, "others": OTHERS, "properties": claims, "mutants": rows}
-    save("mutants", ["python", "benchmarks/contract.py", "mutants"], figures)
+    return {"cases": CASES, "others": OTHERS, "properties": claims, "mutants": rows}
 
 
 def seeds() -> None:
@@ -155,13 +180,8 @@ def verdicts(name: str) -> dict[str, Any]:
 
     mutant = next(mutant for mutant in collect() if mutant.name == name)
     found = search(suite.find(mutant.property), mutant.subject(), Effort(cases=CASES, seed=SEED))
-    quick = Effort(cases=OTHERS, seed=SEED, shrinking=0.0)
-    rejecting = [
-        claim.name
-        for claim in suite.properties()
-        if claim.name != mutant.property
-        and isinstance(search(claim, mutant.subject(), quick), Violated)
-    ]
+    others = [claim.name for claim in suite.properties() if claim.name != mutant.property]
+    rejecting = rejected_by(name, others)
     told = {
         "clause": mutant.clause,
         "broken": mutant.broken,
@@ -175,6 +195,19 @@ def verdicts(name: str) -> dict[str, Any]:
     return told
 
 
+def rejected_by(name: str, claims: list[str]) -> list[str]:
+    """Which of these properties reject the mutant of that name."""
+    from conformance.mutants.collection import mutants as collect
+
+    from equipoise.hal.conformance import suite
+    from equipoise.hal.conformance.search import Effort, Violated, search
+
+    mutant = next(mutant for mutant in collect() if mutant.name == name)
+    quick = Effort(cases=OTHERS, seed=SEED, shrinking=0.0)
+    found = {claim: search(suite.find(claim), mutant.subject(), quick) for claim in claims}
+    return [claim for claim, verdict in found.items() if isinstance(verdict, Violated)]
+
+
 def _told(rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, row in rows:
         sys.stderr.write(f"{name}: rejected by {', '.join(row['rejected_by'])}\n")
@@ -183,7 +216,13 @@ def _told(rows: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dic
 
 def main() -> None:
     """Do what the command line says."""
-    jobs = {"backends": backends, "mutants": mutants, "seeds": seeds, "faults": faults}
+    jobs = {
+        "backends": backends,
+        "mutants": mutants,
+        "new": new,
+        "seeds": seeds,
+        "faults": faults,
+    }
     if len(sys.argv) != 2 or sys.argv[1] not in jobs:
         sys.exit(f"usage: python benchmarks/contract.py {'|'.join(jobs)}")
     jobs[sys.argv[1]]()

@@ -181,6 +181,7 @@ MUTANTS = (
             SUMS,
             MACHINE,
             "private-formats-travel-whole",
+            "memory-dropped-behind-a-verb-still-counts",
         ),
         subject=device_with(slots=SwappingStore),
     ),

@@ -163,6 +163,7 @@ MUTANTS = (
         broken="A blob that is dropped behind `pack` or `unpack` is in use again (record_stream).",
         property=VERBS,
         subject=device_with(slots=BlobsBorrow),
+        also=("a-bad-argument-changes-nothing",),  # it gives blobs that nobody keeps
     ),
     Mutant(
         name="a-source-belongs-to-its-caller",

@@ -158,6 +158,7 @@ MUTANTS = (
         also=(
             "the-mover-and-the-model-take-turns",
             "a-page-is-not-handed-out-under-a-copy",
+            "memory-dropped-behind-a-verb-still-counts",
             WEIGHTS,
             MACHINE,
         ),
