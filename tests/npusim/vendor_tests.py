@@ -21,7 +21,7 @@ from npusim.launch import FAULTY
 from npusim.schedule import parse
 
 TESTS = Path(__file__).resolve().parent.parent
-LIMIT = 120.0
+LIMIT = 300.0
 """Seconds for one test."""
 OUTCOMES = {0: "passed", 1: "failed", 2: "failed", 4: "failed", 5: "skipped", FAULTY: "faults"}
 QUIET = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "-W", "ignore", "--tb=short")
