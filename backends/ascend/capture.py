@@ -79,7 +79,7 @@ class Capture:
         """Capture what `program` enqueues; it is kept, for the memory that it names."""
         segment = self._begun()
         segment.kept.append(program)
-        with native.npu().stream(self._at):
+        with native.current(self._at):
             program()
 
     def take(self, verbs: Sequence[Verb]) -> None:
@@ -87,7 +87,7 @@ class Capture:
         for verb in verbs:
             segment = self._begun()
             segment.verbs.append(verb)
-            with native.npu().stream(self._at):
+            with native.current(self._at):
                 verb.program(self._at)
 
     def call(self, issue: Callable[[Stream], None]) -> None:
@@ -108,7 +108,7 @@ class Capture:
     def _begun(self) -> _Open:
         if self._open is None:
             graph = native.npu().NPUGraph()
-            with native.npu().stream(self._at):
+            with native.current(self._at):
                 graph.capture_begin(capture_error_mode=MODE)
             self._open = _Open(graph)
         return self._open
@@ -117,7 +117,7 @@ class Capture:
         made, self._open = self._open, None
         if made is None:
             return
-        with native.npu().stream(self._at):
+        with native.current(self._at):
             made.graph.capture_end()
         self._parts.append(Segment(made.graph, tuple(made.verbs), tuple(made.kept)))
 

@@ -9,6 +9,8 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -112,6 +114,26 @@ def settle_thread(index: int) -> None:
         if int(import_module(MODULE)._C._npu_getLocalDevice()) < 0:
             npu().set_device(index)
         _chosen.device = True
+
+
+@contextmanager
+def current(stream: Any) -> Iterator[None]:
+    """Make a vendor's stream, and its device, the calling thread's.
+
+    What `torch.npu.stream` does, at a thirtieth of its price: it makes stream objects of what it
+    puts back, which this leaves as the numbers that torch_npu keeps.
+    """
+    core = import_module(MODULE)._C
+    device, index = int(core._npu_getLocalDevice()), int(stream.device_index)
+    before = core._npu_getCurrentStream(index)
+    npu().set_stream(stream)
+    try:
+        yield
+    finally:
+        names = ("stream_id", "device_index", "device_type")
+        core._npu_setStream(**dict(zip(names, before, strict=True)))
+        if device not in (-1, index):
+            npu().set_device(device)
 
 
 _streams: dict[tuple[int, str], Any] = {}

@@ -115,7 +115,7 @@ def _captured(job: Job) -> Any:
         if not mine:
             return None
         graph, at = native.npu().NPUGraph(), native.kept_stream(job.on.index, USE)
-        with native.npu().stream(at):
+        with native.current(at):
             graph.capture_begin(capture_error_mode=MODE)
             _launch(at, job)
             graph.capture_end()

@@ -82,7 +82,7 @@ class AscendStream:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make it the vendor's current stream: HCCL comes after what was launched here (X6)."""
-        with native.npu().stream(self.native):
+        with native.current(self.native):
             yield
 
     def launch(self, program: Callable[[], object]) -> None:
@@ -202,7 +202,7 @@ class AscendStream:
         """The program of a launch; its exception is heard at the next call (clause E7)."""
         self._mine.inside = True
         try:
-            with native.npu().stream(self._native):
+            with native.current(self._native):
                 program()
         except BaseException as failure:
             self.fail(failure)

@@ -61,7 +61,7 @@ def one_on(index: int) -> Tensor:
     """The number 1 on that device, int32 [1], there when this returns."""
     if index not in _ones:
         stream = native.kept_stream(index, USE)
-        with native.npu().stream(stream):
+        with native.current(stream):
             made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(torch.device("npu", index))
         stream.synchronize()
         _ones[index] = made
