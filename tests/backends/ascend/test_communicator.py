@@ -68,11 +68,16 @@ def test_a_stream_may_wait_for_a_message_whose_link_is_not_there_yet(play: Play)
 
 
 def test_a_stream_that_waits_in_vain_is_released_and_fails(play: Play) -> None:
-    for rank, (work, stream) in enumerate(play(hccl.in_vain, 2, deadline=BRISK)):
+    for rank, (work, stream, idle) in enumerate(play(hccl.in_vain, 2, deadline=BRISK)):
         assert work["error"] in ("OperationTimeout", "CommunicatorFailed")
         assert f"irecv from {1 - rank} of 'test'" in work["text"]
         assert stream["error"] == "StreamFailed"
         assert "irecv" in stream["text"]
+        assert idle
+
+
+def test_a_message_that_had_to_wait_for_its_link_still_comes_after_its_stream(play: Play) -> None:
+    assert play(hccl.ordered, 2) == [[True, [2, 3]]] * 2
 
 
 def test_a_warm_link_is_used_at_once(play: Play) -> None:

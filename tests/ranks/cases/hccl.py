@@ -93,14 +93,16 @@ def awaited(fabric: Fabric) -> list[int]:
     return seen.tolist()
 
 
-def in_vain(fabric: Fabric) -> list[Outcome]:
-    """A stream waits for a message that never comes: how the work and the stream end."""
+def in_vain(fabric: Fabric) -> list[Any]:
+    """A stream waits for a message that never comes: how the work and the stream end, and whether
+    the device comes behind the wait."""
     npu = device(fabric)
     group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
     work = group.irecv(put([0, 0]), 1 - group.rank)
     work.wait(stream)
     ended = outcome(lambda: work.result(SOON))
-    return [ended, outcome(lambda: _until_failed(stream))]
+    failed = outcome(lambda: _until_failed(stream))
+    return [ended, failed, _until(lambda: bool(stream.native.query()))]
 
 
 def _until_failed(stream: Stream) -> None:
@@ -109,6 +111,27 @@ def _until_failed(stream: Stream) -> None:
     while time.monotonic() < expiry:
         stream.launch(lambda: None)
         time.sleep(SHORT)
+
+
+def ordered(fabric: Fabric) -> list[Any]:
+    """A first message is sent from a stream that a lock holds up before it writes what is sent."""
+    npu = device(fabric)
+    group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
+    data, final = put([1, 1]), put([2, 3])
+    meet(fabric, "open")
+    if group.rank == 1:
+        group.irecv(data, 0).result(SOON)
+        return [True, data.tolist()]
+    lock = npu.stream_lock(SOON)
+    lock.acquire(stream)
+    stream.launch(lambda: data.copy_(final))
+    with stream.current():
+        work = group.isend(data, 1)
+    _until(lambda: len(LEDGER.held()) > 1)  # the link is there
+    early = outcome(lambda: work.result(SHORT))["error"] == ""
+    lock.signal(lock.epoch)
+    work.result(SOON)
+    return [not early, final.tolist()]
 
 
 def warmed(fabric: Fabric) -> list[Any]:
