@@ -43,21 +43,16 @@ def run_program(
     return launch("--schedule", schedule, *options, "--", *program, environment=environment)
 
 
-def launch(*arguments: str, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Run the launcher itself."""
-    return run_module("npusim", *arguments, environment=environment)
-
-
-def run_module(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+def launch(
+    *arguments: str, environment: Mapping[str, str] | None = None, limit: float = LIMIT
 ) -> Outcome:
-    """Run a module of the simulator as a command."""
+    """Run the launcher itself."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "npusim", *arguments],
         env={**os.environ, "PYTHONPATH": str(TESTS), **(environment or {})},
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limit,
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)

@@ -13,7 +13,7 @@ def look(*names: str, schedule: str = "lazy") -> Outcome:
     return run_program("through_torch", schedule, arguments=names, environment=LAUNCHED_AT_ONCE)
 
 
-@pytest.fixture(scope="module", params=["eager", "lazy", "explore"])
+@pytest.fixture(scope="module", params=["lazy", "explore"])
 def seen(request: pytest.FixtureRequest) -> Outcome:
     """What leaves the device intact, looked at in one process for each schedule."""
     return look(*ALIKE, schedule=request.param)
