@@ -1,9 +1,11 @@
 """One NPU as an accelerator."""
 
+import atexit
 import platform
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +30,15 @@ CLOSING = 5.0
 """Seconds that closing waits for each stream."""
 
 
+_open: weakref.WeakSet["AscendAccelerator"] = weakref.WeakSet()
+
+
+@cache
+def _close_at_exit() -> None:
+    """torch_npu waits for the device at the end of the process: no stream may wait for us then."""
+    atexit.register(lambda: [opened.close() for opened in list(_open)])
+
+
 class AscendAccelerator:
     """The streams of one device, and the memory and locks that go with them.
 
@@ -42,6 +53,8 @@ class AscendAccelerator:
         self._streams = {role: self._stream(role, native.kept_stream(index, role)) for role in Role}
         self._adopted: dict[int, AscendStream] = {}
         self._kernels = AscendKernels()
+        _open.add(self)
+        _close_at_exit()
 
     @property
     def name(self) -> str:
@@ -134,6 +147,7 @@ class AscendAccelerator:
 
     def close(self) -> None:
         """Poison the locks, so that no stream waits for ever, and end every stream; bounded."""
+        _open.discard(self)
         for lock in list(self._locks):
             lock.poison()
         for stream in (*self._streams.values(), *self._adopted.values()):

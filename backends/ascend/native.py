@@ -136,6 +136,12 @@ def current(stream: Any) -> Iterator[None]:
             npu().set_device(device)
 
 
+def captured(stream: Any) -> bool:
+    """Whether a vendor's stream is being captured, by whomever."""
+    with current(stream):
+        return bool(npu().is_current_stream_capturing())
+
+
 _streams: dict[tuple[int, str], Any] = {}
 _streams_lock = threading.Lock()
 

@@ -145,10 +145,15 @@ class AscendStream:
         self._check()
 
     def issue(self, *verbs: Verb) -> None:
-        """Issue verbs back to back, or capture them."""
+        """Issue verbs back to back, or capture them.
+
+        Raises `Unsupported` in a capture of the vendor's that somebody else makes.
+        """
         if self._mine.capture is not None:
             self._mine.capture.take(verbs)
             return
+        if native.captured(self._native):
+            raise Unsupported("a capture that is not ours: its replays would come without a word")
         with self._gate, ExitStack() as guards:
             for verb in verbs:
                 guards.enter_context(verb.guard())

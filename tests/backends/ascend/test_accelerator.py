@@ -1,5 +1,7 @@
 """The opened NPU: clauses A13, B1, B2, B4, B6, E5, R2."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -88,3 +90,19 @@ def test_closing_lets_go_of_streams_that_wait_and_tells_the_movers() -> None:
     opened.close()
     with pytest.raises(LockPoisoned):
         lock.signal(0)
+
+
+def test_a_process_ends_that_leaves_a_stream_waiting() -> None:
+    """torch_npu waits for the device at the end, and would wait for ever."""
+    script = """
+from equipoise.backends.ascend import BACKEND
+from equipoise.hal.stream import Role
+opened = BACKEND.open(0)
+opened.stream_lock(600.0).acquire(opened.stream(Role.COMPUTE))
+print("left", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "left"
+    assert done.returncode == 0, done.stderr

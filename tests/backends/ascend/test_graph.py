@@ -291,3 +291,23 @@ def test_the_deepest_task_queue_has_no_graphs(
     monkeypatch.setenv("TASK_QUEUE_ENABLE", "2")
     with pytest.raises(Unsupported, match="TASK_QUEUE_ENABLE=2"):
         npu.graph()
+
+
+def test_in_an_engines_capture_launches_work_and_what_needs_the_replays_is_refused(
+    npu: AscendAccelerator, number: Tensor
+) -> None:
+    theirs, graph = native.npu().Stream(), native.npu().NPUGraph()
+    adopted, lock = npu.adopt(theirs), npu.stream_lock(SOON)
+    store = npu.slot_store(SlotLayout(((Segment("w", number),),), 1))
+    with native.current(theirs):
+        graph.capture_begin(capture_error_mode="thread_local")
+        adopted.launch(partial(append, number, 1))
+        with pytest.raises(Unsupported, match="not ours"):
+            lock.acquire(adopted)
+        with pytest.raises(Unsupported, match="not ours"):
+            store.commit([(0, 0)], adopted)
+        graph.capture_end()
+        for _ in range(2):
+            graph.replay()
+    adopted.synchronize(SOON)
+    assert int(number) == 11
