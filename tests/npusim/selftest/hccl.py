@@ -102,6 +102,8 @@ WRONG = (
     Scenario("killed", 2, PLAIN, codes={1: KILLED}),
 )
 
+KINDS = {"right": RIGHT, "wrong": WRONG}
+
 
 def play(scenario: Scenario) -> Ended:
     """Fork the ranks and wait for them; none outlives the call."""
@@ -185,18 +187,27 @@ def _says(ended: Ended, words: str) -> bool:
     return any(words in fault for fault in ended.told)
 
 
+def chosen(kind: str | None, only: str | None, ranks: int | None) -> list[Scenario]:
+    """Which scenarios are played."""
+    return [
+        scenario
+        for each in KINDS
+        for scenario in KINDS[each]
+        if kind in (None, each)
+        and (only is None or only in scenario.program)
+        and ranks in (None, scenario.ranks)
+    ]
+
+
 def main() -> int:
     """Play the scenarios and print the table; 1 when any is not as it must be."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=KINDS, help="only programs that are right, or wrong")
     parser.add_argument("--only", help="programs whose name contains this")
     parser.add_argument("--ranks", type=int, help="only those with so many ranks")
     asked = parser.parse_args()
     failures = 0
-    for scenario in (*RIGHT, *WRONG):
-        if asked.only is not None and asked.only not in scenario.program:
-            continue
-        if asked.ranks is not None and asked.ranks != scenario.ranks:
-            continue
+    for scenario in chosen(asked.kind, asked.only, asked.ranks):
         ended = play(scenario)
         wrong = judge(scenario, ended)
         failures += bool(wrong)
