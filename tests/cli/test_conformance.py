@@ -15,7 +15,7 @@ from equipoise.hal.conformance.profile import Profile
 
 BROKEN = "support.broken_backend:BACKEND"
 REFUSED = {
-    ("--backend", "nothing"): "--backend: unknown name 'nothing'; known: cpu",
+    ("--backend", "nothing"): "--backend: unknown name 'nothing'; known: ",
     ("--backend", "no.such.module:BACKEND"): "does not import",
     ("--backend", "json:loads"): "is not a Backend",
     ("--communicator", "pigeons"): "--communicator: unknown name 'pigeons'",

@@ -27,9 +27,10 @@ def test_the_cpu_backend_is_found_with_its_capabilities(
     assert answer.code == 0
     assert answer.out.splitlines()[-1] == "ready: equipoise run --backend cpu"
     found = json.loads((tmp_path / "found.json").read_text())
-    assert [backend["name"] for backend in found["accelerators"]] == ["cpu", "virtual"]
-    assert found["accelerators"][0]["capabilities"]["stream_lock"] in ("yes", "no")
-    assert found["accelerators"][0]["devices"] == 1
+    accelerators = {backend["name"]: backend for backend in found["accelerators"]}
+    assert accelerators.keys() >= {"cpu", "virtual"}
+    assert accelerators["cpu"]["capabilities"]["stream_lock"] in ("yes", "no")
+    assert accelerators["cpu"]["devices"] == 1
     assert {backend["devices"] for backend in found["communicators"]} == {None}
     assert {check["name"] for check in found["checks"]} >= {"native core", "batch invariance"}
 
