@@ -41,7 +41,9 @@ std::atomic<int32_t> deterministic{1};  // reductions here always are
 
 Wishes read(const Config* config) {
   if (config == nullptr) throw Refusal(kPointer, "no configuration given");
-  if (config->magic != kConfigMagic) throw Refusal(kParameter, "a configuration that was not initialised");
+  if (config->magic != kConfigMagic) {
+    throw Refusal(kParameter, "a configuration that was not initialised");
+  }
   if (config->buffer_size == 0) throw Refusal(kParameter, "a buffer size of 0 MB");
   Wishes wishes;
   wishes.name.assign(config->name, strnlen(config->name, kNameBytes));

@@ -64,7 +64,7 @@ void take_own(int rank, ExchangePlan& plan) {
   const auto received = std::find_if(plan.receives.begin(), plan.receives.end(), own);
   const bool sends = sent != plan.sends.end();
   if (sends != (received != plan.receives.end())) {
-    refuse(text("a batch in which rank %d sends to itself or receives from itself, not both", rank));
+    refuse(text("a batch in which rank %d sends itself something or receives it, not both", rank));
   }
   if (!sends) return;
   if (sent->what.count != received->what.count || sent->what.type != received->what.type) {

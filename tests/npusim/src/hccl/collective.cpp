@@ -136,8 +136,8 @@ bool Collective::copy_own() {
   return true;
 }
 
-// How many bytes all ranks have given, and this one has sent to everybody who needs them: the result
-// may land where they came from.
+// How many bytes all ranks have given, and this one has sent to everybody who needs them: the
+// result may land where they came from.
 size_t Collective::reducible_now() const {
   const size_t element = size_of(plan_.what.type);
   const uint64_t done = landed_[self_];
@@ -172,7 +172,8 @@ bool Collective::reduce() {
     if (rank == 0) memcpy(result, from, bytes);
     if (rank > 0) combine(plan_.what.type, plan_.what.reduction, result, from, bytes);
   }
-  memcpy(host(plan_.in[self_].address, plan_.in[self_].bytes, name) + landed_[self_], result, bytes);
+  const Block& to = plan_.in[self_];
+  memcpy(host(to.address, to.bytes, name) + landed_[self_], result, bytes);
   for (uint64_t& landed : landed_) landed += bytes;
   return true;
 }

@@ -80,7 +80,8 @@ void compare(const Communicator& communicator, uint32_t place) {
     if (theirs == mine) continue;
     const std::string wrong =
         text("communicator %s: first use does not match: rank %d calls %s, rank %d calls %s",
-             communicator.name().c_str(), communicator.rank(), name_of(mine), peer, name_of(theirs));
+             communicator.name().c_str(), communicator.rank(), name_of(mine), peer,
+             name_of(theirs));
     fault(wrong);
     throw Refusal(kParameter, wrong);
   }

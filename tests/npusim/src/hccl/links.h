@@ -7,10 +7,11 @@
 
 namespace npusim::hccl {
 
-// HCCL's calls allocate the links of an operation's kind before they launch it, and join the threads
-// that connect (hcomm: TransportManager::Alloc, IncreAlloc), so they block until the other ends call,
-// too. The three below do nothing from the second time on, or when links are built on the stream.
-// They throw Refusal after HCCL_CONNECT_TIMEOUT, or when the communicator is destroyed meanwhile.
+// HCCL's calls allocate the links of an operation's kind before they launch it, and join the
+// threads that connect (hcomm: TransportManager::Alloc, IncreAlloc), so they block until the other
+// ends call, too. The three below do nothing from the second time on, or when links are built on
+// the stream. They throw Refusal after HCCL_CONNECT_TIMEOUT, or when the communicator is destroyed
+// meanwhile.
 
 // All ranks call a collective of this kind.
 void link_all(Communicator& communicator, const Descriptor& what);

@@ -49,9 +49,10 @@ struct Fp16 {
     const float size = std::fabs(value);
     if (std::isnan(value)) return 0x7E00;
     if (size >= 65520.0f) return static_cast<uint16_t>(sign | 0x7C00u);
-    // Below the smallest normal number a float's own rounding does it, at a place where its last bit
-    // counts as 2^-24.
-    if (size < 0x1p-14f) return static_cast<uint16_t>(sign | (bits_of(size + 0.5f) - bits_of(0.5f)));
+    // Below the smallest normal number a float's own rounding does it, at a place where its last
+    // bit counts as 2^-24.
+    const uint32_t small = bits_of(size + 0.5f) - bits_of(0.5f);
+    if (size < 0x1p-14f) return static_cast<uint16_t>(sign | small);
     return static_cast<uint16_t>(sign | rounded(bits_of(size) - (112u << 23), 13));
   }
 };

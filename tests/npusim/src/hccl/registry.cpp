@@ -64,9 +64,10 @@ void wait_for_all(Segment& segment, int rank, int64_t limit) {
   const std::string names = missing(segment);
   const Phase said = decide(segment, names.empty() ? Phase::kComplete : Phase::kAbandoned);
   if (said == Phase::kComplete) return;
-  throw Refusal(kTimeout, text("rank %d has waited for the communicator for %.1f s, of %d ranks these "
-                               "have not come: %s", rank, (now() - start) / 1e9, segment.ranks(),
-                               names.empty() ? "none, but another rank gave up" : names.c_str()));
+  throw Refusal(kTimeout, text("rank %d has waited for its communicator for %.1f s, of %d ranks "
+                               "these have not come: %s", rank, (now() - start) / 1e9,
+                               segment.ranks(),
+                               names.empty() ? "none, but another gave up" : names.c_str()));
 }
 
 // Two ranks on one device are refused by every rank.

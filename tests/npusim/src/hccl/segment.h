@@ -12,7 +12,8 @@ namespace npusim::hccl {
 
 constexpr int kMostRanks = 32;
 
-// What a rank says about one collective: bytes to and from every rank, for those whose counts differ.
+// What a rank says about one collective: also the bytes to and from every rank, for counts may
+// differ.
 struct Post {
   Descriptor what;
   uint64_t to[kMostRanks];
@@ -52,8 +53,8 @@ struct RootInfo {
   int32_t file;
 };
 
-// A mapping. The memory has no name anywhere: the root's open file, found through /proc, is the only
-// way to it, so nothing is left behind however the processes end.
+// A mapping. The memory has no name anywhere: the root's open file, found through /proc, is the
+// only way to it, so nothing is left behind however the processes end.
 class Segment {
  public:
   // Makes one and keeps its file open until `forget`.
