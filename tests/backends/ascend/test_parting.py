@@ -71,8 +71,10 @@ def test_a_turn_that_does_not_come_in_time_names_who_has_it(planes: Planes) -> N
 def test_a_rank_that_was_lost_has_no_turn_any_more(planes: Planes) -> None:
     Turn(planes[0], "mine", patience()).__enter__()
     planes[0].leave("fell over")
+    had = []
     with Turn(planes[1], "next", patience()):
-        pass
+        had.append("next")
+    assert had == ["next"]
 
 
 def test_whoever_gives_up_waits_no_longer(planes: Planes) -> None:
