@@ -51,7 +51,7 @@ class Job:
             return
         if self._graph is None:
             self._graph = _captured(self)
-        if self._graph is None:  # somebody else captures: once more without
+        if self._graph is None:  # another thread captures, or graphs are off
             _launch(current, self)
         else:
             self._graph.replay()
@@ -110,9 +110,9 @@ def _launch(stream: Any, job: Job) -> None:
 
 
 def _captured(job: Job) -> Any:
-    """A graph that calls the solver and does nothing else; None while somebody captures."""
+    """A graph that calls the solver and does nothing else; None while nothing can be captured."""
     with try_turn() as mine:
-        if not mine:
+        if not (mine and native.captures()):
             return None
         graph, at = native.npu().NPUGraph(), native.kept_stream(job.on.index, USE)
         with native.current(at):
