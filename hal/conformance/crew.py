@@ -61,7 +61,7 @@ class Crew:
             while waiting:
                 ready = selector.select(max(0.0, expiry - time.monotonic()))
                 if not ready:
-                    raise self._stuck(waiting, watchdog)
+                    raise self._stuck(waiting, watchdog, answers)
                 for key, _ in ready:
                     try:
                         answer = self.members[key.data].hear()
@@ -100,9 +100,14 @@ class Crew:
             self._end_all()
             raise Violation("E1", f"rank {rank} {how}\n{complaints}")
 
-    def _stuck(self, waiting: Collection[int], watchdog: float) -> Violation:
+    def _stuck(
+        self, waiting: Collection[int], watchdog: float, answers: Mapping[int, dict[str, Any]]
+    ) -> Violation:
+        """Who does not answer, and where it stands; also what went wrong for those who do."""
         for rank in waiting:
             self.members[rank].stack()
         quotes = [f"rank {r}:\n{self.members[r].complaints()}" for r in sorted(waiting)]
+        faults = {rank: told["fault"] for rank, told in answers.items() if "fault" in told}
+        quotes += [f"rank {rank} answered: {fault[-1]}" for rank, fault in sorted(faults.items())]
         self._end_all()
         return Violation("C8", f"no answer within {watchdog:g} s from\n" + "\n".join(quotes))
