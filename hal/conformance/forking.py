@@ -6,6 +6,7 @@ or open when they are imported might not survive a fork. Copies share what an in
 once, such as the seed of its hashes.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -35,6 +36,9 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and decides
     import_module(sys.argv[1])
+    # What is there by now stays: collections in copies look at what is new, and copy no pages.
+    gc.collect()
+    gc.freeze()
     with socket.socket(fileno=os.dup(0)) as driver:
         while True:
             line, descriptors, _, _ = socket.recv_fds(driver, REQUEST.size, 3)

@@ -90,7 +90,7 @@ void* join(const RootInfo& info, int ranks, int rank, int device, const Wishes& 
   }
   Settings settings = read_settings();
   if (wishes.execute >= 0) settings.execute = wishes.execute;
-  std::unique_ptr<Segment> segment = Segment::open(info, ranks);
+  std::unique_ptr<Segment> segment = Segment::open(info, ranks, settings.connect);
   sit(*segment, rank, device);
   wait_for_all(*segment, rank, settings.connect);
   check_devices(*segment);

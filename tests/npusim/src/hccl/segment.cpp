@@ -2,11 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <cstring>
 
+#include "board.h"
 #include "core/fault.h"
 #include "refusal.h"
 
@@ -37,38 +37,40 @@ uint32_t agree(void* memory, uint32_t ranks) {
   return agreed.compare_exchange_strong(said, ranks) ? ranks : said;
 }
 
-int open_file(const RootInfo& info) {
+// A new file of the root's that says which communicator it is for.
+int make_file(uint64_t token) {
+  const int file = memfd_create("npusim-hccl", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(header_bytes())) != 0 ||
+      pwrite(file, &token, sizeof(token), 0) != sizeof(token)) {
+    throw Refusal(kMemory, "no shared memory for a communicator");
+  }
+  return file;
+}
+
+int open_file(const RootInfo& info, int64_t patience) {
   if (memcmp(info.magic, kMagic, sizeof(kMagic)) != 0) {
     throw Refusal(kParameter, "this is no root information of HcclGetRootInfo");
   }
-  const std::string path = text("/proc/%d/fd/%d", info.process, info.file);
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (info.process == getpid()) publish(info, make_file);
+  const int file = look_up(info, patience);
   if (file >= 0 && read_token(file) == info.token) return file;
   if (file >= 0) close(file);
-  throw Refusal(kTimeout, text("the root of the communicator is gone: process %d", info.process));
+  throw Refusal(kTimeout, text("the root of the communicator has not come, or is gone: process %d",
+                               info.process));
 }
 
 }  // namespace
 
 RootInfo Segment::create() {
-  RootInfo info{};
+  RootInfo info = announce();
   memcpy(info.magic, kMagic, sizeof(kMagic));
-  info.process = getpid();
-  info.file = memfd_create("npusim-hccl", MFD_CLOEXEC);
-  if (info.file < 0 || ftruncate(info.file, static_cast<off_t>(header_bytes())) != 0 ||
-      getrandom(&info.token, sizeof(info.token), 0) != sizeof(info.token) ||
-      pwrite(info.file, &info.token, sizeof(info.token), 0) != sizeof(info.token)) {
-    throw Refusal(kMemory, "no shared memory for a communicator");
-  }
   return info;
 }
 
-void Segment::forget(const RootInfo& info) {
-  if (info.process == getpid() && read_token(info.file) == info.token) close(info.file);
-}
+void Segment::forget(const RootInfo& info) { withdraw(info); }
 
-std::unique_ptr<Segment> Segment::open(const RootInfo& info, int ranks) {
-  const int file = open_file(info);
+std::unique_ptr<Segment> Segment::open(const RootInfo& info, int ranks, int64_t patience) {
+  const int file = open_file(info, patience);
   void* memory = map(file, header_bytes());
   const uint32_t said = memory == MAP_FAILED ? 0 : agree(memory, static_cast<uint32_t>(ranks));
   if (memory != MAP_FAILED) munmap(memory, header_bytes());

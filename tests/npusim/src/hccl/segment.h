@@ -50,18 +50,21 @@ struct RootInfo {
   char magic[16];
   uint64_t token;
   int32_t process;
-  int32_t file;
+  int32_t file;   // of the process's board
+  int32_t entry;  // in it
 };
 
 // A mapping. The memory has no name anywhere: the root's open file, found through /proc, is the
 // only way to it, so nothing is left behind however the processes end.
 class Segment {
  public:
-  // Makes one and keeps its file open until `forget`.
+  // Says where one will be. The root's process makes it when it opens it, and keeps its file open
+  // until `forget`.
   static RootInfo create();
   static void forget(const RootInfo& info);
-  // Maps the one of `info`, for so many ranks. Throws Refusal.
-  static std::unique_ptr<Segment> open(const RootInfo& info, int ranks);
+  // Maps the one of `info`, for so many ranks; waits so many nanoseconds for the root to make it.
+  // Throws Refusal.
+  static std::unique_ptr<Segment> open(const RootInfo& info, int ranks, int64_t patience);
 
   ~Segment();
   Segment(const Segment&) = delete;
