@@ -49,8 +49,13 @@ def two_processes(schedule: str) -> Found:
     with TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         ranks = [_start(schedule, "race_pair", str(rank), store) for rank in range(2)]
-        _finish(ranks[0])
-        return _last_object(ranks[1])
+        try:
+            _finish(ranks[0])
+            return _last_object(ranks[1])
+        finally:
+            for rank in ranks:  # the other one, too, when one has failed
+                rank.kill()
+                rank.communicate()
 
 
 def violations(found: Mapping[str, Found]) -> list[str]:
@@ -99,6 +104,7 @@ def _finish(process: "subprocess.Popen[str]") -> str:
         out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.communicate()
         raise
     if process.returncode != 0:
         raise RuntimeError(f"{process.args!r} ended with {process.returncode}:\n{err}")
