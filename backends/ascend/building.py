@@ -132,7 +132,7 @@ def _greeted(plan: Plan, store: Introduction) -> tuple[Channel, Greeting]:
     membership, npu = plan.membership, native.npu()
     native.settle_thread(plan.index)
     device, account = torch.device("npu", plan.index), lanes(npu, plan.index)
-    with high_priority(), npu.stream(account.aim()):
+    with high_priority(), native.current(account.aim()):
         group = make_group(store, membership)
         greeting = plan.greet(group, membership.rank, len(membership.ranks), device)
     store.forget()

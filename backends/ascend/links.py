@@ -202,7 +202,7 @@ class Link:
 
     def _launch_late(self, channel: Channel, deferred: Deferred) -> str:
         """On the link's own stream, which waits for what the caller's stream had been given."""
-        with native.npu().stream(channel.lane):
+        with native.current(channel.lane):
             deferred.ready.wait()
             return self._launch(channel, deferred.work, deferred.tensor)
 

@@ -99,21 +99,27 @@ def chosen() -> int | None:
 _latest: int | None = None
 
 
-class _Chosen(threading.local):
-    """Whether the calling thread has a device."""
+class _Settled(threading.local):
+    """The device that the calling thread was given."""
 
-    device = False
+    index = -1
 
 
-_chosen = _Chosen()
+_settled = _Settled()
 
 
 def settle_thread(index: int) -> None:
-    """Give the calling thread a device if it has none: the driver refuses calls of such threads."""
-    if not _chosen.device:
-        if int(import_module(MODULE)._C._npu_getLocalDevice()) < 0:
+    """Make it the calling thread's device, once a thread.
+
+    The driver refuses calls of a thread without a device. A thread with another one is worse: some
+    of torch_npu's calls go to the launch queue of the thread's device, others to that of the stream
+    or the event, so that an event may be destroyed before the wait for it is launched. And torch
+    leaves the first device behind in a thread that has only used tensors of another.
+    """
+    if _settled.index != index:
+        if int(import_module(MODULE)._C._npu_getLocalDevice()) != index:
             npu().set_device(index)
-        _chosen.device = True
+        _settled.index = index
 
 
 @contextmanager
