@@ -22,12 +22,14 @@ class Mark:
 
     def record(self, stream: Any) -> None:
         """Put the point behind what `stream`, of the vendor's, was given."""
+        native.settle_thread(self._index)
         self._event.record(stream)
 
     def hold(self, stream: Any) -> None:
         """Make `stream`, of the vendor's, wait for the point."""
         event = self._event
         if event is not None:
+            native.settle_thread(self._index)
             event.wait(stream)
 
     def fail(self, failure: BaseException) -> None:
