@@ -33,10 +33,15 @@ CLOSING = 5.0
 _open: weakref.WeakSet["AscendAccelerator"] = weakref.WeakSet()
 
 
+def _close_all() -> None:
+    for opened in list(_open):
+        opened.close()
+
+
 @cache
 def _close_at_exit() -> None:
     """torch_npu waits for the device at the end of the process: no stream may wait for us then."""
-    atexit.register(lambda: [opened.close() for opened in list(_open)])
+    atexit.register(_close_all)
 
 
 class AscendAccelerator:
