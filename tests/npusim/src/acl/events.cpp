@@ -17,17 +17,18 @@ std::set<void*>& known() {
   return *kept;
 }
 
-Event& event_at(void* handle) {
+Event& event_at(void* handle, const char* name) {
   Engine& engine = Engine::get();
   Lock held = engine.lock();
   if (known().count(handle) == 0) {
-    fault(text("%p is no event", handle));
+    fault(text("%s: %p is no event", name, handle));
     throw Failure(kInvalidParam, "no such event");
   }
   return *static_cast<Event*>(handle);
 }
 
-int64_t time_of(Event& event) {
+int64_t time_of(void* handle) {
+  Event& event = event_at(handle, "the time of an event");
   Engine& engine = Engine::get();
   Lock held = engine.lock();
   if (event.latest == nullptr || !event.latest->reached) {
@@ -38,7 +39,8 @@ int64_t time_of(Event& event) {
 
 int synchronize_event(void* handle, int64_t milliseconds) {
   return guarded("aclrtSynchronizeEvent", [=] {
-    if (!synchronize(event_at(handle), milliseconds)) throw Failure(kEventTimeout, "an event");
+    Event& event = event_at(handle, "aclrtSynchronizeEvent");
+    if (!synchronize(event, milliseconds)) throw Failure(kEventTimeout, "an event");
   });
 }
 
@@ -61,7 +63,7 @@ NPUSIM_API int aclrtCreateEventWithFlag(void** out, uint32_t flags) {
 // What waits for the event keeps its recording.
 NPUSIM_API int aclrtDestroyEvent(void* handle) {
   return guarded("aclrtDestroyEvent", [=] {
-    Event* const event = &event_at(handle);
+    Event* const event = &event_at(handle, "aclrtDestroyEvent");
     Engine& engine = Engine::get();
     Lock held = engine.lock();
     known().erase(event);
@@ -70,24 +72,27 @@ NPUSIM_API int aclrtDestroyEvent(void* handle) {
 }
 
 NPUSIM_API int aclrtRecordEvent(void* event, void* stream) {
-  return guarded("aclrtRecordEvent", [=] { record(event_at(event), stream); });
+  return guarded("aclrtRecordEvent", [=] { record(event_at(event, "aclrtRecordEvent"), stream); });
 }
 
 NPUSIM_API int aclrtResetEvent(void* event, void* stream) {
-  return guarded("aclrtResetEvent", [=] { reset(event_at(event), stream); });
+  return guarded("aclrtResetEvent", [=] { reset(event_at(event, "aclrtResetEvent"), stream); });
 }
 
 NPUSIM_API int aclrtStreamWaitEvent(void* stream, void* event) {
-  return guarded("aclrtStreamWaitEvent", [=] { wait(event_at(event), stream); });
+  return guarded("aclrtStreamWaitEvent",
+                 [=] { wait(event_at(event, "aclrtStreamWaitEvent"), stream); });
 }
 
 NPUSIM_API int aclrtQueryEventStatus(void* event, int* status) {
-  return guarded("aclrtQueryEventStatus", [=] { *status = query(event_at(event)) ? 1 : 0; });
+  return guarded("aclrtQueryEventStatus",
+                 [=] { *status = query(event_at(event, "aclrtQueryEventStatus")) ? 1 : 0; });
 }
 
 // The same the other way round: 0 means that the waits have been passed.
 NPUSIM_API int aclrtQueryEventWaitStatus(void* event, int* status) {
-  return guarded("aclrtQueryEventWaitStatus", [=] { *status = query(event_at(event)) ? 0 : 1; });
+  return guarded("aclrtQueryEventWaitStatus",
+                 [=] { *status = query(event_at(event, "aclrtQueryEventWaitStatus")) ? 0 : 1; });
 }
 
 NPUSIM_API int aclrtSynchronizeEvent(void* event) { return synchronize_event(event, -1); }
@@ -98,14 +103,14 @@ NPUSIM_API int aclrtSynchronizeEventWithTimeout(void* event, int32_t millisecond
 
 NPUSIM_API int aclrtEventElapsedTime(float* milliseconds, void* first, void* last) {
   return guarded("aclrtEventElapsedTime", [=] {
-    const int64_t passed = time_of(event_at(last)) - time_of(event_at(first));
+    const int64_t passed = time_of(last) - time_of(first);
     *milliseconds = static_cast<float>(static_cast<double>(passed) / 1e6);
   });
 }
 
 NPUSIM_API int aclrtEventGetTimestamp(void* event, uint64_t* microseconds) {
   return guarded("aclrtEventGetTimestamp", [=] {
-    *microseconds = static_cast<uint64_t>(time_of(event_at(event))) / 1000;
+    *microseconds = static_cast<uint64_t>(time_of(event)) / 1000;
   });
 }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "../core/config.h"
+#include "../core/start.h"
 #include "api.h"
 
 using namespace npusim;
@@ -22,7 +23,8 @@ std::map<int, int64_t> options;
 }  // namespace
 
 NPUSIM_API int aclInit(const char*) {
-  return initialised.exchange(true) ? kRepeatInitialize : kOk;
+  if (initialised.exchange(true)) return kRepeatInitialize;
+  return guarded("aclInit", start);
 }
 
 NPUSIM_API int aclFinalize() { return initialised.exchange(false) ? kOk : kUninitialized; }

@@ -10,7 +10,9 @@
 #include <mutex>
 
 #include "core/config.h"
+#include "core/errors.h"
 #include "core/fault.h"
+#include "core/start.h"
 #include "pause.h"
 #include "refusal.h"
 
@@ -50,6 +52,19 @@ void make(Board& at) {
   at.entries = static_cast<Entry*>(memory);
   at.process = getpid();
 }
+
+// Before anything is counted: the board stays as long as the process.
+const bool started = [] {
+  at_start([] {
+    std::lock_guard<std::mutex> hold(board().lock);
+    try {
+      make(board());
+    } catch (const Refusal& refusal) {
+      throw Failure(kOutOfMemory, refusal.what());
+    }
+  });
+  return true;
+}();
 
 int open_as(const RootInfo& info, int file) {
   return ::open(text("/proc/%d/fd/%d", info.process, file).c_str(), O_RDWR | O_CLOEXEC);
