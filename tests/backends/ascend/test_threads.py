@@ -32,11 +32,11 @@ def _order(made: AscendAccelerator) -> list[int]:
     """The thread's device at first, where one stream waits for another, and behind a launch."""
     stream, other, event = made.stream(Role.COMPUTE), made.stream(Role.COPY), made.event()
     torch.empty(4, dtype=torch.uint8, device=made.device)
-    devices = [torch.npu.current_device()]
+    devices = [native.npu().current_device()]
     stream.record(event)
     other.wait(event)
-    devices.append(torch.npu.current_device())
+    devices.append(native.npu().current_device())
     other.launch(lambda: torch.empty(4, dtype=torch.uint8, device=made.device))
-    devices.append(torch.npu.current_device())
+    devices.append(native.npu().current_device())
     other.synchronize(SOON)
     return devices

@@ -238,12 +238,9 @@ def captured(fabric: Fabric) -> list[Outcome]:
 
 def refused(fabric: Fabric) -> list[Outcome]:
     """Tensors that HCCL must not be given."""
-    device(fabric)
+    npu = device(fabric)
     group = fabric.open("test")
-    import torch_npu
-
-    torch.npu.config.allow_internal_format = True
-    private = torch_npu.npu_format_cast(torch.zeros(32, 32, dtype=torch.float16).to("npu"), 29)
+    private = npu.private((32, 32), torch.float16)
     calls: list[Callable[[], object]] = [
         lambda: group.broadcast(torch.zeros(4), 0),
         lambda: group.broadcast(private, 0),
@@ -283,7 +280,7 @@ def reopened(fabric: Fabric, rounds: int) -> list[int]:
         group.rebuild([0, 1])
         value = put([number + group.rank], torch.int32)
         group.all_reduce(value).result(SOON)
-        found.append(value.item())
+        found.append(int(value.item()))
     return found
 
 
