@@ -12,7 +12,7 @@ from npusim.build import ensure
 FAULTY = 70
 """Exit code when any process told a fault."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-REPEATABLE = {"TASK_QUEUE_ENABLE": "0", "PYTHONHASHSEED": "0", "NPUSIM_IDLE_MS": "100"}
+REPEATABLE = {"TASK_QUEUE_ENABLE": "0", "PYTHONHASHSEED": "0", "NPUSIM_IDLE_MS": "20"}
 """For explore: no thread of torch_npu's own hands tasks over, sets iterate alike, and a program
 that the machine halts for a moment does not look idle."""
 

@@ -87,7 +87,7 @@ NPUSIM_API int aclrtStreamQuery(void* handle, int* status) {
       if (stream->error != 0) throw Failure(stream->error, stream->why);
       *status = stream->ended == stream->issued ? 0 : 1;
     }
-    if (*status != 0) engine.called();
+    if (*status != 0) engine.asked();
   });
 }
 

@@ -123,8 +123,17 @@ bool Engine::wait(Lock& held, const std::function<bool()>& ready, int64_t millis
 void Engine::called() {
   Lock held = lock();
   last_call_ = now();
+  if (config().mode == Mode::kExplore) turns(held, choose(4));
+}
+
+void Engine::asked() {
   if (config().mode != Mode::kExplore) return;
-  for (uint32_t turns = choose(4); turns > 0 && !running_ && turn(held); --turns) {
+  Lock held = lock();
+  turns(held, 1 + choose(3));
+}
+
+void Engine::turns(Lock& held, uint32_t most) {
+  for (; most > 0 && !running_ && turn(held); --most) {
   }
 }
 

@@ -67,6 +67,10 @@ class Engine {
   // the schedule's choice run here.
   void called();
 
+  // The program has asked whether something has come, and it has not. Exploring, something moves:
+  // who asks again and again must get an answer some day.
+  void asked();
+
   // What the schedule chooses from, from now on (explore).
   void steer(std::vector<uint8_t> choices);
 
@@ -74,6 +78,7 @@ class Engine {
   Engine();
   void start();
   void work();
+  void turns(Lock& held, uint32_t most);
   bool turn(Lock& held);  // one turn of one task, if any may run; false when none
   Stream* pick(int64_t at);
   Stream* explore(int64_t at);

@@ -130,7 +130,7 @@ bool query(Event& event) {
       engine.demand(recording.stream, recording.place);
     }
   }
-  if (config().mode == Mode::kExplore) engine.called();
+  engine.asked();
   return false;
 }
 
