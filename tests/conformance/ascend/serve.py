@@ -33,7 +33,7 @@ def serve(ranks: str) -> int:
         if not figures.exists():
             return 1
         told = json.loads(figures.read_text())
-    identical, copies = told["outputs_identical"], told["copies_moved"]
+    identical, copies = told["outputs_identical"], told["slots_moved"]
     print(f"{ranks} ranks: outputs identical {identical}, {copies} copies moved", flush=True)
     return 0 if identical and copies else 1
 
