@@ -32,7 +32,7 @@ from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
 HEALTHY, HCCL = "equipoise.backends.ascend:BACKEND", "equipoise.backends.ascend:HCCL"
-CASES = 60
+CASES = 400
 """Most cases of a run; it ends with the first violation."""
 HEALTHY_CASES = 6
 """Of a run on the healthy backend."""
