@@ -145,7 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     used = sorted({(breakage.property, breakage.ranks) for breakage in tried})
     sound = [show(healthy(*claim, chosen.healthy)) for claim in used if chosen.healthy]
     if chosen.json:
-        rows = {"broken": [asdict(row) for row in caught], "healthy": [asdict(r) for r in sound]}
+        told = zip(tried, caught, strict=True)
+        rows = {
+            "broken": [
+                {**asdict(row), "instead": b.broken, "property": b.property, "ranks": b.ranks}
+                for b, row in told
+            ],
+            "healthy": [asdict(row) for row in sound],
+        }
         chosen.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return int(any(row.caught < row.runs for row in caught) or any(row.caught for row in sound))
 
