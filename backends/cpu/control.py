@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -38,8 +39,8 @@ class StoreControlPlane:
         await_listener(rendezvous)
         self._calls = BoundedCalls(f"the store at {rendezvous.host}:{rendezvous.port}")
         self._store = self.bounded(lambda: connect(rendezvous))
-        self._operation = "start-up"
-        self._pulse = self.bounded(lambda: _Pulse(rendezvous, self))
+        self._doing = _Doing("start-up")
+        self._pulse = self.bounded(lambda: _Pulse(rendezvous, self._doing))
 
     @property
     def rank(self) -> int:
@@ -59,7 +60,7 @@ class StoreControlPlane:
     @property
     def operation(self) -> str:
         """What this rank is doing."""
-        return self._operation
+        return self._doing.operation
 
     def bounded(self, call: Callable[[], T], seconds: float | None = None) -> T:
         """`call` on the store, given up after `seconds` (the deadline) with `ControlLost`."""
@@ -107,7 +108,7 @@ class StoreControlPlane:
 
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
-        self._operation = operation
+        self._doing.operation = operation
 
     def leave(self, reason: str) -> None:
         """Say that this rank ends."""
@@ -139,14 +140,14 @@ class StoreControlPlane:
             return None
         if loss["rank"] == self.rank:
             return None
-        return RankLost(loss["rank"], loss["how"], self._operation)
+        return RankLost(loss["rank"], loss["how"], self._doing.operation)
 
     def _silent(self) -> RankLost | None:
         silent = self._pulse.most_silent()
         if silent is None:
             return None
         rank, seconds = silent
-        return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._operation)
+        return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._doing.operation)
 
     def _read(self, keys: list[str]) -> list[bytes] | None:
         """All of `keys`, or None when one is missing.
@@ -171,12 +172,23 @@ class StoreControlPlane:
             raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
 
 
+@dataclass
+class _Doing:
+    """What a rank is doing: its plane says so, its pulse tells the others.
+
+    A thing of its own, since a pulse that knew its plane would keep it, and its connections, until
+    the garbage collector comes by.
+    """
+
+    operation: str
+
+
 class _Pulse:
     """Beats for its own rank, and watches when each other rank last did."""
 
-    def __init__(self, rendezvous: Rendezvous, plane: StoreControlPlane) -> None:
+    def __init__(self, rendezvous: Rendezvous, doing: _Doing) -> None:
         self._where = rendezvous
-        self._plane = plane
+        self._doing = doing
         self._store = connect(rendezvous)
         self._looked = time.monotonic()
         self._seen = [("", self._looked)] * rendezvous.size
@@ -219,7 +231,7 @@ class _Pulse:
                 return
 
     def _beat(self, count: int) -> None:
-        self._store.set(f"beat/{self._where.rank}", f"{count} {self._plane.operation}")
+        self._store.set(f"beat/{self._where.rank}", f"{count} {self._doing.operation}")
         now = time.monotonic()
         for rank in range(self._where.size):
             key = f"beat/{rank}"

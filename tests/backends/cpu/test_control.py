@@ -3,6 +3,8 @@
 Two planes of two ranks; a rank whose pulse is stopped stands for one that is stopped or starved.
 """
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -61,6 +63,19 @@ def test_a_rank_that_was_itself_starved_accuses_nobody(pair: Pair) -> None:
     """After a stop of its own, every other rank looks silent until it has looked again."""
     starve(pair[0])
     assert pair[0].lost(1.0) is None
+
+
+def test_a_plane_that_was_closed_goes_without_the_garbage_collector(host: StoreHost) -> None:
+    """Its connections are descriptors of the process."""
+    made = plane(host, 0)
+    made.close()
+    gone = weakref.ref(made)
+    gc.disable()
+    try:
+        del made
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_nobody_who_beats_is_accused(pair: Pair) -> None:
