@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise.hal.capabilities import Capabilities, Probe
-from equipoise.hal.errors import BackendUnavailable
+from equipoise.hal.communicator import CommunicatorBackend
+from equipoise.hal.errors import BackendUnavailable, UsageError
 from equipoise.hal.kernels import Kernels
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.pool import HostPool
@@ -166,10 +167,20 @@ class Backend(Protocol):
         ...
 
 
+def check_room(backend: Backend, communicator: CommunicatorBackend, ranks: int) -> None:
+    """Raise `UsageError` when so many ranks of one machine find too few devices (B9)."""
+    found = backend.devices()
+    if ranks > found and not communicator.capabilities.shared_devices:
+        raise UsageError(
+            f"{ranks} ranks need {ranks} devices, and {backend.name} has {found} here: "
+            f"{communicator.name} takes one rank a device"
+        )
+
+
 def open_for(backend: Backend, rank: int) -> Accelerator:
     """The device of `rank`: number rank modulo `devices()`, which its communicators rely on.
 
-    A communicator may refuse two ranks on one device. Raises `BackendUnavailable`.
+    Raises `BackendUnavailable` if there is no device.
     """
     count = backend.devices()
     if count < 1:

@@ -52,6 +52,7 @@ class CommunicatorCapabilities:
         independent_groups: two communicators progress independently of each other.
         abort: `abort()` ends what is in flight.
         rebuild: `rebuild()` works after a rank's death among the survivors.
+        shared_devices: two ranks may work on one device (B9).
         dtypes: element types that travel; bytes, for weights, and integers, for counters, at least.
         reductions: those of them that can be summed.
     """
@@ -60,6 +61,7 @@ class CommunicatorCapabilities:
     independent_groups: bool = False
     abort: bool = False
     rebuild: bool = False
+    shared_devices: bool = False
     dtypes: frozenset[torch.dtype] = frozenset({torch.uint8, torch.int32, torch.int64})
     reductions: frozenset[torch.dtype] = frozenset({torch.int32, torch.int64})
 

@@ -44,6 +44,7 @@ def hccl_capabilities() -> CommunicatorCapabilities:
         independent_groups=False,  # HCCL promises nothing about communicators of one device
         abort=False,  # torch_npu's abort gives the communicator back, and what is in flight hangs
         rebuild=True,
+        shared_devices=False,  # HCCL refuses the second rank of a device
         dtypes=MOVED,
         reductions=sums(),
     )

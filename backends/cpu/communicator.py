@@ -32,6 +32,7 @@ GLOO_CAPABILITIES = CommunicatorCapabilities(
     independent_groups=True,
     abort=False,  # neither the group's nor the backend's abort releases a waiter
     rebuild=True,
+    shared_devices=True,
     dtypes=frozenset(
         {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
         | {torch.float16, torch.bfloat16, torch.float32, torch.float64}

@@ -28,6 +28,7 @@ MPI_CAPABILITIES = CommunicatorCapabilities(
     independent_groups=True,
     abort=False,  # MPI takes back unmatched receives, and nothing else
     rebuild=False,  # mpiexec ends the whole job when a rank dies
+    shared_devices=True,
     dtypes=frozenset(
         {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
         | {torch.float16, torch.bfloat16, torch.float32, torch.float64}

@@ -31,6 +31,7 @@ EVERY_OPERATION = CommunicatorCapabilities(
     independent_groups=True,
     abort=True,
     rebuild=True,
+    shared_devices=True,
     dtypes=frozenset(
         {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
         | {torch.float16, torch.bfloat16, torch.float32, torch.float64}

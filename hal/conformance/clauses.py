@@ -113,6 +113,7 @@ TITLES: Mapping[str, str] = {
     "B6": "pinned gives host memory, page-locked where declared",
     "B7": "a graph captures without running, and replays",
     "B8": "streams run side by side",
+    "B9": "ranks share a device only where that is declared",
     "R1": "resources return to the baseline",
     "R2": "a capability holds, or raises before any side effect",
     "R3": "signatures equal the protocol's",

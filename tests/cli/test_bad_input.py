@@ -12,6 +12,10 @@ import pytest
 BAD = {
     "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
     "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
+    "too few devices": (
+        ("--backend", "support.crowded:BACKEND"),
+        "--ranks 4: 4 ranks need 4 devices, and crowded has 2 here: links takes one rank a device",
+    ),
     "ranks that do not divide the experts": (("--ranks", "5", "--slots", "40"), "does not divide"),
     "a word for a number": (("--ranks", "four"), "expected a whole number, got 'four'"),
     "fewer slots than experts": (("--slots", "28"), "fewer than the 32 experts"),

@@ -22,6 +22,10 @@ REFUSED = {
     ("--ranks", "0"): "--ranks must be at least 1, got 0",
     ("--ranks", "65"): "--ranks must be at most 64, got 65",
     ("--ranks", "many"): "expected a whole number, got 'many'",
+    (
+        "--backend",
+        "support.crowded:BACKEND",
+    ): "--ranks 4: 4 ranks need 4 devices, and crowded has 2",
     ("--seed", "-1"): "--seed must be at least 0, got -1",
     ("--cases", "0"): "--cases must be at least 1, got 0",
     ("--steer", "wheel"): "--steer: 'wheel' is not PACKAGE:OBJECT",

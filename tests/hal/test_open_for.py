@@ -1,11 +1,12 @@
 """Ranks of one machine take its devices in turn."""
 
 import pytest
+from support.crowded import LINKS
 
-from equipoise.backends.cpu import BACKEND
+from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
-from equipoise.hal.accelerator import open_for
-from equipoise.hal.errors import BackendUnavailable
+from equipoise.hal.accelerator import check_room, open_for
+from equipoise.hal.errors import BackendUnavailable, UsageError
 
 
 class CountedBackend(CpuBackend):
@@ -35,6 +36,14 @@ def test_each_rank_has_a_device_of_its_own_while_there_are_enough() -> None:
 def test_without_a_device_no_rank_can_open_one() -> None:
     with pytest.raises(BackendUnavailable, match="'counted' has no device for rank 1"):
         open_for(CountedBackend(0), 1)
+
+
+def test_more_ranks_than_devices_need_links_that_share_them() -> None:
+    """Clause B9."""
+    check_room(CountedBackend(2), LINKS, 2)
+    with pytest.raises(UsageError, match="3 ranks need 3 devices, and counted has 2 here"):
+        check_room(CountedBackend(2), LINKS, 3)
+    check_room(CountedBackend(2), GLOO, 3)
 
 
 def test_any_number_of_ranks_opens_the_one_cpu() -> None:

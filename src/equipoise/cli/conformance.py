@@ -12,7 +12,13 @@ from equipoise import __version__
 from equipoise.cli.config import read_config
 from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
 from equipoise.cli.files import write_file
-from equipoise.cli.validation import MOST_RANKS, check_backend, check_count, check_file
+from equipoise.cli.validation import (
+    MOST_RANKS,
+    check_backend,
+    check_count,
+    check_devices,
+    check_file,
+)
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.errors import UsageError
@@ -66,6 +72,8 @@ def validate(request: ConformanceRequest) -> None:
         _check_available("--communicator", name, registry.communicator)
     if request.steer is not None:
         _check_steer(request.steer, request.backend)
+    else:
+        _check_devices(request)
     for flag, path in (("--json", request.json), ("--html", request.html)):
         if path is not None:
             check_file(flag, path)
@@ -88,6 +96,15 @@ def _check_available(flag: str, name: str, find: Callable[[str], Any]) -> None:
         return  # a probe that raises breaks B1, which is for the suite to say
     if isinstance(probed, Unavailable):
         raise UsageError(f"{flag}: {name} cannot run here: {probed.reason}")
+
+
+def _check_devices(request: ConformanceRequest) -> None:
+    try:
+        check_devices(request.backend, request.communicator, request.ranks)
+    except UsageError:
+        raise
+    except Exception:
+        return  # as above: the suite says it
 
 
 def _check_steer(name: str, backend: str) -> None:

@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Before torch is imported: its sockets warn of host names that nobody here needs.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Extensions of torch load when a backend asks for them: one that does not find its driver
+    # would end every command here, `doctor` first.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     streams.open_missing()
     try:
         with terminable():

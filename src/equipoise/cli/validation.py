@@ -9,6 +9,8 @@ from equipoise.demo.settings import Balance, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
 MOST_RANKS = 64
+LAUNCHED = "WORLD_SIZE"
+"""Set where `torchrun` has started the ranks."""
 MOST_SLOTS = 4096
 MOST_STEPS = 100_000
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
@@ -81,6 +83,24 @@ def _check_backends(settings: RunSettings) -> None:
     if settings.communicator:
         name = settings.communicator
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
+    if LAUNCHED not in os.environ:
+        check_devices(settings.backend, settings.communicator, settings.ranks)
+
+
+def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
+    """Raises UsageError where this machine has too few devices for so many ranks to start here."""
+    from equipoise.hal import registry
+    from equipoise.hal.accelerator import check_room
+    from equipoise.hal.capabilities import Unavailable
+
+    found = registry.accelerator(backend)
+    links = registry.communicator(communicator or found.communicator)
+    if links.joined() is not None or isinstance(found.probe(), Unavailable):
+        return  # a launcher has started them; or there is more to say than a number
+    try:
+        check_room(found, links, ranks)
+    except UsageError as error:
+        raise UsageError(f"--ranks {ranks}: {error}") from error
 
 
 def check_backend(flag: str, name: str, group: str, find: Callable[[str], object]) -> None:

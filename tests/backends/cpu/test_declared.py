@@ -27,7 +27,7 @@ def test_the_cpu_leaves_out_page_locking_and_private_formats_only() -> None:
 
 def test_gloo_leaves_out_the_order_of_streams_and_abort_only() -> None:
     declared = GLOO.capabilities
-    flags = ("stream_ordered", "independent_groups", "abort", "rebuild")
+    flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
     missing = {flag for flag in flags if not getattr(declared, flag)}
     assert missing == undeclared("gloo") == {"stream_ordered", "abort"}
 

@@ -1,0 +1,101 @@
+"""Everything that is run over the simulated driver, one step after the other.
+
+    python -m conformance.ascend.everything              minutes: what CI runs
+    python -m conformance.ascend.everything --deep       an hour or two: all cases, all schedules
+
+Ends with the first step that fails. Where torch is not a CPU build there is nothing to run: a line
+says so, as tox says that it skips an environment. What follows goes to pytest.
+"""
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from npusim.errors import Refused
+from npusim.wheels import find_torch
+
+PYTHON = sys.executable
+SUITE = (PYTHON, "-m", "equipoise", "conformance", "--backend", "ascend", "--quiet")
+RUN = (PYTHON, "-m", "equipoise", "run", "--backend", "ascend", "--quiet")
+TRIAL = (PYTHON, "-m", "conformance.ascend.trial")
+STEER = ("--steer", "npusim.steering:steer")
+STEERED = ("ordering", "locks", "visibility", "addresses", "kernels", "resources")
+"""Families that take one device, and a schedule."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command; over the simulated driver, where it has a schedule."""
+
+    command: tuple[str, ...]
+    schedule: str | None = None
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """What is started."""
+        if self.schedule is None:
+            return self.command
+        return (PYTHON, "-m", "npusim", "--schedule", self.schedule, "--", *self.command)
+
+    @property
+    def shown(self) -> str:
+        """As somebody would type it."""
+        return shlex.join("python" if word == PYTHON else word for word in self.whole)
+
+
+def quick(tests: Sequence[str]) -> tuple[Step, ...]:
+    """On every commit."""
+    return (
+        Step((PYTHON, "-m", "npusim.build")),
+        Step((*SUITE, "--ranks", "4", "--cases", "4"), "lazy"),
+        Step((*SUITE, "--ranks", "4", "--cases", "1"), "eager"),
+        Step((*SUITE, "--ranks", "4", "--cases", "1"), "delay"),
+        Step((*SUITE, "--cases", "10", *STEER, "--only", *STEERED), "explore"),
+        Step((PYTHON, "-m", "npusim.selftest.races", "--schedules", "lazy")),
+        Step((*TRIAL, "--rank-runs", "1", "--healthy", "0"), "lazy"),
+        Step((PYTHON, "tests/conformance/ascend/serve.py", "4"), "eager"),
+        Step((PYTHON, "-m", "pytest", "-m", "npusim", "tests/backends/ascend", *tests), "lazy"),
+    )
+
+
+def deep(tests: Sequence[str]) -> tuple[Step, ...]:
+    """Now and then."""
+    return (
+        Step((PYTHON, "-m", "npusim.build")),
+        *(Step((*SUITE, "--ranks", "4"), schedule) for schedule in ("eager", "delay", "lazy")),
+        Step((*SUITE, *STEER), "explore"),
+        Step(TRIAL, "lazy"),
+        *(Step((*RUN, "--ranks", ranks, "--out", f"build/run-{ranks}"), "eager") for ranks in "24"),
+        Step((PYTHON, "-m", "pytest", "-m", "npusim", "--timeout", "1800", *tests), "lazy"),
+    )
+
+
+def perform(steps: Iterable[Step]) -> int:
+    """Run them; the exit code of the first that fails, else 0."""
+    for step in steps:
+        print(f"\n$ {step.shown}", flush=True)
+        began = time.monotonic()
+        code = subprocess.run(step.whole, check=False).returncode
+        print(f"exit code {code}, {time.monotonic() - began:.0f} s", flush=True)
+        if code:
+            return code
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        find_torch()
+    except Refused as refusal:
+        print(f"  npusim: SKIP ({refusal})")
+        return 0
+    chosen = deep if "--deep" in given else quick
+    return perform(chosen([word for word in given if word != "--deep"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
