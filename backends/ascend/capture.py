@@ -123,6 +123,8 @@ class Capture:
 
 
 _turn = threading.Lock()
+_here = threading.local()
+"""Whether this thread captures: a second capture within it would wait for itself."""
 
 
 @contextmanager
@@ -138,10 +140,15 @@ def try_turn() -> Iterator[bool]:
 
 @contextmanager
 def capturing(index: int) -> Iterator[Capture]:
-    """This thread's turn to capture. Raises `Unsupported` if another thread's does not end."""
+    """This thread's turn to capture. Raises `Unsupported` if another thread's does not end, or if
+    this one captures already, another stream."""
+    if getattr(_here, "captures", False):
+        raise Unsupported("this thread captures another stream already")
     if not _turn.acquire(timeout=TURN):
         raise Unsupported(f"another thread has been capturing for more than {TURN:g} s")
+    _here.captures = True
     try:
         yield Capture(index)
     finally:
+        _here.captures = False
         _turn.release()

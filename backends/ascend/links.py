@@ -167,7 +167,8 @@ class Link:
             failed = self._lose(f"found no link: {error}")
         else:
             failed = self._arrive(channel)
-        self._settled.set()
+        finally:
+            self._settled.set()
         for work, why in failed:
             work.fail(why)
 
@@ -203,7 +204,10 @@ class Link:
     def _launch_late(self, channel: Channel, deferred: Deferred) -> str:
         """On the link's own stream, which waits for what the caller's stream had been given."""
         with native.current(channel.lane):
-            deferred.ready.wait()
+            try:
+                deferred.ready.wait()
+            except RuntimeError as error:
+                return f"was not launched: {error}"
             return self._launch(channel, deferred.work, deferred.tensor)
 
     def _call(self, channel: Channel, tensor: Tensor) -> Launch:

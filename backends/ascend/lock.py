@@ -87,7 +87,12 @@ class AscendStreamLock:
         """Make the stream wait for a signal of its own."""
         own = own_stream(stream)
         word = FullWord(self._index) if own.capturing else self._lend()
-        own.issue(Verb(word.wait, around=lambda on: self._entering(word, on)))
+        try:
+            own.issue(Verb(word.wait, around=lambda on: self._entering(word, on)))
+        except BaseException:
+            with self._changed:
+                self._lent.discard(word)  # refused before anybody waited there
+            raise
 
     def release(self, stream: Stream) -> None:
         """Let the mover write, once the stream has come here.

@@ -267,6 +267,7 @@ def test_what_cannot_be_captured_is_refused(npu: AscendAccelerator, stream: Asce
         lambda: stream.synchronize(SOON),
         lambda: inner.capture(stream, lambda: None),
         lambda: inner.replay(stream),
+        lambda: inner.capture(npu.stream(Role.AUX), lambda: None),
     ):
         with pytest.raises(Unsupported):
             graph.capture(stream, program)
@@ -304,6 +305,7 @@ def test_in_an_engines_capture_launches_work_and_what_needs_the_replays_is_refus
         adopted.launch(partial(append, number, 1))
         with pytest.raises(Unsupported, match="not ours"):
             lock.acquire(adopted)
+        assert lock._lent == set()
         with pytest.raises(Unsupported, match="not ours"):
             store.commit([(0, 0)], adopted)
         graph.capture_end()
