@@ -5,23 +5,27 @@
 
 Runs `equipoise doctor`, the conformance suite on one device and on several, the main job, and the
 benchmarks that exist for the backend, one after the other; a step that fails or takes too long is
-recorded and does not stop the rest. The archive holds the output, exit code and time of each step,
-its JSON and HTML, and the versions of everything, so that a report says what it was seen on. It
-holds no environment variable but those named in `TOLD`, no host name and no path of the machine
-beyond what a step prints itself.
+recorded and does not stop the rest; Ctrl-C ends the step that runs, and packs what is there.
+Without `--ranks` it takes as many devices as there are, four at most. The archive holds the output,
+exit code and time of each step, its JSON and HTML, and the versions of everything, so that a report
+says what it was seen on. It holds no environment variable but those named in `TOLD`, no host name
+and no path of the machine beyond what a step prints itself.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +39,18 @@ LIMIT = 1800.0
 """Seconds that one step may take."""
 PATIENCE = 30.0
 """Seconds that a tool may take to say what the machine is."""
+GRACE = 10.0
+"""Seconds that a step gets to end its ranks, once it is told to."""
+RANKS, MOST = 4, 64
+ROOM = """
+import sys
+from equipoise.hal import registry
+backend = registry.accelerator(sys.argv[1])
+links = registry.communicator(backend.communicator)
+print(int(sys.argv[2]) if links.capabilities.shared_devices else backend.devices())
+"""
+"""Prints how many ranks this machine has room for."""
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -47,7 +63,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step; an exit code of -1 means that it took longer than the limit."""
+    """What became of a step; an exit code of -1 means that it took longer than the limit, 130 that
+    somebody interrupted it."""
 
     name: str
     command: str
@@ -62,32 +79,59 @@ def steps(backend: str, ranks: int, folder: Path) -> list[Step]:
         files = ("--json", str(folder / f"{name}.json"), "--html", str(folder / f"{name}.html"))
         return Step(name, (*EQUIPOISE, *command, *files))
 
-    conformance = ("conformance", "--backend", backend, "--quiet")
-    run = ("run", "--backend", backend, "--quiet")
+    suite = ("conformance", "--backend", backend, "--quiet", "--ranks")
+    run = ("run", "--backend", backend, "--quiet", "--ranks")
+    groups = [str(count) for count in sorted({2, ranks}) if count <= ranks]
     extra = HERE / f"{backend}.py"  # the backend's own benchmark, where there is one
     return [
         Step("doctor", (*EQUIPOISE, "doctor")),
-        told("conformance-1", *conformance, "--ranks", "1"),
-        told(f"conformance-{ranks}", *conformance, "--ranks", str(ranks)),
-        told("run-2", *run, "--ranks", "2"),
-        told(f"run-{ranks}", *run, "--ranks", str(ranks)),
+        *(told(f"conformance-{n}", *suite, n) for n in dict.fromkeys(("1", str(ranks)))),
+        *(told(f"run-{n}", *run, n) for n in groups or ["1"]),
         *([Step("benchmark", (sys.executable, str(extra)))] if extra.exists() else []),
     ]
 
 
 def perform(step: Step, folder: Path, limit: float) -> Outcome:
-    """Run it; everything that it prints goes to a file of its name."""
+    """Run it; everything that it prints goes to a file of its name. Its ranks end with it."""
     began = time.monotonic()
     with (folder / f"{step.name}.txt").open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(step.command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            step.command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             code = -1
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        end(process)
     seconds = round(time.monotonic() - began, 1)
     return Outcome(step.name, shlex.join(step.command[1:]), code, seconds)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Tell it to end, then end whatever is left of it."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def room(backend: str) -> int:
+    """How many ranks there are devices for; raises RuntimeError where nobody can say."""
+    done = subprocess.run(
+        [sys.executable, "-c", ROOM, backend, str(MOST)],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return int(done.stdout)
 
 
 def versions() -> dict[str, str]:
@@ -129,25 +173,56 @@ def pack(folder: Path, out: Path) -> None:
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """The command line; everything is checked before hours are spent."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backend", default="ascend", help="accelerator backend (ascend)")
-    parser.add_argument("--ranks", type=int, default=4, help="ranks of the larger runs (4)")
+    parser.add_argument("--ranks", type=int, help="ranks of the larger runs (devices, 4 at most)")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds a step may take (1800)")
     parser.add_argument("--out", type=Path, default=Path("equipoise-report.tar.gz"), help="archive")
     parser.add_argument("--only", nargs="*", default=[], metavar="STEP", help="these steps only")
     chosen = parser.parse_args(arguments)
-    if not 2 <= chosen.ranks <= 64:
-        parser.error(f"--ranks is 2 to 64, not {chosen.ranks}")
+    if chosen.ranks is not None and not 1 <= chosen.ranks <= MOST:
+        parser.error(f"--ranks is 1 to {MOST}, not {chosen.ranks}")
+    if not (math.isfinite(chosen.limit) and chosen.limit > 0):
+        parser.error(f"--limit is a positive number of seconds, not {chosen.limit:g}")
+    if chosen.out.is_dir() or not os.access(chosen.out.absolute().parent, os.W_OK):
+        parser.error(f"--out: {chosen.out} cannot be written")
+    settle(parser, chosen)
     return chosen
 
 
+def settle(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    """Fit the number of ranks to the machine, and know every step that is asked for."""
+    try:
+        found = room(chosen.backend)
+    except RuntimeError as error:
+        parser.error(f"--backend {chosen.backend}: {error}")
+    if found < (chosen.ranks or 1):
+        parser.error(f"{chosen.backend} has {found} device(s) here: see `equipoise doctor`")
+    chosen.ranks = chosen.ranks or min(RANKS, found)
+    names = [step.name for step in steps(chosen.backend, chosen.ranks, Path())]
+    if strange := sorted(set(chosen.only) - set(names)):
+        parser.error(f"--only: unknown {', '.join(strange)}; known: {', '.join(names)}")
+
+
+def report(chosen: argparse.Namespace, outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """What was run, on what, and what became of it."""
+    return {
+        "backend": chosen.backend,
+        "ranks": chosen.ranks,
+        "versions": versions(),
+        "environment": {name: os.environ[name] for name in TOLD if name in os.environ},
+        "machine": machine(),
+        "steps": [asdict(outcome) for outcome in outcomes],
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run everything; 0 when every step ended with 0, else 1."""
+    """Run everything; 0 when every step ended with 0, 130 when interrupted, else 1."""
     chosen = options(arguments)
-    outcomes = []
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for step in steps(chosen.backend, chosen.ranks, folder):
@@ -156,18 +231,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{step.name} ...", end=" ", flush=True)
             outcomes.append(perform(step, folder, chosen.limit))
             print(f"exit code {outcomes[-1].exit_code}, {outcomes[-1].seconds:g} s", flush=True)
-        report = {
-            "backend": chosen.backend,
-            "ranks": chosen.ranks,
-            "versions": versions(),
-            "environment": {name: os.environ[name] for name in TOLD if name in os.environ},
-            "machine": machine(),
-            "steps": [asdict(outcome) for outcome in outcomes],
-        }
-        (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            if outcomes[-1].exit_code == INTERRUPTED:
+                break
+        told = json.dumps(report(chosen, outcomes), indent=2)
+        (folder / "report.json").write_text(told + "\n", encoding="utf-8")
         pack(folder, chosen.out)
     print(f"packed into {chosen.out}")
-    return int(any(outcome.exit_code for outcome in outcomes))
+    codes = {outcome.exit_code for outcome in outcomes}
+    return INTERRUPTED if INTERRUPTED in codes else int(codes != {0})
 
 
 if __name__ == "__main__":

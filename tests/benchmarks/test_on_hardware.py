@@ -63,3 +63,60 @@ def test_every_part_of_the_report_is_run_for_a_backend(
 ) -> None:
     names = [step.name for step in script["steps"]("ascend", 4, tmp_path)]
     assert names[:5] == ["doctor", "conformance-1", "conformance-4", "run-2", "run-4"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [
+        (1, ["doctor", "conformance-1", "run-1"]),
+        (2, ["doctor", "conformance-1", "conformance-2", "run-2"]),
+    ],
+)
+def test_a_small_machine_runs_nothing_twice(
+    script: dict[str, Any], tmp_path: Path, ranks: int, names: list[str]
+) -> None:
+    assert [step.name for step in script["steps"]("ascend", ranks, tmp_path)] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--only", "doktor"), "--only: unknown doktor; known: doctor, conformance-1"),
+        (("--out", "/no/such/folder/x.tar.gz"), "cannot be written"),
+        (("--out", "."), "cannot be written"),
+        (("--limit", "-1"), "--limit is a positive number of seconds, not -1"),
+        (("--limit", "nan"), "not nan"),
+        (("--ranks", "0"), "--ranks is 1 to 64, not 0"),
+        (("--backend", "abacus"), "abacus"),
+        (("--backend", "support.crowded:BACKEND", "--ranks", "3"), "has 2 device(s) here"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_hours_are_spent(
+    script: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parent.parent / "tests"))
+    with pytest.raises(SystemExit) as ended:
+        script["main"](["--backend", "virtual", *arguments])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def asleep(process: Path) -> bool:
+    try:
+        return (process / "cmdline").read_bytes() == b"sleep\0617.3\0"
+    except OSError:
+        return False
+
+
+def test_the_processes_of_a_step_that_is_ended_end_too(
+    script: dict[str, Any], tmp_path: Path
+) -> None:
+    child = "import subprocess; subprocess.run(['sleep', '617.3'])"
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {child}"
+    script["perform"].__globals__["GRACE"] = 0.2
+    assert script["perform"](script["Step"]("deaf", python(deaf)), tmp_path, 2.0).exit_code == -1
+    assert not [entry for entry in Path("/proc").glob("[0-9]*") if asleep(entry)]

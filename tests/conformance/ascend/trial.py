@@ -133,7 +133,11 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rank-runs", type=int, default=20, help="of each on several ranks (20)")
     parser.add_argument("--healthy", type=int, default=1, help="runs of the healthy backend (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
-    return parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
+    known = [breakage.name for breakage in BREAKAGES]
+    if strange := sorted(set(chosen.names) - set(known)):
+        parser.error(f"unknown: {', '.join(strange)}; known: {', '.join(known)}")
+    return chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
