@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,16 @@ settings.register_profile(
     "deep", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_signals() -> None:
+    """Children hear what is sent to them, also where a shell started the tests in the background,
+    deaf to interrupts, or nohup did: what a process ignores its children ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            heard = number is signal.SIGINT
+            signal.signal(number, signal.default_int_handler if heard else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

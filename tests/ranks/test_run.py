@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -183,15 +182,6 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     assert not any(alive(rank) for rank in ranks)
 
 
-@pytest.fixture
-def heard_interrupts() -> Iterator[None]:
-    """Children hear SIGINT, also where the tests run in the background, deaf to it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heard_interrupts")
 def test_an_interrupt_ends_every_rank_with_one_line(tmp_path: Path) -> None:
     process = start("--ranks", "2", "--steps", "60", "--out", str(tmp_path))
     ranks = wait_for_service(process, 2)
