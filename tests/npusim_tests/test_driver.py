@@ -33,7 +33,7 @@ def test_a_copy_brings_the_bytes(memory: Outcome) -> None:
 
 def test_a_copy_that_is_wrong_fails_and_is_a_fault_each_time(memory: Outcome) -> None:
     wrong = memory.facts["wrong"]
-    assert len(wrong) == 6
+    assert len(wrong) == 13
     assert {what for what, code in wrong.items() if code == 0} == set()
     assert memory.facts["told"] == len(wrong)
     assert memory.facts["untouched"]
@@ -60,6 +60,11 @@ def test_a_task_on_freed_memory_fails_its_stream_for_good() -> None:
     assert facts["again"] == DEVICE_EXCEPTION
     assert facts["told"] == 1
     assert facts["target"] == FRESH * 64
+
+
+def test_a_task_on_pinned_memory_that_was_given_back_fails_its_stream() -> None:
+    facts = run_program("freed", "lazy").facts
+    assert facts == {"synchronised": DEVICE_EXCEPTION, "told": 1, "target": FRESH * 64}
 
 
 def test_who_asks_a_stream_or_watches_memory_sees_an_end_on_a_lazy_device() -> None:

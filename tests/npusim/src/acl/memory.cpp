@@ -26,7 +26,7 @@ void check_side(const char* side, const void* pointer, bool device, size_t bytes
     fault(wrong);
     throw Failure(kInvalidParam, wrong);
   }
-  if (device) host(pointer, bytes, side);
+  reach(pointer, bytes, side);
 }
 
 void check_copy(void* to, size_t room, const void* from, size_t bytes, int kind) {
@@ -41,11 +41,6 @@ void check_copy(void* to, size_t room, const void* from, size_t bytes, int kind)
   const bool free = kind == kDefault;
   check_side("target", to, free ? place_of(to) == Place::kDevice : to_device(kind), bytes);
   check_side("source", from, free ? place_of(from) == Place::kDevice : from_device(kind), bytes);
-}
-
-uint8_t* reach(const void* pointer, size_t bytes, const char* what) {
-  if (place_of(pointer) == Place::kDevice) return host(pointer, bytes, what);
-  return static_cast<uint8_t*>(const_cast<void*>(pointer));
 }
 
 void check_submitted(int code) {
@@ -109,7 +104,8 @@ NPUSIM_API int aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t 
                                 void* stream) {
   return guarded("aclrtMemcpyAsync", [=] {
     check_copy(to, room, from, bytes, kind);
-    if (bytes > 0) check_submitted(submit(stream, "copy", copy_bytes(to, from, bytes)));
+    if (bytes == 0) return;
+    check_submitted(submit(stream, "copy", copy_bytes(to, from, bytes)));
   });
 }
 
