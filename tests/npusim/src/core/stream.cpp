@@ -32,6 +32,7 @@ int submit(void* handle, const std::string& what, Body body) try {
       stream->capture->add(stream, {what, std::move(body)});
       return kOk;
     }
+    check_default(stream);
     engine.put(stream, {what, std::move(body)});
   }
   engine.called();
