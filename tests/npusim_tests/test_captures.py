@@ -6,7 +6,8 @@ import pytest
 from npusim_tests.running import run_program
 
 pytestmark = pytest.mark.npusim
-INVALID, UNSUBSCRIBED, UNJOINED, MODEL_CAPTURED = 100000, 107015, 107025, 107026
+INVALID, UNJOINED, MODEL_CAPTURED = 100000, 107025, 107026
+SUBSCRIBED, UNSUBSCRIBED = 107011, 107015
 CAPTURED, EVENT_CAPTURED, MODE, IMPLICIT = 107027, 107028, 107030, 107031
 UNMATCHED, WRONG_THREAD = 107036, 107038
 ALLOWED = dict.fromkeys(("memset", "copy", "pageable", "pinned", "default stream"), 0)
@@ -77,6 +78,7 @@ def test_a_capture_ends_where_it_began(facts: dict[str, Any]) -> None:
 def test_the_captured_streams_thread_runs_captured_callbacks(facts: dict[str, Any]) -> None:
     assert facts["callbacks"] == {
         "unsubscribed": UNSUBSCRIBED,
+        "twice": SUBSCRIBED,
         "replayed": 0,
         "by the captured stream's thread": True,
     }

@@ -174,6 +174,7 @@ def callbacks() -> dict[str, object]:
     thread = threading.Thread(target=serve)
     thread.start()
     do("aclrtSubscribeReport", ctypes.c_uint64(thread.ident or 0), on)
+    found["twice"] = call("aclrtSubscribeReport", ctypes.c_uint64(thread.ident or 0), on)
     begin(on)
     do(*launch, on)
     replayed = stream()

@@ -31,7 +31,8 @@ class Desk {
  public:
   void subscribe(uint64_t thread, void* stream) {
     std::lock_guard<std::mutex> hold(lock_);
-    threads_[stream] = thread;
+    if (threads_.emplace(stream, thread).second) return;
+    throw Failure(kSubscribed, "a stream is subscribed a second time");
   }
 
   void unsubscribe(void* stream) {

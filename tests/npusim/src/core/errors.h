@@ -16,6 +16,7 @@ enum Code : int {
   kInvalidDevice = 107001,
   kNoContext = 107002,
   kUnknownStream = 107003,
+  kSubscribed = 107011,
   kNotSubscribed = 107015,
   kWaitTimeout = 107019,
   kCaptureDependency = 107024,
