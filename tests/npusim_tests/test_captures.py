@@ -9,7 +9,7 @@ pytestmark = pytest.mark.npusim
 INVALID, UNJOINED, MODEL_CAPTURED = 100000, 107025, 107026
 SUBSCRIBED, UNSUBSCRIBED = 107011, 107015
 CAPTURED, EVENT_CAPTURED, MODE, IMPLICIT = 107027, 107028, 107030, 107031
-UNMATCHED, WRONG_THREAD = 107036, 107038
+UNMATCHED, WRONG_THREAD, UNSUPPORTED = 107036, 107038, 207000
 ALLOWED = dict.fromkeys(("memset", "copy", "pageable", "pinned", "default stream"), 0)
 FORBIDDEN = {
     "memset": MODE,
@@ -65,7 +65,7 @@ def test_no_mode_lets_a_capture_be_asked_or_hold_pageable_memory(
 
 def test_a_capture_ends_where_it_began(facts: dict[str, Any]) -> None:
     assert facts["ends"] == {
-        "default stream": IMPLICIT,
+        "default stream": UNSUPPORTED,
         "thread, global": WRONG_THREAD,
         "thread, thread_local": WRONG_THREAD,
         "thread, relaxed": 0,

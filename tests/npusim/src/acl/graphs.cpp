@@ -75,7 +75,7 @@ NPUSIM_API int aclmdlRICaptureBegin(void* handle, int mode) {
     Lock held = engine.lock();
     Stream* const stream = known(engine, handle);
     if (stream == engine.standard(stream->device)) {
-      throw Failure(kCaptureImplicit, "the default stream cannot be captured");
+      throw Failure(kFeature, "the default stream cannot be captured");
     }
     if (stream->capture != nullptr) throw Failure(kStreamCaptured, "it is being captured already");
     auto model = std::make_unique<Model>();

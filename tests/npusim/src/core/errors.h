@@ -31,6 +31,7 @@ enum Code : int {
   kCaptureUnmatched = 107036,
   kCaptureWrongThread = 107038,
   kNotSupported = 200001,
+  kFeature = 207000,
   kOutOfMemory = 207001,
   kDeviceException = 507015,
   kStreamTimeout = 507046,
