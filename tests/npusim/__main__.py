@@ -15,6 +15,9 @@ from npusim.errors import BuildFailed, Refused
 from npusim.launch import FAULTY, Settings, launch
 from npusim.schedule import parse
 
+INTERRUPTED = 130
+LIMITS = {"devices": 64, "memory": 1 << 20}
+"""The most of each: devices, and MiB of each device."""
 SCHEDULES = """
 schedules:
   eager         a task runs as soon as it can
@@ -24,7 +27,7 @@ schedules:
                 same seed gives the same order
 
 exit codes: COMMAND's own (128 + N when signal N ended it); 2 when COMMAND could not be started;
-70 when there was a fault.
+70 when there was a fault, or the file that keeps them is lost; 130 when the build was interrupted.
 """
 
 
@@ -43,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Refused, BuildFailed) as error:
         print(f"npusim: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while it builds; later the command gets it
+        print("npusim: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return FAULTY if faulty and not chosen.keep_going else code
 
 
@@ -77,10 +83,10 @@ def _parser() -> argparse.ArgumentParser:
 def _settings(chosen: argparse.Namespace, command: Sequence[str]) -> Settings:
     if not command:
         raise Refused("no command: python -m npusim --schedule lazy -- COMMAND...")
-    for name in ("devices", "memory"):
+    for name, most in LIMITS.items():
         value = getattr(chosen, name)
-        if value is not None and value < 1:
-            raise Refused(f"--{name} {value} is not at least 1")
+        if value is not None and not 1 <= value <= most:
+            raise Refused(f"--{name} {value} is not in 1 to {most}")
     schedule = parse(chosen.schedule, chosen.seed)
     return Settings(schedule, chosen.devices, chosen.memory, chosen.trace)
 

@@ -14,8 +14,18 @@ from npusim.errors import BuildFailed, Refused
 from npusim.wheels import Wheel, find_torch, find_torch_npu
 
 SOURCES = Path(__file__).resolve().parent
-STALE = "NPUSIM_STALE"
-"""Set while several people edit the sources: a failed build is told, and older libraries serve."""
+COMPILER = "CXX"
+"""The variable that names another compiler: a command, maybe with a wrapper and options."""
+LIBRARIES = (
+    "ascendcl",
+    "hccl",
+    "opapi",
+    "acl_op_compiler",
+    "ge_runner",
+    "graph",
+    "acl_tdt_channel",
+)
+"""What the installation must hold in the end."""
 JOBS = 2
 """Compilers at once: operators need 1 GiB of memory each."""
 
@@ -27,6 +37,9 @@ def main() -> int:
     except (Refused, BuildFailed) as error:
         print(f"npusim: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("npusim: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -38,12 +51,12 @@ def ensure() -> Path:
     a tool fails.
     """
     torch, torch_npu = find_torch(), find_torch_npu()
-    where = folder()
-    where.mkdir(parents=True, exist_ok=True)
+    where = _usable(folder())
     with _locked(where / "lock"):
-        _forget_other_wheels(where / "tree", torch, torch_npu)
+        _forget_other_makers(where / "tree", torch, torch_npu)
         _configure(where / "tree", torch, torch_npu)
         _compile(where / "tree")
+        _check(where / "tree" / "cann" / "lib64")
     return where / "tree" / "cann"
 
 
@@ -62,13 +75,36 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _forget_other_wheels(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
-    """Headers of another version may be older than the objects made from them: start anew."""
-    stamp, wheels = tree / "wheels.txt", f"{torch}\n{torch_npu}\n{sys.executable}\n"
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wheels:
+def _usable(where: Path) -> Path:
+    """The folder, which can be written to."""
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        with (where / "lock").open("a", encoding="utf-8"):
+            return where
+    except OSError as error:
+        raise Refused(f"cannot build in {where}: {error.strerror}; see NPUSIM_BUILD") from error
+
+
+def _forget_other_makers(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
+    """Headers of another version may be older than the objects made from them: start anew.
+
+    So do we for another compiler: CMake keeps the first one.
+    """
+    stamp = tree / "makers.txt"
+    makers = f"{torch}\n{torch_npu}\n{sys.executable}\n{shlex.join(_compiler())}\n"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != makers:
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(parents=True)
-        stamp.write_text(wheels, encoding="utf-8")
+        stamp.write_text(makers, encoding="utf-8")
+
+
+def _compiler() -> list[str]:
+    """The compiler's command: maybe a wrapper first, as in `ccache g++`."""
+    try:
+        chosen = shlex.split(os.environ.get(COMPILER, ""))
+    except ValueError as error:
+        raise Refused(f"{COMPILER} cannot be read: {error}") from error
+    return chosen or ["g++"]
 
 
 def _configure(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
@@ -78,10 +114,10 @@ def _configure(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
     ninja = _found("ninja")
     if ninja is None and _found("make") is None:
         raise Refused("neither ninja nor make is installed: pip install ninja")
-    if _found(os.environ.get("CXX", "g++")) is None:
+    if _found(_compiler()[0]) is None:
         raise Refused("no C++ compiler is installed: install g++, or name one in CXX")
-    options = {
-        "CMAKE_CXX_COMPILER": os.environ.get("CXX", "g++"),
+    options = {  # a list with semicolons is how CMake takes a command of several words
+        "CMAKE_CXX_COMPILER": ";".join(_compiler()),
         "NPUSIM_PYTHON": sys.executable,
         "NPUSIM_TORCH": torch.folder,
         "NPUSIM_TORCH_NPU": torch_npu.folder,
@@ -95,12 +131,15 @@ def _configure(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
 def _compile(tree: Path) -> None:
     """Everything that can be built, so that all errors are seen at once."""
     on = ["-k", "0"] if (tree / "build.ninja").exists() else ["-k"]
-    try:
-        _run([_tool("cmake"), "--build", str(tree), "--parallel", str(JOBS), "--", *on])
-    except BuildFailed:
-        if not os.environ.get(STALE):
-            raise
-        print(f"npusim: the build failed; {STALE} is set: older libraries serve", file=sys.stderr)
+    _run([_tool("cmake"), "--build", str(tree), "--parallel", str(JOBS), "--", *on])
+
+
+def _check(libraries: Path) -> None:
+    """A compiler that does nothing succeeds at it."""
+    missing = [name for name in LIBRARIES if not (libraries / f"lib{name}.so").is_file()]
+    if missing:
+        command = shlex.join(_compiler())
+        raise BuildFailed(f"{command} made no lib{missing[0]}.so: is it a C++ compiler?")
 
 
 def _run(command: Sequence[str]) -> None:

@@ -1,25 +1,57 @@
 """The file into which every process under the simulator writes what no correct program causes."""
 
+import fcntl
+import os
 import re
+import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
+
+from npusim.errors import Refused
 
 VARIABLE = "NPUSIM_FAULTS"
 SHOWN = 50
 """Different faults that are printed in full."""
+PREFIX = "npusim-"
+LOCK = "lock"
+YOUNG = 60.0
+"""Seconds: a folder that is younger may be in the making, and is nobody's to remove."""
 PROCESS = re.compile(r"^npusim fault: \[\d+\] ")
 
 
 @contextmanager
 def fault_file() -> Iterator[Path]:
-    """An empty file for the time of one command."""
-    with TemporaryDirectory(prefix="npusim-") as folder:
+    """An empty file for the time of one command.
+
+    Folders that killed launchers have left go first. Raises `Refused` where none can be made.
+    """
+    forget_dead(Path(gettempdir()))
+    try:
+        kept = TemporaryDirectory(prefix=PREFIX)
+    except OSError as error:
+        raise Refused(f"no folder for the faults: {error}") from error
+    with kept as folder, (Path(folder) / LOCK).open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as long as this process lives
         path = Path(folder) / "faults"
         path.touch()
         yield path
+
+
+def forget_dead(where: Path) -> None:
+    """Remove the folders of launchers that have died without doing so."""
+    for lock in where.glob(f"{PREFIX}*/{LOCK}"):
+        try:
+            if lock.stat().st_uid != os.getuid() or time.time() - lock.stat().st_mtime < YOUNG:
+                continue
+            with lock.open(encoding="utf-8") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:  # its launcher lives, or another one was quicker
+            continue
 
 
 def read(path: Path) -> Counter[str]:

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import npusim
@@ -27,15 +29,19 @@ def copy_sources(root: Path) -> Path:
 
 def build(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Build that copy."""
-    inherited = {k: v for k, v in os.environ.items() if k not in ("NPUSIM_BUILD", "NPUSIM_STALE")}
     return subprocess.run(
         [sys.executable, "-m", "npusim.build"],
-        env={**inherited, "PYTHONPATH": str(folder.parent), **environment},
+        env=_environment(folder) | environment,
         capture_output=True,
         text=True,
         timeout=LIMIT,
         check=False,
     )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NPUSIM_BUILD", "CXX")}
+    return {**inherited, "PYTHONPATH": str(folder.parent)}
 
 
 def test_the_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) -> None:
@@ -66,6 +72,40 @@ def test_a_machine_without_a_compiler_is_told_in_one_line(tmp_path: Path) -> Non
     assert done.stderr.splitlines() == [
         "npusim: no C++ compiler is installed: install g++, or name one in CXX"
     ]
+
+
+def test_another_compiler_builds_anew_and_must_make_libraries(tmp_path: Path) -> None:
+    folder = copy_sources(tmp_path)
+    shutil.copy(SOURCES / "src" / "core" / "fault.cpp", folder / "src" / "core")  # stubs call it
+    done = build(folder, CXX="env g++")
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "lib64" / "libascendcl.so").exists()
+    done = build(folder, CXX="/bin/true")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "npusim: /bin/true made no libascendcl.so: is it a C++ compiler?"
+    ]
+
+
+def test_an_interrupted_build_is_told_in_one_line(tmp_path: Path) -> None:
+    folder = copy_sources(tmp_path)
+    compiler, begun = tmp_path / "compiler", tmp_path / "begun"
+    compiler.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    compiler.chmod(0o700)
+    building = subprocess.Popen(
+        [sys.executable, "-m", "npusim", "--schedule", "eager", "--", "true"],
+        env=_environment(folder) | {"CXX": str(compiler)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    expiry = time.monotonic() + LIMIT
+    while not begun.exists() and time.monotonic() < expiry:
+        time.sleep(0.02)
+    os.killpg(building.pid, signal.SIGINT)  # as a terminal does
+    said = building.communicate(timeout=LIMIT)[1]
+    assert building.returncode == 130
+    assert said.splitlines() == ["npusim: interrupted"]
 
 
 def test_several_that_build_at_once_all_get_it() -> None:

@@ -1,5 +1,6 @@
 """The driver's C interface: memory, copies, events. Nothing of torch is loaded."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_copy_brings_the_bytes(memory: Outcome) -> None:
 
 def test_a_copy_that_is_wrong_fails_and_is_a_fault_each_time(memory: Outcome) -> None:
     wrong = memory.facts["wrong"]
-    assert len(wrong) == 6
+    assert len(wrong) == 13
     assert {what for what, code in wrong.items() if code == 0} == set()
     assert memory.facts["told"] == len(wrong)
     assert memory.facts["untouched"]
@@ -59,6 +60,29 @@ def test_a_task_on_freed_memory_fails_its_stream_for_good() -> None:
     assert facts["again"] == DEVICE_EXCEPTION
     assert facts["told"] == 1
     assert facts["target"] == FRESH * 64
+
+
+def test_a_task_on_pinned_memory_that_was_given_back_fails_its_stream() -> None:
+    facts = run_program("freed", "lazy").facts
+    assert facts == {"synchronised": DEVICE_EXCEPTION, "told": 1, "target": FRESH * 64}
+
+
+def test_who_asks_a_stream_or_watches_memory_sees_an_end_on_a_lazy_device() -> None:
+    assert run_program("asking", "lazy").facts == {"asking": True, "watching": True}
+
+
+def delays(rank: int) -> list[str]:
+    """How long the first tasks wait on `delay`, by the trace; later ones have been asked for."""
+    outcome = run_program("order", "delay", "--trace", environment={"RANK": str(rank)})
+    assert outcome.facts == {"done": True}
+    return re.findall(r"a delay of (\d+) ns", outcome.err)[:20]
+
+
+def test_the_ranks_of_a_job_have_delays_of_their_own_and_the_same_each_time() -> None:
+    first, again, second = delays(0), delays(0), delays(1)
+    assert len(first) == len(second) == 20
+    assert first == again
+    assert len(set(first) & set(second)) < 5
 
 
 def test_a_wait_for_an_event_without_a_recording_is_a_fault(events: Outcome) -> None:

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.npusim
         (("--schedule", "lazy", "--"), "no command"),
         (("--schedule", "quick", "--", "true"), "no schedule is called 'quick'"),
         (("--schedule", "lazy", "--seed", "1", "--", "true"), "takes no seed"),
-        (("--schedule", "lazy", "--devices", "0", "--", "true"), "--devices 0 is not at least 1"),
+        (("--schedule", "lazy", "--devices", "0", "--", "true"), "--devices 0 is not in 1 to 64"),
+        (("--schedule", "lazy", "--devices", "65", "--", "true"), "--devices 65 is not in 1 to 64"),
+        (("--schedule", "lazy", "--memory", "1048577", "--", "true"), "is not in 1 to 1048576"),
         (("--schedule", "lazy", "--memory", "x", "--", "true"), "invalid int value"),
         (("--schedule", "lazy", "--wrong", "--", "true"), "--wrong"),
         (("--schedule", "lazy", "--", "/no/such/program"), "cannot start /no/such/program"),
@@ -55,6 +57,22 @@ def test_a_fault_of_a_grandchild_counts() -> None:
     outcome = launch("--schedule", "eager", "--", sys.executable, "-c", inner)
     assert outcome.code == FAULTY
     assert "1 faults" in outcome.err
+
+
+def test_a_command_that_removes_the_file_of_faults_is_no_command_without_faults() -> None:
+    outcome = launch("--schedule", "eager", "--", "sh", "-c", 'rm "$NPUSIM_FAULTS"')
+    assert outcome.code == FAULTY
+    assert outcome.err.splitlines() == [
+        "npusim: the file of faults is lost: No such file or directory"
+    ]
+
+
+def test_a_folder_that_cannot_be_built_in_is_told_in_one_line() -> None:
+    given = {"NPUSIM_BUILD": "/proc/nowhere"}
+    outcome = launch("--schedule", "eager", "--", "true", environment=given)
+    assert outcome.code == 2
+    assert outcome.err.startswith("npusim: cannot build in /proc/nowhere: ")
+    assert len(outcome.err.splitlines()) == 1
 
 
 def test_one_may_go_on_in_spite_of_faults() -> None:

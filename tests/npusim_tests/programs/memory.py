@@ -7,6 +7,7 @@ from npusim_tests.programs.driver import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
+    HOST_TO_HOST,
     SIZE,
     call,
     content,
@@ -15,11 +16,13 @@ from npusim_tests.programs.driver import (
     do,
     faults,
     pinned_memory,
+    stream,
 )
 
 driver.start()
 first, second = device_memory(), device_memory()
 host = ctypes.create_string_buffer(2 * SIZE)
+short = pinned_memory(bytes(SIZE))
 fresh = content(first)
 assert copy(first, bytes(range(SIZE)), SIZE, HOST_TO_DEVICE) == 0
 written = content(first)
@@ -27,13 +30,21 @@ written = content(first)
 
 def attempts() -> dict[str, int]:
     """The code of each copy that a correct program does not ask for."""
-    room = ctypes.c_size_t
+    room, on = ctypes.c_size_t, stream()
+    long, before = room(SIZE + 1), ctypes.c_void_p(int(short.value or 0) - 1)
     return {
         "target too short": copy(first, host, SIZE + 512, HOST_TO_DEVICE),
         "source too short": copy(host, first, SIZE + 512, DEVICE_TO_HOST),
         "more than the room": call("aclrtMemcpy", first, room(1), host, room(SIZE), HOST_TO_DEVICE),
         "host as device": copy(host, second, SIZE, DEVICE_TO_DEVICE),
         "device as host": copy(first, second, SIZE, HOST_TO_DEVICE),
+        "pinned target too short": copy(short, first, SIZE + 1, DEVICE_TO_HOST),
+        "pinned source too short": copy(first, short, SIZE + 1, HOST_TO_DEVICE),
+        "pinned on both sides": copy(short, short, SIZE + 1, HOST_TO_HOST),
+        "behind the pinned start": copy(before, first, 2, DEVICE_TO_HOST),
+        "asynchronous": call("aclrtMemcpyAsync", short, long, first, long, DEVICE_TO_HOST, on),
+        "memset": call("aclrtMemset", short, long, 0, long),
+        "asynchronous memset": call("aclrtMemsetAsync", short, long, 0, long, on),
         "unknown kind": copy(first, second, SIZE, 17),
     }
 

@@ -25,8 +25,8 @@ int guarded(const char* name, Function function) {
   }
 }
 
-// Throws Failure(kStreamCaptured) where a capture forbids what `name` does.
-void forbid_while_capturing(const char* name);
+// Throws Failure(kCaptureMode) where a capture forbids the function `name`.
+void forbid_unsafe(const char* name);
 
 // Throws Failure(kInvalidDevice).
 void check_device(int device);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "../core/capture.h"
 #include "../core/engine.h"
 #include "../core/stream.h"
 #include "api.h"
@@ -26,7 +27,7 @@ void check_side(const char* side, const void* pointer, bool device, size_t bytes
     fault(wrong);
     throw Failure(kInvalidParam, wrong);
   }
-  if (device) host(pointer, bytes, side);
+  reach(pointer, bytes, side);
 }
 
 void check_copy(void* to, size_t room, const void* from, size_t bytes, int kind) {
@@ -43,9 +44,17 @@ void check_copy(void* to, size_t room, const void* from, size_t bytes, int kind)
   check_side("source", from, free ? place_of(from) == Place::kDevice : from_device(kind), bytes);
 }
 
-uint8_t* reach(const void* pointer, size_t bytes, const char* what) {
-  if (place_of(pointer) == Place::kDevice) return host(pointer, bytes, what);
-  return static_cast<uint8_t*>(const_cast<void*>(pointer));
+// The runtime makes an asynchronous copy with pageable memory a blocking one; a capture of the
+// stream itself cannot hold it at all.
+void forbid_pageable(const void* to, const void* from, void* stream) {
+  if (place_of(to) != Place::kPageable && place_of(from) != Place::kPageable) return;
+  Engine& engine = Engine::get();
+  Lock held = engine.lock();
+  const Stream* const on = engine.find(stream);
+  if (on != nullptr && on->capture != nullptr) {
+    throw Failure(kStreamCaptured, "a copy with pageable memory in a capture");
+  }
+  if (unsafe_now()) throw Failure(kCaptureMode, "a copy with pageable memory during a capture");
 }
 
 void check_submitted(int code) {
@@ -99,7 +108,7 @@ NPUSIM_API int aclrtPointerGetAttributes(const void* pointer, PointerAttributes*
 // Blocks the host and is ordered behind no stream: torch_npu synchronises the stream itself first.
 NPUSIM_API int aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, int kind) {
   return guarded("aclrtMemcpy", [=] {
-    forbid_while_capturing("aclrtMemcpy");
+    forbid_unsafe("aclrtMemcpy");
     check_copy(to, room, from, bytes, kind);
     if (bytes > 0) memmove(reach(to, bytes, "target"), reach(from, bytes, "source"), bytes);
   });
@@ -109,7 +118,9 @@ NPUSIM_API int aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t 
                                 void* stream) {
   return guarded("aclrtMemcpyAsync", [=] {
     check_copy(to, room, from, bytes, kind);
-    if (bytes > 0) check_submitted(submit(stream, "copy", copy_bytes(to, from, bytes)));
+    if (bytes == 0) return;
+    forbid_pageable(to, from, stream);
+    check_submitted(submit(stream, "copy", copy_bytes(to, from, bytes)));
   });
 }
 
@@ -120,6 +131,7 @@ NPUSIM_API int aclrtMemcpyAsyncWithCondition(void* to, size_t room, const void* 
 
 NPUSIM_API int aclrtMemset(void* to, size_t room, int32_t value, size_t bytes) {
   return guarded("aclrtMemset", [=] {
+    forbid_unsafe("aclrtMemset");
     check_copy(to, room, to, bytes, kDefault);
     if (bytes > 0) memset(reach(to, bytes, "memset"), value, bytes);
   });

@@ -84,8 +84,9 @@ NPUSIM_API int aclrtStreamQuery(void* handle, int* status) {
     {
       Lock held = engine.lock();
       Stream* const stream = known(engine, handle);
+      if (stream->capture != nullptr) throw Failure(kStreamCaptured, "a captured stream is asked");
       if (stream->error != 0) throw Failure(stream->error, stream->why);
-      *status = stream->ended == stream->issued ? 0 : 1;
+      *status = engine.drained(stream) ? 0 : 1;
     }
     if (*status != 0) engine.asked();
   });

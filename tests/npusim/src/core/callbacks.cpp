@@ -31,7 +31,8 @@ class Desk {
  public:
   void subscribe(uint64_t thread, void* stream) {
     std::lock_guard<std::mutex> hold(lock_);
-    threads_[stream] = thread;
+    if (threads_.emplace(stream, thread).second) return;
+    throw Failure(kSubscribed, "a stream is subscribed a second time");
   }
 
   void unsubscribe(void* stream) {
@@ -43,7 +44,7 @@ class Desk {
     std::lock_guard<std::mutex> hold(lock_);
     const auto found = threads_.find(stream);
     if (found == threads_.end()) {
-      throw Failure(kInvalidParam, "a callback on a stream that no thread has subscribed to");
+      throw Failure(kNotSubscribed, "a callback on a stream that no thread has subscribed to");
     }
     return found->second;
   }
@@ -102,6 +103,8 @@ void subscribe(uint64_t thread, void* stream) { desk().subscribe(thread, stream)
 
 void unsubscribe(uint64_t, void* stream) { desk().unsubscribe(stream); }
 
+// A captured one is bound to the thread of the captured stream, whatever stream replays it, as in
+// the open CANN runtime (ProcCaptureStmSubscribeInfo).
 void launch_callback(HostFunction function, void* data, bool blocks, void* stream) {
   launch(desk().thread_of(stream), function, data, blocks, stream);
 }

@@ -10,6 +10,22 @@ namespace npusim {
 namespace {
 
 std::atomic<uint32_t> next_graph{1};
+thread_local int t_mode = kGlobal;
+
+// Those that go on.
+std::vector<const Capture*>& captures() {
+  static auto* const kept = new std::vector<const Capture*>;
+  return *kept;
+}
+
+// The strictest mode of those that go on, or of those that the calling thread began.
+int strictest(bool mine) {
+  int mode = kRelaxed;
+  for (const Capture* capture : captures()) {
+    if (!mine || capture->mine()) mode = std::min(mode, capture->mode());
+  }
+  return mode;
+}
 
 // The state of one replay.
 struct Replay {
@@ -63,6 +79,7 @@ Capture::Capture(Stream* origin, int mode)
     : origin_(origin), mode_(mode), graph_(std::make_shared<Graph>()) {
   graph_->id = next_graph++;
   branch(origin);
+  captures().push_back(this);
 }
 
 int Capture::branch(Stream* stream) {
@@ -85,11 +102,13 @@ void Capture::add(Stream* stream, Task task) {
 
 Spot Capture::spot(Stream* stream) {
   const int at = branch(stream);
-  return {this, at, graph_->branches[static_cast<size_t>(at)].size()};
+  return {weak_from_this(), at, graph_->branches[static_cast<size_t>(at)].size()};
 }
 
 void Capture::join(Stream* stream, const Spot& spot) {
-  if (spot.capture != this) throw Failure(kCaptureDependency, "an event of another capture");
+  if (spot.capture.lock().get() != this) {
+    throw Failure(kCaptureConflict, "an event of another capture");
+  }
   const int at = branch(stream);
   if (at == spot.branch) return;
   Node node;
@@ -101,18 +120,40 @@ void Capture::join(Stream* stream, const Spot& spot) {
 }
 
 void Capture::leave() {
+  captures().erase(std::find(captures().begin(), captures().end(), this));
   for (Stream* stream : streams_) stream->capture = nullptr;
 }
 
 std::shared_ptr<Graph> Capture::finish(Stream* stream) {
+  if (stream != origin_) throw Failure(kCaptureUnmatched, "a capture ends where it began");
   leave();
-  if (stream != origin_) throw Failure(kStreamNotCaptured, "a capture ends where it began");
+  if (mode_ != kRelaxed && !mine()) {
+    throw Failure(kCaptureWrongThread, "a capture ends on the thread that began it");
+  }
   for (size_t k = 1; k < streams_.size(); ++k) {
     if (waited_[k] == graph_->branches[k].size()) continue;
-    throw Failure(kCaptureDependency,
+    throw Failure(kStreamUnjoined,
                   text("stream %d joined a capture and nobody waits for its end", streams_[k]->id));
   }
   return graph_;
+}
+
+int exchange_mode(int mode) {
+  std::swap(t_mode, mode);
+  return mode;
+}
+
+// As the open CANN runtime decides it (CaptureSession::IsCaptureModeSupport).
+bool unsafe_now() {
+  if (t_mode == kRelaxed) return false;
+  const int mine = strictest(true);
+  if (t_mode == kThreadLocal) return mine != kRelaxed;
+  return strictest(false) == kGlobal || mine == kThreadLocal;
+}
+
+void check_default(const Stream* stream) {
+  if (stream != Engine::get().standard(stream->device) || !unsafe_now()) return;
+  throw Failure(kCaptureImplicit, "work on the default stream while another one is captured");
 }
 
 Body replay(std::shared_ptr<Graph> graph) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "engine.h"
@@ -17,6 +18,9 @@ struct Node {
   size_t place = 0;
 };
 
+// Numbers of aclmdlRICaptureMode: who may call unsafe functions while a stream is captured.
+enum CaptureMode : int { kGlobal, kThreadLocal, kRelaxed };
+
 // One list of nodes for each stream that took part.
 using Branches = std::vector<std::vector<Node>>;
 
@@ -26,15 +30,15 @@ struct Graph {
   Branches branches;
 };
 
-// Where in a capture an event was recorded.
+// Where in a capture an event was recorded. The event may outlive the capture.
 struct Spot {
-  Capture* capture = nullptr;
+  std::weak_ptr<Capture> capture;
   int branch = 0;
   size_t place = 0;  // nodes of that branch before it
 };
 
 // A graph in the making. Guarded by the engine's lock. Throws Failure.
-class Capture {
+class Capture : public std::enable_shared_from_this<Capture> {
  public:
   Capture(Stream* origin, int mode);
 
@@ -42,11 +46,14 @@ class Capture {
   Spot spot(Stream* stream);
   // Makes `stream` a part of the capture, if it is none, and lets it wait for the spot.
   void join(Stream* stream, const Spot& spot);
-  // Ends it: every stream that joined must have been waited for by the origin again.
+  // Ends it, whatever it throws but for a stream that is not the origin: on the thread that began
+  // it (unless relaxed), and every stream that joined must have been waited for again.
   std::shared_ptr<Graph> finish(Stream* stream);
 
   Stream* origin() const { return origin_; }
   int mode() const { return mode_; }
+  // Whether the calling thread began it.
+  bool mine() const { return thread_ == std::this_thread::get_id(); }
   const std::shared_ptr<Graph>& graph() const { return graph_; }
 
  private:
@@ -55,10 +62,19 @@ class Capture {
 
   Stream* origin_;
   int mode_;
+  std::thread::id thread_ = std::this_thread::get_id();
   std::shared_ptr<Graph> graph_;
   std::vector<Stream*> streams_;
   std::vector<size_t> waited_;  // by branch: how far some other branch waits for it
 };
+
+// The calling thread's own mode from now on; returns the former one.
+int exchange_mode(int mode);
+// Whether a capture forbids the calling thread unsafe functions: blocking copies, asynchronous ones
+// with pageable memory, the default stream. Under the engine's lock, as the next one.
+bool unsafe_now();
+// Throws Failure(kCaptureImplicit) where it forbids work on this stream.
+void check_default(const Stream* stream);
 
 // A task that runs the graph: its branches take turns.
 Body replay(std::shared_ptr<Graph> graph);

@@ -36,6 +36,8 @@ Config read() {
   Config out;
   const char* schedule = getenv("NPUSIM_SCHEDULE");
   if (schedule != nullptr && *schedule != '\0') read_schedule(schedule, out);
+  // The ranks of a job on `delay` must not be late alike. An explored process stands alone.
+  if (out.mode == Mode::kDelay) out.rank = number("NPUSIM_HCCL_RANK", number("RANK", 0));
   out.devices = static_cast<int>(number("NPUSIM_DEVICES", out.devices));
   out.memory = number("NPUSIM_MEMORY", out.memory >> 20) << 20;
   out.longest_delay = static_cast<int64_t>(number("NPUSIM_DELAY_US", 2000)) * 1000;

@@ -12,6 +12,7 @@ enum class Mode { kEager, kDelay, kLazy, kExplore };
 struct Config {
   Mode mode = Mode::kEager;
   uint64_t seed = 0;           // of delay and explore
+  uint64_t rank = 0;           // of the job: its ranks have delays of their own
   int devices = 8;             // NPUSIM_DEVICES
   size_t memory = size_t{4096} << 20;  // NPUSIM_MEMORY, in MiB: bytes of each device
   int64_t longest_delay = 2'000'000;  // NPUSIM_DELAY_US: nanoseconds before a task, at most

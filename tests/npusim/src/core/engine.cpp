@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kFirstPause = 20'000;    // nanoseconds until a blocked head is asked again
 constexpr int64_t kLongestPause = 500'000;  // it may wait for another process, which cannot nudge
 constexpr int64_t kDrift = 1'000'000;      // between two tasks that run though nobody demands them
+constexpr int64_t kNeglect = 10;           // so many idle times, and a task runs while calls go on
 constexpr int64_t kRest = 50'000'000;      // the longest sleep of an idle engine
 
 bool waits(const Stream& stream) { return !stream.tasks.empty() && stream.error == 0; }
@@ -28,7 +29,7 @@ Engine& Engine::get() {
 
 Engine::Engine()
     : last_call_(now()),
-      random_(config().seed * 0x9E3779B97F4A7C15ull + 1),
+      random_(config().seed * 0x9E3779B97F4A7C15ull + config().rank * 0xBF58476D1CE4E5B9ull + 1),
       process_(getpid()) {
   standard_.resize(static_cast<size_t>(config().devices), nullptr);
 }
@@ -89,6 +90,7 @@ uint64_t Engine::put(Stream* stream, Task task) {
     stream->ended = place;  // nothing runs on a stream that has failed
     return place;
   }
+  task.issued = now();
   stream->tasks.push_back(std::move(task));
   if (stream->tasks.size() == 1) stream->due = 0;
   work_.notify_all();
@@ -99,6 +101,16 @@ void Engine::demand(Stream* stream, uint64_t place) {
   if (place <= stream->demanded) return;
   stream->demanded = place;
   work_.notify_all();
+}
+
+bool Engine::drained(Stream* stream) {
+  if (stream->ended == stream->issued) {
+    stream->asked = 0;
+    return true;
+  }
+  if (stream->asked == 0) stream->asked = now();
+  if (now() - stream->asked > config().patience) demand(stream, stream->issued);
+  return false;
 }
 
 void Engine::progress() {
@@ -201,8 +213,14 @@ bool Engine::may_run(Stream& stream, int64_t at) {
     if (stream.due == 0) stream.due = at + delay();
     return at >= stream.due;
   }
-  if (config().mode != Mode::kLazy) return true;
-  // Nobody demands it: it drifts on while the program does not call, so that peers get further.
+  return config().mode != Mode::kLazy || drifts(stream, at);
+}
+
+// Nobody demands it, on a lazy device. It runs when it has been neglected for long, since the host
+// may watch memory without a call while its other threads go on calling; and it drifts on while
+// nobody calls, so that peers get further.
+bool Engine::drifts(const Stream& stream, int64_t at) {
+  if (at - stream.tasks.front().issued >= kNeglect * config().idle) return true;
   if (at - last_call_ < config().idle || at - last_drift_ < kDrift) return false;
   last_drift_ = at;
   return true;
@@ -267,14 +285,20 @@ int64_t Engine::sleep() const {
     if (!waits(*stream)) continue;
     int64_t until = std::max(stream->due, stream->found == progress_ ? stream->again : 0);
     if (config().mode == Mode::kLazy && !stream->begun && stream->ended >= stream->demanded) {
-      until = std::max({until, last_call_ + config().idle, last_drift_ + kDrift});
+      const int64_t drift = std::max(last_call_ + config().idle, last_drift_ + kDrift);
+      const int64_t neglected = stream->tasks.front().issued + kNeglect * config().idle;
+      until = std::max(until, std::min(drift, neglected));
     }
     least = std::min(least, std::max<int64_t>(until - at, 1000));
   }
   return least;
 }
 
-int64_t Engine::delay() { return choose(1000) * config().longest_delay / 1000; }
+int64_t Engine::delay() {
+  const int64_t chosen = choose(1000) * config().longest_delay / 1000;
+  if (tracing()) trace(text("a delay of %lld ns", static_cast<long long>(chosen)));
+  return chosen;
+}
 
 uint32_t Engine::choose(uint32_t among) {
   if (among < 2) return 0;

@@ -20,6 +20,7 @@ class Capture;
 struct Task {
   std::string what;
   Body body;
+  int64_t issued = 0;  // when
 };
 
 // A queue of tasks. Everything but the body of its head is guarded by the engine's lock.
@@ -30,6 +31,7 @@ struct Stream {
   uint64_t issued = 0;    // tasks ever put in
   uint64_t ended = 0;     // tasks that ran, or were dropped because the stream had failed
   uint64_t demanded = 0;  // lazy: somebody waits until so many have ended
+  int64_t asked = 0;      // when somebody began to ask whether all of them have
   int64_t due = 0;        // delay: the head does not start before
   bool begun = false;     // the head has had a turn
   uint64_t found = 0;     // progress that had been made when the head was found blocked
@@ -57,6 +59,7 @@ class Engine {
   std::vector<Stream*> on(int device);
   uint64_t put(Stream* stream, Task task);  // the task's place, counted from 1
   void demand(Stream* stream, uint64_t place);
+  bool drained(Stream* stream);      // asked again and again, that is a demand
   void progress();                   // something has changed: blocked heads are asked again
 
   // Waits, without the lock meanwhile, until `ready` or for so many milliseconds (negative: for
@@ -84,6 +87,7 @@ class Engine {
   Stream* explore(int64_t at);
   Stream* next(const std::function<bool(Stream&)>& may);
   bool may_run(Stream& stream, int64_t at);
+  bool drifts(const Stream& stream, int64_t at);
   void run(Lock& held, Stream* stream);
   void ended(Stream* stream);
   void failed(Stream* stream, int code, const std::string& why);

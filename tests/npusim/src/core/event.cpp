@@ -1,5 +1,6 @@
 #include "event.h"
 
+#include "capture.h"
 #include "errors.h"
 #include "fault.h"
 
@@ -42,6 +43,7 @@ Task reaching(const std::shared_ptr<Recording>& recording) {
 Stream* known(Engine& engine, void* handle) {
   Stream* const stream = engine.find(handle);
   if (stream == nullptr) throw Failure(kUnknownStream, "no such stream");
+  check_default(stream);
   return stream;
 }
 
@@ -51,6 +53,19 @@ void put(Engine& engine, Stream* stream, Task task) {
   } else {
     engine.put(stream, std::move(task));
   }
+}
+
+// A wait for an event that was recorded in a capture makes the stream a part of that capture.
+void join(const Spot& spot, Stream* stream) {
+  const std::shared_ptr<Capture> capture = spot.capture.lock();
+  if (capture == nullptr) {
+    fault("a stream waits for an event that was recorded in a capture which has ended");
+    throw Failure(kEventCaptured, "an event of a capture that has ended");
+  }
+  if (stream == Engine::get().standard(stream->device)) {
+    throw Failure(kCaptureImplicit, "the default stream waits for an event of a capture");
+  }
+  (stream->capture == nullptr ? capture.get() : stream->capture)->join(stream, spot);
 }
 
 void set_external(Engine& engine, Event& event, Stream* stream) {
@@ -96,8 +111,7 @@ void wait(Event& event, void* handle) {
       fault("a stream waits for an event that was never recorded");
       throw Failure(kInvalidParam, "a wait for an event that was never recorded");
     } else if (event.latest->stream == nullptr) {
-      if (stream->capture == nullptr) event.latest->spot.capture->join(stream, event.latest->spot);
-      else stream->capture->join(stream, event.latest->spot);
+      join(event.latest->spot, stream);
     } else if (stream->capture != nullptr) {
       throw Failure(kCaptureDependency, "a capture waits for an event from outside");
     } else if (!event.latest->reached) {

@@ -13,6 +13,7 @@
 #include "config.h"
 #include "errors.h"
 #include "fault.h"
+#include "pinned.h"
 
 namespace npusim {
 namespace {
@@ -109,7 +110,6 @@ class Arena {
 struct Everything {
   std::mutex lock;
   std::vector<Arena*> arenas;
-  std::map<const uint8_t*, size_t> pinned;
 };
 
 Everything& all() {
@@ -150,38 +150,10 @@ void device_free(void* pointer) {
   throw Failure(kInvalidParam, "a pointer that was not allocated on a device");
 }
 
-void* pinned_malloc(size_t bytes) {
-  void* at = nullptr;
-  if (posix_memalign(&at, 4096, std::max<size_t>(bytes, 1)) != 0) {
-    throw Failure(kOutOfMemory, text("no %zu bytes of host memory", bytes));
-  }
-  memset(at, kFresh, bytes);
-  std::lock_guard<std::mutex> hold(all().lock);
-  all().pinned[static_cast<uint8_t*>(at)] = std::max<size_t>(bytes, 1);
-  return at;
-}
-
-void pinned_free(void* pointer) {
-  std::lock_guard<std::mutex> hold(all().lock);
-  const auto found = all().pinned.find(static_cast<uint8_t*>(pointer));
-  if (found == all().pinned.end()) {
-    fault(text("%p is freed as pinned memory and is none", pointer));
-    throw Failure(kInvalidParam, "a pointer that is no pinned memory");
-  }
-  memset(pointer, kFreed, found->second);
-  all().pinned.erase(found);
-  free(pointer);
-}
-
 Place place_of(const void* pointer) {
   std::lock_guard<std::mutex> hold(all().lock);
   if (owner(pointer) >= 0) return Place::kDevice;
-  const auto& pinned = all().pinned;
-  auto after = pinned.upper_bound(static_cast<const uint8_t*>(pointer));
-  if (after == pinned.begin()) return Place::kPageable;
-  --after;
-  const bool inside = static_cast<const uint8_t*>(pointer) < after->first + after->second;
-  return inside ? Place::kPinned : Place::kPageable;
+  return is_pinned(pointer) ? Place::kPinned : Place::kPageable;
 }
 
 int device_of(const void* pointer) {
@@ -200,6 +172,12 @@ uint8_t* host(const void* pointer, size_t bytes, const char* what) {
                                  what, bytes, pointer);
   fault(wrong);
   throw Failure(kDeviceException, wrong);
+}
+
+uint8_t* reach(const void* pointer, size_t bytes, const char* what) {
+  if (place_of(pointer) == Place::kDevice) return host(pointer, bytes, what);
+  check_host(pointer, bytes, what);
+  return static_cast<uint8_t*>(const_cast<void*>(pointer));
 }
 
 size_t total_memory() { return config().memory; }

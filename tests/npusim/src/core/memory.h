@@ -25,6 +25,10 @@ int device_of(const void* pointer);  // -1 when it is no device memory
 // `what` says for whom, and stands in the error.
 uint8_t* host(const void* pointer, size_t bytes, const char* what);
 
+// The same for memory anywhere. On the host, what lies in pinned blocks must lie in one live block;
+// nothing is known of pageable memory.
+uint8_t* reach(const void* pointer, size_t bytes, const char* what);
+
 size_t total_memory();
 size_t free_memory(int device);
 

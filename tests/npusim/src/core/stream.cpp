@@ -32,6 +32,7 @@ int submit(void* handle, const std::string& what, Body body) try {
       stream->capture->add(stream, {what, std::move(body)});
       return kOk;
     }
+    check_default(stream);
     engine.put(stream, {what, std::move(body)});
   }
   engine.called();
@@ -47,20 +48,11 @@ void nudge() {
   engine.progress();
 }
 
-namespace {
-
-uint8_t* reachable(const void* pointer, size_t bytes, const char* what) {
-  if (place_of(pointer) == Place::kDevice) return host(pointer, bytes, what);
-  return static_cast<uint8_t*>(const_cast<void*>(pointer));
-}
-
-}  // namespace
-
 Body copy_bytes(void* to, const void* from, size_t bytes) {
   size_t copied = 0;
   return [=]() mutable {
-    uint8_t* const target = reachable(to, bytes, "the target of a copy");
-    const uint8_t* const source = reachable(from, bytes, "the source of a copy");
+    uint8_t* const target = reach(to, bytes, "the target of a copy");
+    const uint8_t* const source = reach(from, bytes, "the source of a copy");
     const bool torn = config().mode != Mode::kEager && copied == 0 && bytes > 1;
     const size_t part = torn ? bytes / 2 : bytes - copied;
     memmove(target + copied, source + copied, part);
