@@ -5,6 +5,7 @@
 
 namespace equipoise {
 
+void bind_plan(nanobind::module_& m);
 void bind_planner(nanobind::module_& m);
 void bind_shares(nanobind::module_& m);
 void bind_routing(nanobind::module_& m);

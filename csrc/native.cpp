@@ -2,6 +2,7 @@
 
 NB_MODULE(_native, m) {
     m.doc() = "Native core of equipoise: planner, shares, host routing, checksum.";
+    equipoise::bind_plan(m);
     equipoise::bind_planner(m);
     equipoise::bind_shares(m);
     equipoise::bind_routing(m);

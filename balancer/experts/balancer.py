@@ -9,8 +9,8 @@ from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.mover import Mover
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import SHARE_ONE, Layout, imbalance
+from equipoise.balancer.experts.placement import SHARE_ONE, Shape
+from equipoise.balancer.experts.planner import Layout, imbalance
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
 from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
 from equipoise.hal.accelerator import Accelerator

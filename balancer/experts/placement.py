@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from equipoise.hal.errors import PlacementError
 
+SHARE_ONE = 1 << 16
+"""A whole expert, in units of shares."""
 Placement = npt.NDArray[np.int32]
 """(layers, slots): the expert in each slot."""
 Shares = npt.NDArray[np.int32]

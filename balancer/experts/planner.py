@@ -7,10 +7,15 @@ import numpy.typing as npt
 
 from equipoise import _native
 from equipoise.balancer.experts.moves import Itinerary, itinerary
-from equipoise.balancer.experts.placement import Load, Placement, Shape, Shares, check, digest
-
-SHARE_ONE = 1 << 16
-"""A whole expert, in units of shares."""
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    Load,
+    Placement,
+    Shape,
+    Shares,
+    check,
+    digest,
+)
 
 
 @dataclass(frozen=True)

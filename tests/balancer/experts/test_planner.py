@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.moves import itinerary
-from equipoise.balancer.experts.placement import Load, Shape, check, contiguous
+from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
 from equipoise.balancer.experts.planner import (
-    SHARE_ONE,
     Layout,
     even_shares,
     imbalance,

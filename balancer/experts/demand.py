@@ -1,0 +1,83 @@
+"""What a plan is made for: the load that shares level, and the score that copies are counted by."""
+
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.experts.placement import SHARE_ONE
+from equipoise.hal.errors import PlacementError
+
+MOST = 2**46 - 1
+"""Rows of a layer at most, as the native core counts them."""
+DIMENSIONS = 2, 3
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Both int64 (layers, experts).
+
+    Attributes:
+        load: rows, summed over windows.
+        score: the same, more where windows differ.
+    """
+
+    load: npt.NDArray[np.int64]
+    score: npt.NDArray[np.int64]
+
+
+def demand_of(load: npt.ArrayLike, sigma: float, tokens: bool) -> Demand:
+    """From counts (layers, experts) or (windows, layers, experts).
+
+    With `tokens` false every window counts an expert once if it has any rows.
+
+    The score is the sum over windows plus sigma standard deviations of a window for each window,
+    in integers. Raises `PlacementError`.
+    """
+    windows = _windows(load)
+    if not tokens:
+        if windows.shape[0] < 2:
+            raise PlacementError("active_experts takes recorded routing (batches, layers, experts)")
+        windows = (windows > 0).astype(np.int64)
+    if not 0.0 <= sigma <= 100.0:
+        raise PlacementError(f"sigma must be 0 to 100, got {sigma:g}")
+    total = windows.sum(axis=0)
+    if int(total.sum(axis=1).max()) > MOST:
+        raise PlacementError(f"a layer has more than {MOST} rows")
+    if sigma == 0.0 or windows.shape[0] == 1:
+        return Demand(total, total)
+    return Demand(total, total + _spread(windows, round(sigma * SHARE_ONE)))
+
+
+def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    given = np.asarray(load)
+    if given.ndim not in DIMENSIONS or 0 in given.shape:
+        raise PlacementError(
+            "load must be (layers, experts) or (windows, layers, experts), none of them 0, "
+            f"got {given.shape}"
+        )
+    if given.dtype.kind not in "iu":
+        raise PlacementError(f"load must be integers, got {given.dtype}")
+    windows = np.ascontiguousarray(given.reshape(-1, *given.shape[-2:]), dtype=np.int64)
+    if windows.min() < 0:
+        *_, layer, expert = np.unravel_index(int(given.argmin()), given.shape)
+        raise PlacementError(
+            f"load must not be negative: {given.min()} for expert {expert} in layer {layer}"
+        )
+    return windows
+
+
+def _spread(windows: npt.NDArray[np.int64], sigma: int) -> npt.NDArray[np.int64]:
+    """`sigma` (in 1 / 65536) standard deviations times the number of windows, rounded down.
+
+    In Python's integers: squares of counts outgrow 64 bits, and floats are not the same everywhere.
+    """
+    count = windows.shape[0]
+    total = windows.sum(axis=0).ravel().tolist()
+    columns = windows.reshape(count, -1).T.tolist()
+    spread = [
+        isqrt(count * sum(x * x for x in column) - whole * whole) * sigma // SHARE_ONE
+        for column, whole in zip(columns, total, strict=True)
+    ]
+    return np.array(spread, dtype=np.int64).reshape(windows.shape[1:])

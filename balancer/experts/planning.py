@@ -1,0 +1,312 @@
+"""Plans: which expert sits in which slot, and how its load is divided among its copies.
+
+    from equipoise.balancer.experts import plan
+    plan(load, slots=288, ranks=32, installed=running.placement)
+
+The algorithms are in csrc/connected.h, csrc/incremental.h and csrc/level.h, and on the page
+docs/design/planning.md; integers throughout, so that every machine gets the same plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise import _native
+from equipoise.balancer.experts.demand import Demand, demand_of
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    Placement,
+    Shape,
+    Shares,
+    check,
+    digest,
+)
+from equipoise.hal.errors import PlacementError
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Policy(StrEnum):
+    """How to plan."""
+
+    GREEDY = "greedy"
+    """Anew, by the rule that DeepSeek's EPLB and TensorRT-LLM publish."""
+    CONNECTED = "connected"
+    """Anew, so that the copies connect all ranks and shares can level any batch."""
+    INCREMENTAL = "incremental"
+    """From what is installed, moving as little as the target allows."""
+
+
+class Objective(StrEnum):
+    """What is to be equal on all ranks."""
+
+    TOKENS = "tokens"
+    """Rows: what compute-bound phases wait for."""
+    ACTIVE_EXPERTS = "active_experts"
+    """Experts that have any rows: what memory-bound decoding waits for.
+
+    Source: METRO, arXiv 2512.09277.
+    """
+
+
+class Split(StrEnum):
+    """How rows are divided among the copies of an expert."""
+
+    LEVEL = "level"
+    """By shares that level the ranks."""
+    EVEN = "even"
+    """All copies alike: for engines that know no shares."""
+
+
+HYSTERESIS = 1.0
+"""A copy changes hands when the one expert's load per copy is so much above the other's."""
+DRIP = 0
+"""Copies a layer and call that change hands for less."""
+MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to install.
+
+    Attributes:
+        placement: int32 (layers, slots), the expert in each slot.
+        shares: int32 (layers, slots), the part of its expert that a slot takes, in 1 / 65536.
+        moves: copies that their rank did not hold; all of them where nothing was installed.
+        predicted_imbalance: max/mean - 1 of the ranks under the load planned on, mean over layers.
+        layer_moves: int64 (layers,), the same by layer.
+        layer_imbalance: float64 (layers,), the same by layer.
+        digest: of placement and shares; equal on two machines exactly when the plans are.
+    """
+
+    placement: Placement
+    shares: Shares
+    moves: int
+    predicted_imbalance: float
+    layer_moves: npt.NDArray[np.int64]
+    layer_imbalance: npt.NDArray[np.float64]
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What the native core is told, but for the number of copies."""
+
+    demand: Demand
+    shape: Shape
+    capacity: npt.NDArray[np.int32]
+    nodes: int
+    survive: int
+    installed: Placement | None
+    policy: Policy
+    aims: npt.NDArray[np.int32]
+    threads: int
+
+    def run(self, policy: Policy, allowance: npt.NDArray[np.int64]) -> Plan:
+        """One call; `allowance` (layers,) is how many copies a layer may move."""
+        placement, shares, moves, uneven = _native.plan(
+            self.demand.load,
+            self.demand.score,
+            self.shape.slots,
+            self.capacity,
+            self.nodes,
+            self.survive,
+            self.installed,
+            tuple(Policy).index(policy),
+            self.aims,
+            allowance,
+            self.threads,
+        )
+        return Plan(
+            placement=placement,
+            shares=shares,
+            moves=int(moves.sum()),
+            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.shape.layers,
+            layer_moves=moves,
+            layer_imbalance=uneven / SHARE_ONE,
+            digest=digest(placement, shares),
+        )
+
+    def within(self, budget: int | None) -> Plan:
+        """The plan that moves at most so many copies."""
+        most = np.full(self.shape.layers, MOST, dtype=np.int64)
+        wanted = self.run(self.policy, most)
+        if budget is None or self.installed is None or wanted.moves <= budget:
+            return wanted
+        kept = self.run(Policy.INCREMENTAL, np.zeros_like(most))
+        allowance = ration(wanted.layer_moves, kept.layer_imbalance, budget)
+        if self.policy is Policy.INCREMENTAL:
+            return self.run(self.policy, allowance)
+        return self._mixed(kept, wanted, allowance >= wanted.layer_moves)
+
+    def _mixed(self, kept: Plan, wanted: Plan, taken: npt.NDArray[np.bool_]) -> Plan:
+        rows = taken[:, None]
+        placement = np.where(rows, wanted.placement, kept.placement)
+        shares = np.where(rows, wanted.shares, kept.shares)
+        moves = np.where(taken, wanted.layer_moves, kept.layer_moves)
+        uneven = np.where(taken, wanted.layer_imbalance, kept.layer_imbalance)
+        return Plan(
+            placement=placement,
+            shares=shares,
+            moves=int(moves.sum()),
+            predicted_imbalance=float(uneven.mean()),
+            layer_moves=moves,
+            layer_imbalance=uneven,
+            digest=digest(placement, shares),
+        )
+
+
+def plan(  # noqa: PLR0913 - what an operator can ask for, by name
+    load: npt.ArrayLike,
+    *,
+    slots: int,
+    ranks: int,
+    nodes: int = 1,
+    installed: npt.ArrayLike | None = None,
+    policy: str = "incremental",
+    target: float = 0.02,
+    slack: float = 0.1,
+    max_copies: int | None = None,
+    byte_budget: int | None = None,
+    expert_bytes: int | None = None,
+    node_cost: float = 1.0,
+    survive: int = 0,
+    sigma: float = 0.0,
+    capacities: Sequence[float] | None = None,
+    objective: str = "tokens",
+    threads: int = 1,
+    split: str = "level",
+) -> Plan:
+    """Plan every layer by itself.
+
+    Args:
+        load: rows by expert, integers, none negative: (layers, experts), or (windows, layers,
+            experts), which are summed. With `active_experts`, recorded routing: the rows of each
+            batch, (batches, layers, experts).
+        slots: of a layer; a multiple of `ranks`. Connected needs slots - experts >= ranks - 1.
+        ranks: how many.
+        nodes: of as many ranks each; rank r is on node r // (ranks // nodes).
+        installed: (layers, slots), the expert in each slot now. Without it `incremental` plans as
+            `connected`.
+        policy: greedy, connected or incremental.
+        target: max/mean - 1 of the ranks that `incremental` is content with.
+        slack: how far `incremental` keeps a rank's experts with one copy below the mean, so that
+            shares have room for what batches bring.
+        max_copies: that may move, over all layers.
+        byte_budget: bytes that may move, over all layers; with `expert_bytes`.
+        expert_bytes: of one expert's weights.
+        node_cost: what `incremental` takes a copy from another node to cost, in copies within one.
+        survive: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two.
+        sigma: standard deviations over the windows that copies are counted and packed above the
+            mean by.
+        capacities: of the ranks, in any unit; None for equal ones.
+        objective: tokens or active_experts.
+        threads: over layers; they change nothing but the time.
+        split: level, or even for engines that know no shares.
+
+    Raises:
+        PlacementError: the numbers cannot fit together.
+    """
+    demand = demand_of(load, sigma, _one_of(Objective, "objective", objective) is Objective.TOKENS)
+    layers, experts = demand.load.shape
+    shape = Shape(layers=layers, experts=experts, slots=slots, ranks=ranks)
+    _check_group(shape, nodes, survive, threads)
+    task = _Task(
+        demand=demand,
+        shape=shape,
+        capacity=_capacity(capacities, ranks),
+        nodes=nodes,
+        survive=survive,
+        installed=_installed(installed, shape),
+        policy=_one_of(Policy, "policy", policy),
+        aims=_aims(target, slack, node_cost, _one_of(Split, "split", split)),
+        threads=threads,
+    )
+    return task.within(_budget(max_copies, byte_budget, expert_bytes))
+
+
+def ration(
+    wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
+) -> npt.NDArray[np.int64]:
+    """How many of the copies that it wants each layer gets: the most uneven layers first."""
+    granted = np.zeros_like(wanted)
+    for layer in np.argsort(-imbalance, kind="stable"):
+        granted[layer] = min(int(wanted[layer]), budget)
+        budget -= int(granted[layer])
+    return granted
+
+
+def _budget(copies: int | None, size: int | None, expert: int | None) -> int | None:
+    if (size is None) != (expert is None):
+        raise PlacementError("byte_budget and expert_bytes go together")
+    for name, value in (("max_copies", copies), ("byte_budget", size)):
+        if value is not None and value < 0:
+            raise PlacementError(f"{name} must not be negative, got {value}")
+    if expert is not None and expert < 1:
+        raise PlacementError(f"expert_bytes must be positive, got {expert}")
+    affordable = [] if size is None or expert is None else [size // expert]
+    return min([*affordable, *([] if copies is None else [copies])], default=None)
+
+
+def _one_of(kind: type[Choice], name: str, value: str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(kind)
+        raise PlacementError(f"{name} must be one of {known}, got {value!r}") from None
+
+
+def _check_group(shape: Shape, nodes: int, survive: int, threads: int) -> None:
+    if nodes < 1 or shape.ranks % nodes:
+        raise PlacementError(f"{shape.ranks} ranks do not divide among {nodes} nodes")
+    if survive not in (0, 1, 2):
+        raise PlacementError(f"survive must be 0, 1 or 2, got {survive}")
+    if survive and shape.slots < 2 * shape.experts:
+        raise PlacementError(
+            f"survive={survive} needs two slots an expert: {2 * shape.experts}, not {shape.slots}"
+        )
+    if survive > min(1, shape.ranks - 1) + min(1, nodes - 1):
+        raise PlacementError(
+            f"survive={survive} needs more than {shape.ranks} ranks, {nodes} nodes"
+        )
+    if threads < 1:
+        raise PlacementError(f"threads must be positive, got {threads}")
+
+
+def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.int32]:
+    if capacities is None:
+        return np.full(ranks, SHARE_ONE, dtype=np.int32)
+    given = np.asarray(capacities, dtype=np.float64)
+    if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
+        raise PlacementError(f"capacities must be {ranks} positive numbers")
+    parts = np.maximum(np.rint(given / given.mean() * SHARE_ONE), 1).astype(np.int32)
+    capacity: npt.NDArray[np.int32] = parts
+    return capacity
+
+
+def _installed(installed: npt.ArrayLike | None, shape: Shape) -> Placement | None:
+    if installed is None:
+        return None
+    given = np.asarray(installed)
+    if given.dtype.kind not in "iu":
+        raise PlacementError(f"installed must be integers, got {given.dtype}")
+    placement = np.ascontiguousarray(given, dtype=np.int32)
+    check(placement, shape)
+    return placement
+
+
+def _aims(target: float, slack: float, node_cost: float, split: Split) -> npt.NDArray[np.int32]:
+    for name, value, least, most in (
+        ("target", target, 0.0, 1000.0),
+        ("slack", slack, 0.0, 1.0),
+        ("node_cost", node_cost, 1.0, 1000.0),
+    ):
+        if not least <= value <= most:
+            raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
+    parts = [round(value * SHARE_ONE) for value in (target, slack, HYSTERESIS)]
+    rest = [DRIP, round(node_cost * SHARE_ONE), tuple(Split).index(split)]
+    return np.array([*parts, *rest], dtype=np.int32)

@@ -1,0 +1,21 @@
+// What an incremental plan is to reach.
+#pragma once
+
+#include <cstdint>
+
+namespace equipoise {
+
+// How load is divided among the copies of an expert.
+enum class Split { kLevel, kEven };
+
+// How far to go. Imbalances are in 1 / 65536 of the mean.
+struct Aims {
+    std::int32_t target;      // the peak may be so far above the mean
+    std::int32_t slack;       // a rank's experts with one copy stay so far below it
+    std::int32_t hysteresis;  // a copy changes hands for an expert so much hotter, in 1 / 65536
+    std::int32_t drip;        // copies a call that may change hands for less
+    std::int32_t node_cost;   // what a copy from another node costs, in 1 / 65536 of one within it
+    Split split;              // even: for engines that know no shares
+};
+
+}  // namespace equipoise

@@ -1,0 +1,129 @@
+#include <optional>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "plan.h"
+
+namespace equipoise {
+namespace {
+
+using namespace nb::literals;
+
+using Column = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
+
+Column make_column(std::size_t rows) {
+    auto* data = new std::int64_t[rows]();
+    const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<std::int64_t*>(p); });
+    return Column(data, {rows}, owner);
+}
+
+void require_same(const char* name, const CountArray& got, const CountArray& wanted) {
+    const std::string rows = std::string(name) + " rows", columns = std::string(name) + " columns";
+    require_size(rows.c_str(), got.extent(0), wanted.extent(0));
+    require_size(columns.c_str(), got.extent(1), wanted.extent(1));
+}
+
+// The arrays of a request, checked against each other.
+struct Arrays {
+    CountArray load, score, allowance;
+    IdArray capacity;
+    std::optional<IdArray> installed;
+
+    Arrays(nb::handle load_, nb::handle score_, nb::handle allowance_, nb::handle capacity_,
+           nb::handle installed_)
+        : load("load", load_, 2),
+          score("score", score_, 2),
+          allowance("allowance", allowance_, 1),
+          capacity("capacity", capacity_, 1) {
+        require_same("score", score, load);
+        require_size("allowance", allowance.size(), load.extent(0));
+        require_range("capacity", capacity.view(), 1, INT32_MAX);
+        for (std::size_t l = 0; l < load.extent(0); ++l) {
+            require_counts("load", load.row(l));
+            require_counts("score", score.row(l));
+        }
+        if (!installed_.is_none()) installed.emplace("installed", installed_, 2);
+    }
+
+    void require_installed(std::int64_t slots) const {
+        if (!installed) return;
+        require_size("installed rows", installed->extent(0), load.extent(0));
+        require_size("installed columns", installed->extent(1), static_cast<std::size_t>(slots));
+        const auto experts = static_cast<std::int32_t>(load.extent(1));
+        require_range("installed", installed->view(), 0, experts - 1);
+        for (std::size_t l = 0; l < load.extent(0); ++l) {
+            std::vector<bool> found(experts);
+            for (std::int32_t expert : installed->row(l)) found[expert] = true;
+            for (std::int32_t e = 0; e < experts; ++e)
+                if (!found[e])
+                    refuse("installed", "a slot for every expert",
+                           "none for expert " + std::to_string(e) + " in layer " +
+                               std::to_string(l));
+        }
+    }
+};
+
+Rules rules_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes, std::int64_t apart) {
+    const auto ranks = static_cast<std::int64_t>(arrays.capacity.size());
+    const auto experts = static_cast<std::int64_t>(arrays.load.extent(1));
+    require_range("experts", experts, 1, INT32_MAX);
+    require_range("slots", slots, experts, INT32_MAX);
+    require_ranks(ranks, static_cast<std::size_t>(slots));
+    require_range("nodes", nodes, 1, ranks);
+    require_range("ranks % nodes", ranks % nodes, 0, 0);
+    require_range("survive", apart, 0, 2);
+    const Shape shape{static_cast<std::int32_t>(experts), static_cast<std::int32_t>(slots),
+                      static_cast<std::int32_t>(ranks)};
+    const Rules rules{shape, arrays.capacity.view(), static_cast<std::int32_t>(nodes),
+                      static_cast<Apart>(apart)};
+    require_range("slots", slots, experts * rules.copies().low, experts * rules.copies().high);
+    return rules;
+}
+
+Aims aims_of(nb::handle aims) {
+    const IdArray values("aims", aims, 1);
+    require_size("aims", values.size(), 6);
+    require_range("aims", values.view(), 0, INT32_MAX);
+    const Ids v = values.view();
+    require_range("split", v[5], 0, 1);
+    return {v[0], v[1], v[2], v[3], v[4], static_cast<Split>(v[5])};
+}
+
+nb::tuple py_plan(nb::handle load, nb::handle score, std::int64_t slots, nb::handle capacity,
+                  std::int64_t nodes, std::int64_t survive, nb::handle installed,
+                  std::int64_t policy, nb::handle aims, nb::handle allowance,
+                  std::int64_t threads) {
+    const Arrays arrays(load, score, allowance, capacity, installed);
+    arrays.require_installed(slots);
+    require_range("policy", policy, 0, 2);
+    require_range("threads", threads, 1, 1024);
+    const std::size_t layers = arrays.load.extent(0);
+    const Request request{rules_of(arrays, slots, nodes, survive),
+                          static_cast<Policy>(policy),
+                          aims_of(aims),
+                          static_cast<std::int64_t>(layers),
+                          arrays.load.view().data,
+                          arrays.score.view().data,
+                          arrays.installed ? arrays.installed->view().data : nullptr,
+                          arrays.allowance.view().data,
+                          static_cast<std::int32_t>(threads)};
+    Matrix placement = make_matrix(layers, static_cast<std::size_t>(slots));
+    Matrix shares = make_matrix(layers, static_cast<std::size_t>(slots));
+    Column moves = make_column(layers), uneven = make_column(layers);
+    const Answer answer{placement.data(), shares.data(), moves.data(), uneven.data()};
+    {
+        nb::gil_scoped_release unlocked;
+        plan_layers(request, answer);
+    }
+    return nb::make_tuple(placement, shares, moves, uneven);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+    m.def("plan", &py_plan, "load"_a, "score"_a, "slots"_a, "capacity"_a, "nodes"_a, "survive"_a,
+          "installed"_a.none(), "policy"_a, "aims"_a, "allowance"_a, "threads"_a,
+          "Placement, shares, moves and imbalance (in 1 / 65536) of each layer; csrc/plan.h.");
+}
+
+}  // namespace equipoise

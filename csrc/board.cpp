@@ -1,0 +1,120 @@
+#include "board.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "table.h"
+
+namespace equipoise {
+
+Board::Board(Shape shape, Ids capacity)
+    : shape_(shape),
+      capacity_(capacity),
+      whole_(std::accumulate(capacity.begin(), capacity.end(), std::int64_t{0})),
+      uniform_(std::all_of(capacity.begin(), capacity.end(), [](auto c) { return c == kShareOne; })),
+      owner_(shape.slots),
+      placement_(shape.slots),
+      start_(shape.experts + 1),
+      slots_(shape.slots),
+      joints_(shape.slots),
+      joined_(shape.ranks),
+      load_(shape.experts),
+      flow_(shape.slots),
+      full_(shape.ranks) {
+    for (std::int32_t s = 0; s < shape.slots; ++s) owner_[s] = s / shape.per_rank();
+}
+
+void Board::reset(Counts load, Ids placement) {
+    total_ = 0;
+    for (std::int32_t e = 0; e < shape_.experts; ++e) {
+        load_[e] = load[e] * kShareOne;
+        total_ += load_[e];
+    }
+    place(placement);
+}
+
+void Board::place(Ids placement) {
+    std::copy(placement.begin(), placement.end(), placement_.begin());
+    index();
+    even();
+}
+
+void Board::index() {
+    sort_slots(placement(), {start_.data(), start_.size()}, {slots_.data(), slots_.size()});
+    std::fill(joined_.begin(), joined_.end(), 0);
+    for (std::int32_t s = 0; s < shape_.slots; ++s) {
+        const std::int32_t expert = placement_[s], rank = owner_[s];
+        if (start_[expert + 1] - start_[expert] > 1)
+            joints_[rank * shape_.per_rank() + joined_[rank]++] = s;
+    }
+}
+
+void Board::even() {
+    std::fill(full_.begin(), full_.end(), 0);
+    std::fill(flow_.begin(), flow_.end(), 0);
+    for (std::int32_t e = 0; e < shape_.experts; ++e) spread(e);
+}
+
+void Board::spread(std::int32_t expert) {
+    const Ids slots = copies(expert);
+    if (slots.size == 1) return set(slots[0], load_[expert]);
+    const auto count = static_cast<std::int64_t>(slots.size);
+    std::int64_t rest = load_[expert] % count;
+    for (std::int32_t slot : slots) {
+        set(slot, load_[expert] / count + rest);
+        rest = 0;
+    }
+}
+
+void Board::set(std::int32_t slot, std::int64_t flow) {
+    full_[owner_[slot]] += flow - flow_[slot];
+    flow_[slot] = flow;
+}
+
+bool Board::holds(std::int32_t rank, std::int32_t expert) const {
+    const Ids slots = copies(expert);
+    return std::any_of(slots.begin(), slots.end(), [&](auto s) { return owner_[s] == rank; });
+}
+
+std::int64_t Board::share(std::int64_t height, std::int32_t rank) const {
+    if (uniform_) return height;
+    const auto exact = static_cast<__int128>(height) * capacity_[rank];
+    return static_cast<std::int64_t>((exact + kShareOne - 1) / kShareOne);
+}
+
+std::int64_t Board::height(std::int64_t load, std::int64_t capacity) const {
+    const auto exact = static_cast<__int128>(load) * kShareOne;
+    return static_cast<std::int64_t>((exact + capacity - 1) / capacity);
+}
+
+void Board::pour(std::int32_t from, std::int32_t to, std::int64_t amount) {
+    flow_[from] -= amount;
+    flow_[to] += amount;
+    full_[owner_[from]] -= amount;
+    full_[owner_[to]] += amount;
+}
+
+std::int32_t Board::least_full(std::int32_t expert, std::int32_t but) const {
+    std::int32_t best = -1;
+    for (std::int32_t s : copies(expert))
+        if (s != but && (best < 0 || full_[owner_[s]] < full_[owner_[best]])) best = s;
+    return best;
+}
+
+void Board::replace(std::int32_t slot, std::int32_t expert) {
+    const std::int32_t victim = placement_[slot];
+    pour(slot, least_full(victim, slot), flow_[slot]);
+    placement_[slot] = expert;
+    index();
+    spread(expert);
+}
+
+void Board::swap(std::int32_t a, std::int32_t b) {
+    const std::int64_t first = flow_[a], second = flow_[b];
+    std::swap(placement_[a], placement_[b]);
+    set(a, second);
+    set(b, first);
+    index();
+}
+
+}  // namespace equipoise

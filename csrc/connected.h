@@ -1,0 +1,37 @@
+// A whole plan, whose copies connect all ranks.
+#pragma once
+
+#include <vector>
+
+#include "board.h"
+#include "copies.h"
+
+namespace equipoise {
+
+// Where the copies of one expert may not be all together.
+enum class Apart { kNothing, kRanks, kNodes };
+
+// What binds every plan of a layer.
+struct Rules {
+    Shape shape;
+    Ids capacity;        // by rank, in 1 / 65536; 65536 is an ordinary one
+    std::int32_t nodes;  // divides the ranks
+    Apart apart;         // what an expert must survive the loss of
+
+    std::int32_t node_of(std::int32_t rank) const { return rank / (shape.ranks / nodes); }
+    // How many copies an expert must and may have.
+    Range copies() const { return {apart == Apart::kNothing ? 1 : 2, shape.ranks}; }
+};
+
+// Ranks are joined by the experts that they both hold: load flows along these joints when shares
+// are solved, so a batch can be levelled over all ranks that are connected, and over no others.
+// - Copies by count_copies of `score`; experts by score per copy, descending, then by id.
+// - All but one copy of each expert are dealt to the ranks in turn, so that each rank has a joint.
+// - Of each of these experts the last copy goes to a rank of another component, as long as there is
+//   one: to the least full of them.
+// - Experts with one copy follow, each to the least full rank.
+// No rank gets two copies of an expert. Ties go to the lower rank. "Full" is by score, relative to
+// capacity. Writes the expert of each slot.
+void plan_connected(Counts score, const Rules& rules, Span<std::int32_t> placement);
+
+}  // namespace equipoise

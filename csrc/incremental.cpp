@@ -1,0 +1,190 @@
+#include "incremental.h"
+
+#include <algorithm>
+
+namespace equipoise {
+namespace {
+
+// Levelled so finely while it is not over, and at the end; see Leveller::level.
+constexpr std::int64_t kCoarse = 1 << 12, kFine = 1 << 20;
+// A copy that drips to another expert is wanted by a tenth more.
+constexpr std::int32_t kDrip = kShareOne / 10;
+// It ends after so many steps in a row that lower nothing: several sets of ranks may be as high.
+constexpr std::int32_t kPatience = 12;
+// The same once only the slack is missed.
+constexpr std::int32_t kLenience = 2;
+
+std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
+    return static_cast<std::int64_t>(static_cast<__int128>(mean) * parts / kShareOne);
+}
+
+}  // namespace
+
+Improver::Improver(Board& board, const Rules& rules, const Aims& aims)
+    : board_(board),
+      rules_(rules),
+      aims_(aims),
+      leveller_(board),
+      market_(board, rules, aims.node_cost),
+      swaps_(board, rules, aims.split),
+      single_(rules.shape.ranks),
+      open_(rules.shape.ranks, 1) {}
+
+void Improver::run(Counts score, std::int64_t copies) {
+    left_ = copies;
+    mean_ = board_.mean();
+    traded_ = false;
+    if (mean_ == 0) return;
+    market_.reset(score);
+    const bool missed = measure() > 0 && stuck_;
+    keep(missed ? missed_by_ : 0);
+    while (left_ > 0 && trade(aims_.hysteresis)) {
+    }
+    for (std::int32_t i = 0; missed && i < aims_.drip && left_ > 0 && trade(kDrip); ++i) {
+    }
+    if (missed || traded_) relieve(missed);
+    if (missed_by_ > best_) board_.place({kept_.data(), kept_.size()});
+    if (aims_.split == Split::kLevel) leveller_.level(kFine);
+}
+
+bool Improver::trade(std::int32_t hysteresis) {
+    const std::int32_t hot = market_.hottest();
+    if (hot < 0) return false;
+    const std::int64_t heat = market_.heat(hot);
+    const auto most = static_cast<std::int64_t>(static_cast<__int128>(heat) * kShareOne /
+                                                (kShareOne + hysteresis));
+    if (most >= heat) return false;
+    std::fill(open_.begin(), open_.end(), 1);
+    return take(market_.give_up_for(hot, most, open_), hot);
+}
+
+bool Improver::take(std::int32_t slot, std::int32_t expert) {
+    if (slot < 0) return false;
+    const std::int32_t victim = board_.expert_at(slot);
+    board_.replace(slot, expert);
+    if (aims_.split == Split::kEven) board_.even(victim);
+    market_.note(victim);
+    market_.note(expert);
+    --left_;
+    traded_ = true;
+    return true;
+}
+
+// Until the target is met, and the slack, nothing helps or no copies are left.
+void Improver::relieve(bool slack) {
+    std::int64_t least = measure();
+    if (traded_ && least <= best_) keep(least);
+    for (std::int32_t idle = 0; least > 0 && (stuck_ || slack) && idle < (stuck_ ? kPatience : kLenience) && step();) {
+        const std::int64_t now = measure();
+        idle = now < least ? 0 : idle + 1;
+        least = std::min(least, now);
+        if (now < best_) keep(now);
+    }
+}
+
+void Improver::keep(std::int64_t missed_by) {
+    const Ids placement = board_.placement();
+    kept_.assign(placement.begin(), placement.end());
+    best_ = missed_by;
+}
+
+// How far the aims are missed; 0 when they are met. Leaves the flows level.
+std::int64_t Improver::measure() {
+    const std::int64_t height = lower();
+    std::fill(single_.begin(), single_.end(), 0);
+    for (std::int32_t e = 0; e < rules_.shape.experts; ++e) {
+        const Ids copies = board_.copies(e);
+        if (copies.size == 1) single_[board_.rank_of(copies[0])] += board_.load_of(e);
+    }
+    const std::int64_t room = mean_ - part_of(mean_, aims_.slack);
+    std::int64_t worst = height - mean_ - part_of(mean_, aims_.target);
+    stuck_ = worst > 0;
+    // Any that misses the target is worse than any that misses the slack.
+    if (stuck_) return missed_by_ = worst + mean_;
+    for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
+        const std::int64_t bound = single_[r] - board_.share(room, r);
+        if (bound <= worst || bound <= 0) continue;
+        worst = bound;
+        rank_ = r;
+    }
+    return missed_by_ = std::max<std::int64_t>(worst, 0);
+}
+
+// Levels what can be; the peak, and the ranks that it cannot be lowered for.
+std::int64_t Improver::lower() {
+    if (aims_.split == Split::kLevel) {
+        const std::int64_t height = leveller_.level(kCoarse);
+        binding_ = leveller_.binding();
+        return height;
+    }
+    std::int64_t peak = 0;
+    for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
+        const std::int64_t height = board_.height(board_.full(r), board_.capacity(r));
+        if (height <= peak) continue;
+        peak = height;
+        binding_.assign(1, r);
+    }
+    return peak;
+}
+
+// One change for the rank that misses most; false when there is none.
+bool Improver::step() {
+    close();
+    const std::int32_t hot = hottest_inside();
+    const std::int64_t heat = hot < 0 ? 0 : board_.load_of(hot) / copies(hot);
+    const std::int32_t slot =
+        hot < 0 || copies(hot) >= rules_.copies().high || left_ < 1
+            ? -1
+            : market_.give_up_for(hot, heat - 1, open_);
+    const Field field{inside_, open_, single_, excess_, mean_};
+    const Swap swap = left_ < 2 ? Swap{} : swaps_.best(field);
+    const std::int64_t gain = slot < 0 ? 0 : std::min(excess_, lowered(hot));
+    if (gain > 0 && 2 * gain >= swap.gain) return take(slot, hot);
+    if (swap.gain <= 0) return false;
+    board_.swap(swap.from, swap.to);
+    left_ -= 2;
+    return true;
+}
+
+// What another copy takes from the ranks inside: all that it can hold, or an even part.
+std::int64_t Improver::lowered(std::int32_t expert) const {
+    const std::int64_t load = board_.load_of(expert), now = copies(expert);
+    return aims_.split == Split::kLevel ? load / (now + 1) : load / now - load / (now + 1);
+}
+
+std::int64_t Improver::copies(std::int32_t expert) const {
+    return static_cast<std::int64_t>(board_.copies(expert).size);
+}
+
+// What is inside, all that the rank's load can reach, is closed; the others are open.
+void Improver::close() {
+    std::fill(open_.begin(), open_.end(), 1);
+    excess_ = 0;
+    inside_.assign(1, rank_);
+    if (stuck_) {
+        inside_ = binding_;
+        for (std::int32_t r : inside_) excess_ += board_.full(r) - board_.share(mean_, r);
+    } else {
+        const std::int64_t room = mean_ - part_of(mean_, aims_.slack);
+        excess_ = single_[rank_] - board_.share(room, rank_) + mean_ / 64;
+    }
+    for (std::int32_t r : inside_) open_[r] = 0;
+}
+
+std::int32_t Improver::hottest_inside() const {
+    std::int32_t hot = -1;
+    std::int64_t heat = 0;
+    const std::int32_t per_rank = rules_.shape.per_rank();
+    for (std::int32_t r : inside_)
+        for (std::int32_t s = r * per_rank; s < (r + 1) * per_rank; ++s) {
+            const std::int32_t e = board_.expert_at(s);
+            const std::int64_t here = board_.load_of(e) / copies(e);
+            if (here > heat && (stuck_ || copies(e) == 1)) {
+                heat = here;
+                hot = e;
+            }
+        }
+    return hot;
+}
+
+}  // namespace equipoise

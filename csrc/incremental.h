@@ -1,0 +1,58 @@
+// A plan that starts from what is installed.
+#pragma once
+
+#include "aims.h"
+#include "connected.h"
+#include "level.h"
+#include "swap.h"
+#include "trade.h"
+
+namespace equipoise {
+
+// `run` changes the board's placement by at most `copies` copies. In this order:
+// - A copy changes hands: from the expert that misses one least to the hottest one, as long as that
+//   is hotter, by `score`, by the hysteresis; where the target is missed, `drip` more for a tenth. Among the copies to give up, one that
+//   leaves the ranks connected, on a rank that is little filled.
+// - Where the target is missed: while a rank cannot be levelled to it, or its single copies leave no
+//   slack: the ranks
+//   that its load can reach get a joint to the others, one copy; or two experts with one copy trade
+//   places, two copies; whichever lowers the peak more for each copy.
+// What it ends with is the best that it came by, what is installed included, so a placement that
+// meets the target, and that nobody wants a copy of, stays as it is.
+// The flows that the board is left with are level, or even. With even ones nothing flows along the
+// joints: the ranks that a load can reach are the one where it is, and any two experts may trade
+// places.
+class Improver {
+ public:
+    Improver(Board& board, const Rules& rules, const Aims& aims);
+
+    void run(Counts score, std::int64_t copies);
+
+ private:
+    bool trade(std::int32_t hysteresis);
+    bool take(std::int32_t slot, std::int32_t expert);
+    void relieve(bool slack);
+    void keep(std::int64_t missed_by);
+    std::int64_t measure();
+    std::int64_t lower();
+    bool step();
+    std::int64_t lowered(std::int32_t expert) const;
+    std::int64_t copies(std::int32_t expert) const;
+    void close();
+    std::int32_t hottest_inside() const;
+
+    Board& board_;
+    const Rules& rules_;
+    const Aims& aims_;
+    Leveller leveller_;
+    Market market_;
+    Swaps swaps_;
+    std::int64_t left_ = 0, mean_ = 0, excess_ = 0, missed_by_ = 0, best_ = 0;
+    std::int32_t rank_ = 0;
+    bool stuck_ = false, traded_ = false;
+    std::vector<std::int64_t> single_;
+    std::vector<std::int8_t> open_;
+    std::vector<std::int32_t> inside_, binding_, kept_;
+};
+
+}  // namespace equipoise

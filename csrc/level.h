@@ -1,0 +1,45 @@
+// The lowest peak that shares can reach on a placement.
+#pragma once
+
+#include <vector>
+
+#include "board.h"
+
+namespace equipoise {
+
+// First along a tree that spans the ranks, from its leaves to its root: where no copy runs dry all
+// ranks are level then. What is left pours along chains of copies, from ranks that are too full to ranks that are not: a maximum
+// flow, each chain a shortest one (Edmonds and Karp, 1972). Where nothing more can leave a set of
+// ranks, no shares can bring the peak below what they hold divided by their capacity, and the height
+// that is aimed at rises to that (Newton's step, as Dinkelbach, 1967, for ratios): so the peak is the
+// optimum of the linear program, to within the rounding of 1 / 65536 of a token.
+class Leveller {
+ public:
+    explicit Leveller(Board& board);
+
+    // Until no ordinary rank is fuller than mean * (1 + 1 / tolerance), or as near as can be.
+    // Returns the height that was reached.
+    std::int64_t level(std::int64_t tolerance);
+
+    // The ranks that kept the last level() from its aim: nothing can leave them together. Empty when
+    // it was reached.
+    const std::vector<std::int32_t>& binding() const { return binding_; }
+
+    // The ranks that the load of this one could be poured to, itself first, all of them at least as
+    // full as `height`; empty when one was found that is not, and poured to.
+    Ids pour_from(std::int32_t rank, std::int64_t height);
+
+ private:
+    void drain(std::int64_t height);
+    void grow(std::int32_t rank);
+    bool search(std::int32_t rank, std::int64_t height);
+    bool visit(std::int32_t slot, std::int64_t height);
+    void pour_along(std::int32_t rank, std::int64_t height);
+    std::int32_t copy_on(std::int32_t expert, std::int32_t rank) const;
+
+    Board& board_;
+    std::vector<std::int32_t> order_, seen_, from_, queue_, binding_;
+    std::int32_t round_ = 0;
+};
+
+}  // namespace equipoise

@@ -1,0 +1,41 @@
+// Plans for the layers of a model.
+#pragma once
+
+#include <vector>
+
+#include "connected.h"
+#include "incremental.h"
+
+namespace equipoise {
+
+enum class Policy { kGreedy, kConnected, kIncremental };
+
+// Of all layers, row by row.
+struct Request {
+    Rules rules;
+    Policy policy;
+    Aims aims;
+    std::int64_t layers;
+    const std::int64_t* load;        // [layers, experts]: shares level this
+    const std::int64_t* score;       // [layers, experts]: copies are counted and packed by this
+    const std::int32_t* installed;   // [layers, slots], or nullptr
+    const std::int64_t* allowance;   // [layers]: copies that a layer may move
+    std::int32_t threads;
+
+    Counts row(const std::int64_t* of, std::int64_t layer) const {
+        const auto width = static_cast<std::size_t>(rules.shape.experts);
+        return {of + layer * width, width};
+    }
+};
+
+struct Answer {
+    std::int32_t* placement;  // [layers, slots]
+    std::int32_t* shares;     // [layers, slots]
+    std::int64_t* moves;      // [layers]: copies that their rank did not hold
+    std::int64_t* imbalance;  // [layers], in 1 / 65536
+};
+
+// Every layer by itself, so the threads change nothing.
+void plan_layers(const Request& request, const Answer& answer);
+
+}  // namespace equipoise

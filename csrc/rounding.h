@@ -1,0 +1,31 @@
+// From what flows to what is written down.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "board.h"
+
+namespace equipoise {
+
+class Rounding {
+ public:
+    explicit Rounding(const Board& board);
+
+    // Shares by slot: the flows rounded to 1 / 65536 of each expert by largest remainder, ties to
+    // the lower slot; even shares for an expert without load. Should the rounding leave the fullest
+    // rank above that of even shares, the even shares are the answer. Returns the peak over the mean
+    // - 1 of the ranks, relative to their capacities, in 1 / 65536, rounded up.
+    std::int64_t round(Span<std::int32_t> shares);
+
+ private:
+    void round_flows(std::int32_t expert, Span<std::int32_t> shares);
+    std::int64_t peak(Ids shares);
+
+    const Board& board_;
+    std::vector<std::pair<std::int64_t, std::int32_t>> rests_;
+    std::vector<std::int32_t> even_;
+    std::vector<std::int64_t> full_;
+};
+
+}  // namespace equipoise

@@ -1,0 +1,87 @@
+#include "swap.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+namespace equipoise {
+namespace {
+
+// So many of the least full ranks are looked at, and of those inside.
+constexpr std::size_t kLeast = 16, kMost = 8;
+
+}  // namespace
+
+Swaps::Swaps(const Board& board, const Rules& rules, Split split)
+    : board_(board),
+      rules_(rules),
+      split_(split),
+      order_(rules.shape.ranks),
+      slots_(rules.shape.ranks) {}
+
+Swap Swaps::best(const Field& field) {
+    const std::size_t least = std::min(kLeast + field.inside.size(), order_.size());
+    sort_ranks(least, field.mean);
+    const std::size_t most = std::min(kMost, field.inside.size());
+    for (std::size_t i = 0; i < most; ++i) sort_slots(field.inside[i]);
+    Swap best;
+    for (std::size_t o = 0; o < least; ++o) {
+        if (!field.open[order_[o]]) continue;
+        sort_slots(order_[o]);
+        for (std::size_t i = 0; i < most; ++i) look(field.inside[i], order_[o], field, best);
+    }
+    return best;
+}
+
+void Swaps::sort_ranks(std::size_t count, std::int64_t mean) {
+    const auto over = [&](std::int32_t rank) { return board_.full(rank) - board_.share(mean, rank); };
+    std::iota(order_.begin(), order_.end(), 0);
+    std::partial_sort(order_.begin(), order_.begin() + count, order_.end(), [&](auto a, auto b) {
+        const std::int64_t x = over(a), y = over(b);
+        return x != y ? x < y : a < b;
+    });
+}
+
+// With level shares a copy of several is not worth a swap: its load goes where there is room.
+void Swaps::sort_slots(std::int32_t rank) {
+    auto& slots = slots_[rank];
+    slots.clear();
+    const std::int32_t first = rank * rules_.shape.per_rank();
+    for (std::int32_t s = first; s < first + rules_.shape.per_rank(); ++s)
+        if (split_ == Split::kEven || board_.copies(board_.expert_at(s)).size == 1)
+            slots.push_back(s);
+    std::sort(slots.begin(), slots.end(), [&](auto a, auto b) {
+        return board_.flow(a) != board_.flow(b) ? board_.flow(a) < board_.flow(b) : a < b;
+    });
+}
+
+// The pair whose difference is nearest to what the one has too much and the other has room for.
+void Swaps::look(std::int32_t inside, std::int32_t outside, const Field& field, Swap& best) const {
+    // Of what a rank holds of experts with several copies the others can relieve it.
+    const std::int64_t bound =
+        split_ == Split::kLevel ? field.single[outside] : board_.full(outside);
+    const std::int64_t wanted = std::min(field.excess, board_.share(field.mean, outside) - bound);
+    const auto& light = slots_[outside];
+    std::size_t l = 0;
+    for (const std::int32_t heavy : slots_[inside]) {
+        const auto differs = [&](std::size_t at) {
+            return board_.flow(heavy) - board_.flow(light[at]);
+        };
+        while (l + 1 < light.size() && differs(l + 1) >= wanted) ++l;
+        for (std::size_t at = l; at < std::min(l + 2, light.size()); ++at) {
+            const std::int64_t gain = wanted - std::abs(wanted - differs(at));
+            if (differs(at) > 0 && gain > best.gain && apart(heavy, light[at]))
+                best = {gain, heavy, light[at]};
+        }
+    }
+}
+
+// Whether neither rank holds the other's expert, and both survive what they have to.
+bool Swaps::apart(std::int32_t a, std::int32_t b) const {
+    if (split_ == Split::kLevel) return true;  // they have one copy each
+    const std::int32_t here = board_.rank_of(a), there = board_.rank_of(b);
+    if (rules_.apart == Apart::kNodes && rules_.node_of(here) != rules_.node_of(there)) return false;
+    return !board_.holds(here, board_.expert_at(b)) && !board_.holds(there, board_.expert_at(a));
+}
+
+}  // namespace equipoise

@@ -1,0 +1,165 @@
+"""`plan`, as an operator calls it: budgets, objectives, and one line for what cannot fit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from equipoise.balancer.experts import plan
+from equipoise.hal.errors import PlacementError
+
+LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8
+Counts = NDArray[np.int64]
+
+
+def skewed(seed: int, windows: int = 1) -> Counts:
+    """(windows, layers, experts)."""
+    rng = np.random.default_rng(seed)
+    odds = np.exp(rng.standard_normal((LAYERS, EXPERTS)))
+    return rng.poisson(1000 * odds, (windows, LAYERS, EXPERTS)).astype(np.int64)
+
+
+def peak(load: Counts, found: Any) -> NDArray[np.float64]:
+    """max/mean - 1, by layer."""
+    rows = np.take_along_axis(load, found.placement.astype(np.int64), axis=1) * found.shares
+    ranks = rows.reshape(LAYERS, RANKS, -1).sum(axis=2)
+    worst: NDArray[np.float64] = ranks.max(axis=1) / ranks.mean(axis=1) - 1
+    return worst
+
+
+def test_a_plan_says_what_it_promises() -> None:
+    load = skewed(1)[0]
+    found = plan(load, slots=SLOTS, ranks=RANKS)
+    assert found.placement.shape == found.shares.shape == (LAYERS, SLOTS)
+    assert found.placement.dtype == found.shares.dtype == np.int32
+    assert found.moves == LAYERS * SLOTS
+    assert np.abs(found.layer_imbalance - peak(load, found)).max() < 1e-4
+    assert found.predicted_imbalance == pytest.approx(found.layer_imbalance.mean())
+
+
+def test_windows_are_summed_and_the_same_load_gives_the_same_digest() -> None:
+    windows = skewed(2, 3)
+    whole = plan(windows.sum(axis=0), slots=SLOTS, ranks=RANKS)
+    assert plan(windows, slots=SLOTS, ranks=RANKS).digest == whole.digest
+    assert plan(windows.astype(np.int32), slots=SLOTS, ranks=RANKS).digest == whole.digest
+    assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != whole.digest
+
+
+def test_an_unchanged_load_moves_nothing() -> None:
+    load = skewed(3)
+    first = plan(load, slots=SLOTS, ranks=RANKS)
+    assert plan(load, slots=SLOTS, ranks=RANKS, installed=first.placement).moves == 0
+
+
+@pytest.mark.parametrize("policy", ["incremental", "connected", "greedy"])
+@pytest.mark.parametrize("budget", [0, 5, 17, 10_000])
+def test_no_policy_moves_more_than_the_budget(policy: str, budget: int) -> None:
+    installed = plan(skewed(4), slots=SLOTS, ranks=RANKS).placement
+    group = {"slots": SLOTS, "ranks": RANKS, "installed": installed, "policy": policy}
+    found = plan(skewed(5), max_copies=budget, **group)  # type: ignore[arg-type]
+    assert found.moves == found.layer_moves.sum() <= budget
+    sized = plan(
+        skewed(5),
+        byte_budget=budget * 100 + 99,
+        expert_bytes=100,
+        **group,  # type: ignore[arg-type]
+    )
+    assert sized.digest == found.digest
+
+
+def test_a_budget_goes_to_the_most_uneven_layers() -> None:
+    before, later = skewed(6)[0], skewed(7)[0]
+    later[1:] = before[1:]
+    installed = plan(before, slots=SLOTS, ranks=RANKS).placement
+    found = plan(later, slots=SLOTS, ranks=RANKS, installed=installed, max_copies=4)
+    assert found.layer_moves[0] > 0
+    assert found.layer_moves[1:].sum() == 0
+
+
+def test_what_varies_counts_for_more() -> None:
+    """The expert whose windows differ gets the spare copy, though its mean is a little lower."""
+    windows = np.full((8, 1, 4), 1000)
+    windows[:, 0, 0] = 1010
+    windows[::2, 0, 1], windows[1::2, 0, 1] = 100, 1900
+    calm = plan(windows, slots=5, ranks=5, policy="connected")
+    wary = plan(windows, slots=5, ranks=5, policy="connected", sigma=1.0)
+    assert np.bincount(calm.placement[0]).argmax() == 0
+    assert np.bincount(wary.placement[0]).argmax() == 1
+
+
+def test_active_experts_count_batches_not_rows() -> None:
+    batches = np.zeros((10, 1, 4), dtype=np.int64)
+    batches[:, 0, 0] = 1
+    batches[0, 0, 1:] = 1000
+    rows = plan(batches, slots=5, ranks=5, policy="connected")
+    active = plan(batches, slots=5, ranks=5, policy="connected", objective="active_experts")
+    assert np.bincount(rows.placement[0]).argmax() != 0
+    assert np.bincount(active.placement[0]).argmax() == 0
+
+
+def test_a_larger_rank_takes_more() -> None:
+    load = skewed(8)[0]
+    capacities = [2.0] + [1.0] * (RANKS - 1)
+    found = plan(load, slots=SLOTS, ranks=RANKS, capacities=capacities)
+    rows = np.take_along_axis(load, found.placement.astype(np.int64), axis=1) * found.shares
+    ranks = rows.reshape(LAYERS, RANKS, -1).sum(axis=2)
+    assert np.allclose(ranks[:, 0] / ranks[:, 1:].mean(axis=1), 2.0, rtol=0.05)
+
+
+def test_copies_from_another_node_are_dear_where_that_is_said() -> None:
+    """Fewer of what arrives comes from the other node."""
+    installed = plan(skewed(9), slots=64, ranks=RANKS, nodes=2).placement
+
+    def far(cost: float) -> int:
+        found = plan(
+            skewed(10), slots=64, ranks=RANKS, nodes=2, installed=installed, node_cost=cost
+        )
+        halves = (installed.reshape(LAYERS, 2, -1), found.placement.reshape(LAYERS, 2, -1))
+        return sum(
+            len(set(after) - set(before))
+            for layers in zip(*halves, strict=True)
+            for before, after in zip(*layers, strict=True)
+        )
+
+    assert far(100.0) < far(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"load": [[1.0, 2.0]]}, "load must be integers, got float64"),
+        ({"load": [1, 2]}, "load must be (layers, experts)"),
+        ({"load": np.zeros((0, 4), int)}, "none of them 0"),
+        ({"load": [[1, 2], [3, -4]]}, "must not be negative: -4 for expert 1 in layer 1"),
+        ({"load": [[2**46, 1]]}, "a layer has more than"),
+        ({"slots": 1}, "1 slots cannot hold 2 experts"),
+        ({"slots": 3}, "3 slots do not divide among 2 ranks"),
+        ({"nodes": 3}, "2 ranks do not divide among 3 nodes"),
+        ({"policy": "lucky"}, "policy must be one of greedy, connected, incremental, got 'lucky'"),
+        ({"objective": "joy"}, "objective must be one of tokens, active_experts"),
+        ({"objective": "active_experts"}, "active_experts takes recorded routing"),
+        ({"split": "odd"}, "split must be one of level, even"),
+        ({"survive": 1, "slots": 2}, "survive=1 needs two slots an expert: 4, not 2"),
+        ({"survive": 2}, "survive=2 needs more than 2 ranks, 1 nodes"),
+        ({"survive": 3}, "survive must be 0, 1 or 2"),
+        ({"installed": [[0, 0, 0, 0]]}, "layer 0 has no slot for expert(s) [1]"),
+        ({"installed": [[0, 1]]}, "a placement is int32 (1, 4)"),
+        ({"installed": [[0.0, 1.0, 0.0, 1.0]]}, "installed must be integers"),
+        ({"max_copies": -1}, "max_copies must not be negative"),
+        ({"byte_budget": 10}, "byte_budget and expert_bytes go together"),
+        ({"byte_budget": 10, "expert_bytes": 0}, "expert_bytes must be positive"),
+        ({"target": -0.1}, "target must be 0 to 1000"),
+        ({"slack": float("nan")}, "slack must be 0 to 1"),
+        ({"sigma": -1.0}, "sigma must be 0 to 100"),
+        ({"capacities": [1.0]}, "capacities must be 2 positive numbers"),
+        ({"capacities": [1.0, 0.0]}, "capacities must be 2 positive numbers"),
+        ({"threads": 0}, "threads must be positive"),
+    ],
+)
+def test_what_cannot_fit_is_refused_in_one_line(changed: dict[str, Any], says: str) -> None:
+    right: dict[str, Any] = {"load": [[5, 7]], "slots": 4, "ranks": 2}
+    with pytest.raises(PlacementError) as refused:
+        plan(**(right | changed))
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,251 @@
+"""Plans: what binds them all, the optimum of shares, and what an incremental one may move."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from equipoise import _native
+
+UNHURRIED = settings(deadline=None)
+SHARE_ONE = 65536
+MOST = 2**31 - 1
+GREEDY, CONNECTED, INCREMENTAL = range(3)
+LEVEL, EVEN = range(2)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One layer."""
+
+    load: tuple[int, ...]
+    slots: int
+    capacity: tuple[int, ...]
+    nodes: int = 1
+    survive: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return len(self.capacity)
+
+    @property
+    def least(self) -> int:
+        return 2 if self.survive else 1
+
+
+class Answer(NamedTuple):
+    placement: tuple[int, ...]
+    shares: tuple[int, ...]
+    moves: int
+    imbalance: float
+
+
+def solve(
+    problem: Problem,
+    policy: int = CONNECTED,
+    installed: Sequence[int] | None = None,
+    allowance: int = MOST,
+    split: int = LEVEL,
+    target: float = 0.02,
+) -> Answer:
+    load = np.array([problem.load], dtype=np.int64)
+    aims = [round(target * SHARE_ONE), 6554, SHARE_ONE // 2, 1, SHARE_ONE, split]
+    placement, shares, moves, uneven = _native.plan(
+        load,
+        load,
+        problem.slots,
+        np.array(problem.capacity, dtype=np.int32),
+        problem.nodes,
+        problem.survive,
+        None if installed is None else np.array([installed], dtype=np.int32),
+        policy,
+        np.array(aims, dtype=np.int32),
+        np.array([allowance], dtype=np.int64),
+        1,
+    )
+    return Answer(
+        tuple(placement[0].tolist()),
+        tuple(shares[0].tolist()),
+        int(moves[0]),
+        int(uneven[0]) / SHARE_ONE,
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn, most: int = 2000, uneven: bool = True) -> Problem:
+    """Up to 6 ranks; loads with ties and zeros; two nodes where the ranks allow it."""
+    ranks, per_rank = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    slots = ranks * per_rank
+    nodes = 2 if ranks % 2 == 0 and draw(st.booleans()) else 1
+    survive = draw(st.integers(0, nodes if ranks > 1 else 0))
+    least = 2 if survive else 1
+    experts = draw(st.integers(-(-slots // ranks), max(-(-slots // ranks), slots // least)))
+    assume(experts * least <= slots)
+    load = draw(st.lists(st.integers(0, most), min_size=experts, max_size=experts))
+    sizes = st.integers(SHARE_ONE // 2, 2 * SHARE_ONE) if uneven else st.just(SHARE_ONE)
+    capacity = draw(st.lists(sizes, min_size=ranks, max_size=ranks))
+    return Problem(tuple(load), slots, tuple(capacity), nodes, survive)
+
+
+def experts_of(problem: Problem, placement: Sequence[int]) -> list[list[int]]:
+    """By rank."""
+    per_rank = problem.slots // problem.ranks
+    return [list(placement[r * per_rank :][:per_rank]) for r in range(problem.ranks)]
+
+
+def fullness(problem: Problem, answer: Answer) -> list[Fraction]:
+    """Of each rank, relative to its capacity."""
+    per_rank = problem.slots // problem.ranks
+    full = [Fraction(0)] * problem.ranks
+    for slot, (expert, share) in enumerate(zip(answer.placement, answer.shares, strict=True)):
+        rank = slot // per_rank
+        full[rank] += Fraction(problem.load[expert] * share, problem.capacity[rank])
+    return full
+
+
+def optimum(problem: Problem, placement: Sequence[int]) -> Fraction:
+    """The lowest peak of any shares: the most that is confined to some ranks, over what they have.
+
+    By the theorem of Hall, or that of maximum flow and minimum cut.
+    """
+    held = experts_of(problem, placement)
+    homes = [{r for r in range(problem.ranks) if e in held[r]} for e in range(len(problem.load))]
+    peak = Fraction(0)
+    for size in range(1, problem.ranks + 1):
+        for ranks in combinations(range(problem.ranks), size):
+            confined = sum(n for n, home in zip(problem.load, homes, strict=True)
+                           if home <= set(ranks))  # fmt: skip
+            peak = max(peak, Fraction(confined, sum(problem.capacity[r] for r in ranks)))
+    return peak * SHARE_ONE
+
+
+def check(problem: Problem, answer: Answer) -> None:
+    """What binds every plan."""
+    assert set(answer.placement) == set(range(len(problem.load)))
+    assert min(answer.shares) >= 0
+    for expert in range(len(problem.load)):
+        slots = [s for s, e in enumerate(answer.placement) if e == expert]
+        assert sum(answer.shares[s] for s in slots) == SHARE_ONE
+    for held in experts_of(problem, answer.placement):
+        assert len(set(held)) == len(held)
+
+
+def survives(problem: Problem, placement: Sequence[int]) -> bool:
+    groups = problem.nodes if problem.survive == 2 else problem.ranks
+    size = problem.slots // groups
+    homes = [{s // size for s, e in enumerate(placement) if e == expert}
+             for expert in range(len(problem.load))]  # fmt: skip
+    return not problem.survive or min(map(len, homes)) > 1
+
+
+@UNHURRIED
+@given(problems())
+def test_a_connected_plan_has_every_expert_and_none_twice_on_a_rank(problem: Problem) -> None:
+    answer = solve(problem)
+    check(problem, answer)
+    assert survives(problem, answer.placement)
+
+
+@UNHURRIED
+@given(problems())
+def test_shares_are_as_level_as_any_can_be(problem: Problem) -> None:
+    answer = solve(problem)
+    best = optimum(problem, answer.placement)
+    rounding = Fraction(sum(problem.load) * 2, min(problem.capacity)) + 1
+    assert max(fullness(problem, answer)) <= best + rounding
+
+
+@UNHURRIED
+@given(problems())
+def test_shares_are_never_worse_than_even_ones(problem: Problem) -> None:
+    level, even = solve(problem), solve(problem, split=EVEN)
+    assert level.placement == even.placement
+    assert max(fullness(problem, level)) <= max(fullness(problem, even))
+
+
+@UNHURRIED
+@given(problems(), st.data())
+def test_an_incremental_plan_moves_no_more_than_it_may(
+    problem: Problem, data: st.DataObject
+) -> None:
+    installed = solve(problem).placement
+    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
+    later = replace(problem, load=tuple(data.draw(loads)))
+    allowance = data.draw(st.integers(0, 6))
+    for split in (LEVEL, EVEN):
+        answer = solve(later, INCREMENTAL, installed, allowance, split)
+        check(later, answer)
+        assert survives(later, answer.placement)
+        assert answer.moves <= allowance
+
+
+@UNHURRIED
+@given(problems(), st.data())
+def test_an_incremental_plan_is_no_worse_than_what_is_installed(
+    problem: Problem, data: st.DataObject
+) -> None:
+    installed = solve(problem).placement
+    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
+    later = replace(problem, load=tuple(data.draw(loads)))
+    for split in (LEVEL, EVEN):
+        stays = solve(later, INCREMENTAL, installed, 0, split)
+        moves = solve(later, INCREMENTAL, installed, MOST, split)
+        assert max(fullness(later, moves)) <= max(fullness(later, stays)) + 1
+
+
+@UNHURRIED
+@given(problems())
+def test_nothing_moves_where_the_target_is_met(problem: Problem) -> None:
+    installed = solve(problem)
+    for target in (installed.imbalance + 0.0001, 1000.0):
+        again = solve(problem, INCREMENTAL, installed.placement, target=target)
+        assert again.moves == 0
+        assert again.imbalance <= installed.imbalance + 0.001
+
+
+@UNHURRIED
+@given(problems(most=10**6, uneven=False), st.randoms(use_true_random=False))
+def test_a_plan_does_not_depend_on_how_experts_are_numbered(
+    problem: Problem, random: object
+) -> None:
+    sizes = {Fraction(n, c) for n in problem.load for c in range(1, problem.ranks + 1)}
+    assume(len(sizes) == len(problem.load) * problem.ranks and 0 not in problem.load)
+    order = list(range(len(problem.load)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    renamed = replace(problem, load=tuple(problem.load[e] for e in order))
+    here, there = solve(problem), solve(renamed)
+    assert sorted(fullness(problem, here)) == sorted(fullness(renamed, there))
+    assert here.placement == tuple(order[e] for e in there.placement)
+
+
+@UNHURRIED
+@given(problems(uneven=False))
+def test_a_plan_connects_the_ranks_where_there_are_copies_to_spare(problem: Problem) -> None:
+    assume(problem.slots - len(problem.load) >= problem.ranks - 1 and problem.survive == 0)
+    assume(min(problem.load) > 0)
+    component = list(range(problem.ranks))
+    for expert in range(len(problem.load)):
+        homes = [r for r, held in enumerate(experts_of(problem, solve(problem).placement))
+                 if expert in held]  # fmt: skip
+        merged = {component[r] for r in homes}
+        component = [min(merged) if c in merged else c for c in component]
+    assert set(component) == {component[0]}
+
+
+def test_threads_change_nothing() -> None:
+    load: NDArray[np.int64] = np.random.default_rng(5).integers(0, 10_000, (40, 64))
+    capacity = np.full(8, SHARE_ONE, dtype=np.int32)
+    aims = np.array([1311, 6554, 32768, 1, SHARE_ONE, LEVEL], dtype=np.int32)
+    allowance = np.full(40, MOST, dtype=np.int64)
+    plans = [
+        _native.plan(load, load, 80, capacity, 1, 0, None, CONNECTED, aims, allowance, threads)
+        for threads in (1, 3, 64)
+    ]
+    for other in plans[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(plans[0], other, strict=True))
