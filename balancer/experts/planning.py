@@ -3,8 +3,30 @@
     from equipoise.balancer.experts import plan
     plan(load, slots=288, ranks=32, installed=running.placement)
 
-The algorithms are in csrc/connected.h, csrc/incremental.h and csrc/level.h, and on the page
-docs/design/planning.md; integers throughout, so that every machine gets the same plan.
+Every layer is planned by itself. The algorithms are in csrc/connected.h, csrc/incremental.h and
+csrc/level.h, and on the page docs/design/planning.md; integers throughout, so that every machine
+gets the same plan. What `plan` takes:
+
+- `load`: rows by expert, integers, none negative: (layers, experts), or (windows, layers, experts),
+  which are summed. With `active_experts`, recorded routing: the rows of each batch, (batches,
+  layers, experts).
+- `slots`, of a layer, a multiple of `ranks`. Ranks can be connected from `ranks` - 1 slots more
+  than experts on.
+- `nodes`, of as many ranks each: rank r is on node r // (ranks // nodes).
+- `installed`: (layers, slots), the expert in each slot now. Without it `incremental` plans as
+  `connected`.
+- `policy`: greedy, connected or incremental.
+- `target`: max/mean - 1 of the ranks that `incremental` is content with.
+- `slack`: how far below the mean, as part of it, `incremental` keeps the experts of a rank that
+  have one copy, where it has to move anything: so that shares have room for what batches bring.
+- `max_copies` that may move, over all layers; likewise `byte_budget`, with `expert_bytes` each.
+- `node_cost`: what `incremental` takes a copy from another node to cost, in copies within one.
+- `survive`: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two nodes.
+- `sigma`: standard deviations of the windows above the mean that copies are counted and packed by.
+- `capacities` of the ranks, in any unit; None for equal ones.
+- `objective`: tokens or active_experts.
+- `threads`, over layers; they change nothing but the time.
+- `split`: level, or even for engines that know no shares.
 """
 
 from collections.abc import Sequence
@@ -93,14 +115,21 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Task:
-    """What the native core is told, but for the number of copies."""
+class _Group:
+    """Who takes part."""
 
-    demand: Demand
     shape: Shape
     capacity: npt.NDArray[np.int32]
     nodes: int
     survive: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What the native core is told, but for the number of copies."""
+
+    demand: Demand
+    group: _Group
     installed: Placement | None
     policy: Policy
     aims: npt.NDArray[np.int32]
@@ -111,10 +140,10 @@ class _Task:
         placement, shares, moves, uneven = _native.plan(
             self.demand.load,
             self.demand.score,
-            self.shape.slots,
-            self.capacity,
-            self.nodes,
-            self.survive,
+            self.group.shape.slots,
+            self.group.capacity,
+            self.group.nodes,
+            self.group.survive,
             self.installed,
             tuple(Policy).index(policy),
             self.aims,
@@ -125,7 +154,7 @@ class _Task:
             placement=placement,
             shares=shares,
             moves=int(moves.sum()),
-            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.shape.layers,
+            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.group.shape.layers,
             layer_moves=moves,
             layer_imbalance=uneven / SHARE_ONE,
             digest=digest(placement, shares),
@@ -133,7 +162,7 @@ class _Task:
 
     def within(self, budget: int | None) -> Plan:
         """The plan that moves at most so many copies."""
-        most = np.full(self.shape.layers, MOST, dtype=np.int64)
+        most = np.full(self.group.shape.layers, MOST, dtype=np.int64)
         wanted = self.run(self.policy, most)
         if budget is None or self.installed is None or wanted.moves <= budget:
             return wanted
@@ -181,50 +210,21 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
     threads: int = 1,
     split: str = "level",
 ) -> Plan:
-    """Plan every layer by itself.
+    """Plan every layer by itself; the module says what each argument is.
 
-    Args:
-        load: rows by expert, integers, none negative: (layers, experts), or (windows, layers,
-            experts), which are summed. With `active_experts`, recorded routing: the rows of each
-            batch, (batches, layers, experts).
-        slots: of a layer; a multiple of `ranks`. Connected needs slots - experts >= ranks - 1.
-        ranks: how many.
-        nodes: of as many ranks each; rank r is on node r // (ranks // nodes).
-        installed: (layers, slots), the expert in each slot now. Without it `incremental` plans as
-            `connected`.
-        policy: greedy, connected or incremental.
-        target: max/mean - 1 of the ranks that `incremental` is content with.
-        slack: how far `incremental` keeps a rank's experts with one copy below the mean, so that
-            shares have room for what batches bring.
-        max_copies: that may move, over all layers.
-        byte_budget: bytes that may move, over all layers; with `expert_bytes`.
-        expert_bytes: of one expert's weights.
-        node_cost: what `incremental` takes a copy from another node to cost, in copies within one.
-        survive: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two.
-        sigma: standard deviations over the windows that copies are counted and packed above the
-            mean by.
-        capacities: of the ranks, in any unit; None for equal ones.
-        objective: tokens or active_experts.
-        threads: over layers; they change nothing but the time.
-        split: level, or even for engines that know no shares.
-
-    Raises:
-        PlacementError: the numbers cannot fit together.
+    Raises `PlacementError` when the numbers cannot fit together.
     """
-    demand = demand_of(load, sigma, _one_of(Objective, "objective", objective) is Objective.TOKENS)
+    tokens = _one_of(Objective, "objective", objective) is Objective.TOKENS
+    demand = demand_of(load, sigma, tokens)
     layers, experts = demand.load.shape
-    shape = Shape(layers=layers, experts=experts, slots=slots, ranks=ranks)
-    _check_group(shape, nodes, survive, threads)
+    shape = Shape(layers, experts, slots, ranks)
     task = _Task(
-        demand=demand,
-        shape=shape,
-        capacity=_capacity(capacities, ranks),
-        nodes=nodes,
-        survive=survive,
-        installed=_installed(installed, shape),
-        policy=_one_of(Policy, "policy", policy),
-        aims=_aims(target, slack, node_cost, _one_of(Split, "split", split)),
-        threads=threads,
+        demand,
+        _group(shape, nodes, survive, capacities),
+        _installed(installed, shape),
+        _one_of(Policy, "policy", policy),
+        _aims(target, slack, node_cost, _one_of(Split, "split", split)),
+        _positive("threads", threads),
     )
     return task.within(_budget(max_copies, byte_budget, expert_bytes))
 
@@ -246,9 +246,9 @@ def _budget(copies: int | None, size: int | None, expert: int | None) -> int | N
     for name, value in (("max_copies", copies), ("byte_budget", size)):
         if value is not None and value < 0:
             raise PlacementError(f"{name} must not be negative, got {value}")
-    if expert is not None and expert < 1:
-        raise PlacementError(f"expert_bytes must be positive, got {expert}")
-    affordable = [] if size is None or expert is None else [size // expert]
+    affordable = (
+        [] if size is None or expert is None else [size // _positive("expert_bytes", expert)]
+    )
     return min([*affordable, *([] if copies is None else [copies])], default=None)
 
 
@@ -260,7 +260,13 @@ def _one_of(kind: type[Choice], name: str, value: str) -> Choice:
         raise PlacementError(f"{name} must be one of {known}, got {value!r}") from None
 
 
-def _check_group(shape: Shape, nodes: int, survive: int, threads: int) -> None:
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise PlacementError(f"{name} must be positive, got {value}")
+    return value
+
+
+def _group(shape: Shape, nodes: int, survive: int, capacities: Sequence[float] | None) -> _Group:
     if nodes < 1 or shape.ranks % nodes:
         raise PlacementError(f"{shape.ranks} ranks do not divide among {nodes} nodes")
     if survive not in (0, 1, 2):
@@ -273,8 +279,7 @@ def _check_group(shape: Shape, nodes: int, survive: int, threads: int) -> None:
         raise PlacementError(
             f"survive={survive} needs more than {shape.ranks} ranks, {nodes} nodes"
         )
-    if threads < 1:
-        raise PlacementError(f"threads must be positive, got {threads}")
+    return _Group(shape, _capacity(capacities, shape.ranks), nodes, survive)
 
 
 def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.int32]:
