@@ -41,6 +41,9 @@ void Board::place(Ids placement) {
 
 void Board::index() {
     sort_slots(placement(), {start_.data(), start_.size()}, {slots_.data(), slots_.size()});
+    plural_.clear();
+    for (std::int32_t e = 0; e < shape_.experts; ++e)
+        if (start_[e + 1] - start_[e] > 1) plural_.push_back(e);
     std::fill(joined_.begin(), joined_.end(), 0);
     for (std::int32_t s = 0; s < shape_.slots; ++s) {
         const std::int32_t expert = placement_[s], rank = owner_[s];

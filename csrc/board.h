@@ -43,6 +43,8 @@ class Board {
         const std::int32_t first = start_[expert];
         return {slots_.data() + first, static_cast<std::size_t>(start_[expert + 1] - first)};
     }
+    // The experts with several copies, ascending.
+    Ids plural() const { return {plural_.data(), plural_.size()}; }
     // The slots of a rank whose experts have other copies.
     Ids joints(std::int32_t rank) const {
         return {joints_.data() + rank * shape_.per_rank(), joined_[rank]};
@@ -77,7 +79,7 @@ class Board {
     Ids capacity_;
     std::int64_t whole_ = 0, total_ = 0;
     bool uniform_ = true;
-    std::vector<std::int32_t> owner_, placement_, start_, slots_, joints_;
+    std::vector<std::int32_t> owner_, placement_, start_, slots_, joints_, plural_;
     std::vector<std::size_t> joined_;  // by rank, how many of its joints_ count
     std::vector<std::int64_t> load_, flow_, full_;
 };

@@ -5,14 +5,12 @@
 namespace equipoise {
 namespace {
 
-// Levelled so finely while it is not over, and at the end; see Leveller::level.
-constexpr std::int64_t kCoarse = 1 << 12, kFine = 1 << 20;
 // A copy that drips to another expert is wanted by a tenth more.
 constexpr std::int32_t kDrip = kShareOne / 10;
 // It ends after so many steps in a row that lower nothing: several sets of ranks may be as high.
-constexpr std::int32_t kPatience = 12;
-// The same once only the slack is missed.
-constexpr std::int32_t kLenience = 2;
+constexpr std::int32_t kPatience = 8;
+// So many steps of a call are for the slack.
+constexpr std::int32_t kSlack = 1;
 
 std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
     return static_cast<std::int64_t>(static_cast<__int128>(mean) * parts / kShareOne);
@@ -42,9 +40,9 @@ void Improver::run(Counts score, std::int64_t copies) {
     }
     for (std::int32_t i = 0; missed && i < aims_.drip && left_ > 0 && trade(kDrip); ++i) {
     }
-    if (missed || traded_) relieve(missed);
+    if (missed || traded_) relieve(missed ? kSlack : 0);
     if (missed_by_ > best_) board_.place({kept_.data(), kept_.size()});
-    if (aims_.split == Split::kLevel) leveller_.level(kFine);
+    if (aims_.split == Split::kLevel) leveller_.level();
 }
 
 bool Improver::trade(std::int32_t hysteresis) {
@@ -71,10 +69,10 @@ bool Improver::take(std::int32_t slot, std::int32_t expert) {
 }
 
 // Until the target is met, and the slack, nothing helps or no copies are left.
-void Improver::relieve(bool slack) {
+void Improver::relieve(std::int32_t slack) {
     std::int64_t least = measure();
     if (traded_ && least <= best_) keep(least);
-    for (std::int32_t idle = 0; least > 0 && (stuck_ || slack) && idle < (stuck_ ? kPatience : kLenience) && step();) {
+    for (std::int32_t idle = 0; least > 0 && idle < kPatience && (stuck_ || slack-- > 0) && step();) {
         const std::int64_t now = measure();
         idle = now < least ? 0 : idle + 1;
         least = std::min(least, now);
@@ -90,30 +88,37 @@ void Improver::keep(std::int64_t missed_by) {
 
 // How far the aims are missed; 0 when they are met. Leaves the flows level.
 std::int64_t Improver::measure() {
-    const std::int64_t height = lower();
-    std::fill(single_.begin(), single_.end(), 0);
-    for (std::int32_t e = 0; e < rules_.shape.experts; ++e) {
-        const Ids copies = board_.copies(e);
-        if (copies.size == 1) single_[board_.rank_of(copies[0])] += board_.load_of(e);
-    }
-    const std::int64_t room = mean_ - part_of(mean_, aims_.slack);
-    std::int64_t worst = height - mean_ - part_of(mean_, aims_.target);
-    stuck_ = worst > 0;
+    const std::int64_t over = lower() - mean_ - part_of(mean_, aims_.target);
+    stuck_ = over > 0;
     // Any that misses the target is worse than any that misses the slack.
-    if (stuck_) return missed_by_ = worst + mean_;
+    return missed_by_ = stuck_ ? over + mean_ : bound();
+}
+
+// How far the slack is missed, by the rank that misses it most.
+std::int64_t Improver::bound() {
+    add_singles();
+    const std::int64_t room = mean_ - part_of(mean_, aims_.slack);
+    std::int64_t worst = 0;
     for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
         const std::int64_t bound = single_[r] - board_.share(room, r);
-        if (bound <= worst || bound <= 0) continue;
+        if (bound <= worst) continue;
         worst = bound;
         rank_ = r;
     }
-    return missed_by_ = std::max<std::int64_t>(worst, 0);
+    return worst;
+}
+
+void Improver::add_singles() {
+    for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
+        single_[r] = board_.full(r);
+        for (std::int32_t slot : board_.joints(r)) single_[r] -= board_.flow(slot);
+    }
 }
 
 // Levels what can be; the peak, and the ranks that it cannot be lowered for.
 std::int64_t Improver::lower() {
     if (aims_.split == Split::kLevel) {
-        const std::int64_t height = leveller_.level(kCoarse);
+        const std::int64_t height = leveller_.level(mean_ + part_of(mean_, aims_.target));
         binding_ = leveller_.binding();
         return height;
     }
@@ -136,9 +141,11 @@ bool Improver::step() {
         hot < 0 || copies(hot) >= rules_.copies().high || left_ < 1
             ? -1
             : market_.give_up_for(hot, heat - 1, open_);
-    const Field field{inside_, open_, single_, excess_, mean_};
-    const Swap swap = left_ < 2 ? Swap{} : swaps_.best(field);
     const std::int64_t gain = slot < 0 ? 0 : std::min(excess_, lowered(hot));
+    // No swap brings more than the excess, and each is two copies.
+    if (2 * gain >= excess_ && gain > 0) return take(slot, hot);
+    add_singles();
+    const Swap swap = left_ < 2 ? Swap{} : swaps_.best({inside_, open_, single_, excess_, mean_});
     if (gain > 0 && 2 * gain >= swap.gain) return take(slot, hot);
     if (swap.gain <= 0) return false;
     board_.swap(swap.from, swap.to);

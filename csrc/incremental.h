@@ -31,9 +31,11 @@ class Improver {
  private:
     bool trade(std::int32_t hysteresis);
     bool take(std::int32_t slot, std::int32_t expert);
-    void relieve(bool slack);
+    void relieve(std::int32_t slack);
     void keep(std::int64_t missed_by);
     std::int64_t measure();
+    std::int64_t bound();
+    void add_singles();
     std::int64_t lower();
     bool step();
     std::int64_t lowered(std::int32_t expert) const;

@@ -13,8 +13,7 @@ Leveller::Leveller(Board& board)
     queue_.reserve(board.shape().ranks);
 }
 
-std::int64_t Leveller::level(std::int64_t tolerance) {
-    std::int64_t height = board_.mean() + board_.mean() / tolerance;
+std::int64_t Leveller::level(std::int64_t height) {
     binding_.clear();
     drain(height);
     std::iota(order_.begin(), order_.end(), 0);

@@ -13,8 +13,6 @@
 namespace equipoise {
 namespace {
 
-constexpr std::int64_t kFine = 1 << 20;
-
 class Worker {
  public:
     Worker(const Request& request, const Answer& answer)
@@ -35,7 +33,7 @@ class Worker {
         } else {
             replan(layer, before);
             board_.reset(load, {fresh_.data(), fresh_.size()});
-            if (request_.aims.split == Split::kLevel) leveller_.level(kFine);
+            if (request_.aims.split == Split::kLevel) leveller_.level();
         }
         write(layer, before);
     }

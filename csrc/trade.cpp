@@ -42,7 +42,7 @@ std::int32_t Market::hottest() const {
 std::int32_t Market::give_up_for(std::int32_t expert, std::int64_t most,
                                  const std::vector<std::int8_t>& open) {
     offers_.clear();
-    for (std::int32_t e = 0; e < rules_.shape.experts; ++e)
+    for (std::int32_t e : board_.plural())
         if (price_[e] <= most && e != expert) offer(e, expert, open);
     const std::size_t looked = std::min(kLooked, offers_.size());
     std::partial_sort(offers_.begin(), offers_.begin() + looked, offers_.end());
@@ -93,17 +93,15 @@ std::int64_t Market::cost(std::int32_t expert, std::int32_t rank) const {
 // Into how many components the ranks would fall if the slot held the expert.
 std::int32_t Market::components(std::int32_t slot, std::int32_t expert) {
     joined_.clear();
-    for (std::int32_t e = 0; e < rules_.shape.experts; ++e) {
-        const Ids copies = board_.copies(e);
-        std::int32_t first = e == expert ? board_.rank_of(slot) : -1;
-        if (copies.size < 2 && first < 0) continue;
-        for (std::int32_t copy : copies) {
+    for (std::int32_t copy : board_.copies(expert))
+        joined_.join(board_.rank_of(slot), board_.rank_of(copy));
+    for (std::int32_t e : board_.plural()) {
+        std::int32_t first = -1;
+        for (std::int32_t copy : board_.copies(e)) {
             if (copy == slot) continue;
             const std::int32_t rank = board_.rank_of(copy);
-            if (first < 0)
-                first = rank;
-            else
-                joined_.join(first, rank);
+            if (first >= 0) joined_.join(first, rank);
+            first = rank;
         }
     }
     return joined_.count();

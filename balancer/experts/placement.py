@@ -58,12 +58,15 @@ def check(placement: Placement, shape: Shape) -> None:
             f"a placement is int32 {(shape.layers, shape.slots)}, "
             f"got {placement.dtype} {placement.shape}"
         )
-    for layer, row in enumerate(placement):
-        if row.min() < 0 or row.max() >= shape.experts:
-            raise PlacementError(f"layer {layer} names an expert outside [0, {shape.experts})")
-        homeless = np.setdiff1d(np.arange(shape.experts), row)
-        if homeless.size:
-            raise PlacementError(f"layer {layer} has no slot for expert(s) {homeless.tolist()}")
+    if placement.min() < 0 or placement.max() >= shape.experts:
+        layer = int(((placement < 0) | (placement >= shape.experts)).any(axis=1).argmax())
+        raise PlacementError(f"layer {layer} names an expert outside [0, {shape.experts})")
+    held = np.zeros((shape.layers, shape.experts), dtype=np.bool_)
+    np.put_along_axis(held, placement.astype(np.int64), True, axis=1)
+    if not held.all():
+        layer = int((~held).any(axis=1).argmax())
+        homeless = np.flatnonzero(~held[layer]).tolist()
+        raise PlacementError(f"layer {layer} has no slot for expert(s) {homeless}")
 
 
 def digest(placement: Placement, shares: Shares) -> str:

@@ -32,6 +32,7 @@ gets the same plan. What `plan` takes:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -84,7 +85,7 @@ class Split(StrEnum):
     """All copies alike: for engines that know no shares."""
 
 
-HYSTERESIS = 1.0
+HYSTERESIS = 1.2
 """A copy changes hands when the one expert's load per copy is so much above the other's."""
 DRIP = 0
 """Copies a layer and call that change hands for less."""
@@ -102,7 +103,6 @@ class Plan:
         predicted_imbalance: max/mean - 1 of the ranks under the load planned on, mean over layers.
         layer_moves: int64 (layers,), the same by layer.
         layer_imbalance: float64 (layers,), the same by layer.
-        digest: of placement and shares; equal on two machines exactly when the plans are.
     """
 
     placement: Placement
@@ -111,7 +111,11 @@ class Plan:
     predicted_imbalance: float
     layer_moves: npt.NDArray[np.int64]
     layer_imbalance: npt.NDArray[np.float64]
-    digest: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Of placement and shares; equal on two machines exactly when the plans are."""
+        return digest(self.placement, self.shares)
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,6 @@ class _Task:
             predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.group.shape.layers,
             layer_moves=moves,
             layer_imbalance=uneven / SHARE_ONE,
-            digest=digest(placement, shares),
         )
 
     def within(self, budget: int | None) -> Plan:
@@ -185,7 +188,6 @@ class _Task:
             predicted_imbalance=float(uneven.mean()),
             layer_moves=moves,
             layer_imbalance=uneven,
-            digest=digest(placement, shares),
         )
 
 
