@@ -9,6 +9,9 @@ namespace {
 constexpr std::int32_t kDrip = kShareOne / 10;
 // It ends after so many steps in a row that lower nothing: several sets of ranks may be as high.
 constexpr std::int32_t kPatience = 8;
+// Where the target is missed the aim is three quarters of it, so that the next window does not miss it
+// at once.
+constexpr std::int32_t kAim = 3, kOf = 4;
 // So many steps of a call are for the slack.
 constexpr std::int32_t kSlack = 1;
 
@@ -34,7 +37,9 @@ void Improver::run(Counts score, std::int64_t copies) {
     traded_ = false;
     if (mean_ == 0) return;
     market_.reset(score);
+    target_ = aims_.target;
     const bool missed = measure() > 0 && stuck_;
+    if (missed) target_ = static_cast<std::int32_t>(std::int64_t{target_} * kAim / kOf);
     keep(missed ? missed_by_ : 0);
     while (left_ > 0 && trade(aims_.hysteresis)) {
     }
@@ -88,7 +93,7 @@ void Improver::keep(std::int64_t missed_by) {
 
 // How far the aims are missed; 0 when they are met. Leaves the flows level.
 std::int64_t Improver::measure() {
-    const std::int64_t over = lower() - mean_ - part_of(mean_, aims_.target);
+    const std::int64_t over = lower() - mean_ - part_of(mean_, target_);
     stuck_ = over > 0;
     // Any that misses the target is worse than any that misses the slack.
     return missed_by_ = stuck_ ? over + mean_ : bound();
@@ -118,7 +123,7 @@ void Improver::add_singles() {
 // Levels what can be; the peak, and the ranks that it cannot be lowered for.
 std::int64_t Improver::lower() {
     if (aims_.split == Split::kLevel) {
-        const std::int64_t height = leveller_.level(mean_ + part_of(mean_, aims_.target));
+        const std::int64_t height = leveller_.level(mean_ + part_of(mean_, target_));
         binding_ = leveller_.binding();
         return height;
     }

@@ -50,7 +50,7 @@ class Improver {
     Market market_;
     Swaps swaps_;
     std::int64_t left_ = 0, mean_ = 0, excess_ = 0, missed_by_ = 0, best_ = 0;
-    std::int32_t rank_ = 0;
+    std::int32_t rank_ = 0, target_ = 0;
     bool stuck_ = false, traded_ = false;
     std::vector<std::int64_t> single_;
     std::vector<std::int8_t> open_;
