@@ -1,26 +1,29 @@
 #include "level.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace equipoise {
+namespace {
+
+// So few ranks are emptied one by one.
+constexpr std::size_t kFew = 2;
+
+}  // namespace
 
 Leveller::Leveller(Board& board)
     : board_(board),
-      order_(board.shape().ranks),
       seen_(board.shape().ranks),
       from_(board.shape().ranks) {
+    order_.reserve(board.shape().ranks);
     queue_.reserve(board.shape().ranks);
 }
 
 std::int64_t Leveller::level(std::int64_t height) {
     binding_.clear();
-    drain(height);
-    std::iota(order_.begin(), order_.end(), 0);
-    // The fullest first: what they cannot get rid of spares the others a search.
-    std::sort(order_.begin(), order_.end(), [&](auto a, auto b) {
-        return board_.full(a) != board_.full(b) ? board_.full(a) > board_.full(b) : a < b;
-    });
+    if (overfull(height) > kFew) {
+        drain(height);
+        overfull(height);
+    }
     for (std::int32_t rank : order_)
         while (board_.full(rank) > board_.share(height, rank)) {
             const Ids stuck = pour_from(rank, height);
@@ -34,6 +37,18 @@ std::int64_t Leveller::level(std::int64_t height) {
             binding_.assign(stuck.begin(), stuck.end());
         }
     return height;
+}
+
+// Puts the ranks that are fuller than that in order; how many there are.
+std::size_t Leveller::overfull(std::int64_t height) {
+    order_.clear();
+    for (std::int32_t rank = 0; rank < board_.shape().ranks; ++rank)
+        if (board_.full(rank) > board_.share(height, rank)) order_.push_back(rank);
+    // The fullest first: what they cannot get rid of spares the others a search.
+    std::sort(order_.begin(), order_.end(), [&](auto a, auto b) {
+        return board_.full(a) != board_.full(b) ? board_.full(a) > board_.full(b) : a < b;
+    });
+    return order_.size();
 }
 
 // The last found first: what a rank has too much or too little of goes to the one it was found from.

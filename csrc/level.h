@@ -32,6 +32,7 @@ class Leveller {
     Ids pour_from(std::int32_t rank, std::int64_t height);
 
  private:
+    std::size_t overfull(std::int64_t height);
     void drain(std::int64_t height);
     void grow(std::int32_t rank);
     bool search(std::int32_t rank, std::int64_t height);

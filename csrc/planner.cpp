@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <queue>
 #include <utility>
 #include <vector>
+
+#include "copies.h"
 
 namespace equipoise {
 namespace {
@@ -23,33 +24,13 @@ int compare(const Item& a, const Item& b) {
     return (left > right) - (left < right);
 }
 
-struct ServedLater {
-    bool operator()(const Item& a, const Item& b) const {
-        const int order = compare(a, b);
-        return order != 0 ? order < 0 : a.expert < b.expert;
-    }
-};
-
-std::vector<Item> one_copy_each(Counts load) {
+std::vector<Item> counted(Counts load, std::size_t slots) {
+    const std::vector<std::int32_t> copies =
+        count_copies(load, slots, {1, static_cast<std::int32_t>(slots)});
     std::vector<Item> items(load.size);
-    for (std::size_t e = 0; e < load.size; ++e) items[e] = {load[e], 1, static_cast<int>(e)};
+    for (std::size_t e = 0; e < load.size; ++e)
+        items[e] = {load[e], copies[e], static_cast<std::int32_t>(e)};
     return items;
-}
-
-void replicate_evenly(std::vector<Item>& items, std::size_t slots) {
-    for (std::size_t e = 0; e < items.size(); ++e)
-        items[e].copies = static_cast<std::int64_t>(slots / items.size()) +
-                          (e < slots % items.size() ? 1 : 0);
-}
-
-void replicate_heaviest(std::vector<Item>& items, std::size_t slots) {
-    std::priority_queue<Item, std::vector<Item>, ServedLater> heap(ServedLater{}, items);
-    for (std::size_t spare = slots - items.size(); spare > 0; --spare) {
-        Item item = heap.top();
-        heap.pop();
-        items[item.expert].copies = ++item.copies;
-        heap.push(item);
-    }
 }
 
 void place(const std::vector<Item>& sorted, std::int64_t ranks, Span<std::int32_t> placement) {
@@ -72,12 +53,7 @@ void place(const std::vector<Item>& sorted, std::int64_t ranks, Span<std::int32_
 }  // namespace
 
 void plan_greedy(Counts load, std::int64_t ranks, Span<std::int32_t> placement) {
-    std::vector<Item> items = one_copy_each(load);
-    const bool idle = std::all_of(load.begin(), load.end(), [](auto n) { return n == 0; });
-    if (idle)
-        replicate_evenly(items, placement.size);
-    else
-        replicate_heaviest(items, placement.size);
+    std::vector<Item> items = counted(load, placement.size);
     std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
         const int order = compare(a, b);
         return order != 0 ? order > 0 : a.expert < b.expert;
