@@ -1,6 +1,7 @@
 // A whole plan, whose copies connect all ranks.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "board.h"
@@ -19,8 +20,11 @@ struct Rules {
     Apart apart;         // what an expert must survive the loss of
 
     std::int32_t node_of(std::int32_t rank) const { return rank / (shape.ranks / nodes); }
-    // How many copies an expert must and may have.
-    Range copies() const { return {apart == Apart::kNothing ? 1 : 2, shape.ranks}; }
+    // How many copies an expert must and may have: one a rank, unless there are more slots than that.
+    Range copies() const {
+        const std::int32_t forced = (shape.slots + shape.experts - 1) / shape.experts;
+        return {apart == Apart::kNothing ? 1 : 2, std::max(shape.ranks, forced)};
+    }
 };
 
 // Ranks are joined by the experts that they both hold: load flows along these joints when shares
@@ -30,7 +34,7 @@ struct Rules {
 // - Of each of these experts the last copy goes to a rank of another component, as long as there is
 //   one: to the least full of them.
 // - Experts with one copy follow, each to the least full rank.
-// No rank gets two copies of an expert. Ties go to the lower rank. "Full" is by score, relative to
+// No rank gets two copies of an expert, where slots <= experts * ranks. Ties go to the lower rank. "Full" is by score, relative to
 // capacity. Writes the expert of each slot.
 void plan_connected(Counts score, const Rules& rules, Span<std::int32_t> placement);
 

@@ -16,6 +16,7 @@ from equipoise.balancer.experts.placement import (
     check,
     digest,
 )
+from equipoise.balancer.experts.planning import plan
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]
 
 
 def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int, staging: int) -> Proposal:
-    """Plan an epoch with the greedy policy; every rank gets the same answer from the same load.
+    """Plan an epoch incrementally; every rank gets the same answer from the same load.
 
     Args:
         load: (layers, experts), int64, summed over ranks.
@@ -82,19 +83,19 @@ def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int, stagin
     Raises:
         PlacementError: the planner returned a malformed placement.
     """
-    planned = _native.align(
-        installed.placement, _native.plan_greedy(load, shape.slots, shape.ranks), shape.ranks
-    )
-    kept = Layout(installed.placement, solve_shares(load, installed.placement, shape))
-    fresh = Layout(planned, solve_shares(load, planned, shape))
+    before = installed.placement
+    stays = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before, max_copies=0)
+    moves = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before)
+    kept = Layout(before, stays.shares)
+    fresh = Layout(moves.placement, moves.shares)
     gain = imbalance(load, kept, shape) - imbalance(load, fresh, shape)
-    changed = _affordable(gain, planned != installed.placement, shape, hysteresis, staging)
+    changed = _affordable(gain, moves.placement != before, shape, hysteresis, staging)
     layout = _mix(kept, fresh, changed)
     check(layout.placement, shape)
     return Proposal(
         layout=layout,
         changed=changed,
-        moves=itinerary(installed.placement, layout.placement, shape),
+        moves=itinerary(before, layout.placement, shape),
         predicted=imbalance(load, layout, shape),
     )
 
