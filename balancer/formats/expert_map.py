@@ -32,7 +32,8 @@ def unpack(bundle: Bundle, ranks: int | None) -> Arrangement:
         if layer in rows:
             raise bundle.error(f"layer {layer} is given twice")
         rows[layer] = _devices(entry, f"layer {layer}")
-    layers = tuple(sorted(rows))
+    # vllm-ascend goes by the place in the list: that and the number have to mean the same.
+    layers = tuple(rows)
     shape = rows[layers[0]].shape if layers else (0, 0)
     for layer in layers:
         if rows[layer].shape != shape:

@@ -2,7 +2,8 @@
 
 Field names, shapes and the padding with -1 are those of vLLM's EPLB state:
 `physical_to_logical_map` (layers, slots), `logical_to_physical_map` (layers, experts, most copies),
-`logical_replica_count` (layers, experts). SGLang reads the first of them from JSON too.
+`logical_replica_count` (layers, experts). SGLang starts from a JSON with the first of them and no
+other key (`--init-expert-location`), whose rows are all layers of the model, dense ones too.
 `eplb_table` is what `npu_moe_update_expert` takes, int32 (experts, columns): the number of copies,
 then their slots; here with an axis of layers in front. Neither engine writes files of them, so the
 files are our own: JSON, npz or safetensors with these fields, and `ranks` and `layers` beside them.
@@ -45,6 +46,14 @@ def pack_maps(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
     count, back = _tables(arrangement, _width(arrangement))
     maps = {FORWARD: arrangement.placement.astype(np.int64), BACK: back, COUNT: count}
     return {**maps, **_beside(arrangement)}
+
+
+def pack_forward(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
+    """`physical_to_logical_map` alone; layers that are not arranged hold slot modulo experts."""
+    trivial = np.arange(arrangement.slots, dtype=np.int64) % arrangement.experts
+    rows = np.tile(trivial, (arrangement.layers[-1] + 1, 1))
+    rows[list(arrangement.layers)] = arrangement.placement
+    return {FORWARD: rows}
 
 
 def unpack_table(bundle: Bundle, ranks: int) -> Arrangement:
