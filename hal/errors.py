@@ -165,7 +165,9 @@ class FormatError(EquipoiseError):
     """
 
     def __init__(self, path: str, what: str) -> None:
-        super().__init__(f"{path}: {what}".replace("\n", " "))
+        # Names and values are from outside: a terminal gets no line breaks and no controls of them.
+        line = "".join(c if c.isprintable() else "?" for c in f"{path}: {what}")
+        super().__init__(line)
         self.path = path
         self.what = what
 

@@ -1,6 +1,6 @@
 """An arrangement: which expert sits in which slot of which rank, and what part each copy takes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,17 +26,11 @@ class Arrangement:
     shares: Shares
     ranks: int
     layers: tuple[int, ...] = ()
-    origin: str = field(default="", compare=False)
+    origin: str = ""
 
     def __post_init__(self) -> None:
-        shape = self.placement.shape
-        if len(shape) != 2 or 0 in shape:
-            raise PlacementError(f"a placement is (layers, slots), none of them 0, not {shape}")
-        if not self.layers:
-            object.__setattr__(self, "layers", tuple(range(shape[0])))
-        check_layers(self.layers, shape[0])
-        _check_experts(self.placement, self.layers)
-        Shape(shape[0], self.experts, shape[1], self.ranks)
+        object.__setattr__(self, "layers", _check_placement(self.placement, self.layers))
+        Shape(len(self.layers), self.experts, self.slots, self.ranks)
         _check_shares(self)
 
     @classmethod
@@ -44,11 +38,7 @@ class Arrangement:
         cls, placement: Placement, ranks: int, layers: tuple[int, ...] = (), origin: str = ""
     ) -> "Arrangement":
         """One whose copies of an expert take the same part each."""
-        if placement.ndim != 2 or 0 in placement.shape:
-            raise PlacementError(
-                f"a placement is (layers, slots), none of them 0, not {placement.shape}"
-            )
-        _check_experts(placement, layers or tuple(range(placement.shape[0])))
+        layers = _check_placement(placement, layers)
         shares = even_shares(placement, int(placement.max()) + 1)
         return cls(placement, shares, ranks, layers, origin)
 
@@ -80,6 +70,18 @@ class Arrangement:
             and np.array_equal(self.shares, other.shares)
             and (self.ranks, self.layers) == (other.ranks, other.layers)
         )
+
+
+def _check_placement(placement: Placement, layers: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of its layers, given or not."""
+    if placement.ndim != 2 or 0 in placement.shape:
+        raise PlacementError(
+            f"a placement is (layers, slots), none of them 0, not {placement.shape}"
+        )
+    layers = layers or tuple(range(placement.shape[0]))
+    check_layers(layers, placement.shape[0])
+    _check_experts(placement, layers)
+    return layers
 
 
 def _check_experts(placement: Placement, layers: tuple[int, ...]) -> None:

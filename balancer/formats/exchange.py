@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +36,8 @@ def read_statistics(path: Named) -> Statistics:
     """
     bundle = _open(Path(path))
     form = _recognised(bundle, STATISTICS, "statistics")
-    return _checked(bundle, lambda: form.read(bundle))
+    found = _checked(bundle, lambda: form.read(bundle))
+    return replace(found, origin=f"{form.name}: {path}")
 
 
 def read_placement(path: Named, *, ranks: int | None = None) -> Arrangement:
@@ -46,7 +48,8 @@ def read_placement(path: Named, *, ranks: int | None = None) -> Arrangement:
     """
     bundle = _open(Path(path))
     form = _recognised(bundle, PLACEMENTS, "a placement")
-    return _checked(bundle, lambda: form.read(bundle, ranks))
+    found = _checked(bundle, lambda: form.read(bundle, ranks))
+    return replace(found, origin=f"{form.name}: {path}")
 
 
 def write_statistics(path: Named, statistics: Statistics, format: str | None = None) -> str | None:

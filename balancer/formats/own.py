@@ -8,6 +8,7 @@ import numpy.typing as npt
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.bundle import ARRAY, Bundle
 from equipoise.balancer.formats.document import encode_json
+from equipoise.balancer.formats.numbers import short
 from equipoise.balancer.formats.statistics import AXES, RANK_AXES, Statistics
 
 FORMAT = "format"
@@ -22,7 +23,7 @@ GRID = "layer", "slot"
 def unpack_placement(bundle: Bundle, ranks: int) -> Arrangement:
     """The arrangement. Raises `FormatError`, also where a digest is not that of the rest."""
     if bundle.fields.get(FORMAT) != NAME:
-        raise bundle.error(f"{FORMAT} is {bundle.fields.get(FORMAT)!r:.40}, not {NAME!r}")
+        raise bundle.error(f"{FORMAT} is {short(bundle.fields.get(FORMAT))}, not {NAME!r}")
     if bundle.whole("version") != VERSION:
         raise bundle.error(f"is of version {bundle.whole('version')}, not {VERSION}")
     found = Arrangement(
@@ -34,7 +35,7 @@ def unpack_placement(bundle: Bundle, ranks: int) -> Arrangement:
             raise bundle.error(f"says {bundle.whole(name)} {name}, and has {size}")
     for name, digest in (("digest", found.digest), ("seal", seal(found))):
         if bundle.fields.get(name) != digest:
-            said = str(bundle.fields.get(name))[:40]
+            said = short(bundle.fields.get(name))
             raise bundle.error(f"{name} is {said}, and of what is in it {digest}")
     return found
 

@@ -1,6 +1,6 @@
 """Statistics: how many rows every expert of every layer took, window by window."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class Statistics:
     by_rank: Counts | None = None
     iterations: int | None = None
     top_k: int | None = None
-    origin: str = field(default="", compare=False)
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if self.counts.ndim != len(AXES) or 0 in self.counts.shape:

@@ -1,8 +1,10 @@
 """Counts as CSV: columns layer, expert, count and, where there are several, window."""
 
 import csv
+from collections import Counter
 from collections.abc import Mapping
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -87,15 +89,15 @@ def _refuse_holes(path: Path, table: dict[str, list[int]], expected: int) -> Non
     keys = list(zip(table["window"], table["layer"], table["expert"], strict=True))
     found = set(keys)
     if len(found) != len(keys):
-        window, layer, expert = next(k for at, k in enumerate(keys) if k in keys[:at])
+        window, layer, expert = next(key for key, times in Counter(keys).items() if times > 1)
         what = f"layer {layer}, expert {expert} of window {window} is given twice"
         raise FormatError(str(path), what)
     if len(found) == expected:
         return
-    experts = range(max(table["expert"]) + 1)
-    for window in sorted(set(table["window"])):
-        for layer in sorted(set(table["layer"])):
-            for expert in experts:
-                if (window, layer, expert) not in found:
-                    what = f"layer {layer} of window {window} has no count of expert {expert}"
-                    raise FormatError(str(path), what)
+    axes = (sorted(set(table["window"])), sorted(set(table["layer"])))
+    for window, layer in product(*axes):
+        # However far the numbers of experts reach, one is missing after as many as there are rows.
+        for expert in range(max(table["expert"]) + 1):
+            if (window, layer, expert) not in found:
+                what = f"layer {layer} of window {window} has no count of expert {expert}"
+                raise FormatError(str(path), what)
