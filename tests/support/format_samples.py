@@ -1,14 +1,17 @@
 """Statistics and arrangements that hypothesis draws, small ones, and files of every format."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.registry import PLACEMENTS, STATISTICS
 from equipoise.balancer.formats.statistics import Statistics
+from equipoise.hal.errors import FormatError
 
 LARGEST = 2**46 - 1
 STATISTICS_FILES = [(form.name, suffix) for form in STATISTICS for suffix in form.writes]
@@ -92,3 +95,12 @@ def file_of_arrangement(folder: Path, name: str, suffix: str) -> Path:
     path = folder / f"placement{suffix}"
     formats.write_placement(path, small_arrangement(), name)
     return path
+
+
+def fails(path: Path, data: bytes | str, read: Callable[[Path], object]) -> str:
+    """Write, read, and what the error says after the name of the file."""
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    return caught.value.what
