@@ -96,6 +96,12 @@ def test_bad_arrays(array: np.ndarray[Any, Any], words: str, tmp_path: Path) -> 
     assert words in fails(tmp_path / "a.npy", npy.encode_npy(array), formats.read_statistics)
 
 
+def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
+    data = npy.encode_npy(np.zeros((1, 4), dtype=np.int64)).replace(b"'<i8'", b"'|O' ")
+    what = fails(tmp_path / "a.npy", data, formats.read_statistics)
+    assert what == "array holds object, not numbers"
+
+
 def test_an_array_that_says_it_is_vast_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     data = npy.encode_npy(np.zeros((1, 4), dtype=np.int64))
     vast = data.replace(b"(1, 4), }          ", b"(99999999, 4000), }")
