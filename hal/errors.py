@@ -24,6 +24,7 @@ EquipoiseError
 │   ├── OrderMismatch         checked mode: ranks issued different operations; none was started
 │   └── RankLost              a rank was killed, stopped or left; names rank and operation
 ├── Violation                 the conformance suite saw a backend break a clause
+├── FormatError               a file of statistics or of a placement cannot be read, or written
 └── EngineError
     ├── PlacementError        a placement, share table or load is malformed
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
@@ -153,6 +154,22 @@ class Violation(EquipoiseError):
     def __init__(self, clause: str, what: str) -> None:
         super().__init__(f"{clause}: {what}")
         self.clause = clause
+
+
+class FormatError(EquipoiseError):
+    """A file of statistics or of a placement cannot be read, or written.
+
+    Attributes:
+        path: the file, or the folder, as it was named.
+        what: what is wrong with it, in one line; names layer and value where there are any.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        # Names and values are from outside: a terminal gets no line breaks and no controls of them.
+        line = "".join(c if c.isprintable() else "?" for c in f"{path}: {what}")
+        super().__init__(line)
+        self.path = path
+        self.what = what
 
 
 class EngineError(EquipoiseError):

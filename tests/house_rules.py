@@ -24,6 +24,8 @@ VENDORS = frozenset(
     {"nvidia", "cuda", "cudnn", "nccl", "cupti", "triton", "rocm", "hip", "amdgpu", "xpu", "oneccl"}
     | {"ascend", "npu", "hccl", "cann", "mindie", "vllm", "sglang", "tensorrt", "deepep"}
 )
+PUBLISHED = ("balancer/compat/", "balancer/formats/")
+"""Where other systems' formats and signatures are spoken, and so their names."""
 # Put together from parts, so that this file does not violate its own rule.
 STRANGE_WORDS = re.compile(
     "|".join(
@@ -128,6 +130,8 @@ def vendor_names(root: Path) -> list[str]:
     """
     found = []
     for path in python_files(root, "hal", "balancer", "pipeline", "src"):
+        if _name(root, path).startswith(PUBLISHED):
+            continue
         for line, text in _spoken(path):
             words = set(re.findall(r"[a-z]+", re.sub(r"([A-Z][a-z])", r" \1", text).lower()))
             found += [_at(root, path, line, f"names {word}") for word in sorted(words & VENDORS)]

@@ -59,6 +59,7 @@ HARMLESS: tuple[tuple[str, str], ...] = (
         '"""Learnt from vLLM #1."""\n\nfrom equipoise.hal import errors\n\n'
         "# NCCL hangs here, issue 783.\nx = errors\n",
     ),
+    ("balancer/formats/a.py", '"""A."""\n\nname = "vllm"\n'),
     ("tests/test_a.py", "def tell():\n    assert 1\n\n\ndef test_a():\n    tell()\n"),
     (
         "tests/test_b.py",

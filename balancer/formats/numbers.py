@@ -1,0 +1,136 @@
+"""Whole numbers out of what files hold: nested lists, and arrays of any numeric type."""
+
+from collections.abc import Sequence
+from reprlib import Repr
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.hal.errors import PlacementError
+
+LAYERS_MOST = 1 << 16
+"""Numbers of layers are below this."""
+WORD = 1 << 63
+_SHORT = Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 40
+
+
+def short(value: object) -> str:
+    """A value in an error, however long it is."""
+    return _SHORT.repr(value)
+
+
+def place(axes: Sequence[str], index: Sequence[int], layers: Sequence[int] = ()) -> str:
+    """Where in an array: `layer 3, expert 5`. `layers` numbers what axis `layer` counts."""
+    names = []
+    for axis, at in zip(axes, index, strict=False):
+        number = layers[at] if axis == "layer" and layers else at
+        names.append(f"{axis} {number}")
+    return ", ".join(names)
+
+
+def integers(name: str, value: object, axes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """An array, or nested lists, with these axes, as int64.
+
+    Raises `PlacementError` that names place and value: not so deep, ragged, not numbers,
+    fractional, not finite, beyond 64 bits.
+    """
+    if isinstance(value, np.ndarray):
+        return _from_array(name, value, axes)
+    return _Lists(name, axes).array(value)
+
+
+def narrow(name: str, numbers: npt.NDArray[np.int64], axes: Sequence[str]) -> npt.NDArray[np.int32]:
+    """The same in 32 bits. Raises `PlacementError` for what does not fit."""
+    wrong = np.argwhere(numbers != numbers.astype(np.int32))
+    if wrong.size:
+        where = tuple(wrong[0].tolist())
+        raise PlacementError(f"{name}: {place(axes, where)}: {numbers[where]} is out of range")
+    return numbers.astype(np.int32)
+
+
+def whole(name: str, value: object) -> int:
+    """One number. Raises `PlacementError`."""
+    if isinstance(value, np.ndarray):
+        value = value.item() if value.size == 1 else value
+    return _number(value, f"{name} is")
+
+
+def _number(value: object, subject: str) -> int:
+    if type(value) is float and value.is_integer() and abs(value) < WORD:
+        return int(value)
+    if type(value) is not int:
+        raise PlacementError(f"{subject} {short(value)}, not a whole number")
+    if not -WORD <= value < WORD:
+        raise PlacementError(f"{subject} {short(value)}, beyond 64 bits")
+    return value
+
+
+def _from_array(
+    name: str, array: npt.NDArray[np.generic], axes: Sequence[str]
+) -> npt.NDArray[np.int64]:
+    if array.ndim != len(axes):
+        raise PlacementError(f"{name} is of shape {array.shape}, expected axes {', '.join(axes)}")
+    if array.dtype.kind not in "iuf":
+        raise PlacementError(f"{name} holds {array.dtype}, not numbers")
+    wrong = np.argwhere(~_fits(array))
+    if wrong.size:
+        where = tuple(wrong[0].tolist())
+        _number(array[where].item(), f"{name}: {place(axes, where)} is")
+    return array.astype(np.int64)
+
+
+def _fits(array: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which are whole and within 64 bits; -2^63 and 2^63 are exact as floats."""
+    if array.dtype.kind == "i":
+        return np.ones(array.shape, dtype=np.bool_)
+    if array.dtype.kind == "u":
+        return array.astype(np.uint64) < np.uint64(WORD)
+    with np.errstate(invalid="ignore"):
+        rough = array.astype(np.float64)
+        fits: npt.NDArray[np.bool_] = (abs(rough) < float(WORD)) & (np.floor(rough) == rough)
+    return fits
+
+
+class _Lists:
+    """Walks nested lists once, and knows how long they are on each axis."""
+
+    def __init__(self, name: str, axes: Sequence[str]) -> None:
+        self._name = name
+        self._axes = axes
+        self._lengths: list[int | None] = [None] * len(axes)
+        self._flat: list[int] = []
+
+    def array(self, value: object) -> npt.NDArray[np.int64]:
+        """As int64."""
+        self._walk(value, ())
+        shape = [length or 0 for length in self._lengths]
+        return np.array(self._flat, dtype=np.int64).reshape(shape)
+
+    def _walk(self, value: object, index: tuple[int, ...]) -> None:
+        if not isinstance(value, list):
+            raise PlacementError(f"{self._where(index)} is {short(value)}, not a list")
+        expected = self._lengths[len(index)]
+        if expected is None:
+            self._lengths[len(index)] = len(value)
+        elif expected != len(value):
+            raise PlacementError(
+                f"{self._where(index)} has {len(value)} entries, expected {expected}"
+            )
+        if len(index) + 1 == len(self._axes):
+            self._numbers(value, index)
+            return
+        for at, inner in enumerate(value):
+            self._walk(inner, (*index, at))
+
+    def _numbers(self, row: list[object], index: tuple[int, ...]) -> None:
+        # Most files hold nothing but good numbers: a place is put into words only where not.
+        for at, value in enumerate(row):
+            if type(value) is int and -WORD <= value < WORD:
+                self._flat.append(value)
+            else:
+                self._flat.append(_number(value, f"{self._where((*index, at))} is"))
+
+    def _where(self, index: tuple[int, ...]) -> str:
+        return ": ".join(filter(None, (self._name, place(self._axes, index))))

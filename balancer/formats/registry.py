@@ -1,0 +1,243 @@
+"""Every format that is known, and how a file of it is recognised."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.formats import (
+    distribution,
+    expert_map,
+    load_balancer,
+    maps,
+    own,
+    statistics_folder,
+    table,
+)
+from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.bundle import ARRAY, Bundle, encode_fields
+from equipoise.balancer.formats.files import write_bytes
+from equipoise.balancer.formats.npy import encode_npy
+from equipoise.balancer.formats.statistics import Statistics
+
+
+class Cargo(StrEnum):
+    """What a file can carry beside counts, or beside which expert is in which slot."""
+
+    SHARES = "shares"
+    RANKS = "the number of ranks"
+    LAYERS = "the numbers of layers"
+    WINDOWS = "windows"
+    BY_RANK = "counts by rank"
+    ITERATIONS = "the numbers of iterations"
+    TOP_K = "experts per token"
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+        name: what `format=` takes.
+        about: who writes it.
+        mark: the field by which a file is recognised; none for a folder.
+        reads: suffixes that it is read from.
+        writes: suffixes that it is written to, first the one it is best known by.
+        carries: what is kept; all else is lost.
+    """
+
+    name: str
+    about: str
+    mark: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    carries: frozenset[Cargo]
+
+
+@dataclass(frozen=True)
+class StatisticsFormat(Format):
+    """One of statistics: how a bundle is read, and a path written."""
+
+    read: Callable[[Bundle], Statistics]
+    write: Callable[[Path, Statistics], None]
+
+
+@dataclass(frozen=True)
+class PlacementFormat(Format):
+    """One of placements. `read` is told how many ranks there are, where anybody knows."""
+
+    read: Callable[[Bundle, int | None], Arrangement]
+    write: Callable[[Path, Arrangement], None]
+
+
+TREES = ".json", ".npz", ".safetensors"
+"""Suffixes of files that hold several fields."""
+TORCH = ".pt", ".pth"
+FOLDER = ""
+"""The suffix of a folder."""
+COUNTED = frozenset({Cargo.WINDOWS, Cargo.LAYERS})
+ALL_COUNTED = COUNTED | {Cargo.BY_RANK, Cargo.ITERATIONS, Cargo.TOP_K}
+LAID_OUT = frozenset({Cargo.RANKS, Cargo.LAYERS})
+
+
+def _told(
+    read: Callable[[Bundle, int], Arrangement],
+) -> Callable[[Bundle, int | None], Arrangement]:
+    """For files that say how many ranks there are in a field, or not at all."""
+
+    def told(bundle: Bundle, ranks: int | None) -> Arrangement:
+        said = [bundle.whole(name) for name in ("ranks", "ep_size") if name in bundle.fields]
+        if not said and ranks is None:
+            raise bundle.error("does not say how many ranks there are: it has to be said beside it")
+        if said and ranks not in (None, said[0]):
+            raise bundle.error(f"is for {said[0]} ranks, not {ranks}")
+        return read(bundle, said[0] if said else int(ranks or 0))
+
+    return told
+
+
+def _fields(
+    pack: Callable[[Arrangement], dict[str, npt.NDArray[np.generic]]],
+) -> Callable[[Path, Arrangement], None]:
+    """Named arrays, as the suffix says."""
+    return lambda path, value: write_bytes(path, encode_fields(path.suffix.lower(), pack(value)))
+
+
+STATISTICS = (
+    StatisticsFormat(
+        "tensorrt-llm",
+        "TensorRT-LLM, by EXPERT_STATISTIC_PATH",
+        statistics_folder.META,
+        (FOLDER,),
+        (FOLDER,),
+        ALL_COUNTED,
+        lambda bundle: statistics_folder.read(bundle.path),
+        statistics_folder.write,
+    ),
+    StatisticsFormat(
+        "sglang",
+        "SGLang's expert distribution recorder",
+        distribution.COUNT,
+        (*TREES, *TORCH),
+        (".json",),
+        COUNTED,
+        distribution.unpack,
+        lambda path, value: write_bytes(path, encode_fields(".json", distribution.pack(value))),
+    ),
+    StatisticsFormat(
+        "sglang-records",
+        "SGLang's recorder in the modes per_pass and per_token",
+        distribution.RECORDS,
+        TORCH,
+        (),
+        frozenset(),
+        distribution.refuse_records,
+        lambda path, value: None,
+    ),
+    StatisticsFormat(
+        "npz",
+        "Equipoise",
+        own.COUNT,
+        TREES,
+        (".npz",),
+        ALL_COUNTED,
+        own.unpack_statistics,
+        lambda path, value: write_bytes(path, encode_fields(".npz", own.pack_statistics(value))),
+    ),
+    StatisticsFormat(
+        "npy",
+        "anyone, by numpy.save",
+        ARRAY,
+        (".npy",),
+        (".npy",),
+        frozenset({Cargo.WINDOWS}),
+        own.unpack_array,
+        lambda path, value: write_bytes(path, encode_npy(value.counts)),
+    ),
+    StatisticsFormat(
+        "csv",
+        "anyone",
+        table.COUNT,
+        (".csv",),
+        (".csv",),
+        COUNTED | {Cargo.ITERATIONS},
+        lambda bundle: table.unpack(bundle.path, bundle.fields),
+        lambda path, value: write_bytes(path, table.encode_csv(value)),
+    ),
+)
+PLACEMENTS = (
+    PlacementFormat(
+        "equipoise",
+        "Equipoise",
+        own.FORMAT,
+        (".json",),
+        (".json",),
+        LAID_OUT | {Cargo.SHARES},
+        _told(own.unpack_placement),
+        lambda path, value: write_bytes(path, own.pack_placement(value)),
+    ),
+    PlacementFormat(
+        "tensorrt-llm",
+        "TensorRT-LLM's tools, moe_load_balancer.yaml",
+        load_balancer.ASSIGNMENTS,
+        (".yaml", ".yml"),
+        (".yaml", ".yml"),
+        frozenset({Cargo.LAYERS}),
+        _told(load_balancer.unpack),
+        lambda path, value: write_bytes(path, load_balancer.pack(value)),
+    ),
+    PlacementFormat(
+        "vllm",
+        "Equipoise, with the maps of vLLM's EPLB state",
+        maps.FORWARD,
+        (*TREES, *TORCH),
+        (".npz", ".safetensors", ".json"),
+        LAID_OUT,
+        _told(maps.unpack_maps),
+        _fields(maps.pack_maps),
+    ),
+    PlacementFormat(
+        "sglang",
+        "SGLang's --init-expert-location",
+        maps.FORWARD,
+        (*TREES, *TORCH),
+        (".json",),
+        frozenset({Cargo.LAYERS}),
+        _told(maps.unpack_maps),
+        _fields(maps.pack_forward),
+    ),
+    PlacementFormat(
+        "vllm-ascend",
+        "vllm-ascend, expert_map_path and expert_map_record_path",
+        expert_map.LAYERS,
+        (".json",),
+        (".json",),
+        LAID_OUT,
+        expert_map.unpack,
+        lambda path, value: write_bytes(path, expert_map.pack(value)),
+    ),
+    PlacementFormat(
+        "eplb-table",
+        "Equipoise, with the table of Ascend's npu_moe_update_expert",
+        maps.EPLB_TABLE,
+        (*TREES, *TORCH),
+        (".npz", ".safetensors", ".json"),
+        LAID_OUT,
+        _told(maps.unpack_table),
+        _fields(maps.pack_table),
+    ),
+    PlacementFormat(
+        "npy",
+        "anyone, by numpy.save",
+        ARRAY,
+        (".npy",),
+        (".npy",),
+        frozenset(),
+        _told(maps.unpack_array),
+        lambda path, value: write_bytes(path, encode_npy(value.placement)),
+    ),
+)
+"""The first that is written to a suffix is what the suffix alone means."""

@@ -1,0 +1,107 @@
+"""Statistics: how many rows every expert of every layer took, window by window."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.experts.demand import MOST
+from equipoise.balancer.formats.numbers import LAYERS_MOST, place
+from equipoise.hal.errors import PlacementError
+
+Counts = npt.NDArray[np.int64]
+"""(windows, layers, experts): rows, one per (token, k)."""
+AXES = "window", "layer", "expert"
+RANK_AXES = "rank", *AXES
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What a run recorded. Raises `PlacementError` that names layer and value.
+
+    Attributes:
+        counts: int64 (windows, layers, experts), none negative.
+        layers: the model's number of each layer, ascending; 0, 1, ... where none are given.
+        by_rank: int64 (ranks, windows, layers, experts), whose sum over ranks is `counts`; the
+            rank is the one that the rows came from. None where only the sum is known.
+        iterations: number of the first window, where windows are iterations; None where not.
+        top_k: experts of a token; None where unknown.
+        origin: where they are from, for people.
+    """
+
+    counts: Counts
+    layers: tuple[int, ...] = ()
+    by_rank: Counts | None = None
+    iterations: int | None = None
+    top_k: int | None = None
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        if self.counts.ndim != len(AXES) or 0 in self.counts.shape:
+            raise PlacementError(
+                f"counts are (windows, layers, experts), none of them 0, not {self.counts.shape}"
+            )
+        if not self.layers:
+            object.__setattr__(self, "layers", tuple(range(self.counts.shape[1])))
+        check_layers(self.layers, self.counts.shape[1])
+        _check_counts(self.counts, AXES, self.layers)
+        if self.iterations is not None and not 0 <= self.iterations <= MOST:
+            raise PlacementError(f"iterations begin at {self.iterations}")
+        if self.top_k is not None and not 1 <= self.top_k <= self.experts:
+            raise PlacementError(f"{self.top_k} experts per token, of {self.experts} experts")
+        if self.by_rank is not None:
+            self._check_ranks(self.by_rank)
+
+    @property
+    def windows(self) -> int:
+        """How many windows."""
+        return int(self.counts.shape[0])
+
+    @property
+    def experts(self) -> int:
+        """How many experts a layer has."""
+        return int(self.counts.shape[2])
+
+    def same(self, other: "Statistics") -> bool:
+        """Whether all but the origin is equal."""
+        return (
+            np.array_equal(self.counts, other.counts)
+            and (self.layers, self.iterations, self.top_k)
+            == (other.layers, other.iterations, other.top_k)
+            and (self.by_rank is None) == (other.by_rank is None)
+            and (self.by_rank is None or np.array_equal(self.by_rank, np.asarray(other.by_rank)))
+        )
+
+    def _check_ranks(self, by_rank: Counts) -> None:
+        if by_rank.ndim != len(RANK_AXES) or by_rank.shape[1:] != self.counts.shape:
+            raise PlacementError(
+                f"counts by rank are {by_rank.shape}, expected (ranks, *{self.counts.shape})"
+            )
+        _check_counts(by_rank, RANK_AXES, self.layers)
+        wrong = np.argwhere(by_rank.sum(axis=0) != self.counts)
+        if wrong.size:
+            where = tuple(wrong[0].tolist())
+            raise PlacementError(
+                f"{place(AXES, where, self.layers)}: count {self.counts[where]} is not the sum "
+                f"of the ranks' counts, {by_rank.sum(axis=0)[where]}"
+            )
+
+
+def check_layers(layers: tuple[int, ...], expected: int) -> None:
+    """Raise `PlacementError` unless these are so many numbers of layers, ascending."""
+    if len(layers) != expected:
+        raise PlacementError(f"{len(layers)} numbers of layers for {expected} layers")
+    for before, layer in zip((-1, *layers), layers, strict=False):
+        if layer <= before or layer >= LAYERS_MOST:
+            raise PlacementError(
+                f"layer {layer} comes after layer {before}: they ascend, below {LAYERS_MOST}"
+            )
+
+
+def _check_counts(counts: Counts, axes: tuple[str, ...], layers: tuple[int, ...]) -> None:
+    if counts.dtype != np.int64:
+        raise PlacementError(f"counts are int64, not {counts.dtype}")
+    for wrong, why in ((counts < 0, "negative"), (counts > MOST, f"more than {MOST}")):
+        if wrong.any():
+            where = tuple(np.argwhere(wrong)[0].tolist())
+            raise PlacementError(f"{place(axes, where, layers)}: count {counts[where]} is {why}")

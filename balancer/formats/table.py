@@ -1,0 +1,103 @@
+"""Counts as CSV: columns layer, expert, count and, where there are several, window."""
+
+import csv
+from collections import Counter
+from collections.abc import Mapping
+from io import StringIO
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from equipoise.balancer.formats.files import read_text
+from equipoise.balancer.formats.numbers import short, whole
+from equipoise.balancer.formats.statistics import Statistics
+from equipoise.hal.errors import FormatError, PlacementError
+
+COUNT = "count"
+COLUMNS = "window", "layer", "expert", COUNT
+LONGEST = 20
+"""Digits of a number, and more."""
+
+
+def decode_csv(path: Path, data: bytes) -> dict[str, object]:
+    """Columns by name, each a list of integers. Raises `FormatError` that names the line."""
+    reader = csv.reader(StringIO(read_text(path, data), newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        if sorted(header) not in (sorted(COLUMNS), sorted(COLUMNS[1:])):
+            raise FormatError(str(path), f"begins with {short(header)}, not layer,expert,count")
+        columns: dict[str, list[int]] = {name: [] for name in header}
+        for row in filter(None, reader):
+            if len(row) != len(header):
+                raise FormatError(
+                    str(path), f"line {reader.line_num} has {len(row)} columns of {len(header)}"
+                )
+            for name, value in zip(header, row, strict=True):
+                columns[name].append(_number(path, reader.line_num, name, value))
+    except csv.Error as error:
+        raise FormatError(str(path), f"line {reader.line_num} is not CSV: {error}") from None
+    return {**columns}
+
+
+def unpack(path: Path, fields: Mapping[str, object]) -> Statistics:
+    """Rows in any order; every expert of every layer and window has one. Raises `FormatError`."""
+    columns = {name: column for name, column in fields.items() if isinstance(column, list)}
+    rows = len(columns[COUNT])
+    table: dict[str, list[int]] = {"window": [0] * rows, **columns}
+    windows, layers = (sorted(set(table[axis])) for axis in ("window", "layer"))
+    experts = max(table["expert"], default=-1) + 1
+    expected = len(windows) * len(layers) * experts
+    if not rows:
+        raise FormatError(str(path), "has no counts")
+    if min(map(min, (table[axis] for axis in COLUMNS[:3]))) < 0:
+        raise FormatError(str(path), "numbers a window, layer or expert below 0")
+    if windows[-1] != windows[0] + len(windows) - 1:
+        raise FormatError(str(path), f"has no rows of some window after {windows[0]}")
+    _refuse_holes(path, table, expected)
+    order = np.lexsort([table["expert"], table["layer"], table["window"]])
+    counts = np.array(table[COUNT], dtype=np.int64)[order]
+    return Statistics(
+        counts.reshape(len(windows), len(layers), experts),
+        tuple(layers),
+        iterations=windows[0] if "window" in columns else None,
+    )
+
+
+def encode_csv(statistics: Statistics) -> bytes:
+    """The bytes of a .csv file; the window is left out where there is one that has no number."""
+    first = statistics.iterations
+    numbered = statistics.windows > 1 or first is not None
+    lines = [",".join(COLUMNS if numbered else COLUMNS[1:])]
+    for window, layers in enumerate(statistics.counts.tolist(), first or 0):
+        for layer, counts in zip(statistics.layers, layers, strict=True):
+            lead = f"{window},{layer}" if numbered else str(layer)
+            lines += [f"{lead},{expert},{count}" for expert, count in enumerate(counts)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _number(path: Path, line: int, name: str, value: str) -> int:
+    try:
+        number = float(value) if set(value) & set(".eEnN") else int(value[:LONGEST])
+        return whole(name, number)
+    except (ValueError, PlacementError):
+        what = f"line {line}: {name} is {short(value)}, not a whole number"
+        raise FormatError(str(path), what) from None
+
+
+def _refuse_holes(path: Path, table: dict[str, list[int]], expected: int) -> None:
+    keys = list(zip(table["window"], table["layer"], table["expert"], strict=True))
+    found = set(keys)
+    if len(found) != len(keys):
+        window, layer, expert = next(key for key, times in Counter(keys).items() if times > 1)
+        what = f"layer {layer}, expert {expert} of window {window} is given twice"
+        raise FormatError(str(path), what)
+    if len(found) == expected:
+        return
+    axes = (sorted(set(table["window"])), sorted(set(table["layer"])))
+    for window, layer in product(*axes):
+        # However far the numbers of experts reach, one is missing after as many as there are rows.
+        for expert in range(max(table["expert"]) + 1):
+            if (window, layer, expert) not in found:
+                what = f"layer {layer} of window {window} has no count of expert {expert}"
+                raise FormatError(str(path), what)
