@@ -1,0 +1,153 @@
+"""Which placement an engine gets, that knows no shares: an even split of every expert.
+
+`best`, from what is installed where the caller says what that is, moves what the target needs.
+Without it, for each layer, the most level of a few plans, none with two copies of an expert on a
+rank. `connected` is for engines that solve shares on each batch: see
+`equipoise.balancer.experts.planning`. `greedy` is the rule that DeepSeek's EPLB and TensorRT-LLM
+publish, ties to the larger expert id, and may put two copies on a rank. Where there are more slots
+than every expert on every rank needs, copies have to share ranks, and all three are `greedy`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise import _native
+from equipoise.balancer.compat.counts import Counts
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
+from equipoise.balancer.experts.planning import plan
+from equipoise.hal.errors import PlacementError
+
+TARGET = 0.02
+"""max/mean - 1 of the ranks that a plan which moves copies is content with."""
+
+
+class Rule(StrEnum):
+    """How to plan."""
+
+    BEST = "best"
+    """As level as an even split gets; from what is installed, with few moves."""
+    CONNECTED = "connected"
+    """Copies that connect all ranks, for engines that solve shares on each batch."""
+    GREEDY = "greedy"
+    """The published rule."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a plan is wanted for.
+
+    Attributes:
+        slots: of a layer.
+        ranks: of as many slots each.
+        nodes: of as many ranks each; only what moves between them costs more.
+        rule: name of a `Rule`.
+        target: max/mean - 1 of the ranks, where something is installed.
+    """
+
+    slots: int
+    ranks: int
+    nodes: int = 1
+    rule: str = Rule.BEST
+    target: float = TARGET
+
+
+def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Placement:
+    """Placement, int32 (layers, slots), for (layers, experts) or (windows, layers, experts).
+
+    Raises `PlacementError` when the numbers cannot fit together.
+    """
+    layers, experts = load.shape[-2:]
+    shape = Shape(layers, experts, wish.slots, wish.ranks)
+    if wish.nodes < 1 or wish.ranks % wish.nodes:
+        raise PlacementError(f"{wish.ranks} ranks do not divide among {wish.nodes} nodes")
+    rule = _rule(wish.rule)
+    if rule is Rule.GREEDY or shape.slots > shape.experts * shape.ranks:
+        return _planned(load, wish, Rule.GREEDY, installed)
+    if rule is Rule.CONNECTED:
+        return _planned(load, wish, Rule.CONNECTED, installed)
+    total = load.reshape(-1, *load.shape[-2:]).sum(axis=0)
+    return _fresh(total, wish) if installed is None else _kept(total, wish, installed)
+
+
+def peaks(load: Counts, placement: Placement, ranks: int) -> Counts:
+    """(layers,): the fullest rank under an even split, in 1 / 65536 of a row, int64.
+
+    In integers, so that all ranks of an engine compute the same plan.
+    """
+    rows = _rank_rows(load, placement, ranks)
+    highest: Counts = rows.max(axis=1)
+    return highest
+
+
+def doubled(placement: Placement, ranks: int) -> npt.NDArray[np.bool_]:
+    """(layers,): whether a rank has two copies of an expert."""
+    held = np.sort(placement.reshape(placement.shape[0], ranks, -1), axis=2)
+    twice: npt.NDArray[np.bool_] = (held[..., 1:] == held[..., :-1]).any(axis=(1, 2))
+    return twice
+
+
+def _rule(name: str) -> Rule:
+    try:
+        return Rule(name)
+    except ValueError:
+        raise PlacementError(f"policy must be one of {', '.join(Rule)}, got {name!r}") from None
+
+
+def _rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
+    layers, experts = load.shape
+    key = np.arange(layers)[:, None] * experts + placement
+    copies = np.bincount(key.ravel(), minlength=layers * experts).reshape(layers, experts)
+    part = load * SHARE_ONE // np.maximum(copies, 1)
+    rows = np.take_along_axis(part, placement.astype(np.int64), axis=1)
+    found: Counts = rows.reshape(layers, ranks, -1).sum(axis=2)
+    return found
+
+
+def _planned(load: Counts, wish: Wish, policy: str, installed: Placement | None) -> Placement:
+    return plan(
+        load,
+        slots=wish.slots,
+        ranks=wish.ranks,
+        nodes=wish.nodes,
+        installed=installed,
+        policy=policy,
+        split="even",
+    ).placement
+
+
+def _fresh(load: Counts, wish: Wish) -> Placement:
+    """The most level, layer by layer."""
+    best = _planned(load, wish, Rule.CONNECTED, None)
+    for start in (best, _planned(load, wish, Rule.GREEDY, None)):
+        for other in (start, _refined(load, wish, start, 0.0)):
+            lower = peaks(load, other, wish.ranks) < peaks(load, best, wish.ranks)
+            better = lower & ~doubled(other, wish.ranks)
+            best = np.where(better[:, None], other, best)
+    return best
+
+
+def _kept(load: Counts, wish: Wish, installed: Placement) -> Placement:
+    """From what is installed; layers that had two copies of an expert on a rank begin anew."""
+    moved = _refined(load, wish, installed, wish.target)
+    wrong = doubled(moved, wish.ranks)
+    if not wrong.any():
+        return moved
+    anew = _fresh(load[wrong], wish)
+    moved[wrong] = _native.align(np.ascontiguousarray(installed[wrong]), anew, wish.ranks)
+    return moved
+
+
+def _refined(load: Counts, wish: Wish, start: Placement, target: float) -> Placement:
+    return plan(
+        load,
+        slots=wish.slots,
+        ranks=wish.ranks,
+        nodes=wish.nodes,
+        installed=start,
+        target=target,
+        slack=0.0,
+        split="even",
+    ).placement
