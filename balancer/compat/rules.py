@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from equipoise import _native
 from equipoise.balancer.compat.counts import Counts
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
+from equipoise.balancer.compat.evening import evened
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, check
 from equipoise.balancer.experts.planning import plan
 from equipoise.hal.errors import PlacementError
 
@@ -69,7 +70,10 @@ def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Place
     if rule is Rule.CONNECTED:
         return _planned(load, wish, Rule.CONNECTED, installed)
     total = load.reshape(-1, *load.shape[-2:]).sum(axis=0)
-    return _fresh(total, wish) if installed is None else _kept(total, wish, installed)
+    if installed is None:
+        return _fresh(total, wish)
+    check(installed, shape)
+    return _kept(total, wish, installed)
 
 
 def peaks(load: Counts, placement: Placement, ranks: int) -> Counts:
@@ -122,7 +126,7 @@ def _fresh(load: Counts, wish: Wish) -> Placement:
     """The most level, layer by layer."""
     best = _planned(load, wish, Rule.CONNECTED, None)
     for start in (best, _planned(load, wish, Rule.GREEDY, None)):
-        for other in (start, _refined(load, wish, start, 0.0)):
+        for other in (start, _refined(load, wish, start)):
             lower = peaks(load, other, wish.ranks) < peaks(load, best, wish.ranks)
             better = lower & ~doubled(other, wish.ranks)
             best = np.where(better[:, None], other, best)
@@ -130,24 +134,28 @@ def _fresh(load: Counts, wish: Wish) -> Placement:
 
 
 def _kept(load: Counts, wish: Wish, installed: Placement) -> Placement:
-    """From what is installed; layers that had two copies of an expert on a rank begin anew."""
-    moved = _refined(load, wish, installed, wish.target)
-    wrong = doubled(moved, wish.ranks)
-    if not wrong.any():
+    """From what is installed; anew where that ends far from what a new plan would reach."""
+    moved = evened(load, installed, wish.ranks, wish.target)
+    mean = load.sum(axis=1) * SHARE_ONE // wish.ranks
+    margin = mean // SHARE_ONE * round(wish.target * SHARE_ONE)
+    high = np.flatnonzero(peaks(load, moved, wish.ranks) > mean + margin)
+    if high.size == 0:
         return moved
-    anew = _fresh(load[wrong], wish)
-    moved[wrong] = _native.align(np.ascontiguousarray(installed[wrong]), anew, wish.ranks)
+    fresh = _native.align(np.ascontiguousarray(moved[high]), _fresh(load[high], wish), wish.ranks)
+    won = peaks(load[high], moved[high], wish.ranks) - peaks(load[high], fresh, wish.ranks)
+    worth = won > margin[high]
+    moved[high[worth]] = fresh[worth]
     return moved
 
 
-def _refined(load: Counts, wish: Wish, start: Placement, target: float) -> Placement:
+def _refined(load: Counts, wish: Wish, start: Placement) -> Placement:
     return plan(
         load,
         slots=wish.slots,
         ranks=wish.ranks,
         nodes=wish.nodes,
         installed=start,
-        target=target,
+        target=0.0,
         slack=0.0,
         split="even",
     ).placement
