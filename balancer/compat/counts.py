@@ -47,7 +47,7 @@ def whole(weight: Given, name: str = "weight") -> Counts:
         raise PlacementError(f"{name} must be numbers, got {given.dtype}")
     refuse(given, name)
     numbers = given.astype(np.float64)
-    if (numbers == np.rint(numbers)).all() and _most(numbers) <= MOST:
+    if (numbers == np.rint(numbers)).all() and _fits(numbers):
         return given.astype(np.int64)
     return _scaled(numbers)
 
@@ -71,10 +71,10 @@ def integers(given: Given, name: str) -> Counts:
     return array.astype(np.int64)
 
 
-def _most(numbers: npt.NDArray[np.float64]) -> float:
-    """The largest sum of a layer."""
-    by_layer = numbers.reshape(-1, *numbers.shape[-2:]).sum(axis=(0, 2))
-    return float(by_layer.max())
+def _fits(numbers: npt.NDArray[np.float64]) -> bool:
+    """Whether the planner takes the sums of the layers."""
+    by_layer = np.minimum(numbers, MOST + 1).reshape(-1, *numbers.shape[-2:]).sum(axis=(0, 2))
+    return bool(by_layer.max() <= MOST)
 
 
 def _scaled(numbers: npt.NDArray[np.float64]) -> Counts:

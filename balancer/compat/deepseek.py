@@ -29,7 +29,7 @@ def rebalance_experts(
         num_replicas: slots of a layer, a multiple of `num_gpus`.
         num_groups: divides the experts. Groups are not tied to nodes: that costs 0.08 to 0.7 of
             imbalance where it was measured, and only group-limited routing gains by it.
-        num_nodes: of as many ranks each; moves between them are avoided.
+        num_nodes: of as many ranks each; has to divide them, and changes nothing.
         num_gpus: ranks.
         installed: (layers, slots), what is in the slots now, so that little moves; or None.
         policy: best, connected or greedy, as `rules` says.

@@ -8,7 +8,7 @@ A layer at a time, and only where its fullest rank is above the target:
   experts, from an expert that will not be the hotter of the two by it: one move, which relieves all
   ranks that hold the expert. Or two slots trade experts, one of them on this rank: two moves. It is
   the one that lowers the sum of squares of what ranks have above the mean most, for each move. It
-  ends at the target, or where nothing lowers that sum.
+  ends at the target, or where nothing lowers that sum, with the lowest peak that it came by.
 
 First of all, in any layer, a slot whose expert is on its rank twice goes over to another expert.
 All integers, the first of equals, so every rank of an engine finds the same.
@@ -56,12 +56,17 @@ def evened(load: Ints, placement: Placement, ranks: int, target: float) -> Place
 def _evened(load: Ints, row: npt.NDArray[np.int32], ranks: int, goal: int) -> Ints:
     layer = _Layer(load, row, ranks)
     layer.part_doubles()
-    if load.any() and int(layer.heights().max()) > goal:
-        while layer.split():
-            pass
-        while layer.relieve(goal):
-            pass
-    return layer.row
+    best, least = layer.row.copy(), layer.peak()
+    if not load.any() or least <= goal:
+        return best
+    while layer.split():
+        pass
+    going = True
+    while going:
+        if layer.peak() < least:
+            best, least = layer.row.copy(), layer.peak()
+        going = least > goal and layer.relieve()
+    return best
 
 
 class _Layer:
@@ -73,7 +78,7 @@ class _Layer:
         self.ranks = ranks
         self.rank = np.arange(row.size) // (row.size // ranks)
         self.load = np.array([n * MEAN * ranks // total for n in load.tolist()], dtype=np.int64)
-        self.copies = np.bincount(self.row, minlength=load.size)
+        self.copies: Ints = np.bincount(self.row, minlength=load.size)
         self.held = np.zeros((load.size, ranks), dtype=np.int64)
         np.add.at(self.held, (self.row, self.rank), 1)
 
@@ -81,6 +86,10 @@ class _Layer:
         """(ranks,): what each takes."""
         found: Ints = (self.load // self.copies) @ self.held
         return found
+
+    def peak(self) -> int:
+        """What the fullest rank takes."""
+        return int(self.heights().max())
 
     def part_doubles(self) -> None:
         """Let slots whose expert is on their rank twice go over to the expert that gains most."""
@@ -103,12 +112,10 @@ class _Layer:
         self._give(change.slot, change.other)
         return True
 
-    def relieve(self, goal: int) -> bool:
-        """One change for the fullest rank; False where it is at the goal, or nothing helps."""
+    def relieve(self) -> bool:
+        """One change for the fullest rank; False where nothing helps."""
         heights = self.heights()
         rank = int(heights.argmax())
-        if heights[rank] <= goal:
-            return False
         spare = np.flatnonzero((self.copies[self.row] > 1) & (self.rank != rank))
         hand = self._handover(np.unique(self.row[self.rank == rank]), spare, COLDER)
         trade = self._trade(rank, heights)
@@ -127,13 +134,15 @@ class _Layer:
         if slots.size == 0:
             return _Change(NEVER, -1, -1)
         victims, homes, at = self.row[slots], self.rank[slots], np.arange(slots.size)
-        now = self.load // self.copies
-        fewer = self.load // np.maximum(self.copies - 1, 1)
-        more = self.load // (self.copies + 1)
+        now: Ints = self.load // self.copies
+        fewer: Ints = self.load // np.maximum(self.copies - 1, 1)
+        more: Ints = self.load // (self.copies + 1)
         heights = now @ self.held
         without = heights + (fewer - now)[victims, None] * self.held[victims]
         without[at, homes] -= fewer[victims]
-        after = without[None] - (now - more)[experts, None, None] * self.held[experts][:, None]
+        after: Ints = (
+            without[None] - (now - more)[experts, None, None] * self.held[experts][:, None]
+        )
         after[:, at, homes] += more[experts, None]
         gain = _excess(heights).sum() - _excess(after).sum(axis=2)
         hotter = fewer[victims][None] * colder > now[experts, None]

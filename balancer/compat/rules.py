@@ -43,7 +43,7 @@ class Wish:
     Attributes:
         slots: of a layer.
         ranks: of as many slots each.
-        nodes: of as many ranks each; only what moves between them costs more.
+        nodes: of as many ranks each; they have to divide the ranks, and change nothing.
         rule: name of a `Rule`.
         target: max/mean - 1 of the ranks, where something is installed.
     """
@@ -65,14 +65,15 @@ def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Place
     if wish.nodes < 1 or wish.ranks % wish.nodes:
         raise PlacementError(f"{wish.ranks} ranks do not divide among {wish.nodes} nodes")
     rule = _rule(wish.rule)
+    if installed is not None:
+        check(installed, shape)
+    total: Counts = load.reshape(-1, layers, experts).sum(axis=0)
     if rule is Rule.GREEDY or shape.slots > shape.experts * shape.ranks:
-        return _planned(load, wish, Rule.GREEDY, installed)
+        return _labelled(_native.plan_greedy(total, wish.slots, wish.ranks), wish, installed)
     if rule is Rule.CONNECTED:
-        return _planned(load, wish, Rule.CONNECTED, installed)
-    total = load.reshape(-1, *load.shape[-2:]).sum(axis=0)
+        return _labelled(_planned(total, wish, Rule.CONNECTED, None), wish, installed)
     if installed is None:
         return _fresh(total, wish)
-    check(installed, shape)
     return _kept(total, wish, installed)
 
 
@@ -110,23 +111,18 @@ def _rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
     return found
 
 
-def _planned(load: Counts, wish: Wish, policy: str, installed: Placement | None) -> Placement:
-    return plan(
-        load,
-        slots=wish.slots,
-        ranks=wish.ranks,
-        nodes=wish.nodes,
-        installed=installed,
-        policy=policy,
-        split="even",
-    ).placement
+def _labelled(proposed: Placement, wish: Wish, installed: Placement | None) -> Placement:
+    """With ranks and slots named so that little moves."""
+    if installed is None:
+        return proposed
+    return _native.align(np.ascontiguousarray(installed), proposed, wish.ranks)
 
 
 def _fresh(load: Counts, wish: Wish) -> Placement:
     """The most level, layer by layer."""
     best = _planned(load, wish, Rule.CONNECTED, None)
-    for start in (best, _planned(load, wish, Rule.GREEDY, None)):
-        for other in (start, _refined(load, wish, start)):
+    for start in (best, _native.plan_greedy(load, wish.slots, wish.ranks)):
+        for other in (start, _planned(load, wish, "incremental", start)):
             lower = peaks(load, other, wish.ranks) < peaks(load, best, wish.ranks)
             better = lower & ~doubled(other, wish.ranks)
             best = np.where(better[:, None], other, best)
@@ -135,26 +131,27 @@ def _fresh(load: Counts, wish: Wish) -> Placement:
 
 def _kept(load: Counts, wish: Wish, installed: Placement) -> Placement:
     """From what is installed; anew where that ends far from what a new plan would reach."""
-    moved = evened(load, installed, wish.ranks, wish.target)
+    evener = evened(load, installed, wish.ranks, wish.target)
+    moved = _labelled(evener, wish, installed)
     mean = load.sum(axis=1) * SHARE_ONE // wish.ranks
     margin = mean // SHARE_ONE * round(wish.target * SHARE_ONE)
     high = np.flatnonzero(peaks(load, moved, wish.ranks) > mean + margin)
     if high.size == 0:
         return moved
-    fresh = _native.align(np.ascontiguousarray(moved[high]), _fresh(load[high], wish), wish.ranks)
+    fresh = _labelled(_fresh(load[high], wish), wish, installed[high])
     won = peaks(load[high], moved[high], wish.ranks) - peaks(load[high], fresh, wish.ranks)
     worth = won > margin[high]
     moved[high[worth]] = fresh[worth]
     return moved
 
 
-def _refined(load: Counts, wish: Wish, start: Placement) -> Placement:
+def _planned(load: Counts, wish: Wish, policy: str, start: Placement | None) -> Placement:
     return plan(
         load,
         slots=wish.slots,
         ranks=wish.ranks,
-        nodes=wish.nodes,
         installed=start,
+        policy=policy,
         target=0.0,
         slack=0.0,
         split="even",

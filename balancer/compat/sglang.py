@@ -45,7 +45,7 @@ def rebalance_experts(
         num_physical_experts: slots of a layer.
         num_local_physical_experts: slots of a rank.
         num_groups: divides the experts, or None; groups are not tied to nodes.
-        num_nodes: of as many ranks each; moves between them are avoided.
+        num_nodes: of as many ranks each; has to divide them, and changes nothing.
         algorithm: a member of the engine's `EplbAlgorithm`, or its name; it chooses the types and
             the width of what is returned, and nothing else. `elasticity_aware` is refused: it
             would need to know which ranks are alive.

@@ -21,9 +21,17 @@ from equipoise.hal.errors import PlacementError
 class MetaInfo(Protocol):
     """What is read of the engine's `MoeLoadBalanceMetaInfo`."""
 
-    expert_count: int
-    ep_size: int
-    slot_count_per_rank: int
+    @property
+    def expert_count(self) -> int:
+        """Experts of the layer."""
+
+    @property
+    def ep_size(self) -> int:
+        """Ranks."""
+
+    @property
+    def slot_count_per_rank(self) -> int:
+        """Slots of each."""
 
 
 class CpuPlacement(Protocol):

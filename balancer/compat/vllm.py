@@ -31,7 +31,7 @@ def rebalance_experts(
         weight: (layers, experts), tokens of each expert in the window.
         num_replicas: slots of a layer, a multiple of `num_ranks`.
         num_groups: divides the experts; groups are not tied to nodes.
-        num_nodes: of as many ranks each; moves between them are avoided.
+        num_nodes: of as many ranks each; has to divide them, and changes nothing.
         num_ranks: ranks.
         old_global_expert_indices: (layers, slots), what is in the slots now. With it little moves:
             nothing where the ranks are level to 2 %. Where it lacks experts, has empty slots (-1),
