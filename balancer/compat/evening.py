@@ -30,6 +30,8 @@ LARGE = MEAN // 2
 """A copy that takes more stands in the way."""
 NEVER = int(np.iinfo(np.int64).min)
 """The gain of what is not allowed."""
+LOOKED_AT = 128
+"""Slots to hand over, those of the coldest copies."""
 ANY, COLDER, MUCH_COLDER = 0, 1, 2
 """How often the load per copy of an expert that gives up a slot goes into that of who gets it."""
 
@@ -133,6 +135,9 @@ class _Layer:
         """The best expert of these, and the slot of these that goes over to it."""
         if slots.size == 0:
             return _Change(NEVER, -1, -1)
+        if slots.size > LOOKED_AT:
+            order = np.argsort((self.load // self.copies)[self.row[slots]], kind="stable")
+            slots = slots[order[:LOOKED_AT]]
         victims, homes, at = self.row[slots], self.rank[slots], np.arange(slots.size)
         now: Ints = self.load // self.copies
         fewer: Ints = self.load // np.maximum(self.copies - 1, 1)

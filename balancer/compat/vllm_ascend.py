@@ -61,6 +61,10 @@ class EplbPolicy:
     def __init__(self, config: object = None) -> None:
         self.config = config
 
+    def set_new_ep_size(self, new_ep_size: int) -> None:
+        """Refuse: the engine calls it before its group grows or shrinks."""
+        raise PlacementError(f"a group that changes to {new_ep_size} ranks is not planned here")
+
     def rebalance_experts(
         self, current_expert_table: Given, expert_workload: Given
     ) -> tuple[int, npt.NDArray[np.int64], Table]:

@@ -90,6 +90,17 @@ def test_more_slots_than_every_expert_on_every_rank_are_planned_as_published() -
         assert (place(load, Wish(8, 2, rule=rule)) == published(load, 8, 2)).all()
 
 
+def test_many_ranks_are_levelled_from_what_is_installed() -> None:
+    rng = np.random.default_rng(3)
+    load = rng.poisson(1000 * np.exp(0.3 * rng.standard_normal((2, 260))))
+    asked = Wish(390, 130)
+    installed = place(load, asked)
+    later = rng.poisson(load * np.exp(0.2 * rng.standard_normal((2, 260))))
+    found = place(later, asked, installed)
+    assert not doubled(found, 130).any()
+    assert (peaks(later, found, 130) < peaks(later, installed, 130)).all()
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

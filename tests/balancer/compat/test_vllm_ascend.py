@@ -84,6 +84,11 @@ def test_nothing_was_counted_so_nothing_moves() -> None:
     assert (changed, priority.tolist(), new) == (0, [0], table.tolist())
 
 
+def test_a_group_that_changes_its_size_is_refused_in_one_line() -> None:
+    with pytest.raises(PlacementError, match="a group that changes to 64 ranks is not planned"):
+        EplbPolicy().set_new_ep_size(64)
+
+
 @pytest.mark.parametrize(
     ("table", "work", "said"),
     [
