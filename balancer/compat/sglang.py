@@ -1,7 +1,10 @@
 """SGLang's dispatcher of expert-location algorithms.
 
 Source of the interface: sgl-project/sglang, python/sglang/srt/eplb/eplb_algorithms/__init__.py,
-and the outputs of its deepseek.py and deepseek_vec.py.
+and the outputs of its deepseek.py and deepseek_vec.py: the expert in each slot (layers, slots); the
+slots of each expert (layers, experts, width), ascending, then -1; and how many those are (layers,
+experts). The algorithm chooses their types and the width, and nothing else. `elasticity_aware` is
+refused: it would need to know which ranks are alive.
 """
 
 from typing import TypeAlias
@@ -9,10 +12,11 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from equipoise.balancer.compat.counts import Given, integers, whole
+from equipoise.balancer.compat.counts import Counts, Given, integers, whole
 from equipoise.balancer.compat.deepseek import check_groups
 from equipoise.balancer.compat.maps import logical_maps
 from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.experts.placement import Placement
 from equipoise.hal.errors import PlacementError
 
 Tensors: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -38,7 +42,7 @@ def rebalance_experts(
     installed: Given | None = None,
     policy: str = Rule.BEST,
 ) -> Tensors:
-    """Where the copies of experts go.
+    """Where the copies of experts go: the three tensors that the module describes.
 
     Args:
         tokens_per_expert: (steps, layers, experts); the steps are summed.
@@ -46,39 +50,52 @@ def rebalance_experts(
         num_local_physical_experts: slots of a rank.
         num_groups: divides the experts, or None; groups are not tied to nodes.
         num_nodes: of as many ranks each; has to divide them, and changes nothing.
-        algorithm: a member of the engine's `EplbAlgorithm`, or its name; it chooses the types and
-            the width of what is returned, and nothing else. `elasticity_aware` is refused: it
-            would need to know which ranks are alive.
+        algorithm: a member of the engine's `EplbAlgorithm`, or its name.
         installed: (layers, slots), what is in the slots now, so that little moves; or None.
         policy: best, connected or greedy, as `rules` says.
-
-    Returns:
-        The expert in each slot (layers, slots); the slots of each expert (layers, experts, width),
-        ascending, then -1; the number of slots of each expert (layers, experts).
 
     Raises:
         PlacementError: numbers cannot fit together, one is no count, or the algorithm is unknown.
     """
+    name = _algorithm(algorithm)
+    load = _load(tokens_per_expert, num_groups)
+    ranks = _ranks(num_physical_experts, num_local_physical_experts)
+    now = None if installed is None else integers(installed, "installed").astype(np.int32)
+    placement = place(load, Wish(num_physical_experts, ranks, num_nodes, policy), now)
+    return _tensors(placement, load.shape[-1], name, _device(tokens_per_expert))
+
+
+def _algorithm(algorithm: object) -> str:
     name = str(getattr(algorithm, "name", algorithm))
     if name not in DTYPES:
         raise PlacementError(f"algorithm must be one of {', '.join(DTYPES)}, got {name!r}")
-    load = whole(tokens_per_expert, "tokens_per_expert")
+    return name
+
+
+def _load(tokens: Given, groups: int | None) -> Counts:
+    load = whole(tokens, "tokens_per_expert")
     if load.ndim != 3:
-        raise PlacementError(f"tokens_per_expert must be (steps, layers, experts), {load.shape}")
-    check_groups(load.shape[-1], num_groups)
-    if num_local_physical_experts < 1 or num_physical_experts % num_local_physical_experts:
         raise PlacementError(
-            f"{num_physical_experts} slots do not divide into ranks of {num_local_physical_experts}"
+            f"tokens_per_expert must be (steps, layers, experts), got {load.shape}"
         )
-    ranks = num_physical_experts // num_local_physical_experts
-    now = None if installed is None else integers(installed, "installed").astype(np.int32)
-    placement = place(load, Wish(num_physical_experts, ranks, num_nodes, policy), now)
-    width = num_physical_experts - load.shape[-1] + 1 if name.startswith(WIDE) else None
-    maps = logical_maps(placement, load.shape[-1], width)
-    tensors = [torch.from_numpy(array) for array in (placement, maps.slots, maps.counts)]
-    device = _device(tokens_per_expert) if name == WIDE else torch.device("cpu")
+    check_groups(load.shape[-1], groups)
+    return load
+
+
+def _ranks(slots: int, local: int) -> int:
+    if local < 1 or slots % local:
+        raise PlacementError(f"{slots} slots do not divide into ranks of {local}")
+    return slots // local
+
+
+def _tensors(placement: Placement, experts: int, name: str, device: torch.device) -> Tensors:
+    width = placement.shape[1] - experts + 1 if name.startswith(WIDE) else None
+    maps = logical_maps(placement, experts, width)
+    arrays = (placement, maps.slots, maps.counts)
+    target = device if name == WIDE else torch.device("cpu")
     first, second, third = (
-        tensor.to(device, dtype) for tensor, dtype in zip(tensors, DTYPES[name], strict=True)
+        torch.from_numpy(array).to(target, dtype)
+        for array, dtype in zip(arrays, DTYPES[name], strict=True)
     )
     return first, second, third
 
