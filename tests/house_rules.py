@@ -20,11 +20,12 @@ LONGEST_FUNCTION = 40
 LONGEST_FILE = 400
 LONGEST_SLEEP = 1.0
 PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"})
+# Here published signatures are kept, so their owners have to be named.
 VENDORS = frozenset(
     {"nvidia", "cuda", "cudnn", "nccl", "cupti", "triton", "rocm", "hip", "amdgpu", "xpu", "oneccl"}
     | {"ascend", "npu", "hccl", "cann", "mindie", "vllm", "sglang", "tensorrt", "deepep"}
 )
-PUBLISHED = ("balancer/compat/", "balancer/formats/")
+PUBLISHED = ("balancer/compat/", "balancer/formats/", "src/equipoise/compat/")
 """Where other systems' formats and signatures are spoken, and so their names."""
 # Put together from parts, so that this file does not violate its own rule.
 STRANGE_WORDS = re.compile(

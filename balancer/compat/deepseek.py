@@ -1,0 +1,57 @@
+"""DeepSeek's EPLB: `rebalance_experts` with the signature and the outputs of its eplb.py.
+
+Source of the interface: deepseek-ai/EPLB, eplb.py, `rebalance_experts`.
+"""
+
+import numpy as np
+import torch
+
+from equipoise.balancer.compat.counts import Given, integers, whole
+from equipoise.balancer.compat.maps import logical_maps
+from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.hal.errors import PlacementError
+
+
+def rebalance_experts(
+    weight: Given,
+    num_replicas: int,
+    num_groups: int,
+    num_nodes: int,
+    num_gpus: int,
+    *,
+    installed: Given | None = None,
+    policy: str = Rule.BEST,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where the copies of experts go.
+
+    Args:
+        weight: (layers, experts), tokens of each expert; `counts` says how floats are taken.
+        num_replicas: slots of a layer, a multiple of `num_gpus`.
+        num_groups: divides the experts. Groups are not tied to nodes: that costs 0.08 to 0.7 of
+            imbalance where it was measured, and only group-limited routing gains by it.
+        num_nodes: of as many ranks each; has to divide them, and changes nothing.
+        num_gpus: ranks.
+        installed: (layers, slots), what is in the slots now, so that little moves; or None.
+        policy: best, connected or greedy, as `rules` says.
+
+    Returns:
+        phy2log (layers, slots), the expert in each slot; log2phy (layers, experts, most copies),
+        the slots of each expert, ascending, then -1; logcnt (layers, experts). All int64, on the
+        CPU.
+
+    Raises:
+        PlacementError: numbers cannot fit together, or one is no count.
+    """
+    load = whole(weight)
+    check_groups(load.shape[-1], num_groups)
+    now = None if installed is None else integers(installed, "installed").astype(np.int32)
+    placement = place(load, Wish(num_replicas, num_gpus, num_nodes, policy), now)
+    maps = logical_maps(placement, load.shape[-1])
+    phy2log = torch.from_numpy(placement.astype(np.int64))
+    return phy2log, torch.from_numpy(maps.slots), torch.from_numpy(maps.counts)
+
+
+def check_groups(experts: int, groups: int | None) -> None:
+    """Raise `PlacementError` for groups that do not divide the experts, as the original does."""
+    if groups is not None and (groups < 1 or experts % groups):
+        raise PlacementError(f"{experts} experts do not divide into {groups} groups")

@@ -1,0 +1,104 @@
+"""SGLang's dispatcher of expert-location algorithms.
+
+Source of the interface: sgl-project/sglang, python/sglang/srt/eplb/eplb_algorithms/__init__.py,
+and the outputs of its deepseek.py and deepseek_vec.py: the expert in each slot (layers, slots); the
+slots of each expert (layers, experts, width), ascending, then -1; and how many those are (layers,
+experts). The algorithm chooses their types and the width, and nothing else. `elasticity_aware` is
+refused: it would need to know which ranks are alive.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from equipoise.balancer.compat.counts import Counts, Given, integers, whole
+from equipoise.balancer.compat.deepseek import check_groups
+from equipoise.balancer.compat.maps import logical_maps
+from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.experts.placement import Placement
+from equipoise.hal.errors import PlacementError
+
+Tensors: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+DTYPES = {
+    "deepseek": (torch.int64, torch.int64, torch.int64),
+    "deepseek_hierarchical": (torch.int64, torch.int64, torch.int64),
+    "deepseek_vec": (torch.int32, torch.int32, torch.int32),
+    "deepseek_vec_hierarchical": (torch.int64, torch.int32, torch.int32),
+}
+"""By algorithm: of the three tensors that it returns."""
+WIDE = "deepseek_vec"
+"""Algorithms of this name make the second tensor as wide as the redundant slots allow."""
+
+
+def rebalance_experts(
+    tokens_per_expert: Given,
+    num_physical_experts: int,
+    num_local_physical_experts: int,
+    num_groups: int | None,
+    num_nodes: int,
+    algorithm: object,
+    *,
+    installed: Given | None = None,
+    policy: str = Rule.BEST,
+) -> Tensors:
+    """Where the copies of experts go: the three tensors that the module describes.
+
+    Args:
+        tokens_per_expert: (steps, layers, experts); the steps are summed.
+        num_physical_experts: slots of a layer.
+        num_local_physical_experts: slots of a rank.
+        num_groups: divides the experts, or None; groups are not tied to nodes.
+        num_nodes: of as many ranks each; has to divide them, and changes nothing.
+        algorithm: a member of the engine's `EplbAlgorithm`, or its name.
+        installed: (layers, slots), what is in the slots now, so that little moves; or None.
+        policy: best, connected or greedy, as `rules` says.
+
+    Raises:
+        PlacementError: numbers cannot fit together, one is no count, or the algorithm is unknown.
+    """
+    name = _algorithm(algorithm)
+    load = _load(tokens_per_expert, num_groups)
+    ranks = _ranks(num_physical_experts, num_local_physical_experts)
+    now = None if installed is None else integers(installed, "installed").astype(np.int32)
+    placement = place(load, Wish(num_physical_experts, ranks, num_nodes, policy), now)
+    return _tensors(placement, load.shape[-1], name, _device(tokens_per_expert))
+
+
+def _algorithm(algorithm: object) -> str:
+    name = str(getattr(algorithm, "name", algorithm))
+    if name not in DTYPES:
+        raise PlacementError(f"algorithm must be one of {', '.join(DTYPES)}, got {name!r}")
+    return name
+
+
+def _load(tokens: Given, groups: int | None) -> Counts:
+    load = whole(tokens, "tokens_per_expert")
+    if load.ndim != 3:
+        raise PlacementError(
+            f"tokens_per_expert must be (steps, layers, experts), got {load.shape}"
+        )
+    check_groups(load.shape[-1], groups)
+    return load
+
+
+def _ranks(slots: int, local: int) -> int:
+    if local < 1 or slots % local:
+        raise PlacementError(f"{slots} slots do not divide into ranks of {local}")
+    return slots // local
+
+
+def _tensors(placement: Placement, experts: int, name: str, device: torch.device) -> Tensors:
+    width = placement.shape[1] - experts + 1 if name.startswith(WIDE) else None
+    maps = logical_maps(placement, experts, width)
+    arrays = (placement, maps.slots, maps.counts)
+    target = device if name == WIDE else torch.device("cpu")
+    first, second, third = (
+        torch.from_numpy(array).to(target, dtype)
+        for array, dtype in zip(arrays, DTYPES[name], strict=True)
+    )
+    return first, second, third
+
+
+def _device(given: Given) -> torch.device:
+    return given.device if isinstance(given, torch.Tensor) else torch.device("cpu")

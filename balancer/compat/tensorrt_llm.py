@@ -1,0 +1,142 @@
+"""TensorRT-LLM's `do_replication` and `do_placement`, as its Python bindings spell them.
+
+Source of the interface: NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/runtime/moeLoadBalancer/
+moeLoadBalancer.cpp, and the bindings `do_replication(meta_info, expert_load_factor,
+cpu_placement)` and `do_placement` of the same arguments.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from equipoise.balancer.compat.counts import Counts, Given, array_of, whole
+from equipoise.balancer.compat.maps import logical_maps
+from equipoise.balancer.compat.packing import packed
+from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.experts.placement import Placement
+from equipoise.hal.errors import PlacementError
+
+
+class MetaInfo(Protocol):
+    """What is read of the engine's `MoeLoadBalanceMetaInfo`."""
+
+    @property
+    def expert_count(self) -> int:
+        """Experts of the layer."""
+
+    @property
+    def ep_size(self) -> int:
+        """Ranks."""
+
+    @property
+    def slot_count_per_rank(self) -> int:
+        """Slots of each."""
+
+
+class CpuPlacement(Protocol):
+    """What is written to the engine's `MoePlacementCpuInfo`."""
+
+    expert_replica_count: list[int]
+    rank_expert_ids: list[list[int]]
+
+
+@dataclass(frozen=True)
+class MoeLoadBalanceMetaInfo:
+    """How many of everything, for callers without the engine."""
+
+    expert_count: int
+    top_k: int
+    ep_rank: int
+    ep_size: int
+    slot_count_per_rank: int
+
+
+@dataclass
+class MoePlacementCpuInfo:
+    """What the two functions write, for callers without the engine.
+
+    Attributes:
+        expert_replica_count: slots of each expert.
+        rank_expert_ids: the expert in each slot of each rank.
+    """
+
+    expert_replica_count: list[int] = field(default_factory=list)
+    rank_expert_ids: list[list[int]] = field(default_factory=list)
+
+
+def do_replication(
+    meta_info: MetaInfo,
+    expert_load_factor: Given,
+    cpu_placement: CpuPlacement,
+    *,
+    policy: str = Rule.BEST,
+) -> None:
+    """Write how many slots each expert gets to `cpu_placement.expert_replica_count`.
+
+    Args:
+        meta_info: `expert_count`, `ep_size` ranks, `slot_count_per_rank` of each.
+        expert_load_factor: (experts,), of one layer.
+        cpu_placement: written.
+        policy: best, connected or greedy, as `rules` says.
+
+    Raises:
+        PlacementError: numbers cannot fit together, or one is no count.
+    """
+    load = _load(meta_info, expert_load_factor)
+    cpu_placement.expert_replica_count = _counts(_planned(meta_info, load, policy), load)
+
+
+def do_placement(
+    meta_info: MetaInfo,
+    expert_load_factor: Given,
+    cpu_placement: CpuPlacement,
+    *,
+    policy: str = Rule.BEST,
+) -> None:
+    """Write the expert in each slot to `cpu_placement.rank_expert_ids`.
+
+    With the counts that `do_replication` found for this load and policy, its plan. With any other
+    counts, and with `greedy`, copies are dealt by size to the least loaded rank, as published.
+
+    Args:
+        meta_info: `expert_count`, `ep_size` ranks, `slot_count_per_rank` of each.
+        expert_load_factor: (experts,), of one layer.
+        cpu_placement: `expert_replica_count` is read, `rank_expert_ids` written.
+        policy: best, connected or greedy, as `rules` says.
+
+    Raises:
+        PlacementError: numbers cannot fit together, or one is no count.
+    """
+    load = _load(meta_info, expert_load_factor)
+    copies = [int(count) for count in cpu_placement.expert_replica_count]
+    slots = meta_info.ep_size * meta_info.slot_count_per_rank
+    if len(copies) != load.shape[1] or min(copies) < 1 or sum(copies) != slots:
+        raise PlacementError(
+            f"expert_replica_count must be {load.shape[1]} positive numbers that sum to {slots}"
+        )
+    placement = _planned(meta_info, load, policy)
+    if _counts(placement, load) == copies:
+        rows = placement.reshape(meta_info.ep_size, -1).tolist()
+    else:
+        rows = packed(load[0].tolist(), copies, meta_info.ep_size)
+    cpu_placement.rank_expert_ids = rows
+
+
+def _load(meta_info: MetaInfo, factor: Given) -> Counts:
+    given = array_of(factor)
+    if given.shape != (meta_info.expert_count,):
+        raise PlacementError(
+            f"expert_load_factor must be ({meta_info.expert_count},), got {given.shape}"
+        )
+    return whole(np.atleast_2d(given), "expert_load_factor")
+
+
+def _planned(meta_info: MetaInfo, load: Counts, policy: str) -> Placement:
+    slots = meta_info.ep_size * meta_info.slot_count_per_rank
+    return place(load, Wish(slots, meta_info.ep_size, rule=policy))
+
+
+def _counts(placement: Placement, load: Counts) -> list[int]:
+    found: list[int] = logical_maps(placement, load.shape[1]).counts[0].tolist()
+    return found

@@ -1,0 +1,88 @@
+"""vllm-ascend's policies of its first model runner: `rebalance_experts` of tables by rank.
+
+Source of the interface: vllm-project/vllm-ascend, vllm_ascend/eplb/core/policy/policy_abstract.py,
+policy_default_eplb.py, policy_swift_balancer.py, and what its eplb_worker.py accepts: every expert
+has a slot, none has two on a rank, and an expert that stays on its rank stays in its slot.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.compat.counts import UNKNOWN, Counts, Given, array_of, integers, refuse
+from equipoise.balancer.compat.counts import whole as whole_numbers
+from equipoise.balancer.compat.rules import Rule, Wish, peaks, place
+from equipoise.balancer.experts.placement import Shape, check
+from equipoise.hal.errors import PlacementError
+
+Table = list[list[list[int]]]
+"""The expert in each slot, by layer, rank and slot."""
+
+
+def rebalance_experts(
+    current_expert_table: Given, expert_workload: Given, *, policy: str = Rule.BEST
+) -> tuple[int, npt.NDArray[np.int64], Table]:
+    """A table that levels the ranks, from the present one and what each of its slots took.
+
+    Args:
+        current_expert_table: (layers, ranks, slots of a rank), the expert in each slot.
+        expert_workload: likewise, the tokens that the slot took; -1 where nothing is known. One
+            more dimension in front, of stages, is summed.
+        policy: best, connected or greedy, as `rules` says.
+
+    Returns:
+        1 if the table changed, else 0; the layers, int64, those first whose fullest rank is
+        relieved most; the new table.
+
+    Raises:
+        PlacementError: the tables do not fit together, an expert has no slot, or a number is no
+            count.
+    """
+    table = integers(current_expert_table, "current_expert_table")
+    if table.ndim != 3 or 0 in table.shape:
+        raise PlacementError(
+            f"current_expert_table must be (layers, ranks, slots of a rank), got {table.shape}"
+        )
+    layers, ranks, size = table.shape
+    shape = Shape(layers, int(table.max()) + 1, ranks * size, ranks)
+    installed = table.reshape(layers, -1).astype(np.int32)
+    check(installed, shape)
+    load = _by_expert(_workload(expert_workload, table.shape), installed, shape)
+    placement = place(load, Wish(shape.slots, ranks, rule=policy), installed)
+    before, after = (peaks(load, p, ranks) for p in (installed, placement))
+    relieved = np.argsort(after / np.maximum(before, 1), kind="stable")
+    changed = int((placement != installed).any())
+    new: Table = [layer.tolist() for layer in placement.reshape(table.shape)]
+    return changed, relieved, new
+
+
+class EplbPolicy:
+    """For the engine's factory of policies; `config` is not read."""
+
+    def __init__(self, config: object = None) -> None:
+        self.config = config
+
+    def set_new_ep_size(self, new_ep_size: int) -> None:
+        """Refuse: the engine calls it before its group grows or shrinks."""
+        raise PlacementError(f"a group that changes to {new_ep_size} ranks is not planned here")
+
+    def rebalance_experts(
+        self, current_expert_table: Given, expert_workload: Given
+    ) -> tuple[int, npt.NDArray[np.int64], Table]:
+        """As the function of this name."""
+        return rebalance_experts(current_expert_table, expert_workload)
+
+
+def _workload(given: Given, shape: tuple[int, ...]) -> Counts:
+    array = array_of(given)
+    if array.shape[-3:] != shape or array.ndim > 4 or array.dtype.kind not in "iuf":
+        raise PlacementError(f"expert_workload must be numbers {shape}, got {array.shape}")
+    known = np.where(array == UNKNOWN, 0, array)
+    refuse(known, "expert_workload")
+    summed: Counts = whole_numbers(known.reshape(-1, shape[0], shape[1] * shape[2])).sum(axis=0)
+    return summed
+
+
+def _by_expert(workload: Counts, installed: npt.NDArray[np.int32], shape: Shape) -> Counts:
+    load = np.zeros((shape.layers, shape.experts), dtype=np.int64)
+    np.add.at(load, (np.arange(shape.layers)[:, None], installed), workload)
+    return load

@@ -1,0 +1,1 @@
+"""Drop-ins for the planners of serving engines; they live in `equipoise.balancer.compat`."""

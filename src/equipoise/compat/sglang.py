@@ -1,0 +1,7 @@
+"""See `equipoise.balancer.compat.sglang`."""
+
+from equipoise.balancer.compat.sglang import (
+    rebalance_experts,
+)
+
+__all__ = ["rebalance_experts"]
