@@ -50,7 +50,7 @@ def quick(tests: Sequence[str]) -> tuple[Step, ...]:
     """On every commit."""
     return (
         Step((PYTHON, "-m", "npusim.build")),
-        Step((*SUITE, "--ranks", "4", "--cases", "4"), "lazy"),
+        Step((*SUITE, "--ranks", "4", "--cases", "3"), "lazy"),
         Step((*SUITE, "--ranks", "4", "--cases", "1"), "eager"),
         Step((*SUITE, "--ranks", "4", "--cases", "1"), "delay"),
         Step((*SUITE, "--cases", "10", *STEER, "--only", *STEERED), "explore"),
