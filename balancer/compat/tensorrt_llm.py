@@ -24,14 +24,17 @@ class MetaInfo(Protocol):
     @property
     def expert_count(self) -> int:
         """Experts of the layer."""
+        ...
 
     @property
     def ep_size(self) -> int:
         """Ranks."""
+        ...
 
     @property
     def slot_count_per_rank(self) -> int:
         """Slots of each."""
+        ...
 
 
 class CpuPlacement(Protocol):
