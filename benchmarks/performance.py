@@ -79,7 +79,7 @@ MAIN_JOB = (
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_main_job(), *_native()]).rstrip() + "\n"
+    return "\n".join([HEAD, *_main_job(), *_planner(), *_native()]).rstrip() + "\n"
 
 
 def readme() -> str:
@@ -126,6 +126,62 @@ def _main_job() -> list[str]:
         value = row.measured(found["figures"]) if found else "OWED"
         lines.append(f"| {row.what} | {row.bar} | {value} |")
     return [*lines, "", *_source(found)]
+
+
+SHAPE = "{layers} layers x {experts} experts, {slots} slots, {ranks} ranks"
+COLUMNS = {
+    "plan": "on the load planned on",
+    "worst": "worst layer",
+    "next": "next window",
+    "next_at_switch": "next window, another domain",
+    "iter": "batches",
+    "exact": "batches, exact shares",
+}
+"""Imbalances of a planner's summary, and their heads."""
+MOVED = {"moved_steady": "moved, steady", "moved_switch": "moved at a switch"}
+
+
+def _planner() -> list[str]:
+    found = _load("planner")
+    lines = [
+        "## The planner",
+        "",
+        "Synthetic loads (`benchmarks/loads.py`), twelve windows, every fourth of another domain; "
+        "imbalance is max/mean - 1 over ranks, mean over layers; moved is copies that their rank "
+        "did not hold, as part of all slots. Rules of others are written again in our words. Times "
+        "are CPU seconds of one thread as ratios to greedy in the same run.",
+        "",
+    ]
+    if found is None:
+        return [*lines, "OWED", ""]
+    for figures in found["figures"].values():
+        lines += _shape(figures)
+    return [*lines, *_source(found)]
+
+
+def _shape(figures: Figures) -> list[str]:
+    heads = [*COLUMNS.values(), *MOVED.values()]
+    lines = [
+        f"### {SHAPE.format(**figures['shape'])}",
+        "",
+        f"| planner | {' | '.join(heads)} |",
+        f"|---|{'---|' * len(heads)}",
+    ]
+    for name, row in figures["algorithms"].items():
+        cells = [f"{row[key]:.4f}" for key in COLUMNS] + [f"{row[key]:.1%}" for key in MOVED]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    times = figures["times"]
+    told = [
+        f"{words} {times[kind]['ratio']:.2f} "
+        f"({times[kind]['lowest']:.2f} to {times[kind]['highest']:.2f})"
+        for kind, words in (
+            ("connected", "`connected`"),
+            ("steady", "`incremental` where the load stays"),
+            ("switch", "at a switch"),
+        )
+    ]
+    greedy = f"greedy: {times['greedy_milliseconds']:.1f} ms of CPU for all layers"
+    return [*lines, "", f"Time over greedy's: {', '.join(told)}; {greedy}.", ""]
 
 
 def _native() -> list[str]:

@@ -20,7 +20,10 @@ from equipoise.hal.stream import Role
 SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
 STEPS = 26
 HOT = (1, 1, 1, 61)
-"""Rows per expert and rank in the first half of the steps; reversed in the second."""
+"""Rows per expert and rank in the first half of the steps."""
+LATER = (1, 61, 1, 1)
+"""The same in the second half. Each is hot where one rank holds it alone, so that a copy travels,
+and not back to where it was."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) 
     """One step: read slots and tables on the compute stream, then add this step's load."""
     compute = seat.accelerator.stream(Role.COMPUTE)
     seen: list[Sight] = []
-    rows = HOT if step < STEPS // 2 else HOT[::-1]
+    rows = HOT if step < STEPS // 2 else LATER
 
     def program() -> None:
         held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
