@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from equipoise.balancer import formats
-from equipoise.balancer.experts import plan
+from equipoise.balancer.experts import Plan, plan, planning
 from equipoise.balancer.experts.planning import Policy, Split
 from equipoise.balancer.formats import names
 from equipoise.cli import kinds, plan_options
@@ -173,7 +173,7 @@ def test_the_placement_written_is_the_plan(
     assert figures["imbalance"]["linear"] > figures["imbalance"]["planned"]
     assert len(figures["by_layer"]["planned"]) == LAYERS
     assert "3 layers of 8 experts in 12 slots on 4 ranks" in answer.out
-    assert "nothing installed: all 36 slots are to be filled" in answer.out
+    assert "nothing installed: 36 slots to fill" in answer.out
     assert answer.err.splitlines() == ["placement: deep/new.json", "figures: f.json"]
 
 
@@ -215,6 +215,26 @@ def test_options_come_from_a_file_and_the_command_line_goes_before_it(
     assert (answer.code, answer.err) == (0, "")
     assert formats.read_placement("new.json").ranks == 4
     assert "policy connected" in answer.out
+
+
+def test_every_option_reaches_the_planner(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, object] = {}
+
+    def planner(counts: object, **wanted: Any) -> Plan:
+        seen.update(wanted)
+        return plan(counts, **wanted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planning, "plan", planner)
+    told: dict[str, object] = {
+        "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
+        "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even",
+    }  # fmt: skip
+    flags = [word for k, v in told.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    assert equipoise("plan", "counts.npy", "--installed", "installed.json", *OUT, *flags).code == 0
+    assert {key: seen[key] for key in told} == told
+    assert (seen["ranks"], seen["slots"]) == (4, 12)
 
 
 def test_every_option_is_a_field_with_the_default_of_the_planner() -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LEAST_TOP = 1.2
 """The scale ends there or above: what is nearly even should look so."""
+SEEN = 99.5
+"""Per cent of the experts that the scale holds: a few wild ones would wash out all others."""
 
 
 def heat_maps(found: Comparison) -> tuple[Picture, ...]:
@@ -49,7 +51,7 @@ def rank_heat(found: Comparison) -> Picture:
 def expert_heat(found: Comparison) -> Picture:
     """Rows / mean of every expert by layer."""
     load = relative(found.statistics.counts.sum(axis=0).astype(np.float64))
-    top = max(1.0, float(np.nanmax(load)))
+    top = max(1.0, float(np.nanpercentile(load, SEEN)))
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()

@@ -6,7 +6,7 @@ from equipoise import __version__
 from equipoise.report.canvas import Picture
 from equipoise.report.comparison import FIGURES, Comparison
 from equipoise.report.comparison_heatmaps import heat_maps
-from equipoise.report.forecast_table import figure
+from equipoise.report.forecast_table import counted, figure
 from equipoise.report.html import visible
 from equipoise.report.page import CSS
 from equipoise.report.spread import Spread
@@ -37,8 +37,9 @@ def _head(found: Comparison) -> str:
     statistics = found.statistics
     return (
         "<header><h1>Who has how much to do</h1>"
-        f'<p class="soft">{len(statistics.layers)} layers of {statistics.experts} experts on '
-        f"{found.ranks} ranks, {statistics.windows} windows. Imbalance is max / mean \u2212 1; "
+        f'<p class="soft">{counted(len(statistics.layers), "layer")} of '
+        f"{counted(statistics.experts, 'expert')} on {counted(found.ranks, 'rank')}, "
+        f"{counted(statistics.windows, 'window')}. Imbalance is max / mean \u2212 1; "
         "every figure is the mean over windows, the first table's also over layers.</p></header>"
     )
 

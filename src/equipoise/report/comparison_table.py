@@ -1,7 +1,7 @@
 """The table of `equipoise report`, 80 columns wide."""
 
 from equipoise.report.comparison import Comparison
-from equipoise.report.forecast_table import figure
+from equipoise.report.forecast_table import counted, figure
 from equipoise.report.ink import Ink, Tint, paint
 from equipoise.report.spread import Served, Spread
 
@@ -27,13 +27,14 @@ def render(found: Comparison, ink: Ink) -> str:
 
 def _title(found: Comparison) -> str:
     layers, experts = len(found.statistics.layers), found.statistics.experts
-    return f"{layers} layers of {experts} experts on {found.ranks} ranks"
+    served = f"{counted(layers, 'layer')} of {counted(experts, 'expert')}"
+    return f"{served} on {counted(found.ranks, 'rank')}"
 
 
 def _source(found: Comparison) -> str:
     statistics = found.statistics
     if statistics.iterations is None:
-        return f"{statistics.windows} window{'s' if statistics.windows > 1 else ''}"
+        return counted(statistics.windows, "window")
     last = statistics.iterations + statistics.windows - 1
     return f"iterations {statistics.iterations} to {last}"
 

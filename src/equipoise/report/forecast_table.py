@@ -31,13 +31,13 @@ def render(forecast: Forecast, ink: Ink) -> str:
 def _title(forecast: Forecast) -> str:
     layout = forecast.layout
     return (
-        f"{len(layout.layers)} layers of {layout.experts} experts in {layout.slots} slots "
-        f"on {layout.ranks} ranks"
+        f"{counted(len(layout.layers), 'layer')} of {counted(layout.experts, 'expert')} "
+        f"in {counted(layout.slots, 'slot')} on {counted(layout.ranks, 'rank')}"
     )
 
 
 def _source(forecast: Forecast) -> str:
-    windows = "1 window" if forecast.windows == 1 else f"{forecast.windows} windows, summed"
+    windows = counted(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
     fresh = forecast.policy == "incremental" and forecast.before_name == "linear"
     policy = "incremental, here as connected" if fresh else forecast.policy
     return f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"
@@ -58,13 +58,18 @@ def _aligned(texts: tuple[str, ...]) -> str:
 def _moves(forecast: Forecast) -> str:
     total = forecast.layout.placement.size
     if forecast.before_name == "linear":
-        return f"nothing installed: all {total:,} slots are to be filled"
+        return f"nothing installed: {counted(total, 'slot')} to fill"
     busy = int((forecast.layer_moves > 0).sum())
     share = forecast.moves / total
     return (
         f"copies to move: {forecast.moves:,} = {share:.2%} of {total:,} slots, in {busy} of "
         f"{len(forecast.layer_moves)} layers"
     )
+
+
+def counted(number: int, what: str) -> str:
+    """So many of something, with thousands marked."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def figure(value: float, shape: str = ".4f") -> str:

@@ -149,7 +149,7 @@ def lower_bound(statistics: Statistics, ranks: int, slots: int) -> Reals:
     for _ in range(60):
         middle = np.maximum((low + high) / 2, np.finfo(float).tiny)
         copies = np.maximum(np.ceil(load / middle[:, None] - 1e-9), 1)
-        fits = (copies.sum(axis=1) <= slots) & (copies.max(axis=1) <= ranks)
+        fits = copies.sum(axis=1) <= slots
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     # The mean itself may do, which halving comes near to and does not reach.
     bound = np.where(high <= mean * (1 + 1e-9), mean, low)
