@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from equipoise.balancer.formats.arrangement import Arrangement
     from equipoise.balancer.formats.exchange import (
         known,
+        placement_format,
+        read_either,
         read_placement,
         read_statistics,
+        statistics_format,
         write_placement,
         write_statistics,
     )
@@ -24,8 +27,11 @@ __all__ = [
     "Arrangement",
     "Statistics",
     "known",
+    "placement_format",
+    "read_either",
     "read_placement",
     "read_statistics",
+    "statistics_format",
     "write_placement",
     "write_statistics",
 ]

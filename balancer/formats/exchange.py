@@ -15,6 +15,8 @@ from equipoise.balancer.formats.registry import (
     STATISTICS,
     Cargo,
     Format,
+    PlacementFormat,
+    StatisticsFormat,
 )
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError, PlacementError
@@ -35,9 +37,7 @@ def read_statistics(path: Named) -> Statistics:
     Raises `FormatError`, in one line that names file, layer and value.
     """
     bundle = _open(Path(path))
-    form = _recognised(bundle, STATISTICS, "statistics")
-    found = _checked(bundle, lambda: form.read(bundle))
-    return replace(found, origin=f"{form.name}: {path}")
+    return _statistics(bundle, _recognised(bundle, STATISTICS, "statistics"))
 
 
 def read_placement(path: Named, *, ranks: int | None = None) -> Arrangement:
@@ -47,9 +47,23 @@ def read_placement(path: Named, *, ranks: int | None = None) -> Arrangement:
     where the file has none. Raises `FormatError`, in one line that names file, layer and value.
     """
     bundle = _open(Path(path))
-    form = _recognised(bundle, PLACEMENTS, "a placement")
-    found = _checked(bundle, lambda: form.read(bundle, ranks))
-    return replace(found, origin=f"{form.name}: {path}")
+    return _placement(bundle, _recognised(bundle, PLACEMENTS, "a placement"), ranks)
+
+
+def read_either(path: Named, *, ranks: int | None = None) -> Statistics | Arrangement:
+    """What a file holds; the format is found by suffix and content.
+
+    With `ranks` it is taken for a placement: an array without a name may be either, and only a
+    placement has ranks. Raises `FormatError`, in one line that names file, layer and value.
+    """
+    bundle = _open(Path(path))
+    if ranks is not None:
+        return _placement(bundle, _recognised(bundle, PLACEMENTS, "a placement"), ranks)
+    formats: tuple[StatisticsFormat | PlacementFormat, ...] = (*STATISTICS, *PLACEMENTS)
+    form = _recognised(bundle, formats, "statistics or a placement")
+    if isinstance(form, StatisticsFormat):
+        return _statistics(bundle, form)
+    return _placement(bundle, form, None)
 
 
 def write_statistics(path: Named, statistics: Statistics, format: str | None = None) -> str | None:
@@ -71,6 +85,26 @@ def write_placement(path: Named, layout: Arrangement, format: str | None = None)
     form = _chosen(Path(path), PLACEMENTS, format)
     form.write(Path(path), layout)
     return _lost(form, _cargo_of_arrangement(layout))
+
+
+def statistics_format(path: Named, format: str | None = None) -> Format:
+    """The format that statistics would be written to `path` in. Raises `FormatError`."""
+    return _chosen(Path(path), STATISTICS, format)
+
+
+def placement_format(path: Named, format: str | None = None) -> Format:
+    """The format that a placement would be written to `path` in. Raises `FormatError`."""
+    return _chosen(Path(path), PLACEMENTS, format)
+
+
+def _statistics(bundle: Bundle, form: StatisticsFormat) -> Statistics:
+    found = _checked(bundle, lambda: form.read(bundle))
+    return replace(found, origin=f"{form.name}: {bundle.path}")
+
+
+def _placement(bundle: Bundle, form: PlacementFormat, ranks: int | None) -> Arrangement:
+    found = _checked(bundle, lambda: form.read(bundle, ranks))
+    return replace(found, origin=f"{form.name}: {bundle.path}")
 
 
 def _open(path: Path) -> Bundle:

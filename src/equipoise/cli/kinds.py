@@ -22,6 +22,20 @@ class Kind:
     from_yaml: Callable[[object], object]
 
 
+POLICIES = "greedy", "connected", "incremental"
+"""The planner's, spelt out: to import it takes longer than to say what was mistyped."""
+SPLITS = "level", "even"
+
+
+def _one_of(choices: tuple[str, ...]) -> Kind:
+    def read(value: object) -> str:
+        if value not in choices:
+            raise ValueError(value)
+        return str(value)
+
+    return Kind(" or ".join(choices), read, read)
+
+
 def _int_from_yaml(value: object) -> object:
     # In YAML `true` is a bool, which Python counts as an int.
     if isinstance(value, bool) or not isinstance(value, int):
@@ -29,7 +43,7 @@ def _int_from_yaml(value: object) -> object:
     return value
 
 
-def _seconds_from_yaml(value: object) -> object:
+def _real_from_yaml(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(value)
     try:
@@ -88,7 +102,8 @@ def _families_from_yaml(value: object) -> tuple[str, ...]:
 
 
 WHOLE = Kind("a whole number", int, _int_from_yaml)
-SECONDS = Kind("a number of seconds", lambda text: _finite(float(text)), _seconds_from_yaml)
+SECONDS = Kind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
+REAL = Kind("a number", lambda text: _finite(float(text)), _real_from_yaml)
 NAME = Kind("a name", _str_from_text, _str_from_yaml)
 PATH = Kind("a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_str_from_yaml(v)))
 TEXTS = Kind("a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml)
@@ -101,3 +116,4 @@ PROFILE = Kind(
     " or ".join(Profile), lambda text: Profile(text), lambda value: Profile(_str_from_yaml(value))
 )
 FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
+POLICY, SPLIT = _one_of(POLICIES), _one_of(SPLITS)

@@ -5,6 +5,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from importlib import import_module
 
 from equipoise.cli import streams
 from equipoise.cli.parser import build_parser
@@ -15,6 +16,8 @@ UNREAD = 1
 BAD_INPUT = 2
 FAILED = 3
 INTERRUPTED = 130
+OFFLINE = "plan", "report", "convert"
+"""Commands that only read and write files; each is a function in a module of its name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,6 +75,9 @@ def _dispatch(arguments: Namespace, command: str) -> int:
         from equipoise.cli.conformance import conformance
 
         return conformance(arguments, command)
+    if arguments.command in OFFLINE:
+        module = import_module(f"equipoise.cli.{arguments.command}")
+        return int(getattr(module, arguments.command)(arguments, command))
     from equipoise.cli.run import run
 
     return run(arguments, command)

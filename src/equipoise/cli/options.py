@@ -29,12 +29,18 @@ class Option:
     help: str
     metavar: str | None = None
     flag: str = ""
+    short: str = ""
     shown_default: str = ""
 
     @property
     def name(self) -> str:
         """The flag."""
         return self.flag or "--" + self.key.replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flag, behind its short form if it has one."""
+        return (self.short, self.name) if self.short else (self.name,)
 
 
 OPTIONS = (

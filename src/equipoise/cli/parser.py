@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from equipoise import __version__
-from equipoise.cli import conformance_options
-from equipoise.cli.kinds import FAMILY_NAMES, SWITCH, TEXTS, Kind
+from equipoise.cli import conformance_options, convert_options, plan_options, report_options
+from equipoise.cli.kinds import FAMILY_NAMES, PATH, SWITCH, TEXTS, Kind
 from equipoise.cli.options import OPTIONS, Option, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
@@ -43,9 +43,41 @@ examples:
 
 exit code: 0 every clause held or is declared unsupported, 1 one is violated,
 2 bad input, 3 the suite could not run, 130 interrupted"""
+PLAN = """\
+Read how many rows every expert took, place the experts so that no rank has more
+to do than others, and write the placement. STATS is a file or a folder, in any
+format of the page Formats."""
+PLAN_EXAMPLES = """\
+examples:
+  equipoise plan recorded/ --ranks 32 --slots 288 -o placement.json
+  equipoise plan counts.npz --installed placement.json -o next.json
+  equipoise plan counts.csv --ranks 8 --slots 64 --split even -o plan.yaml
+
+exit code: 0 written, 2 bad input, nothing was written, 3 it could not be written"""
+REPORT = """\
+Say how evenly rows spread over ranks and over slots: mean, standard deviation
+and imbalance; with experts in their order on consecutive ranks and, if given,
+with a placement."""
+REPORT_EXAMPLES = """\
+examples:
+  equipoise report recorded/ --ranks 32
+  equipoise report recorded/ --placement placement.json --html report.html
+
+exit code: 0 reported, 2 bad input, 3 something could not be written"""
+CONVERT = """\
+Read statistics or a placement, whichever IN is, and write it in another format.
+What the format of OUT cannot carry is said on standard error."""
+CONVERT_EXAMPLES = """\
+examples:
+  equipoise convert placement.json moe_load_balancer.yaml
+  equipoise convert recorded/ counts.csv
+  equipoise convert map.npy placement.json --ranks 32
+
+exit code: 0 written, 2 bad input, nothing was written, 3 it could not be written"""
 DOCTOR = "Say what was found on this machine, what is missing and why."
 
 
+STATISTICS = "recorded statistics: a file or a folder"
 LISTS = (TEXTS, FAMILY_NAMES)
 """Kinds of which an option takes several."""
 
@@ -71,34 +103,72 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run(commands)
     _add_conformance(commands)
+    _add_plan(commands)
+    _add_report(commands)
+    _add_convert(commands)
     _add_doctor(commands)
     return parser
 
 
 def _add_run(commands: Any) -> None:
-    run = commands.add_parser(
+    run = _command(
+        commands,
         "run",
-        help="serve real text on several ranks, balanced, and report",
-        description=RUN,
-        epilog=f"{EXAMPLES}\n{CONFIG}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
+        "serve real text on several ranks, balanced, and report",
+        RUN,
+        f"{EXAMPLES}\n{CONFIG}",
     )
     _add_options(run, OPTIONS)
 
 
 def _add_conformance(commands: Any) -> None:
-    conformance = commands.add_parser(
+    conformance = _command(
+        commands,
         "conformance",
-        help="does a backend keep the contract, clause by clause?",
-        description=CONFORMANCE,
-        epilog=CONFORMANCE_EXAMPLES,
+        "does a backend keep the contract, clause by clause?",
+        CONFORMANCE,
+        CONFORMANCE_EXAMPLES,
+    )
+    _add_options(conformance, conformance_options.OPTIONS)
+
+
+def _add_plan(commands: Any) -> None:
+    plan = _command(commands, "plan", "place experts by what was recorded", PLAN, PLAN_EXAMPLES)
+    plan.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_options(plan, plan_options.OPTIONS)
+
+
+def _add_report(commands: Any) -> None:
+    report = _command(
+        commands, "report", "how evenly recorded rows spread", REPORT, REPORT_EXAMPLES
+    )
+    report.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_options(report, report_options.OPTIONS)
+
+
+def _add_convert(commands: Any) -> None:
+    convert = _command(
+        commands,
+        "convert",
+        "statistics and placements from format to format",
+        CONVERT,
+        CONVERT_EXAMPLES,
+    )
+    convert.add_argument("source", type=_reader(PATH), metavar="IN", help="what to read")
+    convert.add_argument("out", type=_reader(PATH), metavar="OUT", help="what to write")
+    _add_options(convert, convert_options.OPTIONS)
+
+
+def _command(commands: Any, name: str, about: str, description: str, epilog: str) -> Any:
+    return commands.add_parser(
+        name,
+        help=about,
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    _add_options(conformance, conformance_options.OPTIONS)
 
 
 def _add_options(command: Any, options: Sequence[Option]) -> None:
@@ -120,7 +190,7 @@ def _add_option(group: Any, option: Option) -> None:
         group.add_argument(option.name, action="store_true", help=text)
     else:
         group.add_argument(
-            option.name,
+            *option.flags,
             dest=option.key,
             type=_reader(option.kind),
             metavar=option.metavar,

@@ -1,0 +1,58 @@
+"""`equipoise convert`."""
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from equipoise.cli.convert_options import BY_KEY, ConvertRequest
+from equipoise.cli.files import ensure_folder
+from equipoise.cli.offline import UNSAID, check_ranks, options_of, refused, tell_written, warn
+from equipoise.hal.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    from equipoise.balancer.formats import Arrangement, Statistics
+
+
+def convert(arguments: Namespace, command: str) -> int:
+    """Read, write, say what was lost; returns 0. Raises UsageError before anything is written."""
+    request = request_of(vars(arguments))
+    check_ranks(request.ranks)
+    if os.path.realpath(request.source) == os.path.realpath(request.out):
+        raise UsageError(f"OUT: {request.out} is the file that IN is read from")
+    found = _read(request)
+    lost = _write(request, found)
+    if lost:
+        warn(f"{request.out}: {lost}")
+    tell_written(request.progress, [f"{found.origin} -> {request.out}"])
+    return 0
+
+
+def request_of(given: Mapping[str, Any]) -> ConvertRequest:
+    """What the command line asks for, its configuration file included."""
+    return ConvertRequest(**options_of(given, BY_KEY))
+
+
+def _read(request: ConvertRequest) -> "Statistics | Arrangement":
+    from equipoise.balancer.formats import read_either
+
+    try:
+        return read_either(request.source, ranks=request.ranks)
+    except FormatError as error:
+        hint = ", by --ranks" if str(error).endswith(UNSAID) else ""
+        raise UsageError(f"{error}{hint}") from error
+
+
+def _write(request: ConvertRequest, found: "Statistics | Arrangement") -> str | None:
+    """What was lost, in words, or None."""
+    from equipoise.balancer import formats
+
+    counted = isinstance(found, formats.Statistics)
+    choose = formats.statistics_format if counted else formats.placement_format
+    with refused(f"{request.source} holds {'statistics' if counted else 'a placement'}"):
+        choose(request.out, request.format)
+    ensure_folder(request.out.parent)
+    with refused():
+        if isinstance(found, formats.Statistics):
+            return formats.write_statistics(request.out, found, request.format)
+        return formats.write_placement(request.out, found, request.format)

@@ -1,0 +1,95 @@
+"""What the commands that only read and write files have in common."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.cli.config import read_config
+from equipoise.cli.options import Option
+from equipoise.cli.streams import tell
+from equipoise.cli.validation import check_count, check_file
+from equipoise.hal.errors import FormatError, PlacementError, UsageError
+
+if TYPE_CHECKING:
+    from equipoise.balancer.formats import Arrangement, Statistics
+
+MOST_RANKS = 4096
+MOST_SLOTS = 65_536
+UNSAID = "it has to be said beside it"
+"""How a format ends its complaint that the file names no ranks."""
+UNWRITTEN = ": cannot be written: "
+"""What it says where the system refused: a full disk is no bad input."""
+
+
+def options_of(given: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
+    """Command line over configuration file, as the fields of a request."""
+    file = read_config(given["config"], known) if "config" in given else {}
+    named = {key: value for key, value in given.items() if key not in ("command", "config")}
+    values = file | named
+    values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
+    return values
+
+
+@contextmanager
+def refused(flag: str = "") -> Iterator[None]:
+    """A file or numbers that cannot be taken are the user's to mend: a UsageError."""
+    try:
+        yield
+    except (FormatError, PlacementError) as error:
+        if UNWRITTEN in str(error):
+            raise
+        raise UsageError(f"{flag}: {error}" if flag else str(error)) from error
+
+
+def load_statistics(path: Path) -> "Statistics":
+    """Raises UsageError, also where nothing was counted."""
+    from equipoise.balancer.formats import read_statistics
+
+    with refused():
+        statistics = read_statistics(path)
+    if not statistics.counts.any():
+        raise UsageError(f"{path}: all counts are 0: there is nothing to balance")
+    return statistics
+
+
+def load_placement(flag: str, path: Path, ranks: int | None) -> "Arrangement":
+    """Raises UsageError that names the flag."""
+    from equipoise.balancer.formats import read_placement
+
+    try:
+        return read_placement(path, ranks=ranks)
+    except FormatError as error:
+        hint = ", by --ranks" if str(error).endswith(UNSAID) else ""
+        raise UsageError(f"{flag}: {error}{hint}") from error
+
+
+def check_ranks(ranks: int | None) -> None:
+    """Raises UsageError where there are ranks, and too few or too many."""
+    if ranks is not None:
+        check_count("--ranks", ranks, MOST_RANKS)
+
+
+def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]) -> None:
+    """Raises UsageError unless each output can be a file, and none is an input or another one."""
+    taken = {os.path.realpath(path): f"{name} is read from" for name, path in inputs.items()}
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        check_file(flag, path)
+        other = taken.setdefault(os.path.realpath(path), f"{flag} is written to")
+        if not other.startswith(f"{flag} "):
+            raise UsageError(f"{flag}: {path} is the file that {other}")
+
+
+def warn(what: str) -> None:
+    """One line on standard error."""
+    tell(f"warning: {what}")
+
+
+def tell_written(progress: str, lines: Sequence[str]) -> None:
+    """On standard error, where progress is shown."""
+    if progress == "shown" and lines:
+        print("\n".join(lines), file=sys.stderr)

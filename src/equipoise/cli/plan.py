@@ -1,0 +1,166 @@
+"""`equipoise plan`."""
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from equipoise.cli.files import ensure_folder, write_file
+from equipoise.cli.offline import (
+    MOST_SLOTS,
+    check_outputs,
+    check_ranks,
+    load_placement,
+    load_statistics,
+    options_of,
+    refused,
+    tell_written,
+    warn,
+)
+from equipoise.cli.plan_options import BY_KEY, PlanRequest
+from equipoise.cli.validation import check_count
+from equipoise.hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from equipoise.balancer.experts import Plan
+    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.report.forecast import Forecast
+
+MOST_THREADS = 256
+
+
+def plan(arguments: Namespace, command: str) -> int:
+    """Read statistics, plan, write the placement, print what it brings; returns 0.
+
+    Raises UsageError before anything is written.
+    """
+    from equipoise.report.forecast_table import render
+    from equipoise.report.ink import ink_of_stdout
+
+    request = request_of(vars(arguments))
+    validate(request)
+    statistics = load_statistics(request.statistics)
+    installed = _installed(request, statistics)
+    request = _completed(request, installed)
+    forecast = _forecast(request, statistics, installed)
+    _write(request, forecast, command)
+    print(render(forecast, ink_of_stdout()), flush=True)
+    return 0
+
+
+def request_of(given: Mapping[str, Any]) -> PlanRequest:
+    """What the command line asks for, its configuration file included."""
+    return PlanRequest(**options_of(given, BY_KEY))
+
+
+def validate(request: PlanRequest) -> None:
+    """Raises UsageError for what can be said without reading a file."""
+    check_ranks(request.ranks)
+    if request.slots is not None:
+        check_count("--slots", request.slots, MOST_SLOTS)
+    check_count("--threads", request.threads, MOST_THREADS)
+    if request.installed is None:
+        for flag in ("ranks", "slots"):
+            if getattr(request, flag) is None:
+                raise UsageError(f"--{flag} is needed where there is no --installed to take it of")
+        if request.max_copies is not None:
+            raise UsageError("--max-copies needs --installed: without it every copy is new")
+    _check_files(request)
+
+
+def _check_files(request: PlanRequest) -> None:
+    from equipoise.balancer.formats import placement_format
+
+    if request.out is None:
+        raise UsageError("-o is needed: where to write the placement")
+    # The installed placement may be overwritten: it has been read by then.
+    check_outputs({"STATS": request.statistics}, {"-o": request.out, "--json": request.json})
+    with refused("-o"):
+        placement_format(request.out, request.format)
+
+
+def _installed(request: PlanRequest, statistics: "Statistics") -> "Arrangement | None":
+    """The installed placement, its layers those of the statistics."""
+    if request.installed is None:
+        return None
+    from equipoise.report.spread import fitted
+
+    found = load_placement("--installed", request.installed, request.ranks)
+    if request.slots not in (None, found.slots):
+        raise UsageError(f"--installed: has {found.slots} slots, and --slots is {request.slots}")
+    with refused(f"--installed: {request.installed}"):
+        return fitted(found, statistics)
+
+
+def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanRequest:
+    if installed is None:
+        return request
+    return replace(request, ranks=installed.ranks, slots=installed.slots)
+
+
+def _forecast(
+    request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
+) -> "Forecast":
+    from equipoise.balancer.formats import Arrangement
+    from equipoise.report.forecast import Before, forecast
+
+    assert request.ranks is not None
+    began = time.perf_counter()
+    found = _planned(request, statistics, installed)
+    seconds = time.perf_counter() - began
+    layout = Arrangement(found.placement, found.shares, request.ranks, statistics.layers)
+    return forecast(
+        statistics,
+        layout,
+        Before.of(statistics, installed, request.ranks),
+        moves=found.moves,
+        layer_moves=found.layer_moves,
+        policy=request.policy,
+        seconds=seconds,
+    )
+
+
+def _planned(
+    request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
+) -> "Plan":
+    from equipoise.balancer.experts import planning
+
+    assert request.ranks is not None
+    assert request.slots is not None
+    with refused():
+        return planning.plan(
+            statistics.counts,
+            slots=request.slots,
+            ranks=request.ranks,
+            nodes=request.nodes,
+            installed=None if installed is None else installed.placement,
+            policy=request.policy,
+            target=request.target,
+            slack=request.slack,
+            max_copies=request.max_copies,
+            node_cost=request.node_cost,
+            survive=request.survive,
+            sigma=request.sigma,
+            threads=request.threads,
+            split=request.split,
+        )
+
+
+def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
+    from equipoise.balancer.formats import write_placement
+
+    assert request.out is not None
+    ensure_folder(request.out.parent)
+    lost = write_placement(request.out, forecast.layout, request.format)
+    if lost:
+        hint = "; --split even plans for engines without them" if "shares" in lost else ""
+        warn(f"{request.out}: {lost}{hint}")
+    written = [f"placement: {request.out}"]
+    if request.json is not None:
+        about = {"command": command, "statistics": str(request.statistics), "lost": lost}
+        text = json.dumps(about | forecast.to_json(), indent=2, allow_nan=False)
+        write_file(request.json, text + "\n")
+        written.append(f"figures: {request.json}")
+    tell_written(request.progress, written)

@@ -1,0 +1,79 @@
+"""The options of `equipoise plan`: each is a flag and a key of the configuration file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.balancer.formats.names import PLACEMENTS
+from equipoise.cli import kinds
+from equipoise.cli.options import Option
+
+SHAPE, AIM, SPARING, OUTPUT = "shape", "what to plan for", "what may move", "output"
+
+OPTIONS = (
+    Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N",
+           shown_default="those of --installed", help="ranks that serve"),
+    Option(key="slots", kind=kinds.WHOLE, group=SHAPE, metavar="N",
+           shown_default="those of --installed",
+           help="physical experts per layer over all ranks, a multiple of them"),
+    Option(key="nodes", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="1",
+           help="machines, of as many ranks each"),
+    Option(key="policy", kind=kinds.POLICY, group=AIM, metavar="|".join(kinds.POLICIES),
+           shown_default="incremental",
+           help="greedy: the public rule; connected: so that shares can level any batch; "
+           "incremental: from what is installed, moving as little as can be"),
+    Option(key="split", kind=kinds.SPLIT, group=AIM, metavar="|".join(kinds.SPLITS),
+           shown_default="level",
+           help="how an expert's rows are divided among its copies: by shares that level the "
+           "ranks, or even for engines that know no shares"),
+    Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
+           help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
+    Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z", shown_default="0",
+           help="plan for the mean of the windows and so many standard deviations more"),
+    Option(key="threads", kind=kinds.WHOLE, group=AIM, metavar="N", shown_default="1",
+           help="over layers; the plan is the same with any number"),
+    Option(key="installed", kind=kinds.PATH, group=SPARING, metavar="FILE", shown_default="none",
+           help="placement that runs now, in any format"),
+    Option(key="target", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="0.02",
+           help="imbalance, max/mean - 1 of the ranks, that incremental is content with"),
+    Option(key="slack", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="0.1",
+           help="room that incremental keeps on each rank for shares, as part of the mean"),
+    Option(key="max_copies", kind=kinds.WHOLE, group=SPARING, metavar="N", shown_default="no limit",
+           help="copies that may move, over all layers; needs --installed"),
+    Option(key="node_cost", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="1",
+           help="what a copy from another node costs incremental, in copies within one"),
+    Option(key="out", short="-o", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
+           shown_default="none: has to be given", help="write the placement there"),
+    Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
+           shown_default="as the suffix says, .json is equipoise",
+           help=f"format of the placement: {', '.join(PLACEMENTS)}"),
+    Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
+           help="write the figures there"),
+    Option(key="quiet", kind=kinds.SWITCH, group=OUTPUT, shown_default="off",
+           help="no names of written files, only the table"),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What one `equipoise plan` was asked for; `progress` is `shown` or `hidden`."""
+
+    statistics: Path
+    ranks: int | None = None
+    slots: int | None = None
+    nodes: int = 1
+    policy: str = "incremental"
+    split: str = "level"
+    survive: int = 0
+    sigma: float = 0.0
+    installed: Path | None = None
+    target: float = 0.02
+    slack: float = 0.1
+    max_copies: int | None = None
+    node_cost: float = 1.0
+    threads: int = 1
+    out: Path | None = None
+    format: str | None = None
+    json: Path | None = None
+    progress: str = "shown"

@@ -1,0 +1,118 @@
+"""`equipoise convert`: statistics and placements, and what is lost."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.balancer import formats
+from equipoise.balancer.experts import plan
+from equipoise.balancer.formats import names
+from equipoise.cli.convert_options import BY_KEY, ConvertRequest
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    counts = np.arange(16, dtype=np.int64).reshape(1, 2, 8) ** 2
+    np.save("counts.npy", counts)
+    by_rank = np.stack([counts, counts])
+    formats.write_statistics("recorded", formats.Statistics(by_rank.sum(axis=0), (), by_rank, 7, 2))
+    found = plan(counts, slots=12, ranks=4)
+    layout = formats.Arrangement(found.placement, found.shares, 4)
+    formats.write_placement("placement.json", layout)
+    formats.write_placement("placement.yaml", layout)
+    np.save("map.npy", found.placement)
+    Path("words.json").write_text("{}")
+    Path("broken.json").write_text("{")
+
+
+BAD = {
+    "no output": (("counts.npy",), "the following arguments are required: OUT"),
+    "a missing file": (("none.npy", "o.csv"), "none.npy: cannot be read"),
+    "a file that is neither": (("words.json", "o.csv"), "is not statistics or a placement"),
+    "a broken file": (("broken.json", "o.csv"), "broken.json: "),
+    "a file onto itself": (("counts.npy", "./counts.npy"), "OUT: counts.npy is the file that IN"),
+    "statistics as a placement": (
+        ("counts.npy", "o.yaml"),
+        "counts.npy holds statistics: o.yaml: has a suffix that is not known to write",
+    ),
+    "a placement as statistics": (
+        ("placement.json", "o.csv"),
+        "placement.json holds a placement: o.csv: has a suffix that is not known to write",
+    ),
+    "an unknown format": (("counts.npy", "o.csv", "--format", "pdf"), "cannot be written as pdf"),
+    "ranks that nobody says": (("placement.yaml", "o.json"), "said beside it, by --ranks"),
+    "other ranks": (("placement.json", "o.yaml", "--ranks", "2"), "is for 4 ranks, not 2"),
+    "ranks that do not divide": (("map.npy", "o.json", "--ranks", "5"), "do not divide among 5"),
+    "ranks of statistics": (("recorded", "o.csv", "--ranks", "2"), "and not a placement"),
+    "no rank": (("map.npy", "o.json", "--ranks", "0"), "--ranks must be at least 1, got 0"),
+    "a folder in use": (("counts.npy", "recorded"), "is there already, and is not an empty folder"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    before = sorted(os.listdir(tmp_path))
+    answer = equipoise("convert", *arguments)
+    assert (answer.code, answer.out) == (2, ""), answer.err
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_statistics_arrive_and_what_is_lost_is_said(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("convert", "recorded", "deep/counts.csv")
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err.splitlines() == [
+        "equipoise: warning: deep/counts.csv: csv does not carry counts by rank, "
+        "experts per token: lost",
+        "tensorrt-llm: recorded -> deep/counts.csv",
+    ]
+    before, after = (formats.read_statistics(p) for p in ("recorded", "deep/counts.csv"))
+    assert np.array_equal(before.counts, after.counts)
+
+
+def test_a_placement_arrives_and_lost_shares_are_said(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("convert", "placement.json", "o.npz", "--quiet")
+    assert answer.code == 0
+    assert answer.err == "equipoise: warning: o.npz: vllm does not carry shares: lost\n"
+    before, after = (formats.read_placement(p) for p in ("placement.json", "o.npz"))
+    assert np.array_equal(before.placement, after.placement)
+
+
+def test_an_array_without_a_name_is_statistics_unless_there_are_ranks(
+    equipoise: Callable[..., Any],
+) -> None:
+    assert equipoise("convert", "map.npy", "as.csv").code == 0
+    assert formats.read_statistics("as.csv").experts == 12
+    assert equipoise("convert", "map.npy", "as.json", "--ranks", "4").code == 0
+    assert formats.read_placement("as.json").ranks == 4
+
+
+def test_a_full_disk_is_no_bad_input(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    answer = equipoise("convert", "counts.npy", "o.csv")
+    assert answer.code == 3
+    assert "o.csv: cannot be written: No space left on device" in answer.err
+    assert not Path("o.csv").exists()
+
+
+def test_options_come_from_a_file_and_name_every_format(equipoise: Callable[..., Any]) -> None:
+    Path("convert.yaml").write_text("format: eplb-table\nquiet: true\n")
+    assert equipoise("convert", "placement.json", "o.json", "--config", "convert.yaml").code == 0
+    assert formats.read_placement("o.json").origin == "eplb-table: o.json"
+    known = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
+    assert set(BY_KEY) - {"quiet"} == known
+    assert tuple(form.name for form in formats.known()[:6] if form.writes) == names.STATISTICS

@@ -1,0 +1,255 @@
+"""`equipoise plan`: what it writes, what it says, and what it refuses."""
+
+import inspect
+import json
+import os
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.balancer import formats
+from equipoise.balancer.experts import Plan, plan, planning
+from equipoise.balancer.experts.planning import Policy, Split
+from equipoise.balancer.formats import names
+from equipoise.cli import kinds, plan_options
+from equipoise.cli.plan_options import PlanRequest
+
+LAYERS, EXPERTS = 3, 8
+SHAPE = ("--ranks", "4", "--slots", "12")
+OUT = ("-o", "new.json")
+
+
+@pytest.fixture(autouse=True)
+def statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
+    counts = np.arange(2 * LAYERS * EXPERTS, dtype=np.int64).reshape(2, LAYERS, EXPERTS) ** 2
+    monkeypatch.chdir(tmp_path)
+    np.save("counts.npy", counts)
+    np.save("zero.npy", np.zeros((LAYERS, EXPERTS), dtype=np.int64))
+    np.save("negative.npy", -counts)
+    np.save("few.npy", counts[..., :4])
+    np.save("one.npy", counts[:, :1])
+    Path("cut.npy").write_bytes(Path("counts.npy").read_bytes()[:200])
+    Path("text.csv").write_text("layer,expert,count\n0,0,many\n")
+    Path("words.json").write_text("{}")
+    Path("bad.yaml").write_text("ranks: four\n")
+    Path("unknown.yaml").write_text("rank: 4\n")
+    found = plan(counts, slots=12, ranks=4)
+    layout = formats.Arrangement(found.placement, found.shares, 4)
+    formats.write_placement("installed.json", layout)
+    formats.write_placement("installed.yaml", layout)
+    return counts
+
+
+BAD = {
+    "no statistics": ((), "the following arguments are required: STATS"),
+    "a missing file": (("none.npy", *SHAPE, *OUT), "none.npy: cannot be read"),
+    "a truncated file": (("cut.npy", *SHAPE, *OUT), "cut.npy: "),
+    "negative counts": (
+        ("negative.npy", *SHAPE, *OUT),
+        "negative.npy: window 0, layer 0, expert 1: co",
+    ),
+    "counts that are words": (("text.csv", *SHAPE, *OUT), "line 2: count is 'many'"),
+    "nothing counted": (("zero.npy", *SHAPE, *OUT), "all counts are 0"),
+    "a file of something else": (("words.json", *SHAPE, *OUT), "words.json: is not statistics"),
+    "a placement as statistics": (("installed.json", *SHAPE, *OUT), "of the format equipoise"),
+    "no output": (("counts.npy", *SHAPE), "-o is needed"),
+    "no ranks": (("counts.npy", "--slots", "12", *OUT), "--ranks is needed"),
+    "no slots": (("counts.npy", "--ranks", "4", *OUT), "--slots is needed"),
+    "no rank": (("counts.npy", "--ranks", "0", "--slots", "12", *OUT), "--ranks must be at least"),
+    "too many ranks": (("counts.npy", "--ranks", "9999", *OUT), "--ranks must be at most 4096"),
+    "too many slots": (("counts.npy", *SHAPE, "--slots", "9" * 9, *OUT), "--slots must be at most"),
+    "too few slots": (("counts.npy", *SHAPE, "--slots", "4", *OUT), "4 slots cannot hold 8 exp"),
+    "slots that do not divide": (("counts.npy", *SHAPE, "--slots", "13", *OUT), "do not divide"),
+    "nodes that do not divide": (("counts.npy", *SHAPE, "--nodes", "3", *OUT), "among 3 nodes"),
+    "an unknown policy": (("counts.npy", *SHAPE, *OUT, "--policy", "luck"), "got 'luck'"),
+    "an unknown split": (
+        ("counts.npy", *SHAPE, *OUT, "--split", "odd"),
+        "level or even, got 'odd'",
+    ),
+    "a target that is no number": (("counts.npy", "--target", "nan"), "expected a number, got 'na"),
+    "a negative target": (("counts.npy", *SHAPE, *OUT, "--target", "-1"), "target must be 0 to"),
+    "a slack above one": (("counts.npy", *SHAPE, *OUT, "--slack", "2"), "slack must be 0 to 1"),
+    "a negative sigma": (("counts.npy", *SHAPE, *OUT, "--sigma", "-1"), "sigma must be 0 to 100"),
+    "a cheap node": (("counts.npy", *SHAPE, *OUT, "--node-cost", "0"), "node_cost must be 1 to"),
+    "an unknown survival": (("counts.npy", *SHAPE, *OUT, "--survive", "3"), "survive must be 0, 1"),
+    "too few to survive": (("counts.npy", *SHAPE, *OUT, "--survive", "1"), "needs two slots an"),
+    "no thread": (("counts.npy", *SHAPE, *OUT, "--threads", "0"), "--threads must be at least 1"),
+    "a crowd of threads": (("counts.npy", *SHAPE, *OUT, "--threads", "9999"), "at most 256"),
+    "copies of nothing": (("counts.npy", *SHAPE, *OUT, "--max-copies", "1"), "needs --installed"),
+    "negative copies": (
+        ("counts.npy", "--installed", "installed.json", *OUT, "--max-copies", "-1"),
+        "max_copies must not be negative",
+    ),
+    "an installed file that is missing": (
+        ("counts.npy", "--installed", "none.json", *OUT),
+        "--installed: none.json: cannot be read",
+    ),
+    "installed on other ranks": (
+        ("counts.npy", "--installed", "installed.json", "--ranks", "2", *OUT),
+        "--installed: installed.json: is for 4 ranks, not 2",
+    ),
+    "installed in other slots": (
+        ("counts.npy", "--installed", "installed.json", "--slots", "16", *OUT),
+        "--installed: has 12 slots, and --slots is 16",
+    ),
+    "installed for other experts": (
+        ("few.npy", "--installed", "installed.json", *OUT),
+        "installed.json: places 8 experts, and the statistics are of 4",
+    ),
+    "installed without a layer": (
+        ("counts.npy", "--installed", "one.json", *OUT),
+        "one.json: has no layer 1, which the statistics have",
+    ),
+    "installed on unknown ranks": (
+        ("counts.npy", "--installed", "installed.yaml", *OUT),
+        "it has to be said beside it, by --ranks",
+    ),
+    "an unknown suffix": (
+        ("counts.npy", *SHAPE, "-o", "new.doc"),
+        "-o: new.doc: has a suffix that",
+    ),
+    "an unknown format": (
+        ("counts.npy", *SHAPE, *OUT, "--format", "pdf"),
+        "cannot be written as p",
+    ),
+    "a format of another suffix": (
+        ("counts.npy", *SHAPE, *OUT, "--format", "tensorrt-llm"),
+        "is written as tensorrt-llm with a suffix of .yaml",
+    ),
+    "a folder as output": (("counts.npy", *SHAPE, "-o", "."), "-o: . is a folder"),
+    "an output over the input": (
+        ("counts.npy", *SHAPE, "-o", "counts.npy"),
+        "-o: counts.npy is the file that STATS is read from",
+    ),
+    "one file for two": (
+        ("counts.npy", *SHAPE, *OUT, "--json", "./new.json"),
+        "--json: new.json is the file that -o is written to",
+    ),
+    "a word in the configuration": (
+        ("counts.npy", *SHAPE, *OUT, "--config", "bad.yaml"),
+        "bad.yaml: key 'ranks': expected a whole number",
+    ),
+    "an unknown key": (
+        ("counts.npy", *SHAPE, *OUT, "--config", "unknown.yaml"),
+        "unknown key 'rank'; did you mean ranks?",
+    ),
+    "a zero byte": (("a\0b.npy", *SHAPE, *OUT), "expected a path"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    layout = formats.read_placement("installed.json")
+    formats.write_placement("one.json", formats.Arrangement(
+        layout.placement[:1], layout.shares[:1], 4
+    ))  # fmt: skip
+    before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    answer = equipoise("plan", *arguments)
+    assert (answer.code, answer.out) == (2, ""), answer.err
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
+
+
+def test_the_placement_written_is_the_plan(
+    equipoise: Callable[..., Any], statistics: np.ndarray[Any, Any]
+) -> None:
+    answer = equipoise("plan", "counts.npy", *SHAPE, "-o", "deep/new.json", "--json", "f.json")
+    assert answer.code == 0
+    found = formats.read_placement("deep/new.json")
+    expected = plan(statistics, slots=12, ranks=4)
+    assert found.digest == expected.digest
+    figures = json.loads(Path("f.json").read_text())
+    assert figures["digest"] == expected.digest
+    assert figures["imbalance"]["planned"] == pytest.approx(expected.predicted_imbalance, abs=1e-4)
+    assert figures["imbalance"]["bound"] <= figures["imbalance"]["planned"] + 1e-9
+    assert figures["imbalance"]["linear"] > figures["imbalance"]["planned"]
+    assert len(figures["by_layer"]["planned"]) == LAYERS
+    assert "3 layers of 8 experts in 12 slots on 4 ranks" in answer.out
+    assert "nothing installed: 36 slots to fill" in answer.out
+    assert answer.err.splitlines() == ["placement: deep/new.json", "figures: f.json"]
+
+
+def test_what_is_installed_is_kept_and_may_be_overwritten(equipoise: Callable[..., Any]) -> None:
+    before = formats.read_placement("installed.json")
+    same = ("--installed", "installed.json", "-o", "installed.json")
+    answer = equipoise("plan", "counts.npy", *same, "--quiet", "--max-copies", "0")
+    assert (answer.code, answer.err) == (0, "")
+    assert "copies to move: 0 = 0.00% of 36 slots, in 0 of 3 layers" in answer.out
+    assert np.array_equal(formats.read_placement("installed.json").placement, before.placement)
+
+
+def test_a_format_that_loses_shares_is_warned_of_and_even_shares_are_none_to_lose(
+    equipoise: Callable[..., Any],
+) -> None:
+    lossy = equipoise("plan", "counts.npy", *SHAPE, "-o", "a.yaml", "--quiet")
+    assert lossy.code == 0
+    assert lossy.err == (
+        "equipoise: warning: a.yaml: tensorrt-llm does not carry shares: lost; "
+        "--split even plans for engines without them\n"
+    )
+    kept = equipoise("plan", "counts.npy", *SHAPE, "-o", "b.yaml", "--quiet", "--split", "even")
+    assert (kept.code, kept.err) == (0, "")
+
+
+def test_a_format_is_chosen_by_its_name(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("plan", "counts.npy", *SHAPE, *OUT, "--format", "vllm-ascend")
+    assert answer.code == 0
+    assert formats.read_placement("new.json").origin == "vllm-ascend: new.json"
+
+
+def test_options_come_from_a_file_and_the_command_line_goes_before_it(
+    equipoise: Callable[..., Any],
+) -> None:
+    Path("plan.yaml").write_text(
+        "ranks: 2\nslots: 12\nout: new.json\npolicy: connected\nsigma: 1\nquiet: true\n"
+    )
+    answer = equipoise("plan", "counts.npy", "--config", "plan.yaml", "--ranks", "4")
+    assert (answer.code, answer.err) == (0, "")
+    assert formats.read_placement("new.json").ranks == 4
+    assert "policy connected" in answer.out
+
+
+def test_every_option_reaches_the_planner(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, object] = {}
+
+    def planner(counts: object, **wanted: Any) -> Plan:
+        seen.update(wanted)
+        return plan(counts, **wanted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planning, "plan", planner)
+    told: dict[str, object] = {
+        "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
+        "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even",
+    }  # fmt: skip
+    flags = [word for k, v in told.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    assert equipoise("plan", "counts.npy", "--installed", "installed.json", *OUT, *flags).code == 0
+    assert {key: seen[key] for key in told} == told
+    assert (seen["ranks"], seen["slots"]) == (4, 12)
+
+
+def test_every_option_is_a_field_with_the_default_of_the_planner() -> None:
+    planner = inspect.signature(plan).parameters
+    request = {field.name: field.default for field in fields(PlanRequest)}
+    for name, default in request.items():
+        if name in planner and default not in (None, MISSING):
+            assert planner[name].default == default, name
+    assert set(plan_options.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
+    assert tuple(Policy) == kinds.POLICIES
+    assert tuple(Split) == kinds.SPLITS
+    written = tuple(form.name for form in formats.known()[6:] if form.writes)
+    assert written == names.PLACEMENTS
+
+
+def test_no_line_of_the_table_is_wider_than_a_terminal(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("plan", "counts.npy", *SHAPE, *OUT)
+    assert max(map(len, answer.out.splitlines())) <= 80

@@ -1,0 +1,162 @@
+"""`equipoise report`: the table, the figures, the page, and what it refuses."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.balancer import formats
+from equipoise.balancer.experts import plan
+from equipoise.cli.report_options import BY_KEY, ReportRequest
+from equipoise.report import canvas
+
+RANKS, EXPERTS = 4, 8
+
+
+@pytest.fixture(autouse=True)
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(7)
+    by_rank = draw.integers(0, 50, (RANKS, 3, 2, EXPERTS)) * np.arange(EXPERTS)
+    counts = by_rank.sum(axis=0)
+    statistics = formats.Statistics(counts, (3, 5), by_rank, 100, 2)
+    formats.write_statistics("recorded", statistics)
+    formats.write_statistics("counts.npz", formats.Statistics(counts, (3, 5)))
+    np.save("zero.npy", np.zeros((2, EXPERTS), dtype=np.int64))
+    found = plan(counts, slots=12, ranks=RANKS)
+    layout = formats.Arrangement(found.placement, found.shares, RANKS, (3, 5))
+    formats.write_placement("placement.json", layout)
+    formats.write_placement("placement.yaml", layout)
+    formats.write_placement(
+        "others.json", formats.Arrangement(found.placement, found.shares, RANKS)
+    )
+    found_counts: np.ndarray[Any, Any] = counts
+    return found_counts
+
+
+BAD = {
+    "no statistics": ((), "the following arguments are required: STATS"),
+    "a missing folder": (("none",), "none: "),
+    "ranks that nobody says": (("counts.npz",), "--ranks is needed: counts.npz does not say"),
+    "no rank": (("recorded", "--ranks", "0"), "--ranks must be at least 1"),
+    "more ranks than may be": (("recorded", "--ranks", "5000"), "--ranks must be at most 4096"),
+    "nothing counted": (("zero.npy", "--ranks", "2"), "all counts are 0"),
+    "a placement as statistics": (("placement.json",), "of the format equipoise"),
+    "statistics as a placement": (
+        ("recorded", "--placement", "counts.npz"),
+        "--placement: counts.npz: is not a placement but of the format npz",
+    ),
+    "a placement that is missing": (("recorded", "--placement", "no.json"), "no.json: cannot be r"),
+    "a placement of unknown ranks": (("recorded", "--placement", "placement.yaml"), "by --ranks"),
+    "a placement of other ranks": (
+        ("recorded", "--placement", "placement.json", "--ranks", "2"),
+        "is for 4 ranks, not 2",
+    ),
+    "a placement of other layers": (
+        ("recorded", "--placement", "others.json"),
+        "--placement: others.json: has no layer 3, which the statistics have",
+    ),
+    "figures over the placement": (
+        ("recorded", "--placement", "placement.json", "--json", "placement.json"),
+        "--json: placement.json is the file that --placement is read from",
+    ),
+    "one file for two": (("recorded", "--json", "f", "--html", "./f"), "--json is written to"),
+    "a folder as page": (("recorded", "--html", "."), "is a folder, not a file"),
+    "an unknown option": (("recorded", "--rank", "2"), "unrecognized arguments: --rank"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    before = sorted(os.listdir(tmp_path))
+    answer = equipoise("report", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_the_table_is_that_of_the_definitions(
+    equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
+) -> None:
+    answer = equipoise("report", "recorded")
+    rows = recorded.reshape(3, 2, RANKS, -1).sum(axis=3)
+    imbalance = (rows.max(axis=2) / rows.mean(axis=2) - 1).mean()
+    std = rows.std(axis=2, ddof=1).mean()
+    [line] = [line for line in answer.out.splitlines() if line.startswith("linear, by rank")]
+    assert (answer.code, answer.err) == (0, "")
+    assert line.split()[3:7] == ["8", f"{rows.mean():,.1f}", f"{std:,.1f}", f"{imbalance:.4f}"]
+    assert "2 layers of 8 experts on 4 ranks" in answer.out
+    assert "iterations 100 to 102" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+
+
+def test_a_placement_is_compared_in_table_figures_and_page(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise(
+        "report",
+        "recorded",
+        "--placement",
+        "placement.json",
+        "--json",
+        "f.json",
+        "--html",
+        "h/r.html",
+    )
+    assert answer.code == 0
+    assert answer.err.splitlines() == ["figures: f.json", "page: h/r.html"]
+    served = json.loads(Path("f.json").read_text())["served"]
+    before, after = (served[name]["by_rank"]["average"] for name in ("linear", "placement"))
+    assert after["imbalance"] < before["imbalance"]
+    assert after["mean"] == pytest.approx(before["mean"])
+    assert len(served["placement"]["by_slot"]["layers"]["std"]) == 2
+    page = Path("h/r.html").read_text()
+    assert page.count("<svg") == 2
+    assert "destination rank" in page
+
+
+def test_a_layer_without_rows_is_a_null_and_no_trouble(equipoise: Callable[..., Any]) -> None:
+    counts = np.zeros((1, 2, EXPERTS), dtype=np.int64)
+    counts[0, 1, 2] = 9
+    np.save("half.npy", counts)
+    answer = equipoise("report", "half.npy", "--ranks", "2", "--json", "f.json", "--html", "h.html",
+                       "--quiet")  # fmt: skip
+    assert (answer.code, answer.err) == (0, "")
+    layers = json.loads(Path("f.json").read_text())["served"]["linear"]["by_rank"]["layers"]
+    assert layers["imbalance"] == [None, 1.0]
+
+
+def test_without_pictures_the_table_still_comes(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> str:
+        raise canvas.PlotsMissing("matplotlib is missing")
+
+    monkeypatch.setattr("equipoise.report.comparison_heatmaps.draw", missing)
+    answer = equipoise("report", "recorded", "--html", "r.html")
+    assert answer.code == 0
+    assert answer.err == "equipoise: warning: no page: matplotlib is missing\n"
+    assert "linear, by rank" in answer.out
+    assert not Path("r.html").exists()
+
+
+def test_names_on_the_page_are_escaped(equipoise: Callable[..., Any]) -> None:
+    os.rename("recorded", "<b>&")
+    assert equipoise("report", "<b>&", "--html", "r.html").code == 0
+    page = Path("r.html").read_text()
+    assert "<b>&" not in page
+    assert "&lt;b&gt;&amp;" in page
+
+
+def test_options_come_from_a_file(equipoise: Callable[..., Any]) -> None:
+    Path("report.yaml").write_text("ranks: 2\nquiet: true\njson: f.json\n")
+    assert equipoise("report", "recorded", "--config", "report.yaml").err == ""
+    assert json.loads(Path("f.json").read_text())["ranks"] == 2
+    fields = set(ReportRequest.__dataclass_fields__)
+    assert set(BY_KEY) - {"quiet"} == fields - {"statistics", "progress"}
