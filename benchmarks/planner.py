@@ -31,13 +31,11 @@ from loads import Counts, Model, Window, batches, windows
 
 from equipoise import _native
 from equipoise.balancer.experts import Plan, plan
-from equipoise.balancer.experts.planner import even_shares
+from equipoise.balancer.experts.placement import Placement
+from equipoise.balancer.experts.planner import Layout, even_shares
 
 WINDOWS, BATCHES = 13, 2
 SEEDS, REPEATS = 3, 5
-SHARE_ONE = 65536
-Placement = npt.NDArray[np.int32]
-Shares = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 
@@ -65,14 +63,6 @@ SHAPES = {
     "d": Shape(61, 384, 512, 128, 16, 16),
     "e": Shape(58, 256, 1152, 576, 72, 8),
 }
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What an algorithm proposes."""
-
-    placement: Placement
-    shares: Shares
 
 
 Planner = Callable[[Counts, Layout | None], Layout]

@@ -30,8 +30,8 @@ std::vector<Item> by_size(Counts score, const Rules& rules) {
 
 // Where the copies of an expert that were dealt are.
 struct Dealt {
-    std::int32_t first = -1;   // rank of the first one
-    std::int32_t avoid = -1;   // the node that the last one must not be on
+    std::int32_t first = -1;  // rank of the first one
+    std::int32_t avoid = -1;  // the node that the last one must not be on
 };
 
 class Dealer {

@@ -20,7 +20,7 @@ struct Rules {
     Apart apart;         // what an expert must survive the loss of
 
     std::int32_t node_of(std::int32_t rank) const { return rank / (shape.ranks / nodes); }
-    // How many copies an expert must and may have: one a rank, unless there are more slots than that.
+    // How many copies an expert must and may have: one a rank at most, unless there are more slots.
     Range copies() const {
         const std::int32_t forced = (shape.slots + shape.experts - 1) / shape.experts;
         return {apart == Apart::kNothing ? 1 : 2, std::max(shape.ranks, forced)};
@@ -34,8 +34,8 @@ struct Rules {
 // - Of each of these experts the last copy goes to a rank of another component, as long as there is
 //   one: to the least full of them.
 // - Experts with one copy follow, each to the least full rank.
-// No rank gets two copies of an expert, where slots <= experts * ranks. Ties go to the lower rank. "Full" is by score, relative to
-// capacity. Writes the expert of each slot.
+// No rank gets two copies of an expert, where slots <= experts * ranks. Ties go to the lower rank.
+// "Full" is by score, relative to capacity. Writes the expert of each slot.
 void plan_connected(Counts score, const Rules& rules, Span<std::int32_t> placement);
 
 }  // namespace equipoise

@@ -9,8 +9,8 @@ namespace {
 constexpr std::int32_t kDrip = kShareOne / 10;
 // It ends after so many steps in a row that lower nothing: several sets of ranks may be as high.
 constexpr std::int32_t kPatience = 8;
-// Where the target is missed the aim is three quarters of it, so that the next window does not miss it
-// at once.
+// Where the target is missed the aim is three quarters of it, so that the next window does not miss
+// it at once.
 constexpr std::int32_t kAim = 3, kOf = 4;
 // So many steps of a call are for the slack.
 constexpr std::int32_t kSlack = 1;
@@ -77,7 +77,8 @@ bool Improver::take(std::int32_t slot, std::int32_t expert) {
 void Improver::relieve(std::int32_t slack) {
     std::int64_t least = measure();
     if (traded_ && least <= best_) keep(least);
-    for (std::int32_t idle = 0; least > 0 && idle < kPatience && (stuck_ || slack-- > 0) && step();) {
+    std::int32_t idle = 0;
+    while (least > 0 && idle < kPatience && (stuck_ || slack-- > 0) && step()) {
         const std::int64_t now = measure();
         idle = now < least ? 0 : idle + 1;
         least = std::min(least, now);

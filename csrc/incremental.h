@@ -11,12 +11,13 @@ namespace equipoise {
 
 // `run` changes the board's placement by at most `copies` copies. In this order:
 // - A copy changes hands: from the expert that misses one least to the hottest one, as long as that
-//   is hotter, by `score`, by the hysteresis; where the target is missed, `drip` more for a tenth. Among the copies to give up, one that
-//   leaves the ranks connected, on a rank that is little filled.
-// - Where the target is missed: while a rank cannot be levelled to it, or its single copies leave no
-//   slack: the ranks
-//   that its load can reach get a joint to the others, one copy; or two experts with one copy trade
-//   places, two copies; whichever lowers the peak more for each copy.
+//   is hotter, by `score`, by the hysteresis; where the target is missed, `drip` more for a tenth.
+//   Among the copies to give up, one that leaves the ranks connected, on a rank that is little
+//   filled.
+// - Where the target is missed: while a rank cannot be levelled to it, or, for one step, its single
+//   copies leave no slack: the ranks that its load can reach get a joint to the others, one copy;
+//   or two experts with one copy trade places, two copies; whichever lowers the peak more for each
+//   copy.
 // What it ends with is the best that it came by, what is installed included, so a placement that
 // meets the target, and that nobody wants a copy of, stays as it is.
 // The flows that the board is left with are level, or even. With even ones nothing flows along the

@@ -51,9 +51,10 @@ std::size_t Leveller::overfull(std::int64_t height) {
     return order_.size();
 }
 
-// The last found first: what a rank has too much or too little of goes to the one it was found from.
+// The last found first: what a rank has too much or too little of goes to the one that it was found
+// from.
 void Leveller::drain(std::int64_t height) {
-    ++round_;
+    begin_round();
     queue_.clear();
     for (std::int32_t rank = 0; rank < board_.shape().ranks; ++rank)
         if (seen_[rank] != round_) grow(rank);
@@ -92,12 +93,16 @@ Ids Leveller::pour_from(std::int32_t rank, std::int64_t height) {
     return {nullptr, 0};
 }
 
+// Nobody has been seen.
+void Leveller::begin_round() {
+    if (++round_ < INT32_MAX) return;
+    std::fill(seen_.begin(), seen_.end(), 0);
+    round_ = 1;
+}
+
 // Breadth first; whether a rank with room was found, the last of the queue.
 bool Leveller::search(std::int32_t rank, std::int64_t height) {
-    if (++round_ == INT32_MAX) {
-        std::fill(seen_.begin(), seen_.end(), 0);
-        round_ = 1;
-    }
+    begin_round();
     queue_.assign(1, rank);
     seen_[rank] = round_;
     for (std::size_t head = 0; head < queue_.size(); ++head)

@@ -8,11 +8,12 @@
 namespace equipoise {
 
 // First along a tree that spans the ranks, from its leaves to its root: where no copy runs dry all
-// ranks are level then. What is left pours along chains of copies, from ranks that are too full to ranks that are not: a maximum
-// flow, each chain a shortest one (Edmonds and Karp, 1972). Where nothing more can leave a set of
-// ranks, no shares can bring the peak below what they hold divided by their capacity, and the height
-// that is aimed at rises to that (Newton's step, as Dinkelbach, 1967, for ratios): so the peak is the
-// optimum of the linear program, to within the rounding of 1 / 65536 of a token.
+// ranks are level then. What is left pours along chains of copies, from ranks that are too full to
+// ranks that are not: a maximum flow, each chain a shortest one (Edmonds and Karp, 1972). Where
+// nothing more can leave a set of ranks, no shares can bring the peak below what they hold divided
+// by their capacity, and the height that is aimed at rises to that (Newton's step, as Dinkelbach,
+// 1967, for ratios): so the peak is the optimum of the linear program, to within the rounding of
+// 1 / 65536 of a token.
 class Leveller {
  public:
     explicit Leveller(Board& board);
@@ -23,8 +24,8 @@ class Leveller {
     // As level as can be, to a part in 8192 of the mean: 0.00012.
     std::int64_t level() { return level(board_.mean() + board_.mean() / 8192); }
 
-    // The ranks that kept the last level() from its aim: nothing can leave them together. Empty when
-    // it was reached.
+    // The ranks that kept the last level() from its aim: nothing can leave them together. Empty
+    // when it was reached.
     const std::vector<std::int32_t>& binding() const { return binding_; }
 
     // The ranks that the load of this one could be poured to, itself first, all of them at least as
@@ -35,6 +36,7 @@ class Leveller {
     std::size_t overfull(std::int64_t height);
     void drain(std::int64_t height);
     void grow(std::int32_t rank);
+    void begin_round();
     bool search(std::int32_t rank, std::int64_t height);
     bool visit(std::int32_t slot, std::int64_t height);
     void pour_along(std::int32_t rank, std::int64_t height);

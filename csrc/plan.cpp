@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "labels.h"
@@ -115,8 +117,13 @@ void plan_layers(const Request& request, const Answer& answer) {
     Shift shift;
     std::vector<std::thread> others;
     const std::int64_t threads = std::min<std::int64_t>(request.threads, request.layers);
-    for (std::int64_t i = 1; i < threads; ++i)
-        others.emplace_back(work, std::cref(request), std::cref(answer), std::ref(shift));
+    others.reserve(threads);
+    try {
+        for (std::int64_t i = 1; i < threads; ++i)
+            others.emplace_back(work, std::cref(request), std::cref(answer), std::ref(shift));
+    } catch (const std::system_error&) {
+        // No more threads are to be had: those that there are do it all.
+    }
     work(request, answer, shift);
     for (std::thread& other : others) other.join();
     if (shift.failure) std::rethrow_exception(shift.failure);

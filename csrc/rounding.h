@@ -14,8 +14,8 @@ class Rounding {
 
     // Shares by slot: the flows rounded to 1 / 65536 of each expert by largest remainder, ties to
     // the lower slot; even shares for an expert without load. Should the rounding leave the fullest
-    // rank above that of even shares, the even shares are the answer. Returns the peak over the mean
-    // - 1 of the ranks, relative to their capacities, in 1 / 65536, rounded up.
+    // rank above that of even shares, the even shares are the answer. Returns the peak over the
+    // mean - 1 of the ranks, relative to their capacities, in 1 / 65536, rounded up.
     std::int64_t round(Span<std::int32_t> shares);
 
  private:

@@ -34,7 +34,9 @@ Swap Swaps::best(const Field& field) {
 }
 
 void Swaps::sort_ranks(std::size_t count, std::int64_t mean) {
-    const auto over = [&](std::int32_t rank) { return board_.full(rank) - board_.share(mean, rank); };
+    const auto over = [&](std::int32_t rank) {
+        return board_.full(rank) - board_.share(mean, rank);
+    };
     std::iota(order_.begin(), order_.end(), 0);
     std::partial_sort(order_.begin(), order_.begin() + count, order_.end(), [&](auto a, auto b) {
         const std::int64_t x = over(a), y = over(b);
@@ -80,7 +82,8 @@ void Swaps::look(std::int32_t inside, std::int32_t outside, const Field& field, 
 bool Swaps::apart(std::int32_t a, std::int32_t b) const {
     if (split_ == Split::kLevel) return true;  // they have one copy each
     const std::int32_t here = board_.rank_of(a), there = board_.rank_of(b);
-    if (rules_.apart == Apart::kNodes && rules_.node_of(here) != rules_.node_of(there)) return false;
+    if (rules_.apart == Apart::kNodes && rules_.node_of(here) != rules_.node_of(there))
+        return false;
     return !board_.holds(here, board_.expert_at(b)) && !board_.holds(there, board_.expert_at(a));
 }
 

@@ -26,8 +26,8 @@ class Swaps {
  public:
     Swaps(const Board& board, const Rules& rules, Split split);
 
-    // The swap that brings most of the excess to a rank that has room for it; its gain is 0 if there
-    // is none. Looked for among the least full ranks and some of those inside.
+    // The swap that brings most of the excess to a rank that has room for it; its gain is 0 if
+    // there is none. Looked for among the least full ranks and some of those inside.
     Swap best(const Field& field);
 
  private:

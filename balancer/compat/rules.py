@@ -17,6 +17,7 @@ import numpy.typing as npt
 from equipoise import _native
 from equipoise.balancer.compat.counts import Counts
 from equipoise.balancer.compat.evening import evened
+from equipoise.balancer.experts.choices import one_of
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, check
 from equipoise.balancer.experts.planning import plan
 from equipoise.hal.errors import PlacementError
@@ -67,7 +68,7 @@ def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Place
     shape = Shape(layers, experts, wish.slots, wish.ranks)
     if wish.nodes < 1 or wish.ranks % wish.nodes:
         raise PlacementError(f"{wish.ranks} ranks do not divide among {wish.nodes} nodes")
-    rule = _rule(wish.rule)
+    rule = one_of(Rule, "policy", wish.rule)
     if installed is not None:
         check(installed, shape)
     total: Counts = load.reshape(-1, layers, experts).sum(axis=0)
@@ -95,13 +96,6 @@ def doubled(placement: Placement, ranks: int) -> npt.NDArray[np.bool_]:
     held = np.sort(placement.reshape(placement.shape[0], ranks, -1), axis=2)
     twice: npt.NDArray[np.bool_] = (held[..., 1:] == held[..., :-1]).any(axis=(1, 2))
     return twice
-
-
-def _rule(name: str) -> Rule:
-    try:
-        return Rule(name)
-    except ValueError:
-        raise PlacementError(f"policy must be one of {', '.join(Rule)}, got {name!r}") from None
 
 
 def _rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:

@@ -22,8 +22,9 @@ gets the same plan. What `plan` takes:
 - `max_copies` that may move, over all layers; likewise `byte_budget`, with `expert_bytes` each.
 - `node_cost`: what `incremental` takes a copy from another node to cost, in copies within one.
 - `survive`: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two nodes.
+  `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
 - `sigma`: standard deviations of the windows above the mean that copies are counted and packed by.
-- `capacities` of the ranks, in any unit; None for equal ones.
+- `capacities` of the ranks, in any unit; None for equal ones. `greedy` packs as if they were equal.
 - `objective`: tokens or active_experts.
 - `threads`, over layers; they change nothing but the time.
 - `split`: level, or even for engines that know no shares.
@@ -31,15 +32,15 @@ gets the same plan. What `plan` takes:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
+from equipoise.balancer.experts.choices import Objective, Policy, Split, one_of
 from equipoise.balancer.experts.demand import Demand, demand_of
+from equipoise.balancer.experts.group import Group, group_of
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
     Placement,
@@ -49,41 +50,6 @@ from equipoise.balancer.experts.placement import (
     digest,
 )
 from equipoise.hal.errors import PlacementError
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-class Policy(StrEnum):
-    """How to plan."""
-
-    GREEDY = "greedy"
-    """Anew, by the rule that DeepSeek's EPLB and TensorRT-LLM publish."""
-    CONNECTED = "connected"
-    """Anew, so that the copies connect all ranks and shares can level any batch."""
-    INCREMENTAL = "incremental"
-    """From what is installed, moving as little as the target allows."""
-
-
-class Objective(StrEnum):
-    """What is to be equal on all ranks."""
-
-    TOKENS = "tokens"
-    """Rows: what compute-bound phases wait for."""
-    ACTIVE_EXPERTS = "active_experts"
-    """Experts that have any rows: what memory-bound decoding waits for.
-
-    Source: METRO, arXiv 2512.09277.
-    """
-
-
-class Split(StrEnum):
-    """How rows are divided among the copies of an expert."""
-
-    LEVEL = "level"
-    """By shares that level the ranks."""
-    EVEN = "even"
-    """All copies alike: for engines that know no shares."""
-
 
 HYSTERESIS = 1.2
 """A copy changes hands when the one expert's load per copy is so much above the other's."""
@@ -119,21 +85,11 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Who takes part."""
-
-    shape: Shape
-    capacity: npt.NDArray[np.int32]
-    nodes: int
-    survive: int
-
-
-@dataclass(frozen=True)
 class _Task:
     """What the native core is told, but for the number of copies."""
 
     demand: Demand
-    group: _Group
+    group: Group
     installed: Placement | None
     policy: Policy
     aims: npt.NDArray[np.int32]
@@ -154,6 +110,7 @@ class _Task:
             allowance,
             self.threads,
         )
+        self.group.check_survival(placement)
         return Plan(
             placement=placement,
             shares=shares,
@@ -166,10 +123,15 @@ class _Task:
     def within(self, budget: int | None) -> Plan:
         """The plan that moves at most so many copies."""
         most = np.full(self.group.shape.layers, MOST, dtype=np.int64)
+        if self.installed is None:
+            return self.run(self.policy, most)
+        none = np.zeros_like(most)
+        if budget == 0:
+            return self.run(Policy.INCREMENTAL, none)
         wanted = self.run(self.policy, most)
-        if budget is None or self.installed is None or wanted.moves <= budget:
+        if budget is None or wanted.moves <= budget:
             return wanted
-        kept = self.run(Policy.INCREMENTAL, np.zeros_like(most))
+        kept = self.run(Policy.INCREMENTAL, none)
         allowance = ration(wanted.layer_moves, kept.layer_imbalance, budget)
         if self.policy is Policy.INCREMENTAL:
             return self.run(self.policy, allowance)
@@ -216,16 +178,16 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
 
     Raises `PlacementError` when the numbers cannot fit together.
     """
-    tokens = _one_of(Objective, "objective", objective) is Objective.TOKENS
+    tokens = one_of(Objective, "objective", objective) is Objective.TOKENS
     demand = demand_of(load, sigma, tokens)
     layers, experts = demand.load.shape
     shape = Shape(layers, experts, slots, ranks)
     task = _Task(
         demand,
-        _group(shape, nodes, survive, capacities),
+        group_of(shape, nodes, survive, capacities),
         _installed(installed, shape),
-        _one_of(Policy, "policy", policy),
-        _aims(target, slack, node_cost, _one_of(Split, "split", split)),
+        one_of(Policy, "policy", policy),
+        _aims(target, slack, node_cost, one_of(Split, "split", split)),
         _positive("threads", threads),
     )
     return task.within(_budget(max_copies, byte_budget, expert_bytes))
@@ -254,45 +216,10 @@ def _budget(copies: int | None, size: int | None, expert: int | None) -> int | N
     return min([*affordable, *([] if copies is None else [copies])], default=None)
 
 
-def _one_of(kind: type[Choice], name: str, value: str) -> Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(kind)
-        raise PlacementError(f"{name} must be one of {known}, got {value!r}") from None
-
-
 def _positive(name: str, value: int) -> int:
     if value < 1:
         raise PlacementError(f"{name} must be positive, got {value}")
     return value
-
-
-def _group(shape: Shape, nodes: int, survive: int, capacities: Sequence[float] | None) -> _Group:
-    if nodes < 1 or shape.ranks % nodes:
-        raise PlacementError(f"{shape.ranks} ranks do not divide among {nodes} nodes")
-    if survive not in (0, 1, 2):
-        raise PlacementError(f"survive must be 0, 1 or 2, got {survive}")
-    if survive and shape.slots < 2 * shape.experts:
-        raise PlacementError(
-            f"survive={survive} needs two slots an expert: {2 * shape.experts}, not {shape.slots}"
-        )
-    if survive > min(1, shape.ranks - 1) + min(1, nodes - 1):
-        raise PlacementError(
-            f"survive={survive} needs more than {shape.ranks} ranks, {nodes} nodes"
-        )
-    return _Group(shape, _capacity(capacities, shape.ranks), nodes, survive)
-
-
-def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.int32]:
-    if capacities is None:
-        return np.full(ranks, SHARE_ONE, dtype=np.int32)
-    given = np.asarray(capacities, dtype=np.float64)
-    if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
-        raise PlacementError(f"capacities must be {ranks} positive numbers")
-    parts = np.maximum(np.rint(given / given.mean() * SHARE_ONE), 1).astype(np.int32)
-    capacity: npt.NDArray[np.int32] = parts
-    return capacity
 
 
 def _installed(installed: npt.ArrayLike | None, shape: Shape) -> Placement | None:

@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import Plan, plan, planning
-from equipoise.balancer.experts.planning import Policy, Split
+from equipoise.balancer.experts.choices import Policy, Split
 from equipoise.balancer.formats import names
 from equipoise.cli import kinds, plan_options
 from equipoise.cli.plan_options import PlanRequest

@@ -125,6 +125,18 @@ def test_copies_from_another_node_are_dear_where_that_is_said() -> None:
     assert far(100.0) < far(1.0)
 
 
+@pytest.mark.parametrize(("survive", "kind"), [(1, "rank"), (2, "node")])
+def test_a_plan_that_would_lose_an_expert_is_refused(survive: int, kind: str) -> None:
+    """Greedy leaves one copy alone; incremental brings no second one where there is one."""
+    load = [[100, 1, 1, 1]]
+    group = {"slots": 8, "ranks": 4, "nodes": 2, "survive": survive}
+    assert plan(load, policy="connected", **group).moves == 8  # type: ignore[arg-type]
+    lonely = [[0, 0, 0, 1, 2, 2, 3, 3]]
+    for policy in ("greedy", "incremental"):
+        with pytest.raises(PlacementError, match=f"survive={survive}: layer 0 has .* one {kind}"):
+            plan(load, policy=policy, installed=lonely, **group)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [

@@ -1,0 +1,75 @@
+"""The ranks that a plan is for, and what of them may be lost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
+from equipoise.hal.errors import PlacementError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part.
+
+    Attributes:
+        shape: how many of everything.
+        capacity: int32 (ranks,), in 1 / 65536 of an ordinary rank.
+        nodes: of as many ranks each.
+        survive: 0 nothing, 1 the loss of a rank, 2 of a node.
+    """
+
+    shape: Shape
+    capacity: npt.NDArray[np.int32]
+    nodes: int
+    survive: int
+
+    def check_survival(self, placement: Placement) -> None:
+        """Raise `PlacementError` where an expert would be lost with what has to be survived."""
+        if not self.survive:
+            return
+        shape, kind = self.shape, "rank" if self.survive == 1 else "node"
+        size = shape.slots // (shape.ranks if kind == "rank" else self.nodes)
+        homes = np.broadcast_to(np.arange(shape.slots) // size, placement.shape)
+        at = np.arange(shape.layers)[:, None], placement
+        first = np.full((shape.layers, shape.experts), shape.ranks)
+        last = np.full_like(first, -1)
+        np.minimum.at(first, at, homes)
+        np.maximum.at(last, at, homes)
+        alone = np.argwhere(first == last)
+        if alone.size:
+            layer, expert = alone[0].tolist()
+            raise PlacementError(
+                f"survive={self.survive}: layer {layer} has expert {expert} on one {kind} only; "
+                "the policy `connected` plans otherwise"
+            )
+
+
+def group_of(shape: Shape, nodes: int, survive: int, capacities: Sequence[float] | None) -> Group:
+    """The group, its numbers checked. Raises `PlacementError`."""
+    if nodes < 1 or shape.ranks % nodes:
+        raise PlacementError(f"{shape.ranks} ranks do not divide among {nodes} nodes")
+    if survive not in (0, 1, 2):
+        raise PlacementError(f"survive must be 0, 1 or 2, got {survive}")
+    if survive and shape.slots < 2 * shape.experts:
+        raise PlacementError(
+            f"survive={survive} needs two slots an expert: {2 * shape.experts}, not {shape.slots}"
+        )
+    if survive > min(1, shape.ranks - 1) + min(1, nodes - 1):
+        raise PlacementError(
+            f"survive={survive} needs more than {shape.ranks} ranks, {nodes} nodes"
+        )
+    return Group(shape, _capacity(capacities, shape.ranks), nodes, survive)
+
+
+def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.int32]:
+    if capacities is None:
+        return np.full(ranks, SHARE_ONE, dtype=np.int32)
+    given = np.asarray(capacities, dtype=np.float64)
+    if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
+        raise PlacementError(f"capacities must be {ranks} positive numbers")
+    parts = np.maximum(np.rint(given / given.mean() * SHARE_ONE), 1).astype(np.int32)
+    capacity: npt.NDArray[np.int32] = parts
+    return capacity
