@@ -25,6 +25,8 @@ EquipoiseError
 │   └── RankLost              a rank was killed, stopped or left; names rank and operation
 ├── Violation                 the conformance suite saw a backend break a clause
 ├── FormatError               a file of statistics or of a placement cannot be read, or written
+│   ├── FileUnwritten         the system did not take it: a full disk, no permission
+│   └── RanksUnsaid           it does not say for how many ranks it is, and nobody else did
 └── EngineError
     ├── PlacementError        a placement, share table or load is malformed
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
@@ -170,6 +172,14 @@ class FormatError(EquipoiseError):
         super().__init__(line)
         self.path = path
         self.what = what
+
+
+class FileUnwritten(FormatError):
+    """The system did not take it: a full disk, no permission."""
+
+
+class RanksUnsaid(FormatError):
+    """A placement does not say for how many ranks it is, and nobody else did."""
 
 
 class EngineError(EquipoiseError):

@@ -14,8 +14,8 @@ import torch
 
 from equipoise.balancer.compat.counts import Counts, Given, integers, whole
 from equipoise.balancer.compat.deepseek import check_groups
-from equipoise.balancer.compat.maps import logical_maps
 from equipoise.balancer.compat.rules import Rule, Wish, place
+from equipoise.balancer.experts.logical_maps import logical_maps
 from equipoise.balancer.experts.placement import Placement
 from equipoise.hal.errors import PlacementError
 

@@ -9,7 +9,7 @@ from shutil import rmtree
 from typing import TypeVar
 from uuid import uuid4
 
-from equipoise.hal.errors import FormatError
+from equipoise.hal.errors import FileUnwritten, FormatError
 
 LARGEST = 1 << 30
 """Bytes of a file at most: more is another kind of file, or an attack on memory."""
@@ -106,9 +106,10 @@ def _mode(path: Path) -> int:
 
 
 def _tried(path: Path, what: str, action: Callable[[], Outcome]) -> Outcome:
+    kind = FileUnwritten if what == "written" else FormatError
     try:
         return action()
     except OSError as error:
-        raise FormatError(str(path), f"cannot be {what}: {error.strerror or error}") from None
+        raise kind(str(path), f"cannot be {what}: {error.strerror or error}") from None
     except ValueError as error:  # a name with a zero byte
-        raise FormatError(repr(str(path)), f"cannot be {what}: {error}") from None
+        raise kind(repr(str(path)), f"cannot be {what}: {error}") from None

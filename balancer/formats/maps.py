@@ -12,6 +12,7 @@ files are our own: JSON, npz or safetensors with these fields, and `ranks` and `
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.experts.logical_maps import ABSENT, logical_maps
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.bundle import ARRAY, Bundle
 from equipoise.balancer.formats.numbers import place
@@ -23,27 +24,24 @@ FORWARD = "physical_to_logical_map"
 BACK = "logical_to_physical_map"
 COUNT = "logical_replica_count"
 EPLB_TABLE = "eplb_table"
-NOBODY = -1
-"""Pads the rows of `logical_to_physical_map`."""
 
 
 def unpack_maps(bundle: Bundle, ranks: int) -> Arrangement:
     """From `physical_to_logical_map`; what else there is must agree. Raises `FormatError`."""
     found = Arrangement.even(bundle.narrow(FORWARD, GRID), ranks, bundle.layers())
-    width = _width(found)
-    count, back = _tables(found, width)
+    back, count = logical_maps(found.placement, found.experts)
     if COUNT in bundle.fields:
         _compare(bundle, COUNT, count, TABLE[:2])
     if BACK in bundle.fields:
         given = bundle.integers(BACK, TABLE)
-        padded = _pad(back, max(width, given.shape[2]), NOBODY)
+        padded = _pad(back, max(back.shape[2], given.shape[2]), ABSENT)
         _compare(bundle, BACK, padded, TABLE)
     return found
 
 
 def pack_maps(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
     """All three maps, int64, no wider than the expert with the most copies needs."""
-    count, back = _tables(arrangement, _width(arrangement))
+    back, count = logical_maps(arrangement.placement, arrangement.experts)
     maps = {FORWARD: arrangement.placement.astype(np.int64), BACK: back, COUNT: count}
     return {**maps, **_beside(arrangement)}
 
@@ -76,7 +74,7 @@ def unpack_table(bundle: Bundle, ranks: int) -> Arrangement:
 
 def pack_table(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
     """(layers, experts, columns) int32; what no copy needs is 0, as in the vendor's own test."""
-    count, back = _tables(arrangement, _width(arrangement))
+    back, count = logical_maps(arrangement.placement, arrangement.experts)
     table = np.concatenate([count[:, :, None], np.maximum(back, 0)], axis=2)
     return {EPLB_TABLE: table.astype(np.int32), **_beside(arrangement)}
 
@@ -91,27 +89,6 @@ def _beside(arrangement: Arrangement) -> dict[str, npt.NDArray[np.generic]]:
         "ranks": np.array(arrangement.ranks, dtype=np.int64),
         "layers": np.array(arrangement.layers, dtype=np.int64),
     }
-
-
-def _width(arrangement: Arrangement) -> int:
-    """Copies of the expert that has the most."""
-    return max(int(np.bincount(row).max()) for row in arrangement.placement)
-
-
-def _tables(
-    arrangement: Arrangement, width: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Copies of each expert, and their slots, ascending, padded with -1."""
-    layers, experts = arrangement.placement.shape[0], arrangement.experts
-    count = np.zeros((layers, experts), dtype=np.int64)
-    back = np.full((layers, experts, width), NOBODY, dtype=np.int64)
-    for layer, row in enumerate(arrangement.placement):
-        order = np.argsort(row, kind="stable")
-        count[layer] = np.bincount(row, minlength=experts)
-        start = np.cumsum(count[layer]) - count[layer]
-        held = row[order]
-        back[layer, held, np.arange(row.size) - start[held]] = order
-    return count, back
 
 
 def _pad(back: npt.NDArray[np.int64], width: int, value: int) -> npt.NDArray[np.int64]:
@@ -139,16 +116,16 @@ def _row(
     bundle: Bundle, layer: int, rows: npt.NDArray[np.int32], slots: int
 ) -> npt.NDArray[np.int32]:
     """The expert in each slot of a layer."""
-    row = np.full(slots, NOBODY, dtype=np.int32)
+    row = np.full(slots, ABSENT, dtype=np.int32)
     for expert, (copies, *held) in enumerate(rows.tolist()):
         for slot in held[:copies]:
             if not 0 <= slot < slots:
                 raise _astray(bundle, layer, expert, f"slot {slot} of {slots}")
-            if row[slot] != NOBODY:
+            if row[slot] != ABSENT:
                 raise _astray(bundle, layer, expert, f"slot {slot}, as has expert {row[slot]}")
             row[slot] = expert
-    if (row == NOBODY).any():
-        slot = int(np.flatnonzero(row == NOBODY)[0])
+    if (row == ABSENT).any():
+        slot = int(np.flatnonzero(row == ABSENT)[0])
         raise bundle.error(f"layer {layer}: no expert is in slot {slot} of {slots}")
     return row
 

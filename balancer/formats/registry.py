@@ -22,6 +22,7 @@ from equipoise.balancer.formats.bundle import ARRAY, Bundle, encode_fields
 from equipoise.balancer.formats.files import write_bytes
 from equipoise.balancer.formats.npy import encode_npy
 from equipoise.balancer.formats.statistics import Statistics
+from equipoise.hal.errors import RanksUnsaid
 
 
 class Cargo(StrEnum):
@@ -91,7 +92,8 @@ def _told(
     def told(bundle: Bundle, ranks: int | None) -> Arrangement:
         said = [bundle.whole(name) for name in ("ranks", "ep_size") if name in bundle.fields]
         if not said and ranks is None:
-            raise bundle.error("does not say how many ranks there are: it has to be said beside it")
+            what = "does not say how many ranks there are: it has to be said beside it"
+            raise RanksUnsaid(str(bundle.path), what)
         if said and ranks not in (None, said[0]):
             raise bundle.error(f"is for {said[0]} ranks, not {ranks}")
         return read(bundle, said[0] if said else int(ranks or 0))

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.convert_options import BY_KEY, ConvertRequest
 from equipoise.cli.files import ensure_folder
-from equipoise.cli.offline import UNSAID, check_ranks, options_of, refused, tell_written, warn
-from equipoise.hal.errors import FormatError, UsageError
+from equipoise.cli.offline import (
+    check_ranks,
+    options_of,
+    ranks_asked_for,
+    refused,
+    tell_written,
+    warn,
+)
+from equipoise.hal.errors import UsageError
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import Arrangement, Statistics
@@ -36,11 +43,8 @@ def request_of(given: Mapping[str, Any]) -> ConvertRequest:
 def _read(request: ConvertRequest) -> "Statistics | Arrangement":
     from equipoise.balancer.formats import read_either
 
-    try:
+    with refused(), ranks_asked_for():
         return read_either(request.source, ranks=request.ranks)
-    except FormatError as error:
-        hint = ", by --ranks" if str(error).endswith(UNSAID) else ""
-        raise UsageError(f"{error}{hint}") from error
 
 
 def _write(request: ConvertRequest, found: "Statistics | Arrangement") -> str | None:

@@ -11,17 +11,19 @@ from equipoise.cli.config import read_config
 from equipoise.cli.options import Option
 from equipoise.cli.streams import tell
 from equipoise.cli.validation import check_count, check_file
-from equipoise.hal.errors import FormatError, PlacementError, UsageError
+from equipoise.hal.errors import (
+    FileUnwritten,
+    FormatError,
+    PlacementError,
+    RanksUnsaid,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import Arrangement, Statistics
 
 MOST_RANKS = 4096
 MOST_SLOTS = 65_536
-UNSAID = "it has to be said beside it"
-"""How a format ends its complaint that the file names no ranks."""
-UNWRITTEN = ": cannot be written: "
-"""What it says where the system refused: a full disk is no bad input."""
 
 
 def options_of(given: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
@@ -38,10 +40,19 @@ def refused(flag: str = "") -> Iterator[None]:
     """A file or numbers that cannot be taken are the user's to mend: a UsageError."""
     try:
         yield
+    except FileUnwritten:
+        raise  # a full disk is no bad input
     except (FormatError, PlacementError) as error:
-        if UNWRITTEN in str(error):
-            raise
         raise UsageError(f"{flag}: {error}" if flag else str(error)) from error
+
+
+@contextmanager
+def ranks_asked_for() -> Iterator[None]:
+    """Name the option where a placement does not say for how many ranks it is."""
+    try:
+        yield
+    except RanksUnsaid as error:
+        raise RanksUnsaid(error.path, f"{error.what}, by --ranks") from error
 
 
 def load_statistics(path: Path) -> "Statistics":
@@ -59,11 +70,8 @@ def load_placement(flag: str, path: Path, ranks: int | None) -> "Arrangement":
     """Raises UsageError that names the flag."""
     from equipoise.balancer.formats import read_placement
 
-    try:
+    with refused(flag), ranks_asked_for():
         return read_placement(path, ranks=ranks)
-    except FormatError as error:
-        hint = ", by --ranks" if str(error).endswith(UNSAID) else ""
-        raise UsageError(f"{flag}: {error}{hint}") from error
 
 
 def check_ranks(ranks: int | None) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from equipoise.report import marks
 from equipoise.report.canvas import Picture, draw
 from equipoise.report.comparison import Comparison
+from equipoise.report.metrics import relative_load
 from equipoise.report.palette import DIVERGING, SEQUENTIAL
 from equipoise.report.spread import Reals
 
@@ -27,7 +28,7 @@ def heat_maps(found: Comparison) -> tuple[Picture, ...]:
 
 def rank_heat(found: Comparison) -> Picture:
     """Rows / mean of every rank by layer, in each way, on one scale."""
-    loads = [relative(served.rank_rows) for served in found.served]
+    loads = [relative_load(served.rank_rows) for served in found.served]
     top = max(LEAST_TOP, *(float(np.nanmax(load)) for load in loads))
 
     def paint(figure: "Figure") -> None:
@@ -50,7 +51,7 @@ def rank_heat(found: Comparison) -> Picture:
 
 def expert_heat(found: Comparison) -> Picture:
     """Rows / mean of every expert by layer."""
-    load = relative(found.statistics.counts.sum(axis=0).astype(np.float64))
+    load = relative_load(found.statistics.counts.sum(axis=0))
     top = max(1.0, float(np.nanpercentile(load, SEEN)))
 
     def paint(figure: "Figure") -> None:
@@ -64,14 +65,6 @@ def expert_heat(found: Comparison) -> Picture:
         "All windows summed. What is dark here is what copies are for.",
         draw("experts", 4.0, paint),
     )
-
-
-def relative(rows: Reals) -> Reals:
-    """Rows / mean along the last axis; NaN where there are none."""
-    mean = rows.mean(axis=-1, keepdims=True)
-    empty = np.full_like(rows, np.nan)
-    result: Reals = np.divide(rows, mean, out=empty, where=mean > 0)
-    return result
 
 
 def _image(axis: "Axes", load: Reals, **look: object) -> None:

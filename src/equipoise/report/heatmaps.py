@@ -52,9 +52,7 @@ def by_rank_and_layer(variant: VariantRecord) -> Reals:
 def expert_heat(record: RunRecord) -> Picture:
     """Load / mean of every expert by step, in the layer that is least balanced untouched."""
     layer = telling_layer(record)
-    load = record.expert_rows[:, layer].astype(np.float64)
-    mean = load.mean(axis=1, keepdims=True)
-    relative = np.divide(load, mean, out=np.full_like(load, np.nan), where=mean > 0).T
+    relative = metrics.relative_load(record.expert_rows[:, layer]).T
     order = by_favourite_phase(record, relative)
 
     def paint(figure: "Figure") -> None:

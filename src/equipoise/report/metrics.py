@@ -28,11 +28,11 @@ class Window:
         return slice(self.first, self.last)
 
 
-def relative_load(rank_rows: Counts) -> Reals:
-    """Load / mean over ranks: (steps, layers, ranks) float64 without unit; nan where no row."""
-    mean = rank_rows.mean(axis=-1, keepdims=True)
+def relative_load(rows: Counts | Reals) -> Reals:
+    """Load / mean along the last axis, ranks say: float64 without unit; nan where no row."""
+    mean = rows.mean(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(mean > 0, rank_rows / mean, np.nan), dtype=np.float64)
+        return np.asarray(np.where(mean > 0, rows / mean, np.nan), dtype=np.float64)
 
 
 def imbalance_by_step(rank_rows: Counts) -> Reals:
