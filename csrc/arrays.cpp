@@ -7,6 +7,12 @@
 #include "shares.h"
 
 namespace equipoise {
+namespace {
+
+// So many counts of kMaxTokens each can be summed in 64 bits.
+constexpr std::size_t kSummed = std::size_t{1} << 16;
+
+}  // namespace
 
 void refuse(const char* name, const std::string& wanted, const std::string& got) {
     throw nb::value_error((std::string(name) + ": expected " + wanted + ", got " + got).c_str());
@@ -18,6 +24,12 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 }
 
 void require_range(const char* name, Ids values, std::int64_t low, std::int64_t high) {
+    std::int32_t least = INT32_MAX, most = INT32_MIN;
+    for (std::int32_t value : values) {
+        least = std::min(least, value);
+        most = std::max(most, value);
+    }
+    if (values.size == 0 || (least >= low && most <= high)) return;
     for (std::int32_t value : values) require_range(name, value, low, high);
 }
 
@@ -33,7 +45,14 @@ void require_size(const char* name, std::size_t size, std::size_t wanted) {
 }
 
 void require_counts(const char* name, Counts counts) {
-    std::int64_t sum = 0;
+    std::int64_t sum = 0, all = 0;
+    for (std::int64_t count : counts) all |= count;
+    // None is negative, and none so large that so many could overflow a sum.
+    if (all >= 0 && all <= kMaxTokens && counts.size <= kSummed) {
+        for (std::int64_t count : counts) sum += count;
+        if (sum <= kMaxTokens) return;
+    }
+    sum = 0;
     for (std::int64_t count : counts) {
         require_range(name, count, 0, kMaxTokens);
         sum += count;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 
 #include "arrays.h"
@@ -38,10 +39,9 @@ struct Arrays {
         require_same("score", score, load);
         require_size("allowance", allowance.size(), load.extent(0));
         require_range("capacity", capacity.view(), 1, INT32_MAX);
-        for (std::size_t l = 0; l < load.extent(0); ++l) {
-            require_counts("load", load.row(l));
-            require_counts("score", score.row(l));
-        }
+        for (std::size_t l = 0; l < load.extent(0); ++l) require_counts("load", load.row(l));
+        if (score.view().data != load.view().data)
+            for (std::size_t l = 0; l < load.extent(0); ++l) require_counts("score", score.row(l));
         if (!installed_.is_none()) installed.emplace("installed", installed_, 2);
     }
 
@@ -51,14 +51,15 @@ struct Arrays {
         require_size("installed columns", installed->extent(1), static_cast<std::size_t>(slots));
         const auto experts = static_cast<std::int32_t>(load.extent(1));
         require_range("installed", installed->view(), 0, experts - 1);
+        std::vector<std::uint8_t> found(experts);
         for (std::size_t l = 0; l < load.extent(0); ++l) {
-            std::vector<bool> found(experts);
-            for (std::int32_t expert : installed->row(l)) found[expert] = true;
-            for (std::int32_t e = 0; e < experts; ++e)
-                if (!found[e])
-                    refuse("installed", "a slot for every expert",
-                           "none for expert " + std::to_string(e) + " in layer " +
-                               std::to_string(l));
+            std::fill(found.begin(), found.end(), 0);
+            for (std::int32_t expert : installed->row(l)) found[expert] = 1;
+            const auto missing = std::find(found.begin(), found.end(), 0);
+            if (missing != found.end())
+                refuse("installed", "a slot for every expert",
+                       "none for expert " + std::to_string(missing - found.begin()) +
+                           " in layer " + std::to_string(l));
         }
     }
 };

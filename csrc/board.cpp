@@ -31,6 +31,7 @@ void Board::reset(Counts load, Ids placement) {
         load_[e] = load[e] * kShareOne;
         total_ += load_[e];
     }
+    mean_ = height(total_, whole_);
     place(placement);
 }
 
@@ -55,8 +56,17 @@ void Board::index() {
 
 void Board::even() {
     std::fill(full_.begin(), full_.end(), 0);
-    std::fill(flow_.begin(), flow_.end(), 0);
-    for (std::int32_t e = 0; e < shape_.experts; ++e) spread(e);
+    for (std::int32_t e = 0; e < shape_.experts; ++e) {
+        const std::int32_t slot = slots_[start_[e]];
+        flow_[slot] = load_[e];
+        full_[owner_[slot]] += load_[e];
+    }
+    for (std::int32_t e : plural_) {
+        for (std::int32_t slot : copies(e)) {
+            if (slot != slots_[start_[e]]) flow_[slot] = 0;
+        }
+        spread(e);
+    }
 }
 
 void Board::spread(std::int32_t expert) {
@@ -80,13 +90,12 @@ bool Board::holds(std::int32_t rank, std::int32_t expert) const {
     return std::any_of(slots.begin(), slots.end(), [&](auto s) { return owner_[s] == rank; });
 }
 
-std::int64_t Board::share(std::int64_t height, std::int32_t rank) const {
-    if (uniform_) return height;
+std::int64_t Board::scaled(std::int64_t height, std::int32_t rank) const {
     const auto exact = static_cast<__int128>(height) * capacity_[rank];
     return static_cast<std::int64_t>((exact + kShareOne - 1) / kShareOne);
 }
 
-std::int64_t Board::height(std::int64_t load, std::int64_t capacity) const {
+std::int64_t Board::quotient(std::int64_t load, std::int64_t capacity) const {
     const auto exact = static_cast<__int128>(load) * kShareOne;
     return static_cast<std::int64_t>((exact + capacity - 1) / capacity);
 }
@@ -109,16 +118,55 @@ void Board::replace(std::int32_t slot, std::int32_t expert) {
     const std::int32_t victim = placement_[slot];
     pour(slot, least_full(victim, slot), flow_[slot]);
     placement_[slot] = expert;
-    index();
+    list(slot, victim, expert);
+    if (copies(victim).size == 1) part(victim);
+    if (copies(expert).size == 2) join(expert, copies(expert)[copies(expert)[0] == slot]);
     spread(expert);
+}
+
+// The slot leaves the run of one expert for that of the other; those between make way.
+void Board::list(std::int32_t slot, std::int32_t victim, std::int32_t expert) {
+    const auto run = [&](std::int32_t e) { return slots_.begin() + start_[e]; };
+    const auto at = std::lower_bound(run(victim), run(victim + 1), slot);
+    const auto to = std::lower_bound(run(expert), run(expert + 1), slot);
+    if (victim < expert) {
+        std::rotate(at, at + 1, to);
+        for (std::int32_t e = victim + 1; e <= expert; ++e) --start_[e];
+    } else {
+        std::rotate(to, at, at + 1);
+        for (std::int32_t e = expert + 1; e <= victim; ++e) ++start_[e];
+    }
+}
+
+// The expert has one copy now: nothing can be poured from it.
+void Board::part(std::int32_t expert) {
+    plural_.erase(std::lower_bound(plural_.begin(), plural_.end(), expert));
+    const std::int32_t slot = copies(expert)[0], rank = owner_[slot];
+    auto* first = joints_.data() + rank * shape_.per_rank();
+    auto* last = first + joined_[rank]--;
+    std::copy(std::lower_bound(first, last, slot) + 1, last, std::lower_bound(first, last, slot));
+}
+
+// The expert has a second copy now; the first one is in that slot.
+void Board::join(std::int32_t expert, std::int32_t slot) {
+    plural_.insert(std::lower_bound(plural_.begin(), plural_.end(), expert), expert);
+    const std::int32_t rank = owner_[slot];
+    auto* first = joints_.data() + rank * shape_.per_rank();
+    auto* last = first + joined_[rank]++;
+    auto* at = std::lower_bound(first, last, slot);
+    std::copy_backward(at, last, last + 1);
+    *at = slot;
 }
 
 void Board::swap(std::int32_t a, std::int32_t b) {
     const std::int64_t first = flow_[a], second = flow_[b];
+    const std::int32_t left = placement_[a], right = placement_[b];
     std::swap(placement_[a], placement_[b]);
     set(a, second);
     set(b, first);
-    index();
+    if (copies(left).size > 1 || copies(right).size > 1) return index();
+    slots_[start_[left]] = b;
+    slots_[start_[right]] = a;
 }
 
 }  // namespace equipoise

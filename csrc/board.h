@@ -52,11 +52,15 @@ class Board {
     bool holds(std::int32_t rank, std::int32_t expert) const;
 
     // What the rank may take when an ordinary one takes `height`, rounded up.
-    std::int64_t share(std::int64_t height, std::int32_t rank) const;
+    std::int64_t share(std::int64_t height, std::int32_t rank) const {
+        return uniform_ ? height : scaled(height, rank);
+    }
     // The lowest height at which these ranks, with so much load, have room for it.
-    std::int64_t height(std::int64_t load, std::int64_t capacity) const;
+    std::int64_t height(std::int64_t load, std::int64_t capacity) const {
+        return capacity == kShareOne ? load : quotient(load, capacity);
+    }
     // The height at which all ranks are equally full.
-    std::int64_t mean() const { return height(total_, whole_); }
+    std::int64_t mean() const { return mean_; }
 
     // Move load from one copy of an expert to another.
     void pour(std::int32_t from, std::int32_t to, std::int64_t amount);
@@ -70,14 +74,19 @@ class Board {
     void even(std::int32_t expert) { spread(expert); }
 
  private:
+    std::int64_t scaled(std::int64_t height, std::int32_t rank) const;
+    std::int64_t quotient(std::int64_t load, std::int64_t capacity) const;
     void index();
+    void list(std::int32_t slot, std::int32_t victim, std::int32_t expert);
+    void part(std::int32_t expert);
+    void join(std::int32_t expert, std::int32_t slot);
     void spread(std::int32_t expert);
     void set(std::int32_t slot, std::int64_t flow);
     std::int32_t least_full(std::int32_t expert, std::int32_t but) const;
 
     Shape shape_;
     Ids capacity_;
-    std::int64_t whole_ = 0, total_ = 0;
+    std::int64_t whole_ = 0, total_ = 0, mean_ = 0;
     bool uniform_ = true;
     std::vector<std::int32_t> owner_, placement_, start_, slots_, joints_, plural_;
     std::vector<std::size_t> joined_;  // by rank, how many of its joints_ count

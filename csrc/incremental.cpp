@@ -15,10 +15,6 @@ constexpr std::int32_t kAim = 3, kOf = 4;
 // So many steps of a call are for the slack.
 constexpr std::int32_t kSlack = 1;
 
-std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
-    return static_cast<std::int64_t>(static_cast<__int128>(mean) * parts / kShareOne);
-}
-
 }  // namespace
 
 Improver::Improver(Board& board, const Rules& rules, const Aims& aims)
@@ -35,19 +31,24 @@ void Improver::run(Counts score, std::int64_t copies) {
     left_ = copies;
     mean_ = board_.mean();
     traded_ = false;
-    if (mean_ == 0) return;
+    target_ = static_cast<std::int32_t>(std::int64_t{aims_.target} * kAim / kOf);
+    if (mean_ > 0 && measure() > 0) change(score);
+    settle(INT64_MAX);
+}
+
+void Improver::change(Counts score) {
+    keep(missed_by_);
     market_.reset(score);
-    target_ = aims_.target;
-    const bool missed = measure() > 0 && stuck_;
-    if (missed) target_ = static_cast<std::int32_t>(std::int64_t{target_} * kAim / kOf);
-    keep(missed ? missed_by_ : 0);
     while (left_ > 0 && trade(aims_.hysteresis)) {
     }
-    for (std::int32_t i = 0; missed && i < aims_.drip && left_ > 0 && trade(kDrip); ++i) {
+    for (std::int32_t i = 0; i < aims_.drip && left_ > 0 && trade(kDrip); ++i) {
     }
-    if (missed || traded_) relieve(missed ? kSlack : 0);
+    relieve();
     if (missed_by_ > best_) board_.place({kept_.data(), kept_.size()});
-    if (aims_.split == Split::kLevel) leveller_.level();
+}
+
+std::int64_t Improver::settle(std::int64_t enough) {
+    return aims_.split == Split::kLevel ? leveller_.level_all(enough) : even_peak();
 }
 
 bool Improver::trade(std::int32_t hysteresis) {
@@ -74,10 +75,10 @@ bool Improver::take(std::int32_t slot, std::int32_t expert) {
 }
 
 // Until the target is met, and the slack, nothing helps or no copies are left.
-void Improver::relieve(std::int32_t slack) {
+void Improver::relieve() {
     std::int64_t least = measure();
     if (traded_ && least <= best_) keep(least);
-    std::int32_t idle = 0;
+    std::int32_t idle = 0, slack = kSlack;
     while (least > 0 && idle < kPatience && (stuck_ || slack-- > 0) && step()) {
         const std::int64_t now = measure();
         idle = now < least ? 0 : idle + 1;
@@ -128,6 +129,11 @@ std::int64_t Improver::lower() {
         binding_ = leveller_.binding();
         return height;
     }
+    return even_peak();
+}
+
+// Of the fullest rank, which nothing can be poured away from.
+std::int64_t Improver::even_peak() {
     std::int64_t peak = 0;
     for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
         const std::int64_t height = board_.height(board_.full(r), board_.capacity(r));
@@ -150,10 +156,14 @@ bool Improver::step() {
     const std::int64_t gain = slot < 0 ? 0 : std::min(excess_, lowered(hot));
     // No swap brings more than the excess, and each is two copies.
     if (2 * gain >= excess_ && gain > 0) return take(slot, hot);
+    return swap(2 * gain) || (gain > 0 && take(slot, hot));
+}
+
+bool Improver::swap(std::int64_t more_than) {
+    if (left_ < 2) return false;
     add_singles();
-    const Swap swap = left_ < 2 ? Swap{} : swaps_.best({inside_, open_, single_, excess_, mean_});
-    if (gain > 0 && 2 * gain >= swap.gain) return take(slot, hot);
-    if (swap.gain <= 0) return false;
+    const Swap swap = swaps_.best({inside_, open_, single_, excess_, mean_}, more_than);
+    if (swap.from < 0) return false;
     board_.swap(swap.from, swap.to);
     left_ -= 2;
     return true;
@@ -191,8 +201,10 @@ std::int32_t Improver::hottest_inside() const {
     for (std::int32_t r : inside_)
         for (std::int32_t s = r * per_rank; s < (r + 1) * per_rank; ++s) {
             const std::int32_t e = board_.expert_at(s);
-            const std::int64_t here = board_.load_of(e) / copies(e);
-            if (here > heat && (stuck_ || copies(e) == 1)) {
+            const std::int64_t copies = this->copies(e);
+            // Most experts have one copy: nothing is divided for them.
+            const std::int64_t here = copies == 1 ? board_.load_of(e) : board_.load_of(e) / copies;
+            if (here > heat && (stuck_ || copies == 1)) {
                 heat = here;
                 hot = e;
             }

@@ -9,17 +9,20 @@
 
 namespace equipoise {
 
-// `run` changes the board's placement by at most `copies` copies. In this order:
-// - A copy changes hands: from the expert that misses one least to the hottest one, as long as that
-//   is hotter, by `score`, by the hysteresis; where the target is missed, `drip` more for a tenth.
-//   Among the copies to give up, one that leaves the ranks connected, on a rank that is little
-//   filled.
-// - Where the target is missed: while a rank cannot be levelled to it, or, for one step, its single
-//   copies leave no slack: the ranks that its load can reach get a joint to the others, one copy;
-//   or two experts with one copy trade places, two copies; whichever lowers the peak more for each
-//   copy.
-// What it ends with is the best that it came by, what is installed included, so a placement that
-// meets the target, and that nobody wants a copy of, stays as it is.
+// So many parts of 65536 of a mean.
+inline std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
+    return static_cast<std::int64_t>(static_cast<__int128>(mean) * parts / kShareOne);
+}
+
+// `run` changes the board's placement by at most `copies` copies, where the target is missed. In
+// this order:
+// - Copies change hands: from the expert that misses one least to the hottest one, as long as that
+//   is hotter, by `score`, by the hysteresis; then `drip` more for a tenth. Among the copies to
+//   give up, one that leaves the ranks connected, on a rank that is little filled.
+// - While a rank cannot be levelled to the target, or, for one step, its single copies leave no
+//   slack: the ranks that its load can reach get a joint to the others, one copy; or two experts
+//   with one copy trade places, two copies; whichever lowers the peak more for each copy.
+// What it ends with is the best that it came by, what is installed included.
 // The flows that the board is left with are level, or even. With even ones nothing flows along the
 // joints: the ranks that a load can reach are the one where it is, and any two experts may trade
 // places.
@@ -29,16 +32,23 @@ class Improver {
 
     void run(Counts score, std::int64_t copies);
 
+    // Divides the load as it is to be on the placement as it is. Returns the height of the fullest
+    // rank; or, early, one above `enough` that no shares can go below.
+    std::int64_t settle(std::int64_t enough);
+
  private:
     bool trade(std::int32_t hysteresis);
     bool take(std::int32_t slot, std::int32_t expert);
-    void relieve(std::int32_t slack);
+    void change(Counts score);
+    void relieve();
     void keep(std::int64_t missed_by);
     std::int64_t measure();
     std::int64_t bound();
     void add_singles();
     std::int64_t lower();
+    std::int64_t even_peak();
     bool step();
+    bool swap(std::int64_t more_than);
     std::int64_t lowered(std::int32_t expert) const;
     std::int64_t copies(std::int32_t expert) const;
     void close();

@@ -1,6 +1,7 @@
 // The lowest peak that shares can reach on a placement.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "board.h"
@@ -19,31 +20,37 @@ class Leveller {
     explicit Leveller(Board& board);
 
     // Until no ordinary rank is fuller than `height`, which is the mean at least, or as near as can
-    // be. Returns the height that was reached.
-    std::int64_t level(std::int64_t height);
+    // be. Returns the height that was reached; or, early, one above `enough` that cannot be gone
+    // below.
+    std::int64_t level(std::int64_t height, std::int64_t enough = INT64_MAX);
     // As level as can be, to a part in 8192 of the mean: 0.00012.
-    std::int64_t level() { return level(board_.mean() + board_.mean() / 8192); }
+    std::int64_t level_all(std::int64_t enough = INT64_MAX) {
+        return level(board_.mean() + board_.mean() / 8192, enough);
+    }
 
     // The ranks that kept the last level() from its aim: nothing can leave them together. Empty
     // when it was reached.
     const std::vector<std::int32_t>& binding() const { return binding_; }
 
-    // The ranks that the load of this one could be poured to, itself first, all of them at least as
-    // full as `height`; empty when one was found that is not, and poured to.
-    Ids pour_from(std::int32_t rank, std::int64_t height);
-
  private:
+    // How a rank was found: load would be poured from one copy of an expert to another, here.
+    struct Joint {
+        std::int32_t there, here;
+    };
+
     std::size_t overfull(std::int64_t height);
+    void sort_overfull();
     void drain(std::int64_t height);
     void grow(std::int32_t rank);
     void begin_round();
-    bool search(std::int32_t rank, std::int64_t height);
-    bool visit(std::int32_t slot, std::int64_t height);
-    void pour_along(std::int32_t rank, std::int64_t height);
-    std::int32_t copy_on(std::int32_t expert, std::int32_t rank) const;
+    void find(std::int32_t rank, Joint joint);
+    Ids relieve(std::int32_t rank, std::int64_t height);
+    bool visit(std::int32_t slot, std::int32_t rank, std::int64_t height);
+    bool pour_along(std::int32_t rank, std::int32_t end, std::int64_t height);
 
     Board& board_;
-    std::vector<std::int32_t> order_, seen_, from_, queue_, binding_;
+    std::vector<std::int32_t> order_, seen_, queue_, binding_;
+    std::vector<Joint> found_by_;
     std::int32_t round_ = 0;
 };
 

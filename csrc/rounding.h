@@ -19,13 +19,17 @@ class Rounding {
     std::int64_t round(Span<std::int32_t> shares);
 
  private:
-    void round_flows(std::int32_t expert, Span<std::int32_t> shares);
-    std::int64_t peak(Ids shares);
+    void add_singles();
+    std::int64_t round_flows(Span<std::int32_t> shares);
+    std::int64_t share_evenly(Span<std::int32_t> shares);
+    void round_flows_of(std::int32_t expert, Span<std::int32_t> shares);
+    void share_evenly_of(std::int32_t expert, Span<std::int32_t> shares) const;
+    std::int64_t peak(Span<std::int32_t> shares);
 
     const Board& board_;
     std::vector<std::pair<std::int64_t, std::int32_t>> rests_;
     std::vector<std::int32_t> even_;
-    std::vector<std::int64_t> full_;
+    std::vector<std::int64_t> single_, full_;  // by rank: experts with one copy, and all
 };
 
 }  // namespace equipoise

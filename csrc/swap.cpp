@@ -19,14 +19,14 @@ Swaps::Swaps(const Board& board, const Rules& rules, Split split)
       order_(rules.shape.ranks),
       slots_(rules.shape.ranks) {}
 
-Swap Swaps::best(const Field& field) {
+Swap Swaps::best(const Field& field, std::int64_t more_than) {
     const std::size_t least = std::min(kLeast + field.inside.size(), order_.size());
     sort_ranks(least, field.mean);
     const std::size_t most = std::min(kMost, field.inside.size());
     for (std::size_t i = 0; i < most; ++i) sort_slots(field.inside[i]);
-    Swap best;
+    Swap best{more_than, -1, -1};
     for (std::size_t o = 0; o < least; ++o) {
-        if (!field.open[order_[o]]) continue;
+        if (!field.open[order_[o]] || room(order_[o], field) <= best.gain) continue;
         sort_slots(order_[o]);
         for (std::size_t i = 0; i < most; ++i) look(field.inside[i], order_[o], field, best);
     }
@@ -57,12 +57,17 @@ void Swaps::sort_slots(std::int32_t rank) {
     });
 }
 
-// The pair whose difference is nearest to what the one has too much and the other has room for.
-void Swaps::look(std::int32_t inside, std::int32_t outside, const Field& field, Swap& best) const {
+// What is to leave the ranks inside and has room on that one: no swap with it gains more.
+std::int64_t Swaps::room(std::int32_t outside, const Field& field) const {
     // Of what a rank holds of experts with several copies the others can relieve it.
     const std::int64_t bound =
         split_ == Split::kLevel ? field.single[outside] : board_.full(outside);
-    const std::int64_t wanted = std::min(field.excess, board_.share(field.mean, outside) - bound);
+    return std::min(field.excess, board_.share(field.mean, outside) - bound);
+}
+
+// The pair whose difference is nearest to what there is room for.
+void Swaps::look(std::int32_t inside, std::int32_t outside, const Field& field, Swap& best) const {
+    const std::int64_t wanted = room(outside, field);
     const auto& light = slots_[outside];
     std::size_t l = 0;
     for (const std::int32_t heavy : slots_[inside]) {

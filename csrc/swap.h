@@ -26,13 +26,15 @@ class Swaps {
  public:
     Swaps(const Board& board, const Rules& rules, Split split);
 
-    // The swap that brings most of the excess to a rank that has room for it; its gain is 0 if
-    // there is none. Looked for among the least full ranks and some of those inside.
-    Swap best(const Field& field);
+    // The swap that brings most of the excess to a rank that has room for it; `from` is -1 if there
+    // is none that gains more than that. Looked for among the least full ranks and some of those
+    // inside.
+    Swap best(const Field& field, std::int64_t more_than);
 
  private:
     void sort_ranks(std::size_t count, std::int64_t mean);
     void sort_slots(std::int32_t rank);
+    std::int64_t room(std::int32_t outside, const Field& field) const;
     void look(std::int32_t inside, std::int32_t outside, const Field& field, Swap& best) const;
     bool apart(std::int32_t a, std::int32_t b) const;
 

@@ -11,7 +11,7 @@ void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> repl
     // start[e] serves as the cursor of expert e and ends up as the start of e + 1: shift back.
     for (std::size_t s = 0; s < placement.size; ++s)
         replicas[start[placement[s]]++] = static_cast<std::int32_t>(s);
-    for (std::size_t e = start.size - 1; e > 0; --e) start[e] = start[e - 1];
+    std::copy_backward(start.begin(), start.end() - 1, start.end());
     start[0] = 0;
 }
 

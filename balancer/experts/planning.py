@@ -33,6 +33,7 @@ gets the same plan. What `plan` takes:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +98,20 @@ class _Task:
 
     def run(self, policy: Policy, allowance: npt.NDArray[np.int64]) -> Plan:
         """One call; `allowance` (layers,) is how many copies a layer may move."""
-        placement, shares, moves, uneven = _native.plan(
+        placement, shares, moves, uneven = self._call(policy, allowance)
+        self.group.check_survival(placement)
+        return Plan(
+            placement=placement,
+            shares=shares,
+            moves=int(moves.sum()),
+            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.group.shape.layers,
+            layer_moves=moves,
+            layer_imbalance=uneven / SHARE_ONE,
+        )
+
+    def _call(self, policy: Policy, allowance: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        """Raises `PlacementError` where `installed` has no slot for an expert."""
+        arguments = (
             self.demand.load,
             self.demand.score,
             self.group.shape.slots,
@@ -110,15 +124,13 @@ class _Task:
             allowance,
             self.threads,
         )
-        self.group.check_survival(placement)
-        return Plan(
-            placement=placement,
-            shares=shares,
-            moves=int(moves.sum()),
-            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.group.shape.layers,
-            layer_moves=moves,
-            layer_imbalance=uneven / SHARE_ONE,
-        )
+        try:
+            return _native.plan(*arguments)
+        except ValueError:
+            # The native core checks what is installed, faster; what is wrong is said in our words.
+            if self.installed is not None:
+                check(self.installed, self.group.shape)
+            raise
 
     def within(self, budget: int | None) -> Plan:
         """The plan that moves at most so many copies."""
@@ -228,9 +240,10 @@ def _installed(installed: npt.ArrayLike | None, shape: Shape) -> Placement | Non
     given = np.asarray(installed)
     if given.dtype.kind not in "iu":
         raise PlacementError(f"installed must be integers, got {given.dtype}")
-    placement = np.ascontiguousarray(given, dtype=np.int32)
-    check(placement, shape)
-    return placement
+    if given.shape != (shape.layers, shape.slots):
+        wanted = shape.layers, shape.slots
+        raise PlacementError(f"a placement is int32 {wanted}, got {given.dtype} {given.shape}")
+    return np.ascontiguousarray(given, dtype=np.int32)
 
 
 def _aims(target: float, slack: float, node_cost: float, split: Split) -> npt.NDArray[np.int32]:
