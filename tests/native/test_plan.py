@@ -238,6 +238,37 @@ def test_a_plan_connects_the_ranks_where_there_are_copies_to_spare(problem: Prob
     assert set(component) == {component[0]}
 
 
+def layers_off_by(*parts: float) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Loads and placement of layers on two ranks, whose peaks are so much above their means."""
+    load = [
+        [round(5000 + 15_000 * part), 5000, 5000, round(5000 - 15_000 * part), 5000, 5000]
+        for part in parts
+    ]
+    return np.array(load, dtype=np.int64), np.array([range(6)] * len(parts), dtype=np.int32)
+
+
+def moved(load: NDArray[np.int64], installed: NDArray[np.int32]) -> list[bool]:
+    """Of each layer, with a target of 0.02: trading expert 1 for 3 makes the ranks equal."""
+    aims = np.array([1311, 0, 78643, 0, SHARE_ONE, LEVEL], dtype=np.int32)
+    capacity, allowance = np.full(2, SHARE_ONE, np.int32), np.full(len(load), MOST)
+    _, _, moves, _ = _native.plan(
+        load, load, 6, capacity, 1, 0, installed, INCREMENTAL, aims, allowance, 1
+    )
+    return [count > 0 for count in moves.tolist()]
+
+
+def test_a_layer_that_misses_a_little_stays_while_the_mean_meets_the_target() -> None:
+    assert moved(*layers_off_by(0.03, 0.0, 0.0)) == [False, False, False]
+
+
+def test_a_layer_that_misses_a_little_changes_where_the_mean_misses_the_target() -> None:
+    assert moved(*layers_off_by(0.03, 0.03, 0.01)) == [True, True, False]
+
+
+def test_a_layer_that_misses_by_more_than_as_much_again_changes_in_any_case() -> None:
+    assert moved(*layers_off_by(0.05, 0.0, 0.0, 0.0)) == [True, False, False, False]
+
+
 def test_threads_change_nothing() -> None:
     load: NDArray[np.int64] = np.random.default_rng(5).integers(0, 10_000, (40, 64))
     capacity = np.full(8, SHARE_ONE, dtype=np.int32)
@@ -245,9 +276,13 @@ def test_threads_change_nothing() -> None:
     allowance = np.full(40, MOST, dtype=np.int64)
 
     def found(threads: int) -> list[int]:
-        arrays = _native.plan(
+        whole = _native.plan(
             load, load, 80, capacity, 1, 0, None, CONNECTED, aims, allowance, threads
         )
-        return [number for array in arrays for number in array.ravel().tolist()]
+        some = _native.plan(
+            load[::-1].copy(), load[::-1].copy(), 80, capacity, 1, 0, whole[0], INCREMENTAL,
+            aims, allowance, threads
+        )  # fmt: skip
+        return [number for array in (*whole, *some) for number in array.ravel().tolist()]
 
     assert found(1) == found(3) == found(64)
