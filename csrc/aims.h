@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "span.h"
+
 namespace equipoise {
 
 // How load is divided among the copies of an expert.
@@ -17,5 +19,10 @@ struct Aims {
     std::int32_t node_cost;   // what a copy from another node costs, in 1 / 65536 of one within it
     Split split;              // even: for engines that know no shares
 };
+
+// So many parts of 65536 of a mean.
+inline std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
+    return static_cast<std::int64_t>(static_cast<__int128>(mean) * parts / kShareOne);
+}
 
 }  // namespace equipoise

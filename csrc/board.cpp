@@ -36,7 +36,8 @@ void Board::reset(Counts load, Ids placement) {
 }
 
 void Board::place(Ids placement) {
-    std::copy(placement.begin(), placement.end(), placement_.begin());
+    if (placement.data != placement_.data())
+        std::copy(placement.begin(), placement.end(), placement_.begin());
     index();
     even();
 }

@@ -25,7 +25,7 @@ class Board {
     // Another layer: every copy of an expert takes the same.
     void reset(Counts load, Ids placement);
 
-    // The same load on another placement, evenly.
+    // The same load on another placement, or on this one, evenly.
     void place(Ids placement);
 
     const Shape& shape() const { return shape_; }

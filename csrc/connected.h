@@ -20,6 +20,17 @@ struct Rules {
     Apart apart;         // what an expert must survive the loss of
 
     std::int32_t node_of(std::int32_t rank) const { return rank / (shape.ranks / nodes); }
+    // Whether these copies without that one are on two nodes.
+    bool on_two_nodes(Ids copies, std::int32_t without) const {
+        std::int32_t node = -1;
+        for (std::int32_t copy : copies) {
+            if (copy == without) continue;
+            const std::int32_t other = node_of(copy / shape.per_rank());
+            if (node >= 0 && other != node) return true;
+            node = other;
+        }
+        return false;
+    }
     // How many copies an expert must and may have: one a rank at most, unless there are more slots.
     Range copies() const {
         const std::int32_t forced = (shape.slots + shape.experts - 1) / shape.experts;

@@ -23,7 +23,7 @@ Improver::Improver(Board& board, const Rules& rules, const Aims& aims)
       aims_(aims),
       leveller_(board),
       market_(board, rules, aims.node_cost),
-      swaps_(board, rules, aims.split),
+      swaps_(board, rules),
       single_(rules.shape.ranks),
       open_(rules.shape.ranks, 1) {}
 
@@ -33,7 +33,7 @@ void Improver::run(Counts score, std::int64_t copies) {
     traded_ = false;
     target_ = static_cast<std::int32_t>(std::int64_t{aims_.target} * kAim / kOf);
     if (mean_ > 0 && measure() > 0) change(score);
-    settle(INT64_MAX);
+    leveller_.level_all();
 }
 
 void Improver::change(Counts score) {
@@ -45,10 +45,6 @@ void Improver::change(Counts score) {
     }
     relieve();
     if (missed_by_ > best_) board_.place({kept_.data(), kept_.size()});
-}
-
-std::int64_t Improver::settle(std::int64_t enough) {
-    return aims_.split == Split::kLevel ? leveller_.level_all(enough) : even_peak();
 }
 
 bool Improver::trade(std::int32_t hysteresis) {
@@ -66,7 +62,6 @@ bool Improver::take(std::int32_t slot, std::int32_t expert) {
     if (slot < 0) return false;
     const std::int32_t victim = board_.expert_at(slot);
     board_.replace(slot, expert);
-    if (aims_.split == Split::kEven) board_.even(victim);
     market_.note(victim);
     market_.note(expert);
     --left_;
@@ -124,24 +119,9 @@ void Improver::add_singles() {
 
 // Levels what can be; the peak, and the ranks that it cannot be lowered for.
 std::int64_t Improver::lower() {
-    if (aims_.split == Split::kLevel) {
-        const std::int64_t height = leveller_.level(mean_ + part_of(mean_, target_));
-        binding_ = leveller_.binding();
-        return height;
-    }
-    return even_peak();
-}
-
-// Of the fullest rank, which nothing can be poured away from.
-std::int64_t Improver::even_peak() {
-    std::int64_t peak = 0;
-    for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
-        const std::int64_t height = board_.height(board_.full(r), board_.capacity(r));
-        if (height <= peak) continue;
-        peak = height;
-        binding_.assign(1, r);
-    }
-    return peak;
+    const std::int64_t height = leveller_.level(mean_ + part_of(mean_, target_));
+    binding_ = leveller_.binding();
+    return height;
 }
 
 // One change for the rank that misses most; false when there is none.
@@ -169,10 +149,9 @@ bool Improver::swap(std::int64_t more_than) {
     return true;
 }
 
-// What another copy takes from the ranks inside: all that it can hold, or an even part.
+// What another copy takes from the ranks inside: all that it can hold.
 std::int64_t Improver::lowered(std::int32_t expert) const {
-    const std::int64_t load = board_.load_of(expert), now = copies(expert);
-    return aims_.split == Split::kLevel ? load / (now + 1) : load / now - load / (now + 1);
+    return board_.load_of(expert) / (copies(expert) + 1);
 }
 
 std::int64_t Improver::copies(std::int32_t expert) const {

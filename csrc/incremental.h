@@ -9,11 +9,6 @@
 
 namespace equipoise {
 
-// So many parts of 65536 of a mean.
-inline std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
-    return static_cast<std::int64_t>(static_cast<__int128>(mean) * parts / kShareOne);
-}
-
 // `run` changes the board's placement by at most `copies` copies, where the target is missed. In
 // this order:
 // - Copies change hands: from the expert that misses one least to the hottest one, as long as that
@@ -23,18 +18,12 @@ inline std::int64_t part_of(std::int64_t mean, std::int32_t parts) {
 //   slack: the ranks that its load can reach get a joint to the others, one copy; or two experts
 //   with one copy trade places, two copies; whichever lowers the peak more for each copy.
 // What it ends with is the best that it came by, what is installed included.
-// The flows that the board is left with are level, or even. With even ones nothing flows along the
-// joints: the ranks that a load can reach are the one where it is, and any two experts may trade
-// places.
+// The flows that the board is left with are level.
 class Improver {
  public:
     Improver(Board& board, const Rules& rules, const Aims& aims);
 
     void run(Counts score, std::int64_t copies);
-
-    // Divides the load as it is to be on the placement as it is. Returns the height of the fullest
-    // rank; or, early, one above `enough` that no shares can go below.
-    std::int64_t settle(std::int64_t enough);
 
  private:
     bool trade(std::int32_t hysteresis);
@@ -46,7 +35,6 @@ class Improver {
     std::int64_t bound();
     void add_singles();
     std::int64_t lower();
-    std::int64_t even_peak();
     bool step();
     bool swap(std::int64_t more_than);
     std::int64_t lowered(std::int32_t expert) const;

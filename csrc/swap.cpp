@@ -12,10 +12,9 @@ constexpr std::size_t kLeast = 16, kMost = 8;
 
 }  // namespace
 
-Swaps::Swaps(const Board& board, const Rules& rules, Split split)
+Swaps::Swaps(const Board& board, const Rules& rules)
     : board_(board),
       rules_(rules),
-      split_(split),
       order_(rules.shape.ranks),
       slots_(rules.shape.ranks) {}
 
@@ -44,14 +43,13 @@ void Swaps::sort_ranks(std::size_t count, std::int64_t mean) {
     });
 }
 
-// With level shares a copy of several is not worth a swap: its load goes where there is room.
+// A copy of several is not worth a swap: its load goes where there is room.
 void Swaps::sort_slots(std::int32_t rank) {
     auto& slots = slots_[rank];
     slots.clear();
     const std::int32_t first = rank * rules_.shape.per_rank();
     for (std::int32_t s = first; s < first + rules_.shape.per_rank(); ++s)
-        if (split_ == Split::kEven || board_.copies(board_.expert_at(s)).size == 1)
-            slots.push_back(s);
+        if (board_.copies(board_.expert_at(s)).size == 1) slots.push_back(s);
     std::sort(slots.begin(), slots.end(), [&](auto a, auto b) {
         return board_.flow(a) != board_.flow(b) ? board_.flow(a) < board_.flow(b) : a < b;
     });
@@ -60,9 +58,7 @@ void Swaps::sort_slots(std::int32_t rank) {
 // What is to leave the ranks inside and has room on that one: no swap with it gains more.
 std::int64_t Swaps::room(std::int32_t outside, const Field& field) const {
     // Of what a rank holds of experts with several copies the others can relieve it.
-    const std::int64_t bound =
-        split_ == Split::kLevel ? field.single[outside] : board_.full(outside);
-    return std::min(field.excess, board_.share(field.mean, outside) - bound);
+    return std::min(field.excess, board_.share(field.mean, outside) - field.single[outside]);
 }
 
 // The pair whose difference is nearest to what there is room for.
@@ -77,19 +73,9 @@ void Swaps::look(std::int32_t inside, std::int32_t outside, const Field& field, 
         while (l + 1 < light.size() && differs(l + 1) >= wanted) ++l;
         for (std::size_t at = l; at < std::min(l + 2, light.size()); ++at) {
             const std::int64_t gain = wanted - std::abs(wanted - differs(at));
-            if (differs(at) > 0 && gain > best.gain && apart(heavy, light[at]))
-                best = {gain, heavy, light[at]};
+            if (differs(at) > 0 && gain > best.gain) best = {gain, heavy, light[at]};
         }
     }
-}
-
-// Whether neither rank holds the other's expert, and both survive what they have to.
-bool Swaps::apart(std::int32_t a, std::int32_t b) const {
-    if (split_ == Split::kLevel) return true;  // they have one copy each
-    const std::int32_t here = board_.rank_of(a), there = board_.rank_of(b);
-    if (rules_.apart == Apart::kNodes && rules_.node_of(here) != rules_.node_of(there))
-        return false;
-    return !board_.holds(here, board_.expert_at(b)) && !board_.holds(there, board_.expert_at(a));
 }
 
 }  // namespace equipoise

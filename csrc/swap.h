@@ -1,9 +1,8 @@
-// Two experts that trade places.
+// Two experts with one copy that trade places.
 #pragma once
 
 #include <vector>
 
-#include "aims.h"
 #include "connected.h"
 
 namespace equipoise {
@@ -24,7 +23,7 @@ struct Field {
 
 class Swaps {
  public:
-    Swaps(const Board& board, const Rules& rules, Split split);
+    Swaps(const Board& board, const Rules& rules);
 
     // The swap that brings most of the excess to a rank that has room for it; `from` is -1 if there
     // is none that gains more than that. Looked for among the least full ranks and some of those
@@ -36,11 +35,9 @@ class Swaps {
     void sort_slots(std::int32_t rank);
     std::int64_t room(std::int32_t outside, const Field& field) const;
     void look(std::int32_t inside, std::int32_t outside, const Field& field, Swap& best) const;
-    bool apart(std::int32_t a, std::int32_t b) const;
 
     const Board& board_;
     const Rules& rules_;
-    Split split_;
     std::vector<std::int32_t> order_;
     std::vector<std::vector<std::int32_t>> slots_;  // by rank, by ascending flow
 };

@@ -67,15 +67,7 @@ void Market::offer(std::int32_t victim, std::int32_t expert, const std::vector<s
 
 // Whether the expert would not survive the loss of a node without this copy.
 bool Market::needed(std::int32_t victim, std::int32_t slot) const {
-    if (rules_.apart != Apart::kNodes) return false;
-    std::int32_t node = -1;
-    for (std::int32_t copy : board_.copies(victim)) {
-        if (copy == slot) continue;
-        const std::int32_t other = rules_.node_of(board_.rank_of(copy));
-        if (node >= 0 && other != node) return false;
-        node = other;
-    }
-    return true;
+    return rules_.apart == Apart::kNodes && !rules_.on_two_nodes(board_.copies(victim), slot);
 }
 
 // What the way of the copy adds to its price: nothing within a node, and as many sixteenths of a

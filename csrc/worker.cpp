@@ -13,20 +13,23 @@ Worker::Worker(const Request& request, const Answer& answer)
       board_(request.rules.shape, request.rules.capacity),
       leveller_(board_),
       improver_(board_, request.rules, request.aims),
+      evener_(board_, request.rules, request.aims),
       rounding_(board_),
       fresh_(request.rules.shape.slots) {}
 
 void Worker::plan_anew(std::int64_t layer) {
     propose(layer);
     reset(layer, {fresh_.data(), fresh_.size()});
-    if (request_.aims.split == Split::kLevel) leveller_.level_all();
+    if (level()) leveller_.level_all();
     write(layer);
 }
 
 bool Worker::keep(std::int64_t layer) {
     reset(layer, installed(layer));
-    const bool stays = !far_off() || request_.allowance[layer] == 0;
+    const bool fixed = request_.allowance[layer] == 0;
+    const bool stays = fixed || !far_off();
     if (!stays) change(layer);
+    if (fixed && level()) leveller_.level_all();
     write(layer);
     return stays;
 }
@@ -48,14 +51,42 @@ void Worker::reset(std::int64_t layer, Ids placement) {
 }
 
 void Worker::change(std::int64_t layer) {
-    improver_.run(request_.row(request_.score, layer), request_.allowance[layer]);
+    const Counts score = request_.row(request_.score, layer);
+    if (level()) {
+        improver_.run(score, request_.allowance[layer]);
+    } else {
+        // What is split evenly is packed by score.
+        board_.reset(score, board_.placement());
+        evener_.run(request_.allowance[layer]);
+        reset(layer, board_.placement());
+    }
+    return_to_slots(installed(layer));
 }
 
-// Whether the peak is more than twice the target above the mean. If it is not, or nothing may move,
-// what flows is as it is to be.
+// Who is still on its rank, or again, is in its slot: nothing is copied for it.
+void Worker::return_to_slots(Ids installed) {
+    const auto size = static_cast<std::int32_t>(request_.rules.shape.per_rank());
+    const auto slots = static_cast<std::int32_t>(installed.size);
+    for (std::int32_t s = 0; s < slots; ++s) {
+        const std::int32_t first = s / size * size;
+        for (std::int32_t t = first; t < first + size; ++t) {
+            const std::int32_t expert = board_.expert_at(s);
+            if (expert == installed[s]) break;
+            // Each trade puts an expert where it was, so none is undone.
+            if (expert == installed[t] && board_.expert_at(t) != expert) {
+                board_.swap(s, t);
+                t = first - 1;
+            }
+        }
+    }
+}
+
+// Whether the peak is more than twice the target above the mean, or slots are wasted. If not, what
+// flows is as it is to be.
 bool Worker::far_off() {
     const std::int64_t far = board_.mean() + 2 * part_of(board_.mean(), request_.aims.target);
-    return improver_.settle(far) > far;
+    if (level()) return leveller_.level_all(far) > far;
+    return evener_.peak() > far || evener_.doubled();
 }
 
 // The plan of a whole layer, into fresh_.

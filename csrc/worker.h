@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "even.h"
 #include "plan.h"
 #include "rounding.h"
 
@@ -29,7 +30,9 @@ class Worker {
     void propose(std::int64_t layer);
     void reset(std::int64_t layer, Ids placement);
     void change(std::int64_t layer);
+    void return_to_slots(Ids installed);
     bool far_off();
+    bool level() const { return request_.aims.split == Split::kLevel; }
     void write(std::int64_t layer);
     std::int64_t moves(std::int64_t layer) const;
 
@@ -38,6 +41,7 @@ class Worker {
     Board board_;
     Leveller leveller_;
     Improver improver_;
+    Evener evener_;
     Rounding rounding_;
     std::vector<std::int32_t> fresh_;
 };

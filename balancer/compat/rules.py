@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from equipoise import _native
 from equipoise.balancer.compat.counts import Counts
-from equipoise.balancer.compat.evening import evened
 from equipoise.balancer.experts.choices import one_of
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, check
 from equipoise.balancer.experts.planning import plan
@@ -24,9 +23,6 @@ from equipoise.hal.errors import PlacementError
 
 TARGET = 0.02
 """max/mean - 1 of the ranks that a plan which moves copies is content with."""
-
-MANY = 128
-"""Ranks beyond which the native planner moves copies: less level, but in much less time."""
 
 
 class Rule(StrEnum):
@@ -128,7 +124,7 @@ def _fresh(load: Counts, wish: Wish) -> Placement:
 
 def _kept(load: Counts, wish: Wish, installed: Placement) -> Placement:
     """From what is installed; anew where that ends far from what a new plan would reach."""
-    moved = _labelled(_moved(load, wish, installed), wish, installed)
+    moved = _planned(load, wish, "incremental", installed, wish.target)
     mean = load.sum(axis=1) * SHARE_ONE // wish.ranks
     margin = mean // SHARE_ONE * round(wish.target * SHARE_ONE)
     high = np.flatnonzero(peaks(load, moved, wish.ranks) > mean + margin)
@@ -139,12 +135,6 @@ def _kept(load: Counts, wish: Wish, installed: Placement) -> Placement:
     worth = won > margin[high]
     moved[high[worth]] = fresh[worth]
     return moved
-
-
-def _moved(load: Counts, wish: Wish, installed: Placement) -> Placement:
-    if wish.ranks <= MANY or doubled(installed, wish.ranks).any():
-        return evened(load, installed, wish.ranks, wish.target)
-    return _planned(load, wish, "incremental", installed, wish.target)
 
 
 def _planned(

@@ -238,6 +238,33 @@ def test_a_plan_connects_the_ranks_where_there_are_copies_to_spare(problem: Prob
     assert set(component) == {component[0]}
 
 
+@UNHURRIED
+@given(problems(), st.data(), st.sampled_from([LEVEL, EVEN]))
+def test_who_stays_on_its_rank_stays_in_its_slot(
+    problem: Problem, data: st.DataObject, split: int
+) -> None:
+    installed = solve(problem).placement
+    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
+    later = replace(problem, load=tuple(data.draw(loads)))
+    placement = solve(later, INCREMENTAL, installed, split=split, target=0.0).placement
+    per_rank = problem.slots // problem.ranks
+    for slot, expert in enumerate(placement):
+        rank = slice(slot // per_rank * per_rank, (slot // per_rank + 1) * per_rank)
+        assert installed[slot] == expert or expert not in installed[rank]
+
+
+@UNHURRIED
+@given(problems(), st.randoms(use_true_random=False))
+def test_an_even_split_wastes_no_slot_on_a_second_copy(problem: Problem, random: object) -> None:
+    """Whatever is installed; the load is level, so that nothing else wants to move."""
+    assume(problem.survive == 0 and problem.slots > len(problem.load))
+    flat = replace(problem, load=(1000,) * len(problem.load))
+    spare = problem.slots - len(problem.load)
+    installed = [*range(len(problem.load)), *[0] * spare]
+    random.shuffle(installed)  # type: ignore[attr-defined]
+    check(flat, solve(flat, INCREMENTAL, installed, split=EVEN, target=1000.0))
+
+
 def layers_off_by(*parts: float) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Loads and placement of layers on two ranks, whose peaks are so much above their means."""
     load = [
