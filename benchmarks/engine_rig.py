@@ -26,11 +26,19 @@ from equipoise.hal.stream import Role
 
 DEADLINE = 20.0
 NEVER = 1 << 20
-"""Steps between epochs."""
+"""Windows between epochs."""
 Ids = npt.NDArray[np.int32]
 Batches = Sequence[Sequence[Ids]]
 """For every step and layer the expert of each row, of any shape."""
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Steps of the window that `layout` was planned on, and of a part that is summed at a time."""
+
+    window: int
+    sub_window: int
 
 
 @dataclass
@@ -42,15 +50,15 @@ class Rig:
     runs: Iterator[int]
 
     def imbalance(
-        self, batches: Batches, layout: Layout, shape: Shape, mode: ShareMode, sub_window: int
+        self, batches: Batches, layout: Layout, shape: Shape, mode: ShareMode, cadence: Cadence
     ) -> Floats:
         """(steps, layers): max/mean - 1 of the ranks' rows, from `layout` on, in one share mode."""
         config = EngineConfig(
             label=f"rig{next(self.runs)}",
             shares=mode,
-            window_size=sub_window,
-            step_interval=NEVER * sub_window,
-            sub_window=sub_window,
+            window_size=cadence.window,
+            step_interval=NEVER * cadence.window,
+            sub_window=cadence.sub_window,
             deadline=DEADLINE,
         )
         store = _store(self.accelerator, shape)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from engine_rig import Batches, Floats, Rig, rig
+from engine_rig import Batches, Cadence, Floats, Rig, rig
 from evidence import save
 from loads import Counts, Model, windows
 from recorded import Recording, recordings
@@ -100,8 +100,8 @@ def judge(device: Rig, case: Case, ranks: int, slots: int) -> dict[str, Floats]:
     whole = [*case.before, *case.after]
 
     def shared(layout: Layout, mode: ShareMode, sub: int = 1) -> Floats:
-        found: Floats = device.imbalance(whole, layout, shape, mode, sub)[WINDOW:].mean(axis=1)
-        return found
+        found: Floats = device.imbalance(whole, layout, shape, mode, Cadence(WINDOW, sub))
+        return found[WINDOW:].mean(axis=1)
 
     return {
         "static": shared(start, ShareMode.STATIC),
