@@ -16,6 +16,7 @@ Writes benchmarks/results/shares.json; `python benchmarks/performance.py` shows 
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,7 @@ def recorded_cases(found: Recording) -> Iterator[Case]:
 
 def generated_cases(seed: int) -> Iterator[Case]:
     """Of the generator: neighbouring windows, every other pair of two domains."""
-    drawn = list(windows(MODEL, seed, 6))
-    for before, after in zip(drawn, drawn[1:], strict=False):
+    for before, after in pairwise(windows(MODEL, seed, 6)):
         kind = "switch" if after.switched else "steady"
         yield Case(kind, _rows(before.counts), _rows(after.counts), MODEL.experts)
 
