@@ -19,9 +19,10 @@ class Follower:
     Shares that are solved from a sub-window always look better on that same sub-window: they fit
     its noise. So what they are worth is learnt on the sub-window that comes next: shares solved
     from the one before, on the one at hand. While the installed ones do as well as such fresh ones
-    do, give or take their spread, nothing has changed: then sums grow, and shares are solved from them each time that
-    they rest on twice as many sub-windows. When the installed ones do worse by the hysteresis,
-    traffic has changed: what was summed is forgotten, and shares are solved from the latest.
+    do, give or take their spread, nothing has changed: then sums grow, and shares are solved from
+    them each time that they rest on twice as many sub-windows. When the installed ones do worse by
+    the hysteresis, traffic has changed: what was summed is forgotten, and shares are solved from
+    the latest.
 
     Integers throughout, and no clock: every rank that is given the same loads says the same.
 
