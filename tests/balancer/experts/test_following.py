@@ -49,13 +49,14 @@ def renewals(told: list[Shares | None]) -> int:
     return sum(shares is not None for shares in told)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_noise_is_not_followed(seed: int) -> None:
-    loads = drawn(0, seed, PLANNED + MEMORY + 64)
-    told = follow(a_follower(), planned(loads[:PLANNED]), loads[PLANNED:])
-    assert renewals(told[:MEMORY]) <= MEMORY
-    # Sums that double, and now and then an alarm that was false: then they double again.
-    assert renewals(told[MEMORY:]) <= 16
+def test_noise_is_not_followed() -> None:
+    """64 sub-windows: sums double four times; and now and then an alarm is false."""
+    told = []
+    for seed in SEEDS:
+        loads = drawn(0, seed, PLANNED + MEMORY + 64)
+        learnt = follow(a_follower(), planned(loads[:PLANNED]), loads[PLANNED:])
+        told.append(renewals(learnt[MEMORY:]))
+    assert sum(told) <= 6 * len(SEEDS), told
 
 
 @pytest.mark.parametrize("seed", SEEDS)
