@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tables
 from evidence import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -79,7 +80,8 @@ MAIN_JOB = (
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_main_job(), *_planner(), *_native()]).rstrip() + "\n"
+    more = [line for title, (name, table) in MORE.items() for line in _table(title, name, table)]
+    return "\n".join([HEAD, *_main_job(), *_planner(), *more, *_native()]).rstrip() + "\n"
 
 
 def readme() -> str:
@@ -182,6 +184,21 @@ def _shape(figures: Figures) -> list[str]:
     ]
     greedy = f"greedy: {times['greedy_milliseconds']:.1f} ms of CPU for all layers"
     return [*lines, "", f"Time over greedy's: {', '.join(told)}; {greedy}.", ""]
+
+
+MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
+    "Shares that follow the traffic": ("shares", tables.shares),
+    "Variance and covariance": ("variance", tables.variance),
+    "Active experts": ("decode", tables.decoding),
+    "Moves against the next window": ("drip", tables.moving),
+}
+"""By title: the file of figures, and the table of them."""
+
+
+def _table(title: str, name: str, table: Callable[[Figures], list[str]]) -> list[str]:
+    found = _load(name)
+    told = ["OWED", ""] if found is None else [*table(found["figures"]), *_source(found)]
+    return [f"## {title}", "", *told]
 
 
 def _native() -> list[str]:

@@ -6,6 +6,8 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.experts.activity import Active
+from equipoise.balancer.experts.choices import Objective
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.hal.errors import PlacementError
 
@@ -16,38 +18,42 @@ DIMENSIONS = 2, 3
 
 @dataclass(frozen=True)
 class Demand:
-    """Both int64 (layers, experts).
+    """What is asked of the experts.
 
     Attributes:
-        load: rows, summed over windows.
+        load: int64 (layers, experts), summed over windows: rows, or batches that an expert runs in.
         score: the same, more where windows differ.
+        active: bool (batches, layers, experts), which experts run; None where rows are planned for.
     """
 
     load: npt.NDArray[np.int64]
     score: npt.NDArray[np.int64]
+    active: Active | None = None
 
 
-def demand_of(load: npt.ArrayLike, sigma: float, tokens: bool) -> Demand:
+def demand_of(load: npt.ArrayLike, sigma: float, objective: Objective) -> Demand:
     """From counts (layers, experts) or (windows, layers, experts).
 
-    With `tokens` false every window counts an expert once if it has any rows.
+    Where active experts are planned for, every window is a batch, and counts an expert once if it
+    has any rows.
 
     The score is the sum over windows plus sigma standard deviations of a window for each window,
     in integers. Raises `PlacementError`.
     """
-    windows = _windows(load)
-    if not tokens:
+    windows, active = _windows(load), None
+    if objective is Objective.ACTIVE_EXPERTS:
         if windows.shape[0] < 2:
             raise PlacementError("active_experts takes recorded routing (batches, layers, experts)")
-        windows = (windows > 0).astype(np.int64)
+        active = windows > 0
+        windows = active.astype(np.int64)
     if not 0.0 <= sigma <= 100.0:
         raise PlacementError(f"sigma must be 0 to 100, got {sigma:g}")
     total = windows.sum(axis=0)
     if int(total.sum(axis=1).max()) > MOST:
         raise PlacementError(f"a layer has more than {MOST} rows")
     if sigma == 0.0 or windows.shape[0] == 1:
-        return Demand(total, total)
-    return Demand(total, total + _spread(windows, round(sigma * SHARE_ONE)))
+        return Demand(total, total, active)
+    return Demand(total, total + _spread(windows, round(sigma * SHARE_ONE)), active)
 
 
 def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -25,13 +25,14 @@ gets the same plan. What `plan` takes:
   `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
 - `sigma`: standard deviations of the windows above the mean that copies are counted and packed by.
 - `capacities` of the ranks, in any unit; None for equal ones. `greedy` packs as if they were equal.
-- `objective`: tokens or active_experts.
+- `objective`: tokens or active_experts. With the latter all rows of an expert go to one of its
+  copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
 - `threads`, over layers; they change nothing but the time.
 - `split`: level, or even for engines that know no shares.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
+from equipoise.balancer.experts.activity import settle
 from equipoise.balancer.experts.choices import Objective, Policy, Split, one_of
 from equipoise.balancer.experts.demand import Demand, demand_of
 from equipoise.balancer.experts.group import Group, group_of
@@ -67,7 +69,8 @@ class Plan:
         placement: int32 (layers, slots), the expert in each slot.
         shares: int32 (layers, slots), the part of its expert that a slot takes, in 1 / 65536.
         moves: copies that their rank did not hold; all of them where nothing was installed.
-        predicted_imbalance: max/mean - 1 of the ranks under the load planned on, mean over layers.
+        predicted_imbalance: max/mean - 1 of the ranks under the load planned on, mean over layers;
+            with `active_experts`, of the experts that run on a rank, the largest in each batch.
         layer_moves: int64 (layers,), the same by layer.
         layer_imbalance: float64 (layers,), the same by layer.
     """
@@ -149,6 +152,18 @@ class _Task:
             return self.run(self.policy, allowance)
         return self._mixed(kept, wanted, allowance >= wanted.layer_moves)
 
+    def settled(self, found: Plan) -> Plan:
+        """The same with whole shares, and what they promise, where active experts are planned."""
+        if self.demand.active is None:
+            return found
+        whole = settle(self.demand.active, found.placement, self.group.capacity)
+        return replace(
+            found,
+            shares=whole.shares,
+            predicted_imbalance=float(whole.imbalance.mean()),
+            layer_imbalance=whole.imbalance,
+        )
+
     def _mixed(self, kept: Plan, wanted: Plan, taken: npt.NDArray[np.bool_]) -> Plan:
         rows = taken[:, None]
         placement = np.where(rows, wanted.placement, kept.placement)
@@ -190,8 +205,9 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
 
     Raises `PlacementError` when the numbers cannot fit together.
     """
-    tokens = one_of(Objective, "objective", objective) is Objective.TOKENS
-    demand = demand_of(load, sigma, tokens)
+    demand = demand_of(load, sigma, one_of(Objective, "objective", objective))
+    if demand.active is not None and one_of(Split, "split", split) is Split.EVEN:
+        raise PlacementError("active_experts runs an expert on one rank: split must be level")
     layers, experts = demand.load.shape
     shape = Shape(layers, experts, slots, ranks)
     task = _Task(
@@ -202,7 +218,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         _aims(target, slack, node_cost, one_of(Split, "split", split)),
         _positive("threads", threads),
     )
-    return task.within(_budget(max_copies, byte_budget, expert_bytes))
+    return task.settled(task.within(_budget(max_copies, byte_budget, expert_bytes)))
 
 
 def ration(

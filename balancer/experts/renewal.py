@@ -4,10 +4,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from equipoise.balancer.experts.following import Follower
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.placement import Load, Shape, Shares
-from equipoise.balancer.experts.planner import Layout, Proposal, imbalance, solve_shares
+from equipoise.balancer.experts.placement import Shape, Shares
+from equipoise.balancer.experts.planner import Layout, Proposal
 
 
 class ShareRenewal(Protocol):
@@ -66,8 +67,7 @@ class LaggedShares:
     ) -> None:
         self._installed = installed
         self._load = load
-        self._shape = shape
-        self._hysteresis = hysteresis
+        self._follower = Follower(shape, hysteresis, planned=load.sums.maxlen or 1)
         self._deadline = deadline
         self._state: Resting | Solving = Resting()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="equipoise.shares")
@@ -77,7 +77,7 @@ class LaggedShares:
         self._take()
         if summed:
             layout = self._installed.layout
-            better = self._worker.submit(self._solve, self._load.latest, layout)
+            better = self._worker.submit(self._follower.better, self._load.latest, layout)
             self._state = Solving(layout, better)
 
     def adopt(self, proposal: Proposal) -> Layout:
@@ -101,11 +101,3 @@ class LaggedShares:
                 self._state = Resting()
                 if shares is not None and self._installed.layout is layout:
                     self._installed.renew_shares(shares)
-
-    def _solve(self, load: Load, layout: Layout) -> Shares | None:
-        """Better shares, or None where the mean gain over layers is not worth a table."""
-        shares = solve_shares(load, layout.placement, self._shape)
-        before = imbalance(load, layout, self._shape)
-        after = imbalance(load, Layout(layout.placement, shares), self._shape)
-        gain = int((before - after).sum())
-        return shares if gain > self._hysteresis * self._shape.layers else None

@@ -151,6 +151,10 @@ def test_a_plan_that_would_lose_an_expert_is_refused(survive: int, kind: str) ->
         ({"policy": "lucky"}, "policy must be one of greedy, connected, incremental, got 'lucky'"),
         ({"objective": "joy"}, "objective must be one of tokens, active_experts"),
         ({"objective": "active_experts"}, "active_experts takes recorded routing"),
+        (
+            {"load": [[[5, 7]]] * 2, "objective": "active_experts", "split": "even"},
+            "split must be level",
+        ),
         ({"split": "odd"}, "split must be one of level, even"),
         ({"survive": 1, "slots": 2}, "survive=1 needs two slots an expert: 4, not 2"),
         ({"survive": 2}, "survive=2 needs more than 2 ranks, 1 nodes"),

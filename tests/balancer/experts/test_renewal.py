@@ -1,3 +1,4 @@
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
@@ -29,6 +30,7 @@ class FakeInstalled:
 @dataclass
 class FakeLoad:
     latest: Load
+    sums: deque[Load] = field(default_factory=lambda: deque(maxlen=1))
 
 
 def start() -> Layout:
