@@ -18,31 +18,43 @@ Column make_column(std::size_t rows) {
     return Column(data, {rows}, owner);
 }
 
-void require_same(const char* name, const CountArray& got, const CountArray& wanted) {
-    const std::string rows = std::string(name) + " rows", columns = std::string(name) + " columns";
-    require_size(rows.c_str(), got.extent(0), wanted.extent(0));
-    require_size(columns.c_str(), got.extent(1), wanted.extent(1));
-}
+// As many as the squares of deviations can be summed of: csrc/risk.cpp.
+constexpr std::int64_t kWindows = 256;
 
 // The arrays of a request, checked against each other.
 struct Arrays {
-    CountArray load, score, allowance;
+    CountArray load, allowance;
     IdArray capacity;
+    std::optional<CountArray> windows;
     std::optional<IdArray> installed;
 
-    Arrays(nb::handle load_, nb::handle score_, nb::handle allowance_, nb::handle capacity_,
+    Arrays(nb::handle load_, nb::handle windows_, nb::handle allowance_, nb::handle capacity_,
            nb::handle installed_)
         : load("load", load_, 2),
-          score("score", score_, 2),
           allowance("allowance", allowance_, 1),
           capacity("capacity", capacity_, 1) {
-        require_same("score", score, load);
         require_size("allowance", allowance.size(), load.extent(0));
         require_range("capacity", capacity.view(), 1, INT32_MAX);
         for (std::size_t l = 0; l < load.extent(0); ++l) require_counts("load", load.row(l));
-        if (score.view().data != load.view().data)
-            for (std::size_t l = 0; l < load.extent(0); ++l) require_counts("score", score.row(l));
+        if (!windows_.is_none()) windows.emplace("windows", windows_, 3);
         if (!installed_.is_none()) installed.emplace("installed", installed_, 2);
+    }
+
+    Windows checked_windows() const {
+        if (!windows) return {nullptr, 0, 0, 0};
+        const auto count = static_cast<std::int64_t>(windows->extent(0));
+        require_range("windows", count, 1, kWindows);
+        require_size("windows layers", windows->extent(1), load.extent(0));
+        require_size("windows experts", windows->extent(2), load.extent(1));
+        std::vector<std::int64_t> left(load.view().begin(), load.view().end());
+        for (std::size_t i = 0; i < windows->size(); ++i) {
+            require_range("windows", windows->view()[i], 0, left[i % left.size()]);
+            left[i % left.size()] -= windows->view()[i];
+        }
+        if (std::any_of(left.begin(), left.end(), [](auto n) { return n != 0; }))
+            refuse("windows", "rows that sum to the load", "less");
+        return {windows->view().data, count, static_cast<std::int64_t>(load.extent(0)),
+                static_cast<std::int64_t>(load.extent(1))};
     }
 
     void require_installed(std::int64_t slots) const {
@@ -83,18 +95,19 @@ Rules rules_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes, std
 
 Aims aims_of(nb::handle aims) {
     const IdArray values("aims", aims, 1);
-    require_size("aims", values.size(), 6);
+    require_size("aims", values.size(), 7);
     require_range("aims", values.view(), 0, INT32_MAX);
     const Ids v = values.view();
-    require_range("split", v[5], 0, 1);
-    return {v[0], v[1], v[2], v[3], v[4], static_cast<Split>(v[5])};
+    require_range("sigma", v[5], 0, 100 * kShareOne);
+    require_range("split", v[6], 0, 1);
+    return {v[0], v[1], v[2], v[3], v[4], v[5], static_cast<Split>(v[6])};
 }
 
-nb::tuple py_plan(nb::handle load, nb::handle score, std::int64_t slots, nb::handle capacity,
+nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::handle capacity,
                   std::int64_t nodes, std::int64_t survive, nb::handle installed,
                   std::int64_t policy, nb::handle aims, nb::handle allowance,
                   std::int64_t threads) {
-    const Arrays arrays(load, score, allowance, capacity, installed);
+    const Arrays arrays(load, windows, allowance, capacity, installed);
     arrays.require_installed(slots);
     require_range("policy", policy, 0, 2);
     require_range("threads", threads, 1, 1024);
@@ -104,7 +117,7 @@ nb::tuple py_plan(nb::handle load, nb::handle score, std::int64_t slots, nb::han
                           aims_of(aims),
                           static_cast<std::int64_t>(layers),
                           arrays.load.view().data,
-                          arrays.score.view().data,
+                          arrays.checked_windows(),
                           arrays.installed ? arrays.installed->view().data : nullptr,
                           arrays.allowance.view().data,
                           static_cast<std::int32_t>(threads)};
@@ -122,8 +135,8 @@ nb::tuple py_plan(nb::handle load, nb::handle score, std::int64_t slots, nb::han
 }  // namespace
 
 void bind_plan(nb::module_& m) {
-    m.def("plan", &py_plan, "load"_a, "score"_a, "slots"_a, "capacity"_a, "nodes"_a, "survive"_a,
-          "installed"_a.none(), "policy"_a, "aims"_a, "allowance"_a, "threads"_a,
+    m.def("plan", &py_plan, "load"_a, "windows"_a.none(), "slots"_a, "capacity"_a, "nodes"_a,
+          "survive"_a, "installed"_a.none(), "policy"_a, "aims"_a, "allowance"_a, "threads"_a,
           "Placement, shares, moves and imbalance (in 1 / 65536) of each layer; csrc/plan.h.");
 }
 

@@ -142,10 +142,21 @@ void Board::list(std::int32_t slot, std::int32_t victim, std::int32_t expert) {
 // The expert has one copy now: nothing can be poured from it.
 void Board::part(std::int32_t expert) {
     plural_.erase(std::lower_bound(plural_.begin(), plural_.end(), expert));
-    const std::int32_t slot = copies(expert)[0], rank = owner_[slot];
+    leave(copies(expert)[0]);
+}
+
+// The slot is no joint of its rank any more.
+void Board::leave(std::int32_t slot) {
+    const std::int32_t rank = owner_[slot];
     auto* first = joints_.data() + rank * shape_.per_rank();
     auto* last = first + joined_[rank]--;
-    std::copy(std::lower_bound(first, last, slot) + 1, last, std::lower_bound(first, last, slot));
+    auto* at = std::lower_bound(first, last, slot);
+    std::copy(at + 1, last, at);
+}
+
+void Board::fix(std::int32_t slot, std::int64_t flow) {
+    set(slot, flow);
+    leave(slot);
 }
 
 // The expert has a second copy now; the first one is in that slot.

@@ -69,6 +69,9 @@ class Board {
     void replace(std::int32_t slot, std::int32_t expert);
     // The slots' experts trade places, with what flows there.
     void swap(std::int32_t a, std::int32_t b);
+    // The slot takes that, for good: nothing can be poured to it or from it until the placement is
+    // another. The flows of its expert have to sum to its load in the end.
+    void fix(std::int32_t slot, std::int64_t flow);
     // Every copy of an expert takes the same; of all experts, or of one.
     void even();
     void even(std::int32_t expert) { spread(expert); }
@@ -80,6 +83,7 @@ class Board {
     void list(std::int32_t slot, std::int32_t victim, std::int32_t expert);
     void part(std::int32_t expert);
     void join(std::int32_t expert, std::int32_t slot);
+    void leave(std::int32_t slot);
     void spread(std::int32_t expert);
     void set(std::int32_t slot, std::int64_t flow);
     std::int32_t least_full(std::int32_t expert, std::int32_t but) const;

@@ -31,6 +31,13 @@ struct Rules {
         }
         return false;
     }
+    // Whether the experts of two slots may trade places: neither rank holds the other's already,
+    // and both experts survive what they have to.
+    bool may_trade(const Board& board, std::int32_t a, std::int32_t b) const {
+        const std::int32_t here = board.rank_of(a), there = board.rank_of(b);
+        if (apart == Apart::kNodes && node_of(here) != node_of(there)) return false;
+        return !board.holds(here, board.expert_at(b)) && !board.holds(there, board.expert_at(a));
+    }
     // How many copies an expert must and may have: one a rank at most, unless there are more slots.
     Range copies() const {
         const std::int32_t forced = (shape.slots + shape.experts - 1) / shape.experts;

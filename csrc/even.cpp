@@ -16,14 +16,14 @@ constexpr std::int64_t kForbidden = INT64_MIN;
 Evener::Evener(Board& board, const Rules& rules, const Aims& aims)
     : board_(board), rules_(rules), aims_(aims), change_(rules.shape.ranks) {}
 
-void Evener::run(std::int64_t copies) {
+std::int64_t Evener::run(std::int64_t copies) {
     left_ = copies;
     grain_ = 0;
     while (board_.mean() >> grain_ >= std::int64_t{1} << kBits) ++grain_;
     part_doubles();
     const std::int64_t goal = board_.mean() + part_of(board_.mean(), aims_.target);
     std::int64_t least = peak();
-    if (least <= goal) return;
+    if (least <= goal) return left_;
     const auto keep = [&] {
         const Ids placement = board_.placement();
         kept_.assign(placement.begin(), placement.end());
@@ -37,6 +37,7 @@ void Evener::run(std::int64_t copies) {
         going = least > goal && relieve();
     }
     board_.place({kept_.data(), kept_.size()});
+    return left_;
 }
 
 std::int64_t Evener::peak() const {
@@ -174,7 +175,7 @@ Evener::Change Evener::trade(std::int32_t rank) const {
             if (lighter <= 0) continue;
             const std::int64_t x = excess(rank, -lighter), y = excess(there, lighter);
             const std::int64_t gain = (before - x * x - y * y) / 2;
-            if (gain > best.gain && apart(s, slot)) best = {gain, s, slot};
+            if (gain > best.gain && rules_.may_trade(board_, s, slot)) best = {gain, s, slot};
         }
     }
     if (best.slot < 0 || aims_.node_cost == kShareOne) return best;
@@ -216,14 +217,6 @@ bool Evener::spare(std::int32_t slot) const {
     const Ids copies = board_.copies(board_.expert_at(slot));
     if (static_cast<std::int32_t>(copies.size) <= rules_.copies().low) return false;
     return rules_.apart != Apart::kNodes || rules_.on_two_nodes(copies, slot);
-}
-
-// Whether neither rank holds the other's expert, and both survive what they have to.
-bool Evener::apart(std::int32_t a, std::int32_t b) const {
-    const std::int32_t here = board_.rank_of(a), there = board_.rank_of(b);
-    if (rules_.apart == Apart::kNodes && rules_.node_of(here) != rules_.node_of(there))
-        return false;
-    return !board_.holds(here, board_.expert_at(b)) && !board_.holds(there, board_.expert_at(a));
 }
 
 bool Evener::colder(std::int32_t victim, std::int32_t expert, Colder how) const {

@@ -25,7 +25,8 @@ class Evener {
  public:
     Evener(Board& board, const Rules& rules, const Aims& aims);
 
-    void run(std::int64_t copies);
+    // How many copies are left of those.
+    std::int64_t run(std::int64_t copies);
 
     // Of the fullest rank, relative to its capacity.
     std::int64_t peak() const;
@@ -53,7 +54,6 @@ class Evener {
     void exchange(std::int32_t a, std::int32_t b);
     void find_spare(std::int32_t but);
     bool spare(std::int32_t slot) const;
-    bool apart(std::int32_t a, std::int32_t b) const;
     bool colder(std::int32_t victim, std::int32_t expert, Colder how) const;
     std::int64_t part(std::int32_t expert, std::int32_t more) const;
     std::int64_t excess(std::int32_t rank, std::int64_t more) const;

@@ -27,18 +27,19 @@ Improver::Improver(Board& board, const Rules& rules, const Aims& aims)
       single_(rules.shape.ranks),
       open_(rules.shape.ranks, 1) {}
 
-void Improver::run(Counts score, std::int64_t copies) {
+std::int64_t Improver::run(std::int64_t copies) {
     left_ = copies;
     mean_ = board_.mean();
     traded_ = false;
     target_ = static_cast<std::int32_t>(std::int64_t{aims_.target} * kAim / kOf);
-    if (mean_ > 0 && measure() > 0) change(score);
+    if (mean_ > 0 && measure() > 0) change();
     leveller_.level_all();
+    return left_;
 }
 
-void Improver::change(Counts score) {
+void Improver::change() {
     keep(missed_by_);
-    market_.reset(score);
+    market_.reset();
     while (left_ > 0 && trade(aims_.hysteresis)) {
     }
     for (std::int32_t i = 0; i < aims_.drip && left_ > 0 && trade(kDrip); ++i) {

@@ -12,7 +12,7 @@ namespace equipoise {
 // `run` changes the board's placement by at most `copies` copies, where the target is missed. In
 // this order:
 // - Copies change hands: from the expert that misses one least to the hottest one, as long as that
-//   is hotter, by `score`, by the hysteresis; then `drip` more for a tenth. Among the copies to
+//   is hotter, by the hysteresis; then `drip` more for a tenth. Among the copies to
 //   give up, one that leaves the ranks connected, on a rank that is little filled.
 // - While a rank cannot be levelled to the target, or, for one step, its single copies leave no
 //   slack: the ranks that its load can reach get a joint to the others, one copy; or two experts
@@ -23,12 +23,13 @@ class Improver {
  public:
     Improver(Board& board, const Rules& rules, const Aims& aims);
 
-    void run(Counts score, std::int64_t copies);
+    // How many copies are left of those.
+    std::int64_t run(std::int64_t copies);
 
  private:
     bool trade(std::int32_t hysteresis);
     bool take(std::int32_t slot, std::int32_t expert);
-    void change(Counts score);
+    void change();
     void relieve();
     void keep(std::int64_t missed_by);
     std::int64_t measure();

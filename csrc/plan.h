@@ -5,6 +5,7 @@
 
 #include "connected.h"
 #include "incremental.h"
+#include "risk.h"
 
 namespace equipoise {
 
@@ -16,15 +17,15 @@ struct Request {
     Policy policy;
     Aims aims;
     std::int64_t layers;
-    const std::int64_t* load;        // [layers, experts]: shares level this
-    const std::int64_t* score;       // [layers, experts]: copies are counted and packed by this
+    const std::int64_t* load;        // [layers, experts]
+    Windows windows;                 // that the load is the sum of, or none
     const std::int32_t* installed;   // [layers, slots], or nullptr
     const std::int64_t* allowance;   // [layers]: copies that a layer may move
     std::int32_t threads;
 
-    Counts row(const std::int64_t* of, std::int64_t layer) const {
+    Counts load_of(std::int64_t layer) const {
         const auto width = static_cast<std::size_t>(rules.shape.experts);
-        return {of + layer * width, width};
+        return {load + layer * width, width};
     }
 };
 

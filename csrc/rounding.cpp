@@ -3,12 +3,31 @@
 #include <algorithm>
 
 namespace equipoise {
+namespace {
 
-Rounding::Rounding(const Board& board)
+// A share's unit is coarse when it is more than this part of the mean of a rank.
+constexpr std::int64_t kCoarse = 4096;
+
+}  // namespace
+
+Rounding::Rounding(Board& board)
     : board_(board),
       even_(board.shape().slots),
+      coarse_(board.shape().slots),
       single_(board.shape().ranks),
       full_(board.shape().ranks) {}
+
+bool Rounding::fix_coarse() {
+    bool found = false;
+    for (std::int32_t e : board_.plural()) {
+        const std::int64_t tokens = board_.load_of(e) / kShareOne;
+        if (tokens <= board_.mean() / kCoarse) continue;
+        round_flows_of(e, {coarse_.data(), coarse_.size()});
+        for (std::int32_t slot : board_.copies(e)) board_.fix(slot, tokens * coarse_[slot]);
+        found = true;
+    }
+    return found;
+}
 
 std::int64_t Rounding::round(Span<std::int32_t> shares) {
     add_singles();
@@ -23,10 +42,10 @@ std::int64_t Rounding::round(Span<std::int32_t> shares) {
 }
 
 void Rounding::add_singles() {
-    for (std::int32_t r = 0; r < board_.shape().ranks; ++r) {
-        single_[r] = board_.full(r);
-        for (std::int32_t slot : board_.joints(r)) single_[r] -= board_.flow(slot);
-    }
+    for (std::int32_t r = 0; r < board_.shape().ranks; ++r) single_[r] = board_.full(r);
+    for (std::int32_t e : board_.plural())
+        for (std::int32_t slot : board_.copies(e))
+            single_[board_.rank_of(slot)] -= board_.flow(slot);
 }
 
 std::int64_t Rounding::round_flows(Span<std::int32_t> shares) {

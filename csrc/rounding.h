@@ -10,7 +10,12 @@ namespace equipoise {
 
 class Rounding {
  public:
-    explicit Rounding(const Board& board);
+    explicit Rounding(Board& board);
+
+    // Where a 65536th of an expert is much on the scale of a rank, its flows are rounded at once
+    // and stay as they are; whether there were such. The others can make up for it when they are
+    // levelled again.
+    bool fix_coarse();
 
     // Shares by slot: the flows rounded to 1 / 65536 of each expert by largest remainder, ties to
     // the lower slot; even shares for an expert without load. Should the rounding leave the fullest
@@ -26,9 +31,9 @@ class Rounding {
     void share_evenly_of(std::int32_t expert, Span<std::int32_t> shares) const;
     std::int64_t peak(Span<std::int32_t> shares);
 
-    const Board& board_;
+    Board& board_;
     std::vector<std::pair<std::int64_t, std::int32_t>> rests_;
-    std::vector<std::int32_t> even_;
+    std::vector<std::int32_t> even_, coarse_;
     std::vector<std::int64_t> single_, full_;  // by rank: experts with one copy, and all
 };
 

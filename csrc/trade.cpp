@@ -21,14 +21,13 @@ Market::Market(const Board& board, const Rules& rules, std::int32_t node_cost)
       price_(rules.shape.experts),
       joined_(rules.shape.ranks) {}
 
-void Market::reset(Counts score) {
-    score_ = score;
+void Market::reset() {
     for (std::int32_t e = 0; e < rules_.shape.experts; ++e) note(e);
 }
 
 void Market::note(std::int32_t expert) {
     const auto copies = static_cast<std::int32_t>(board_.copies(expert).size);
-    const std::int64_t load = score_[expert] * kShareOne;
+    const std::int64_t load = board_.load_of(expert);
     // Most experts have one copy: nothing is divided for them.
     heat_[expert] = copies >= rules_.copies().high ? -1 : copies == 1 ? load : load / copies;
     price_[expert] = copies <= rules_.copies().low ? kNever : load / (copies - 1);

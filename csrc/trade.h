@@ -14,8 +14,8 @@ class Market {
  public:
     Market(const Board& board, const Rules& rules, std::int32_t node_cost);
 
-    // `score` by expert: what its load counts for.
-    void reset(Counts score);
+    // The board is another.
+    void reset();
     // The copies of this expert changed.
     void note(std::int32_t expert);
 
@@ -37,7 +37,6 @@ class Market {
     const Board& board_;
     const Rules& rules_;
     std::int32_t node_cost_;
-    Counts score_{nullptr, 0};
     std::vector<std::int64_t> heat_, price_;
     std::vector<std::pair<std::int64_t, std::int32_t>> offers_;
     Components joined_;

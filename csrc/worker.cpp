@@ -6,6 +6,12 @@
 #include "planner.h"
 
 namespace equipoise {
+namespace {
+
+// An attempt pays when it lowers the peak by this part of the target.
+constexpr std::int32_t kPays = 8;
+
+}  // namespace
 
 Worker::Worker(const Request& request, const Answer& answer)
     : request_(request),
@@ -14,29 +20,36 @@ Worker::Worker(const Request& request, const Answer& answer)
       leveller_(board_),
       improver_(board_, request.rules, request.aims),
       evener_(board_, request.rules, request.aims),
+      risk_(board_, request.rules, request.aims, request.windows),
       rounding_(board_),
       fresh_(request.rules.shape.slots) {}
 
 void Worker::plan_anew(std::int64_t layer) {
     propose(layer);
     reset(layer, {fresh_.data(), fresh_.size()});
-    if (level()) leveller_.level_all();
+    settle();
+    if (request_.policy != Policy::kGreedy) calm(layer, board_.mean() / 1024, INT64_MAX);
     write(layer);
 }
 
 bool Worker::keep(std::int64_t layer) {
     reset(layer, installed(layer));
-    const bool fixed = request_.allowance[layer] == 0;
-    const bool stays = fixed || !far_off();
-    if (!stays) change(layer);
-    if (fixed && level()) leveller_.level_all();
+    const std::int64_t copies = request_.allowance[layer];
+    bool stays = copies == 0 || !far_off();
+    std::int64_t left = copies;
+    if (!stays) left = change(layer);
+    if (copies == 0) settle();
+    if (calm(layer, part_of(board_.mean(), request_.aims.target), left)) stays = false;
+    if (!stays) return_to_slots(installed(layer));
     write(layer);
     return stays;
 }
 
 void Worker::improve(std::int64_t layer) {
     reset(layer, installed(layer));
-    change(layer);
+    const std::int64_t left = change(layer);
+    calm(layer, part_of(board_.mean(), request_.aims.target), left);
+    return_to_slots(installed(layer));
     write(layer);
 }
 
@@ -47,20 +60,76 @@ Ids Worker::installed(std::int64_t layer) const {
 }
 
 void Worker::reset(std::int64_t layer, Ids placement) {
-    board_.reset(request_.row(request_.load, layer), placement);
+    board_.reset(request_.load_of(layer), placement);
 }
 
-void Worker::change(std::int64_t layer) {
-    const Counts score = request_.row(request_.score, layer);
-    if (level()) {
-        improver_.run(score, request_.allowance[layer]);
-    } else {
-        // What is split evenly is packed by score.
-        board_.reset(score, board_.placement());
-        evener_.run(request_.allowance[layer]);
-        reset(layer, board_.placement());
+// Until the target is met, or one more attempt lowers the peak by too little to pay for its copies:
+// then what is installed afterwards is where the same loads change nothing. How many copies of the
+// allowance are left.
+std::int64_t Worker::change(std::int64_t layer) {
+    const std::int64_t mean = board_.mean(), goal = mean + part_of(mean, request_.aims.target);
+    const std::int64_t pays = part_of(mean, request_.aims.target / kPays);
+    std::int64_t left = request_.allowance[layer];
+    // Slots that are wasted change hands whatever the peak.
+    if (!level() && evener_.doubled()) left = evener_.run(left);
+    std::int64_t height = settle();
+    while (height > goal && left > 0) {
+        const Attempt attempt = try_to_lower(left);
+        if (attempt.height + pays >= height) {
+            settle_on(before_);
+            break;
+        }
+        height = attempt.height;
+        left = attempt.left;
     }
-    return_to_slots(installed(layer));
+    return left;
+}
+
+// By the way that goes with the split; where level shares end far off, also by that of even ones,
+// which takes more copies: on any placement the former are at least as level as the latter.
+Worker::Attempt Worker::try_to_lower(std::int64_t copies) {
+    note(before_);
+    if (!level()) {
+        const std::int64_t left = evener_.run(copies);
+        return {settle(), left};
+    }
+    const std::int64_t left = improver_.run(copies);
+    const Attempt first{settle(), left};
+    if (first.height <= far()) return first;
+    note(other_);
+    board_.place({before_.data(), before_.size()});
+    const std::int64_t rest = evener_.run(copies);
+    const Attempt second{settle(), rest};
+    if (second.height < first.height) return second;
+    settle_on(other_);
+    return first;
+}
+
+void Worker::note(std::vector<std::int32_t>& placement) const {
+    const Ids now = board_.placement();
+    placement.assign(now.begin(), now.end());
+}
+
+void Worker::settle_on(const std::vector<std::int32_t>& placement) {
+    board_.place({placement.data(), placement.size()});
+    settle();
+}
+
+// Divides the load as it is to be. Returns the height of the fullest rank.
+std::int64_t Worker::settle() { return level() ? leveller_.level_all() : evener_.peak(); }
+
+// Whether experts that are busy together were parted. Levelling changes what copies vary by, so
+// the risk is looked at again after it: where it fell by less than the gain nothing changes, so
+// that the same loads end up changing nothing.
+bool Worker::calm(std::int64_t layer, std::int64_t gain, std::int64_t copies) {
+    if (!risk_.known()) return false;
+    note(before_);
+    const std::int64_t risk = risk_.highest(layer);
+    if (risk_.run(layer, gain, copies) == 0) return false;
+    settle();
+    if (risk_.highest(layer) + gain < risk) return true;
+    settle_on(before_);
+    return false;
 }
 
 // Who is still on its rank, or again, is in its slot: nothing is copied for it.
@@ -81,24 +150,27 @@ void Worker::return_to_slots(Ids installed) {
     }
 }
 
-// Whether the peak is more than twice the target above the mean, or slots are wasted. If not, what
-// flows is as it is to be.
+// Twice the target above the mean.
+std::int64_t Worker::far() const {
+    return board_.mean() + 2 * part_of(board_.mean(), request_.aims.target);
+}
+
+// Whether the peak is above that, or slots are wasted. If not, what flows is as it is to be.
 bool Worker::far_off() {
-    const std::int64_t far = board_.mean() + 2 * part_of(board_.mean(), request_.aims.target);
-    if (level()) return leveller_.level_all(far) > far;
-    return evener_.peak() > far || evener_.doubled();
+    if (level()) return leveller_.level_all(far()) > far();
+    return evener_.peak() > far() || evener_.doubled();
 }
 
 // The plan of a whole layer, into fresh_.
 void Worker::propose(std::int64_t layer) {
-    const Counts score = request_.row(request_.score, layer);
+    const Counts load = request_.load_of(layer);
     const Ids before = installed(layer);
     const std::int64_t ranks = request_.rules.shape.ranks;
     const Span<std::int32_t> fresh{fresh_.data(), fresh_.size()};
     if (request_.policy == Policy::kGreedy)
-        plan_greedy(score, ranks, fresh);
+        plan_greedy(load, ranks, fresh);
     else
-        plan_connected(score, request_.rules, fresh);
+        plan_connected(load, request_.rules, fresh);
     // Ranks are alike where nothing tells them apart: then labels are free.
     if (before.data == nullptr || !alike()) return;
     const std::vector<std::int32_t> proposed = fresh_;
@@ -118,6 +190,7 @@ void Worker::write(std::int64_t layer) {
                                     static_cast<std::size_t>(slots)};
     const Ids placement = board_.placement();
     std::copy(placement.begin(), placement.end(), answer_.placement + layer * slots);
+    if (level() && rounding_.fix_coarse()) leveller_.level_all();
     answer_.imbalance[layer] = rounding_.round(shares);
     answer_.moves[layer] = moves(layer);
 }

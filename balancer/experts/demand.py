@@ -1,19 +1,19 @@
-"""What a plan is made for: the load that shares level, and the score that copies are counted by."""
+"""What a plan is made for: the load, and how it varies from window to window."""
 
 from dataclasses import dataclass
-from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.activity import Active
 from equipoise.balancer.experts.choices import Objective
-from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.hal.errors import PlacementError
 
 MOST = 2**46 - 1
 """Rows of a layer at most, as the native core counts them."""
 DIMENSIONS = 2, 3
+KEPT = 64
+"""Windows that a covariance is taken over at most: more of them say little more, and take time."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,13 @@ class Demand:
 
     Attributes:
         load: int64 (layers, experts), summed over windows: rows, or batches that an expert runs in.
-        score: the same, more where windows differ.
+        windows: int64 (windows, layers, experts), of which the load is the sum; None where how it
+            varies is not asked for, or not known.
         active: bool (batches, layers, experts), which experts run; None where rows are planned for.
     """
 
     load: npt.NDArray[np.int64]
-    score: npt.NDArray[np.int64]
+    windows: npt.NDArray[np.int64] | None = None
     active: Active | None = None
 
 
@@ -37,8 +38,8 @@ def demand_of(load: npt.ArrayLike, sigma: float, objective: Objective) -> Demand
     Where active experts are planned for, every window is a batch, and counts an expert once if it
     has any rows.
 
-    The score is the sum over windows plus sigma standard deviations of a window for each window,
-    in integers. Raises `PlacementError`.
+    Windows are kept where sigma asks for them; of more than `KEPT` neighbours are summed. Raises
+    `PlacementError`.
     """
     windows, active = _windows(load), None
     if objective is Objective.ACTIVE_EXPERTS:
@@ -52,8 +53,9 @@ def demand_of(load: npt.ArrayLike, sigma: float, objective: Objective) -> Demand
     if int(total.sum(axis=1).max()) > MOST:
         raise PlacementError(f"a layer has more than {MOST} rows")
     if sigma == 0.0 or windows.shape[0] == 1:
-        return Demand(total, total, active)
-    return Demand(total, total + _spread(windows, round(sigma * SHARE_ONE)), active)
+        return Demand(total, None, active)
+    starts = np.unique(np.arange(KEPT) * windows.shape[0] // KEPT)
+    return Demand(total, np.add.reduceat(windows, starts, axis=0), active)
 
 
 def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -72,18 +74,3 @@ def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:
             f"load must not be negative: {given.min()} for expert {expert} in layer {layer}"
         )
     return windows
-
-
-def _spread(windows: npt.NDArray[np.int64], sigma: int) -> npt.NDArray[np.int64]:
-    """`sigma` (in 1 / 65536) standard deviations times the number of windows, rounded down.
-
-    In Python's integers: squares of counts outgrow 64 bits, and floats are not the same everywhere.
-    """
-    count = windows.shape[0]
-    total = windows.sum(axis=0).ravel().tolist()
-    columns = windows.reshape(count, -1).T.tolist()
-    spread = [
-        isqrt(count * sum(x * x for x in column) - whole * whole) * sigma // SHARE_ONE
-        for column, whole in zip(columns, total, strict=True)
-    ]
-    return np.array(spread, dtype=np.int64).reshape(windows.shape[1:])

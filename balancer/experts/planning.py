@@ -23,7 +23,8 @@ gets the same plan. What `plan` takes:
 - `node_cost`: what `incremental` takes a copy from another node to cost, in copies within one.
 - `survive`: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two nodes.
   `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
-- `sigma`: standard deviations of the windows above the mean that copies are counted and packed by.
+- `sigma`: a rank counts with its load and so many standard deviations of it over the windows, so
+  that experts which are busy together do not share a rank. 0, and one window, for the load alone.
 - `capacities` of the ranks, in any unit; None for equal ones. `greedy` packs as if they were equal.
 - `objective`: tokens or active_experts. With the latter all rows of an expert go to one of its
   copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
@@ -116,7 +117,7 @@ class _Task:
         """Raises `PlacementError` where `installed` has no slot for an expert."""
         arguments = (
             self.demand.load,
-            self.demand.score,
+            self.demand.windows,
             self.group.shape.slots,
             self.group.capacity,
             self.group.nodes,
@@ -215,7 +216,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         group_of(shape, nodes, survive, capacities),
         _installed(installed, shape),
         one_of(Policy, "policy", policy),
-        _aims(target, slack, node_cost, one_of(Split, "split", split)),
+        _aims(target, slack, node_cost, sigma, one_of(Split, "split", split)),
         _positive("threads", threads),
     )
     return task.settled(task.within(_budget(max_copies, byte_budget, expert_bytes)))
@@ -262,7 +263,9 @@ def _installed(installed: npt.ArrayLike | None, shape: Shape) -> Placement | Non
     return np.ascontiguousarray(given, dtype=np.int32)
 
 
-def _aims(target: float, slack: float, node_cost: float, split: Split) -> npt.NDArray[np.int32]:
+def _aims(
+    target: float, slack: float, node_cost: float, sigma: float, split: Split
+) -> npt.NDArray[np.int32]:
     for name, value, least, most in (
         ("target", target, 0.0, 1000.0),
         ("slack", slack, 0.0, 1.0),
@@ -271,5 +274,5 @@ def _aims(target: float, slack: float, node_cost: float, split: Split) -> npt.ND
         if not least <= value <= most:
             raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
     parts = [round(value * SHARE_ONE) for value in (target, slack, HYSTERESIS)]
-    rest = [DRIP, round(node_cost * SHARE_ONE), tuple(Split).index(split)]
-    return np.array([*parts, *rest], dtype=np.int32)
+    rest = [round(value * SHARE_ONE) for value in (node_cost, sigma)]
+    return np.array([*parts, DRIP, *rest, tuple(Split).index(split)], dtype=np.int32)

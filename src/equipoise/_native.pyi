@@ -31,7 +31,7 @@ def plan_greedy(load: _Int64, slots: int, ranks: int) -> NDArray[np.int32]:
 
 def plan(
     load: _Int64,
-    score: _Int64,
+    windows: _Int64 | None,
     slots: int,
     capacity: _Int32,
     nodes: int,
@@ -44,12 +44,12 @@ def plan(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Placement and shares, int32 [L, slots], moves and imbalance in 1 / 65536, int64 [L].
 
-    `load` and `score` are int64 [L, E]: shares level the one, copies are counted and packed by the
-    other. `capacity` [ranks] is in 1 / 65536 of an ordinary rank. `survive`: 0 nothing, 1 the loss
-    of a rank, 2 of a node. `policy`: 0 greedy, 1 connected, 2 incremental, which starts from
-    `installed` [L, slots] and moves at most `allowance` [L] copies. `aims` [6]: target, slack,
-    hysteresis in 1 / 65536, drip in copies, the cost of a copy between nodes in 1 / 65536, and 1 to
-    split the load of an expert evenly instead of by level shares. The
+    `load` is int64 [L, E]; `windows` [W, L, E], at most 256 that sum to it, say how it varies.
+    `capacity` [ranks] is in 1 / 65536 of an ordinary rank. `survive`: 0 nothing, 1 the loss of a
+    rank, 2 of a node. `policy`: 0 greedy, 1 connected, 2 incremental, which starts from `installed`
+    [L, slots] and moves at most `allowance` [L] copies. `aims` [7]: target, slack, hysteresis in
+    1 / 65536, drip in copies, the cost of a copy between nodes and the deviations that a rank
+    counts with in 1 / 65536, and 1 to split experts evenly instead of by level shares. The
     algorithms stand in csrc/plan.h and the headers that it includes.
     """
 

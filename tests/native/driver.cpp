@@ -6,8 +6,8 @@
 
 extern "C" void plan(const std::int64_t* load, std::int64_t layers, std::int32_t experts,
                      std::int32_t slots, std::int32_t ranks, const std::int32_t* installed,
-                     std::int32_t policy, const std::int32_t* aims, std::int32_t* placement,
-                     std::int32_t* shares) {
+                     std::int32_t policy, const std::int32_t* aims, const std::int64_t* windows,
+                     std::int64_t count, std::int32_t* placement, std::int32_t* shares) {
     using namespace equipoise;
     const std::vector<std::int32_t> capacity(ranks, kShareOne);
     const std::vector<std::int64_t> allowance(layers, std::int64_t{1} << 31);
@@ -15,10 +15,10 @@ extern "C" void plan(const std::int64_t* load, std::int64_t layers, std::int32_t
     const Request request{
         {{experts, slots, ranks}, {capacity.data(), capacity.size()}, 1, Apart::kNothing},
         static_cast<Policy>(policy),
-        {aims[0], aims[1], aims[2], aims[3], aims[4], static_cast<Split>(aims[5])},
+        {aims[0], aims[1], aims[2], aims[3], aims[4], aims[5], static_cast<Split>(aims[6])},
         layers,
         load,
-        load,
+        {windows, count, layers, experts},
         installed,
         allowance.data(),
         1};

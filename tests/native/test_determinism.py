@@ -38,12 +38,13 @@ def built(way: tuple[str, ...], folder: Path) -> Build:
     call.restype = None
 
     def plan(load: NDArray[np.int64], installed: NDArray[np.int32] | None, policy: int,
-             aims: NDArray[np.int32]) -> list[int]:  # fmt: skip
+             aims: NDArray[np.int32], windows: NDArray[np.int64]) -> list[int]:  # fmt: skip
         layers, experts, slots, ranks = SIZES
         out = np.zeros((2, layers, slots), dtype=np.int32)
         before = None if installed is None else pointer(installed)
         call(pointer(load), ctypes.c_int64(layers), experts, slots, ranks, before, policy,
-             pointer(aims), pointer(out[0]), pointer(out[1]))  # fmt: skip
+             pointer(aims), pointer(windows), ctypes.c_int64(len(windows)),
+             pointer(out[0]), pointer(out[1]))  # fmt: skip
         found: list[int] = out.ravel().tolist()
         return found
 
@@ -55,11 +56,11 @@ def pointer(array: NDArray[np.generic]) -> ctypes.c_void_p:
 
 
 def shipped(load: NDArray[np.int64], installed: NDArray[np.int32] | None, policy: int,
-            aims: NDArray[np.int32]) -> list[int]:  # fmt: skip
+            aims: NDArray[np.int32], windows: NDArray[np.int64]) -> list[int]:  # fmt: skip
     layers, _, slots, ranks = SIZES
     capacity = np.full(ranks, SHARE_ONE, dtype=np.int32)
     allowance = np.full(layers, 2**31, dtype=np.int64)
-    placement, shares, _, _ = _native.plan(load, load, slots, capacity, 1, 0, installed, policy,
+    placement, shares, _, _ = _native.plan(load, windows, slots, capacity, 1, 0, installed, policy,
                                            aims, allowance, 1)  # fmt: skip
     return [*placement.ravel().tolist(), *shares.ravel().tolist()]
 
@@ -73,13 +74,14 @@ def test_compilers_and_their_flags_change_no_bit(tmp_path: Path) -> None:
     layers, experts, *_ = SIZES
     rng = np.random.default_rng(7)
     odds = np.exp(rng.standard_normal((2, layers, experts)))
-    before, later = rng.poisson(1000 * odds).astype(np.int64)
-    first = shipped(before, None, 1, np.zeros(6, dtype=np.int32))
+    before, *windows = rng.poisson(1000 * odds[[0, 1, 1, 0, 1]]).astype(np.int64)
+    later = np.stack(windows)
+    none = np.zeros(7, dtype=np.int32)
+    first = shipped(before, None, 1, none, before[None])
     installed = np.array(first[: len(first) // 2], dtype=np.int32).reshape(layers, -1)
     for policy in range(3):
         for split in range(2):
-            aims = np.array([1311, 6554, 78643, 1, SHARE_ONE, split], dtype=np.int32)
-            wanted = shipped(later, installed, policy, aims)
-            assert [build(later, installed, policy, aims) for build in builds] == [wanted] * len(
-                builds
-            )
+            aims = np.array([1311, 6554, 78643, 1, SHARE_ONE, SHARE_ONE, split], dtype=np.int32)
+            asked = later.sum(axis=0), installed, policy, aims, later
+            wanted = shipped(*asked)
+            assert [build(*asked) for build in builds] == [wanted] * len(builds)

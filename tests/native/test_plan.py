@@ -55,10 +55,10 @@ def solve(
     target: float = 0.02,
 ) -> Answer:
     load = np.array([problem.load], dtype=np.int64)
-    aims = [round(target * SHARE_ONE), 6554, SHARE_ONE // 2, 1, SHARE_ONE, split]
+    aims = [round(target * SHARE_ONE), 6554, SHARE_ONE // 2, 1, SHARE_ONE, 0, split]
     placement, shares, moves, uneven = _native.plan(
         load,
-        load,
+        None,
         problem.slots,
         np.array(problem.capacity, dtype=np.int32),
         problem.nodes,
@@ -276,10 +276,10 @@ def layers_off_by(*parts: float) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 def moved(load: NDArray[np.int64], installed: NDArray[np.int32]) -> list[bool]:
     """Of each layer, with a target of 0.02: trading expert 1 for 3 makes the ranks equal."""
-    aims = np.array([1311, 0, 78643, 0, SHARE_ONE, LEVEL], dtype=np.int32)
+    aims = np.array([1311, 0, 78643, 0, SHARE_ONE, 0, LEVEL], dtype=np.int32)
     capacity, allowance = np.full(2, SHARE_ONE, np.int32), np.full(len(load), MOST)
     _, _, moves, _ = _native.plan(
-        load, load, 6, capacity, 1, 0, installed, INCREMENTAL, aims, allowance, 1
+        load, None, 6, capacity, 1, 0, installed, INCREMENTAL, aims, allowance, 1
     )
     return [count > 0 for count in moves.tolist()]
 
@@ -299,15 +299,15 @@ def test_a_layer_that_misses_by_more_than_as_much_again_changes_in_any_case() ->
 def test_threads_change_nothing() -> None:
     load: NDArray[np.int64] = np.random.default_rng(5).integers(0, 10_000, (40, 64))
     capacity = np.full(8, SHARE_ONE, dtype=np.int32)
-    aims = np.array([1311, 6554, 32768, 1, SHARE_ONE, LEVEL], dtype=np.int32)
+    aims = np.array([1311, 6554, 32768, 1, SHARE_ONE, 0, LEVEL], dtype=np.int32)
     allowance = np.full(40, MOST, dtype=np.int64)
 
     def found(threads: int) -> list[int]:
         whole = _native.plan(
-            load, load, 80, capacity, 1, 0, None, CONNECTED, aims, allowance, threads
+            load, None, 80, capacity, 1, 0, None, CONNECTED, aims, allowance, threads
         )
         some = _native.plan(
-            load[::-1].copy(), load[::-1].copy(), 80, capacity, 1, 0, whole[0], INCREMENTAL,
+            load[::-1].copy(), None, 80, capacity, 1, 0, whole[0], INCREMENTAL,
             aims, allowance, threads
         )  # fmt: skip
         return [number for array in (*whole, *some) for number in array.ravel().tolist()]

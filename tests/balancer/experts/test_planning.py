@@ -77,15 +77,70 @@ def test_a_budget_goes_to_the_most_uneven_layers() -> None:
     assert found.layer_moves[1:].sum() == 0
 
 
-def test_what_varies_counts_for_more() -> None:
-    """The expert whose windows differ gets the spare copy, though its mean is a little lower."""
-    windows = np.full((8, 1, 4), 1000)
-    windows[:, 0, 0] = 1010
-    windows[::2, 0, 1], windows[1::2, 0, 1] = 100, 1900
-    calm = plan(windows, slots=5, ranks=5, policy="connected")
-    wary = plan(windows, slots=5, ranks=5, policy="connected", sigma=1.0)
-    assert np.bincount(calm.placement[0]).argmax() == 0
-    assert np.bincount(wary.placement[0]).argmax() == 1
+def together() -> Counts:
+    """Windows of four experts: 0 and 1 are busy at the same time, 2 and 3 when those are not."""
+    windows = np.full((8, 1, 4), 500)
+    windows[::2, 0, :2] = windows[1::2, 0, 2:] = 1500
+    return windows
+
+
+@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("policy", ["connected", "incremental"])
+def test_experts_that_are_busy_together_are_parted(policy: str, split: str) -> None:
+    installed = [[0, 1, 2, 3]]
+    group = {"slots": 4, "ranks": 2, "installed": installed, "policy": policy, "split": split}
+    wary = plan(together(), sigma=1.0, **group)  # type: ignore[arg-type]
+    homes = [
+        rank for expert in range(4) for rank in (int(np.argmax(wary.placement == expert)) // 2,)
+    ]
+    assert homes[0] != homes[1]
+    assert homes[2] != homes[3]
+    assert wary.moves == 2
+    again = plan(together(), sigma=1.0, **group | {"installed": wary.placement})  # type: ignore[arg-type]
+    assert again.moves == 0
+    if policy == "incremental":
+        assert plan(together(), sigma=0.0, **group).moves == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [0, 1])
+def test_what_is_busy_together_stays_where_nothing_may_move(budget: int) -> None:
+    """A trade is two copies."""
+    found = plan(
+        together(), slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0, max_copies=budget
+    )
+    assert found.moves == 0
+
+
+def test_hundreds_of_windows_say_what_their_sums_say() -> None:
+    windows = np.repeat(together(), 40, axis=0)
+    found = plan(windows, slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0)
+    assert found.moves == 2
+
+
+def windowed(seed: int) -> Counts:
+    """(16, layers, experts): three kinds of traffic, one after the other, with noise."""
+    rng = np.random.default_rng(seed)
+    kinds = 1000 * np.exp(0.8 * rng.standard_normal((3, LAYERS, EXPERTS)))
+    return rng.poisson(kinds[np.arange(16) * 3 // 16]).astype(np.int64)
+
+
+@pytest.mark.parametrize("split", ["level", "even"])
+def test_sigma_lowers_the_riskiest_rank_and_keeps_what_binds_a_plan(split: str) -> None:
+    windows = windowed(4)
+    group = {"slots": SLOTS, "ranks": RANKS, "policy": "connected", "split": split}
+
+    def risk(found: Any) -> float:
+        """Highest mean + deviation of a rank, mean over layers."""
+        slots = np.take_along_axis(windows, found.placement[None].astype(np.int64), axis=2)
+        rows = (slots * found.shares / 65536).reshape(16, LAYERS, RANKS, -1).sum(axis=3)
+        return float((rows.mean(axis=0) + rows.std(axis=0, ddof=1)).max(axis=1).mean())
+
+    calm = plan(windows, **group)  # type: ignore[arg-type]
+    wary = plan(windows, sigma=1.0, **group)  # type: ignore[arg-type]
+    assert risk(wary) < 0.95 * risk(calm)
+    for row in wary.placement:
+        assert set(row.tolist()) == set(range(EXPERTS))
+        assert all(len(set(rank)) == len(rank) for rank in row.reshape(RANKS, -1).tolist())
 
 
 def test_active_experts_count_batches_not_rows() -> None:
