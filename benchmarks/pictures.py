@@ -1,0 +1,192 @@
+"""The pictures of docs/performance.md, from files of figures. Drawn by `performance.py`.
+
+A picture names the figures it was drawn from, so that a test can hold both together.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from evidence import ROOT
+
+from equipoise.report.canvas import draw
+from equipoise.report.marks import end_labels
+from equipoise.report.palette import INK, MUTED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+IMAGES = ROOT / "docs" / "images"
+Figures = dict[str, Any]
+BLUE, TEAL, RED, GOLD = "#3d6fb6", "#4f8f8b", "#c8553d", "#c99a2e"
+COLOURS = {"greedy": RED, "swift-like": GOLD, "connected": TEAL, "incremental": BLUE}
+LEAST_MOVED = 3e-5
+"""Part of the slots; less, which is nothing, is drawn there: the scale is logarithmic."""
+ZIPF = "first layout, Zipf 0.8"
+
+
+def mark(figures: Figures) -> str:
+    """Of what a picture was drawn from."""
+    return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def on_paper(svg: str, name: str = "") -> str:
+    """A page brings its own ink and paper, a file does not."""
+    paper = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;color:#1f2933"'
+    bare = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+    opened = bare.replace("<svg", paper, 1)
+    if name:
+        opened = opened.replace(">", f">\n<desc>figures {name}</desc>", 1)
+    return opened + "\n"
+
+
+def by_window(figures: Figures) -> str:
+    """What is planned, served and moved, window by window, on the first shape; an SVG file."""
+    shape = figures["a"]
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.15, 1.0))
+        for axis, paint_one in zip(axes, (_served, _planned, _moved), strict=True):
+            paint_one(axis, shape["series"])
+            for switch in shape["switches"]:
+                axis.axvline(switch, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
+        _windows(axes[-1], len(shape["series"]["greedy"]["plan"]))
+        for switch in shape["switches"]:
+            _note(axes[0], switch, "other traffic")
+
+    return on_paper(draw("planner", 7.6, paint), mark(shape))
+
+
+def _windows(axis: "Axes", plans: int) -> None:
+    axis.set_xlim(1, plans + 1)
+    axis.set_xticks([number + 0.5 for number in range(1, plans + 1)])
+    axis.set_xticklabels([str(number) for number in range(1, plans + 1)])
+    axis.tick_params(axis="x", length=0)
+    axis.set_xlabel("window; a plan is made at its end")
+
+
+def _note(axis: "Axes", at: float, words: str) -> None:
+    axis.annotate(words, (at, 1.0), xycoords=axis.get_xaxis_transform(), xytext=(3, 1),
+                  textcoords="offset points", color=MUTED, fontsize=8.5)  # fmt: skip
+
+
+def _served(axis: "Axes", series: Figures) -> None:
+    ends = {}
+    for name, colour in COLOURS.items():
+        values = series[name]["exact"]
+        axis.stairs(values, np.arange(1, len(values) + 2), baseline=None, color=colour,
+                    linewidth=2.0 if name == "incremental" else 1.4)  # fmt: skip
+        ends[name] = values
+    _logarithmic(axis, "Served: a batch of the window, shares solved on it", ends)
+    axis.set_ylabel("max / mean \u2212 1")
+
+
+def _planned(axis: "Axes", series: Figures) -> None:
+    ends = {name: _line(axis, name, series[name]["plan"]) for name in COLOURS}
+    _logarithmic(axis, "Planned: on the load of the window that ends", ends)
+    axis.set_ylabel("max / mean \u2212 1")
+
+
+def _moved(axis: "Axes", series: Figures) -> None:
+    ends = {
+        name: _line(axis, name, [max(part, LEAST_MOVED) for part in series[name]["moved"][1:]], 2)
+        for name in COLOURS
+    }
+    _logarithmic(axis, "Moved: copies that their rank did not hold, of all slots", ends)
+    axis.yaxis.set_major_formatter(
+        lambda value, _: "0" if value <= LEAST_MOVED else f"{value * 100:.3g} %"
+    )
+    axis.set_ylim(LEAST_MOVED * 0.8, 1.6)
+    axis.set_yticks([LEAST_MOVED, 1e-3, 1e-2, 1e-1, 1.0])
+
+
+def _line(axis: "Axes", name: str, values: Sequence[float], first: int = 1) -> Sequence[float]:
+    """A point at the end of each window."""
+    axis.plot(np.arange(first, first + len(values)), values, color=COLOURS[name], marker="o",
+              markersize=3.6, linewidth=2.0 if name == "incremental" else 1.4,
+              clip_on=False)  # fmt: skip
+    return values
+
+
+def _logarithmic(axis: "Axes", title: str, lines: dict[str, Sequence[float]]) -> None:
+    axis.set_yscale("log")
+    axis.minorticks_off()
+    axis.set_title(title, pad=14)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    low, high = np.log(axis.get_ylim())
+    ends = {
+        name: ((np.log(values[-1]) - low) / (high - low), COLOURS[name])
+        for name, values in lines.items()
+    }
+    end_labels(axis, ends, 0.1)
+
+
+def pareto(figures: Figures) -> str:
+    """Moves against balance, Zipf 0.8; an SVG file."""
+
+    def paint(figure: "Figure") -> None:
+        axis = figure.subplots()
+        axis.set_yscale("log")
+        axis.minorticks_off()
+        axis.fill_between([0, 3700], 1e-4, 0.02, color=BLUE, alpha=0.09, linewidth=0)
+        _label(axis, (0, 0.02), "asked for: 3,700 moves, 0.02", MUTED, (6, -12))
+        _curve(axis, figures["curve"]["level"], TEAL, "shares, many targets")
+        _curve(axis, figures["curve"]["even"], BLUE, "even split, many targets")
+        _points(axis, figures)
+        axis.set_xlim(left=-150)
+        axis.set_ylim(5e-4, 5)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+        axis.set_xlabel(f"copies moved, of {figures['slots']:,}")
+        axis.set_ylabel("max / mean \u2212 1 afterwards")
+
+    return on_paper(draw("pareto", 4.6, paint), mark(figures))
+
+
+def _curve(axis: "Axes", points: list[Figures], colour: str, words: str) -> None:
+    moves = [point["moves"] for point in points]
+    heights = [point["imbalance"] for point in points]
+    axis.plot(moves, heights, color=colour, marker="o", markersize=4, linewidth=1.6)
+    last = points[-1]
+    _label(axis, (last["moves"], last["imbalance"]), words, colour, (6, 6))
+
+
+def _points(axis: "Axes", figures: Figures) -> None:
+    axis.plot(0, figures["curve"]["start"], marker="s", color=INK, clip_on=False)
+    _label(axis, (0, figures["curve"]["start"]), "as installed", INK, (9, -3))
+    for name, colour, sign in (
+        ("drop-in", BLUE, "*"),
+        ("swift-like", GOLD, "o"),
+        ("greedy", RED, "o"),
+    ):
+        rows = figures["starts"][ZIPF][name]
+        at = (
+            float(np.mean([row["moves"] for row in rows])),
+            float(np.mean([row["after"] for row in rows])) - 1.0,
+        )
+        axis.plot(*at, marker=sign, color=colour, markersize=12 if sign == "*" else 7)
+        _label(axis, at, name, colour, (9, -3))
+
+
+def _label(
+    axis: "Axes", at: tuple[float, float], words: str, colour: str, by: tuple[int, int]
+) -> None:
+    axis.annotate(words, at, xytext=by, textcoords="offset points", color=colour, fontsize=9.5)
+
+
+PICTURES: dict[str, tuple[str, Callable[[Figures], str], Callable[[Figures], Figures]]] = {
+    "planner-windows.svg": ("planner", by_window, lambda figures: figures["a"]),
+    "moves-and-balance.svg": ("even_split", pareto, lambda figures: figures),
+}
+"""By file: the results, how they are drawn, and the part of them that is."""
+
+
+def draw_all(load: Callable[[str], Figures | None]) -> None:
+    """Draw those there are results for."""
+    for file, (source, paint, _) in PICTURES.items():
+        found = load(source)
+        if found is not None:
+            (IMAGES / file).write_text(paint(found["figures"]))
