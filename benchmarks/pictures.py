@@ -26,6 +26,12 @@ COLOURS = {"greedy": RED, "swift-like": GOLD, "connected": TEAL, "incremental": 
 LEAST_MOVED = 3e-5
 """Part of the slots; less, which is nothing, is drawn there: the scale is logarithmic."""
 ZIPF = "first layout, Zipf 0.8"
+POLICIES = {
+    "drop-in": (BLUE, "*", "drop-in: even split, target 0.02"),
+    "swift-like": (GOLD, "o", "swift-like"),
+    "greedy": (RED, "o", "greedy"),
+}
+"""Colour, sign and name of those that are one point."""
 
 
 def mark(figures: Figures) -> str:
@@ -132,10 +138,11 @@ def pareto(figures: Figures) -> str:
         axis.set_yscale("log")
         axis.minorticks_off()
         axis.fill_between([0, 3700], 1e-4, 0.02, color=BLUE, alpha=0.09, linewidth=0)
-        _label(axis, (0, 0.02), "asked for: 3,700 moves, 0.02", MUTED, (6, -12))
-        _curve(axis, figures["curve"]["level"], TEAL, "shares, many targets")
-        _curve(axis, figures["curve"]["even"], BLUE, "even split, many targets")
+        _label(axis, (0, 0.02), "asked for: 3,700 moves, 0.02", MUTED, (6, -13))
+        _curve(axis, figures["curve"]["even"], BLUE, "even split, targets 0.3 to 0.005")
+        _curve(axis, figures["curve"]["level"], TEAL, "shares, targets 0.3 to 0.005")
         _points(axis, figures)
+        axis.legend(frameon=False, loc="upper right", labelcolor="linecolor", fontsize=9.5)
         axis.set_xlim(left=-150)
         axis.set_ylim(5e-4, 5)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -149,26 +156,19 @@ def pareto(figures: Figures) -> str:
 def _curve(axis: "Axes", points: list[Figures], colour: str, words: str) -> None:
     moves = [point["moves"] for point in points]
     heights = [point["imbalance"] for point in points]
-    axis.plot(moves, heights, color=colour, marker="o", markersize=4, linewidth=1.6)
-    last = points[-1]
-    _label(axis, (last["moves"], last["imbalance"]), words, colour, (6, 6))
+    axis.plot(moves, heights, color=colour, marker="o", markersize=4, linewidth=1.6, label=words)
 
 
 def _points(axis: "Axes", figures: Figures) -> None:
     axis.plot(0, figures["curve"]["start"], marker="s", color=INK, clip_on=False)
     _label(axis, (0, figures["curve"]["start"]), "as installed", INK, (9, -3))
-    for name, colour, sign in (
-        ("drop-in", BLUE, "*"),
-        ("swift-like", GOLD, "o"),
-        ("greedy", RED, "o"),
-    ):
+    for name, (colour, sign, words) in POLICIES.items():
         rows = figures["starts"][ZIPF][name]
-        at = (
-            float(np.mean([row["moves"] for row in rows])),
-            float(np.mean([row["after"] for row in rows])) - 1.0,
-        )
-        axis.plot(*at, marker=sign, color=colour, markersize=12 if sign == "*" else 7)
-        _label(axis, at, name, colour, (9, -3))
+        moves = float(np.mean([row["moves"] for row in rows]))
+        height = float(np.mean([row["after"] for row in rows])) - 1.0
+        size = 12 if sign == "*" else 7
+        axis.plot(moves, height, marker=sign, color=colour, markersize=size, linestyle="none",
+                  label=words)  # fmt: skip
 
 
 def _label(
