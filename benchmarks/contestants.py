@@ -23,7 +23,9 @@ def left_out(shape: Shape) -> dict[str, str]:
     if shape.ranks > MOST_RANKS:
         found["swift-like"] = "it takes two seconds a layer there"
     whole = shape.slots % shape.nodes == 0 and shape.experts % shape.groups == 0
-    if shape.nodes < 2 or shape.groups < shape.nodes or not whole:
+    if shape.nodes < 2:
+        found["hierarchical"] = "there is one node"
+    elif shape.groups < shape.nodes or not whole:
         found["hierarchical"] = f"{shape.groups} groups do not fit {shape.nodes} nodes"
     return found
 

@@ -248,16 +248,27 @@ def recorded(chosen: argparse.Namespace, repeats: int) -> dict[str, Any]:
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    """A table for the terminal."""
-    keys = list(next(iter(found["algorithms"].values())))
-    print(f"\n{name}: {found['shape']}")
-    print(f"{'':14}" + "".join(f"{key:>18}" for key in keys))
-    for algorithm, row in found["algorithms"].items():
-        print(f"{algorithm:14}" + "".join(f"{row[key]:18.4f}" for key in keys))
+    """Tables for the terminal: a row for each figure, a column for each planner."""
+    rows = found["algorithms"]
+    print(f"\n{name}: {', '.join(f'{count} {what}' for what, count in found['shape'].items())}")
+    print(f"{'':18}" + "".join(f"{algorithm:>13}" for algorithm in rows))
+    for key in next(iter(rows.values())):
+        print(f"{key:18}" + "".join(f"{row[key]:13.4f}" for row in rows.values()))
+    print(f"{'over greedy':18}{'median':>13}{'lowest':>13}{'highest':>13}{'ms':>13}")
     for kind, told in found["times"].items():
-        print(f"{kind}: {told if isinstance(told, float) else dict(told)}")
-    for kind in ("gaps", "unchanged", "left_out"):
-        print(f"{kind}: {found[kind]}")
+        if kind != "greedy_milliseconds":
+            ratios = "".join(f"{told[key]:13.2f}" for key in ("ratio", "lowest", "highest"))
+            print(f"{kind:18}{ratios}{told['seconds'] * 1e3:13.3f}")
+    print(f"{'greedy':18}{'':39}{found['times']['greedy_milliseconds']:13.3f}")
+    gaps = ", ".join(f"{of} {gap:.5f}" for of, gap in found["gaps"].items())
+    print(f"above the linear program's optimum: {gaps}")
+    same = found["unchanged"]
+    print(
+        f"copies moved on the same load: {same['moved']} at most, {same['moved_held']} where the "
+        f"target held ({same['held']} of {same['plans']} plans)"
+    )
+    for algorithm, why in found["left_out"].items():
+        print(f"left out: {algorithm}, {why}")
 
 
 if __name__ == "__main__":
