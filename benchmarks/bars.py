@@ -94,11 +94,10 @@ def _gap(figures: Figures) -> float:
 
 
 def _gap_where(figures: Figures) -> str:
-    told = [
-        f"{name}: {max(found['gaps'].values()):.5f} ({max(found['gaps'], key=found['gaps'].get)})"
-        for name, found in figures.items()
-    ]
-    return "; " + ", ".join(told)
+    most = max(figures, key=lambda name: max(figures[name]["gaps"].values()))
+    gaps, step = figures[most]["gaps"], figures[most]["step"]
+    where = f"{figures[most]['shape']['ranks']} ranks, {max(gaps, key=gaps.get)}"
+    return f" ({where}; 1/65536 of the hottest expert is {step:.5f} there)"
 
 
 def _spread(kind: str) -> Callable[[Figures], str]:

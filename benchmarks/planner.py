@@ -36,6 +36,7 @@ from stopwatch import times
 
 from equipoise import _native
 from equipoise.balancer.experts import Plan, plan
+from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.planner import Layout
 from equipoise.hal.errors import FormatError, PlacementError
 
@@ -169,6 +170,15 @@ def gaps(shape: Shape, trial: Trial) -> dict[str, float]:
     return found
 
 
+def step(shape: Shape, trial: Trial) -> float:
+    """What the least change of a share is worth on a rank, the most over layers, in means.
+
+    Shares are whole numbers of 1 / 65536: nobody can come nearer to an optimum than about that.
+    """
+    parts = [load.max(axis=1) / np.maximum(load.sum(axis=1), 1) for load in trial.loads]
+    return float(np.max(parts)) * shape.ranks / SHARE_ONE
+
+
 def series(runs: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
     """Plan by plan, the mean over seeds."""
     return {
@@ -193,6 +203,7 @@ def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> d
         "seeds": len(trials),
         "times": times(shape, trials[0], repeats),
         "gaps": gaps(shape, trials[0]),
+        "step": step(shape, trials[0]),
         "unchanged": unchanged(shape, trials),
         "left_out": left_out(shape),
         "switches": [n for n, switched in enumerate(trials[0].switched) if switched],
@@ -261,7 +272,7 @@ def show(name: str, found: dict[str, Any]) -> None:
             print(f"{kind:18}{ratios}{told['seconds'] * 1e3:13.3f}")
     print(f"{'greedy':18}{'':39}{found['times']['greedy_milliseconds']:13.3f}")
     gaps = ", ".join(f"{of} {gap:.5f}" for of, gap in found["gaps"].items())
-    print(f"above the linear program's optimum: {gaps}")
+    print(f"above the linear program's optimum: {gaps}; a step of shares is {found['step']:.5f}")
     same = found["unchanged"]
     print(
         f"copies moved on the same load: {same['moved']} at most, {same['moved_held']} where the "

@@ -24,7 +24,7 @@ def asked(load: Load) -> list[str]:
         "## Placement: what was asked, and what is",
         "",
         "58 layers x 256 experts, 288 slots, 32 ranks unless said, one thread; the tables are "
-        "below. `tests/benchmarks` holds them and this one together.",
+        "below. Where two figures are asked for, the second is the stretch.",
         "",
         *bars.table(load),
     ]
@@ -35,8 +35,9 @@ def beside(figures: Figures) -> list[str]:
     gaps = ", ".join(f"{name} {gap:.5f}" for name, gap in figures["gaps"].items())
     same = figures["unchanged"]
     lines = [
-        f"Shares above the optimum of the linear program, worst layer: {gaps}. Where the same load "
-        f"was planned on twice, at most {same['moved']} copies moved the second time, "
+        f"Shares above the optimum of the linear program, worst layer: {gaps}; 1/65536 of the "
+        f"hottest expert is {figures['step']:.5f} of a rank's mean. Where the same load was "
+        f"planned on twice, at most {same['moved']} copies moved the second time, "
         f"{same['moved_held']} where the target was met ({same['held']} of {same['plans']} plans).",
         "",
     ]
