@@ -86,7 +86,7 @@ def _plans(figures: Figures) -> str:
     found = [shape["unchanged"] for shape in figures.values()]
     held, plans = (sum(row[key] for row in found) for key in ("held", "plans"))
     most = max(row["moved"] for row in found)
-    return f", of {held:,} plans on {len(found)} shapes; {most} in one of the other {plans - held}"
+    return f", of {held:,} plans on {len(found)} shapes; of the {plans - held} that miss it {most}"
 
 
 def _gap(figures: Figures) -> float:

@@ -12,7 +12,6 @@ import numpy as np
 from evidence import ROOT
 
 from equipoise.report.canvas import draw
-from equipoise.report.marks import end_labels
 from equipoise.report.palette import INK, MUTED
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ IMAGES = ROOT / "docs" / "images"
 Figures = dict[str, Any]
 BLUE, TEAL, RED, GOLD = "#3d6fb6", "#4f8f8b", "#c8553d", "#c99a2e"
 COLOURS = {"greedy": RED, "swift-like": GOLD, "connected": TEAL, "incremental": BLUE}
+WIDTHS = {"greedy": 2.8, "swift-like": 1.4, "connected": 1.5, "incremental": 2.2}
+"""Of lines: of two that lie on each other both are seen. The wider lies below."""
 LEAST_MOVED = 3e-5
 """Part of the slots; less, which is nothing, is drawn there: the scale is logarithmic."""
 ZIPF = "first layout, Zipf 0.8"
@@ -50,18 +51,21 @@ def on_paper(svg: str, name: str = "") -> str:
 
 
 def by_window(figures: Figures) -> str:
-    """What is planned, served and moved, window by window, on the first shape; an SVG file."""
+    """What is served, planned and moved, window by window, on the first shape; an SVG file."""
     shape = figures["a"]
 
     def paint(figure: "Figure") -> None:
-        axes = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.15, 1.0))
+        axes = figure.subplots(3, 1, sharex=True)
         for axis, paint_one in zip(axes, (_served, _planned, _moved), strict=True):
             paint_one(axis, shape["series"])
             for switch in shape["switches"]:
                 axis.axvline(switch, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
-        _windows(axes[-1], len(shape["series"]["greedy"]["plan"]))
         for switch in shape["switches"]:
-            _note(axes[0], switch, "other traffic")
+            _label(axes[0], (switch + 0.06, 1.3), "other traffic", MUTED, (0, 0))
+        _windows(axes[-1], len(shape["series"]["greedy"]["plan"]))
+        handles, names = axes[1].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper right", ncols=len(names), frameon=False,
+                      labelcolor="linecolor", fontsize=9.5)  # fmt: skip
 
     return on_paper(draw("planner", 7.6, paint), mark(shape))
 
@@ -70,64 +74,51 @@ def _windows(axis: "Axes", plans: int) -> None:
     axis.set_xlim(1, plans + 1)
     axis.set_xticks([number + 0.5 for number in range(1, plans + 1)])
     axis.set_xticklabels([str(number) for number in range(1, plans + 1)])
-    axis.tick_params(axis="x", length=0)
-    axis.set_xlabel("window; a plan is made at its end")
-
-
-def _note(axis: "Axes", at: float, words: str) -> None:
-    axis.annotate(words, (at, 1.0), xycoords=axis.get_xaxis_transform(), xytext=(3, 1),
-                  textcoords="offset points", color=MUTED, fontsize=8.5)  # fmt: skip
+    axis.set_xlabel("window; a plan is made at its end, for the next one")
 
 
 def _served(axis: "Axes", series: Figures) -> None:
-    ends = {}
     for name, colour in COLOURS.items():
         values = series[name]["exact"]
         axis.stairs(values, np.arange(1, len(values) + 2), baseline=None, color=colour,
-                    linewidth=2.0 if name == "incremental" else 1.4)  # fmt: skip
-        ends[name] = values
-    _logarithmic(axis, "Served: a batch of the window, shares solved on it", ends)
+                    linewidth=WIDTHS[name], zorder=5 - WIDTHS[name])  # fmt: skip
+    _logarithmic(axis, "Served: batches of the window, shares solved on each")
+    axis.set_ylim(1e-3, 2.5)
     axis.set_ylabel("max / mean \u2212 1")
 
 
 def _planned(axis: "Axes", series: Figures) -> None:
-    ends = {name: _line(axis, name, series[name]["plan"]) for name in COLOURS}
-    _logarithmic(axis, "Planned: on the load of the window that ends", ends)
+    for name in COLOURS:
+        _line(axis, name, series[name]["plan"])
+    _logarithmic(axis, "Planned: on the load of the window that ends")
+    axis.set_ylim(5e-5, 0.1)
     axis.set_ylabel("max / mean \u2212 1")
 
 
 def _moved(axis: "Axes", series: Figures) -> None:
-    ends = {
-        name: _line(axis, name, [max(part, LEAST_MOVED) for part in series[name]["moved"][1:]], 2)
-        for name in COLOURS
-    }
-    _logarithmic(axis, "Moved: copies that their rank did not hold, of all slots", ends)
+    for name in COLOURS:
+        _line(axis, name, [max(part, LEAST_MOVED) for part in series[name]["moved"][1:]], 2)
+    _logarithmic(axis, "Moved: copies that their rank did not hold, of all slots")
     axis.yaxis.set_major_formatter(
         lambda value, _: "0" if value <= LEAST_MOVED else f"{value * 100:.3g} %"
     )
     axis.set_ylim(LEAST_MOVED * 0.8, 1.6)
-    axis.set_yticks([LEAST_MOVED, 1e-3, 1e-2, 1e-1, 1.0])
+    axis.set_yticks([LEAST_MOVED, 1e-4, 1e-3, 1e-2, 1e-1, 1.0])
 
 
-def _line(axis: "Axes", name: str, values: Sequence[float], first: int = 1) -> Sequence[float]:
+def _line(axis: "Axes", name: str, values: Sequence[float], first: int = 1) -> None:
     """A point at the end of each window."""
     axis.plot(np.arange(first, first + len(values)), values, color=COLOURS[name], marker="o",
-              markersize=3.6, linewidth=2.0 if name == "incremental" else 1.4,
+              markersize=3.6, linewidth=WIDTHS[name], zorder=5 - WIDTHS[name], label=name,
               clip_on=False)  # fmt: skip
-    return values
 
 
-def _logarithmic(axis: "Axes", title: str, lines: dict[str, Sequence[float]]) -> None:
+def _logarithmic(axis: "Axes", title: str) -> None:
     axis.set_yscale("log")
     axis.minorticks_off()
-    axis.set_title(title, pad=14)
+    axis.tick_params(axis="x", length=0)
+    axis.set_title(title, pad=8)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    low, high = np.log(axis.get_ylim())
-    ends = {
-        name: ((np.log(values[-1]) - low) / (high - low), COLOURS[name])
-        for name, values in lines.items()
-    }
-    end_labels(axis, ends, 0.1)
 
 
 def pareto(figures: Figures) -> str:
