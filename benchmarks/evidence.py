@@ -24,7 +24,11 @@ def commit() -> str:
 def save(name: str, command: list[str], figures: dict[str, Any]) -> Path:
     """Write `benchmarks/results/NAME.json`."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    return write(RESULTS / f"{name}.json", command, figures)
+
+
+def write(path: Path, command: list[str], figures: dict[str, Any]) -> Path:
+    """Write figures with what they were measured by; `path` again."""
     whole = {
         "command": shlex.join(command),
         "commit": commit(),
@@ -32,7 +36,8 @@ def save(name: str, command: list[str], figures: dict[str, Any]) -> Path:
         "figures": figures,
     }
     path.write_text(json.dumps(whole, indent=2) + "\n")
-    sys.stderr.write(f"figures: {path.relative_to(ROOT)}\n")
+    told = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    sys.stderr.write(f"figures: {told}\n")
     return path
 
 

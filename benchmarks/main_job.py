@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from evidence import ROOT, save
+from pictures import on_paper
 
 from equipoise.demo.record import RunRecord
 from equipoise.demo.record_file import load_record
@@ -17,12 +18,9 @@ PICTURE = ROOT / "docs" / "images" / "before-after.svg"
 
 
 def draw(record: RunRecord) -> None:
-    """The README's picture: a page brings its own ink and paper, a file does not."""
-    svg = rank_heat(record).svg
-    paper = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;color:#1f2933"'
-    bare = svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+    """The README's picture."""
     PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(bare.replace("<svg", paper, 1) + "\n")
+    PICTURE.write_text(on_paper(rank_heat(record).svg))
 
 
 def main() -> int:

@@ -82,11 +82,13 @@ def swift(load: Load, installed: Row, ranks: int) -> Row:
     size = load / copies
     for place in spare:
         row[place] = -1
+    full = [_full(row, size, rank) for rank in range(ranks)]
     for expert in extra[np.argsort(-size[extra], kind="stable")]:
-        full = [_full(row, size, rank) for rank in range(ranks)]
         free = [p for p in spare if row[p] < 0]
         open_ = [p for p in free if expert not in row[p[0]]] or free
-        row[min(open_, key=lambda p: full[p[0]])] = expert
+        place = min(open_, key=lambda p: full[p[0]])
+        row[place] = expert
+        full[place[0]] = _full(row, size, place[0])
     _swap(row, size)
     return row.reshape(-1)
 
