@@ -38,8 +38,8 @@ exit code: 0 outputs identical and balancing exercised, 1 one of them not,
 2 bad input, 3 the run failed, 130 interrupted, 128 + n ended by signal n"""
 RECORD = """\
 Serve real text as `run` does, once, and write how many rows every expert of every
-layer took at every step, each rank its own: a folder of statistics as TensorRT-LLM
-records them. Or take what a finished run has counted, by --run."""
+layer took at every step, in a folder with a file for each rank (page Formats). Or
+take what a finished run has counted, by --run."""
 RECORD_EXAMPLES = """\
 examples:
   equipoise record -o recorded/                      120 steps on four ranks

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.names import IN_A_FOLDER
 from equipoise.cli.config import read_config
 from equipoise.cli.files import ensure_folder
 from equipoise.cli.offline import check_outputs, refused, tell_written, warn
@@ -19,9 +20,6 @@ from equipoise.hal.errors import UsageError
 
 if TYPE_CHECKING:
     from equipoise.balancer.formats import Statistics
-
-FOLDER = "tensorrt-llm"
-"""The format that is a folder."""
 
 
 def record(arguments: Namespace) -> int:
@@ -67,7 +65,7 @@ def _check_out(request: RecordRequest) -> None:
         raise UsageError("-o is needed: where to write the statistics")
     with refused("-o"):
         form = statistics_format(request.out, request.format)
-    if form.name == FOLDER:
+    if form.name == IN_A_FOLDER:
         _check_new(request.out)
         return
     if request.run is None and LAUNCHED in os.environ:

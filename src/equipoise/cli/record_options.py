@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.balancer.formats.iterations import Iterations
-from equipoise.balancer.formats.names import STATISTICS
+from equipoise.balancer.formats.names import IN_A_FOLDER, STATISTICS
 from equipoise.cli import kinds
 from equipoise.cli.options import BY_KEY as RUN
 from equipoise.cli.options import Option, merged, settings_of
@@ -35,7 +35,7 @@ OPTIONS = (
            shown_default="none: has to be given",
            help="write the statistics there: a new or empty folder, or a file"),
     Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
-           shown_default="as the suffix says, a folder is tensorrt-llm",
+           shown_default=f"as the suffix says, a folder is {IN_A_FOLDER}",
            help=f"format of the statistics: {', '.join(STATISTICS)}"),
     replace(RUN["quiet"], help="no progress, only the closing line", shown_default="off"),
 )  # fmt: skip
