@@ -18,7 +18,6 @@ from evidence import save
 
 KINDS = "python", "chinese", "tables"
 UNSEEN = "english"
-RANKS, SLOTS = "4", "40"
 PLACED = "--placement", "placement.json"
 Figures = dict[str, Any]
 
@@ -68,17 +67,21 @@ def call(folder: Path, name: str, *arguments: str) -> Call:
 
 
 def loop(folder: Path) -> list[Call]:
-    """Record, report, plan, serve, and report again."""
+    """Record, report, plan, serve, report again, and plan from there."""
+    record = "record", *texts("monday"), "--ranks", "4", "-o", "recorded"
+    plan = "plan", "recorded", "--ranks", "4", "--slots", "40", "-o", PLACED[1]
     serve = "run", *PLACED, *texts("tuesday"), "--out", "tuesday-run"
     again = "report", "tuesday.npz", *PLACED, "--json", "tuesday.json", "--html", "tuesday.html"
+    onward = "plan", "tuesday.npz", "--installed", PLACED[1], "-o", "next.json"
     return [
-        call(folder, "record", "record", *texts("monday"), "--ranks", RANKS, "-o", "recorded"),
+        call(folder, "record", *record),
         call(folder, "report", "report", "recorded"),
-        call(folder, "plan", "plan", "recorded", "--ranks", RANKS, "--slots", SLOTS, "-o", PLACED[1]),
+        call(folder, "plan", *plan),
         call(folder, "run", *serve),
         call(folder, "attach", "record", "--run", "tuesday-run", "-o", "tuesday.npz"),
         call(folder, "again", *again),
-    ]  # fmt: skip
+        call(folder, "onward", *onward),
+    ]
 
 
 def others(folder: Path) -> None:
