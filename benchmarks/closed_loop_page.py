@@ -55,7 +55,8 @@ chance by which single tokens chose among copies.
     "again": "",
     "onward": """## Round again
 
-From what is installed, the next plan moves few copies.
+From what is installed the next plan moves as little as it can, and where other shares of the same
+copies do, nothing.
 """,
 }
 AFTER = """## Before and after
