@@ -21,10 +21,14 @@ if TYPE_CHECKING:
         write_placement,
         write_statistics,
     )
+    from equipoise.balancer.formats.iterations import Iterations
+    from equipoise.balancer.formats.recorder import Recorder
     from equipoise.balancer.formats.statistics import Statistics
 
 __all__ = [
     "Arrangement",
+    "Iterations",
+    "Recorder",
     "Statistics",
     "known",
     "placement_format",
@@ -35,7 +39,12 @@ __all__ = [
     "write_placement",
     "write_statistics",
 ]
-HOMES = {"Arrangement": "arrangement", "Statistics": "statistics"}
+HOMES = {
+    "Arrangement": "arrangement",
+    "Iterations": "iterations",
+    "Recorder": "recorder",
+    "Statistics": "statistics",
+}
 
 
 def __getattr__(name: str) -> object:

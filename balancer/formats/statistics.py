@@ -1,11 +1,12 @@
 """Statistics: how many rows every expert of every layer took, window by window."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.demand import MOST
+from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.formats.numbers import LAYERS_MOST, place
 from equipoise.hal.errors import PlacementError
 
@@ -61,6 +62,26 @@ class Statistics:
     def experts(self) -> int:
         """How many experts a layer has."""
         return int(self.counts.shape[2])
+
+    @property
+    def span(self) -> Iterations:
+        """The iterations that the windows are; counted from 0 where they have no numbers."""
+        first = self.iterations or 0
+        return Iterations(first, first + self.windows)
+
+    def during(self, iterations: Iterations) -> "Statistics":
+        """Only these iterations. Raises `PlacementError` where not all of them were recorded."""
+        span = self.span
+        if iterations.start < span.start or iterations.stop > span.stop:
+            numbered = "iterations" if self.iterations is not None else "windows, counted from 0,"
+            raise PlacementError(f"has {numbered} {span}, and {iterations} is not within them")
+        kept = slice(iterations.start - span.start, iterations.stop - span.start)
+        return replace(
+            self,
+            counts=self.counts[kept],
+            by_rank=None if self.by_rank is None else self.by_rank[:, kept],
+            iterations=None if self.iterations is None else iterations.start,
+        )
 
     def same(self, other: "Statistics") -> bool:
         """Whether all but the origin is equal."""

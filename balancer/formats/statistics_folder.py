@@ -52,17 +52,31 @@ def read(folder: Path) -> Statistics:
 def write(folder: Path, statistics: Statistics) -> None:
     """All files or none. Where the ranks are unknown there is one, which has all rows."""
     by_rank = statistics.by_rank if statistics.by_rank is not None else statistics.counts[None]
-    meta = {EXPERTS: statistics.experts, TOP_K: statistics.top_k}
-    files = {META: encode_json(meta)}
+    files = {META: encode_meta(statistics.experts, statistics.top_k)}
     for rank, windows in enumerate(by_rank):
-        files[f"rank{rank}.safetensors"] = encode_safetensors(
-            {
-                f"{iteration}_{layer}": row
-                for iteration, rows in enumerate(windows, statistics.iterations or 0)
-                for layer, row in zip(statistics.layers, rows, strict=True)
-            }
-        )
+        files[rank_file(rank)] = encode_rank(windows, statistics.layers, statistics.iterations or 0)
     write_folder(folder, files)
+
+
+def rank_file(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank{rank}.safetensors"
+
+
+def encode_meta(experts: int, top_k: int | None) -> bytes:
+    """`meta_info.json`."""
+    return encode_json({EXPERTS: experts, TOP_K: top_k})
+
+
+def encode_rank(counts: Counts, layers: tuple[int, ...], first: int) -> bytes:
+    """A rank's file of (iterations, layers, experts), the first of which is iteration `first`."""
+    return encode_safetensors(
+        {
+            f"{iteration}_{layer}": row
+            for iteration, rows in enumerate(counts, first)
+            for layer, row in zip(layers, rows, strict=True)
+        }
+    )
 
 
 def _rank_files(folder: Path) -> list[str]:
@@ -75,7 +89,7 @@ def _rank_files(folder: Path) -> list[str]:
     missing = sorted(set(range(len(ranks))) - set(ranks))
     if missing:
         raise FormatError(str(folder), f"has no rank{missing[0]}.safetensors, but rank{ranks[-1]}")
-    return [f"rank{rank}.safetensors" for rank in ranks]
+    return [rank_file(rank) for rank in ranks]
 
 
 def _grid(bundle: Bundle) -> Grid:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from equipoise.balancer.formats import read_placement
 from equipoise.cli.main import main
 from equipoise.demo import launcher
 from equipoise.demo.progress import Progress
@@ -48,7 +49,7 @@ def variant(name: str, load: tuple[int, ...]) -> VariantRecord:
         name=name,
         rank_rows=np.tile(np.array(load), (STEPS, LAYERS, 1)),
         step_seconds=np.full(STEPS, 0.1),
-        epochs=() if name == "unbalanced" else epochs,
+        epochs=() if name in ("unbalanced", "placement") else epochs,
         aborts={},
         outputs="same",
     )
@@ -59,6 +60,10 @@ def record_of(settings: RunSettings) -> RunRecord:
     even = (10,) * settings.ranks
     balanced = settings.balance is Balance.ON
     served = ["unbalanced", *(["static", "lagged", "exact"] if balanced else [])]
+    about, digest = str(settings.shares) if balanced else "none", ""
+    if settings.placement is not None:
+        about, served = "placement", ["unbalanced", "placement"]
+        digest = read_placement(settings.placement, ranks=settings.ranks).digest
     return RunRecord(
         version="0.1.0",
         backend=settings.backend,
@@ -69,7 +74,8 @@ def record_of(settings: RunSettings) -> RunRecord:
         top_k=4,
         slots=settings.slots,
         steps=STEPS,
-        shares=str(settings.shares) if balanced else "none",
+        shares=about,
+        placement=digest,
         phases=("prose", "code"),
         switch_steps=(6,),
         step_tokens=np.full(STEPS, 32),

@@ -42,6 +42,11 @@ BAD = {
     "no statistics": ((), "the following arguments are required: STATS"),
     "a missing folder": (("none",), "none: "),
     "ranks that nobody says": (("counts.npz",), "--ranks is needed: counts.npz does not say"),
+    "iterations that were not recorded": (
+        ("recorded", "--range", "101-104"),
+        "--range: recorded: has iterations 100-103, and 101-104 is not within them",
+    ),
+    "no iteration": (("recorded", "--range", "101-101"), "expected START-STOP"),
     "no rank": (("recorded", "--ranks", "0"), "--ranks must be at least 1"),
     "more ranks than may be": (("recorded", "--ranks", "5000"), "--ranks must be at most 4096"),
     "nothing counted": (("zero.npy", "--ranks", "2"), "all counts are 0"),
@@ -160,3 +165,15 @@ def test_options_come_from_a_file(equipoise: Callable[..., Any]) -> None:
     assert json.loads(Path("f.json").read_text())["ranks"] == 2
     fields = set(ReportRequest.__dataclass_fields__)
     assert set(BY_KEY) - {"quiet"} == fields - {"statistics", "progress"}
+
+
+def test_a_range_is_reported_as_if_nothing_else_had_been_recorded(
+    equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
+) -> None:
+    part = formats.read_statistics("recorded").during(formats.Iterations(101, 103))
+    formats.write_statistics("part", part)
+    answer = equipoise("report", "recorded", "--range", "101-103", "--json", "some.json", "--quiet")
+    assert answer.code == 0
+    assert answer.out == equipoise("report", "part").out
+    assert "iterations 101 to 102" in answer.out
+    assert json.loads(Path("some.json").read_text())["range"] == "101-103"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.cli.options import EXPERTS, OPTIONS, default_of
+from equipoise.cli.options import EXPERTS, LAYERS, OPTIONS, default_of
 from equipoise.demo import launcher
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.settings import RunSettings
@@ -128,3 +128,4 @@ def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[
 
 def test_the_experts_that_options_speak_of_are_the_models() -> None:
     assert ModelConfig().experts == EXPERTS
+    assert ModelConfig().layers == LAYERS

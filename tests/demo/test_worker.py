@@ -2,14 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.demo.settings import Balance, RunSettings, Shares
+from equipoise.balancer.formats import Iterations
+from equipoise.demo.settings import Balance, Recording, RunSettings, Shares
 from equipoise.demo.worker import Task, rendezvous_from
 from equipoise.hal.errors import ControlLost
 
 WHERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "5"}
 
 
-def test_a_task_survives_its_line() -> None:
+@pytest.mark.parametrize("placement", [None, Path("p ü.json")])
+@pytest.mark.parametrize("recording", [None, Recording(Path("a b"), Iterations(3, 9))])
+def test_a_task_survives_its_line(placement: Path | None, recording: Recording | None) -> None:
     settings = RunSettings(
         ranks=2,
         text=(Path("a b.txt"), Path("ü.txt")),
@@ -17,8 +20,9 @@ def test_a_task_survives_its_line() -> None:
         balance=Balance.OFF,
         deadline=1.5,
         out=Path("o"),
+        placement=placement,
     )
-    task = Task(settings, Path("r.npz"), launcher=77)
+    task = Task(settings, Path("r.npz"), launcher=77, recording=recording)
     line = task.to_json()
     assert "\n" not in line
     assert Task.from_json(line) == task

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.balancer.formats.iterations import Iterations
 from equipoise.demo.settings import Balance, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
@@ -88,6 +89,10 @@ def _bool_from_yaml(value: object) -> bool:
     return value
 
 
+def _range_from_yaml(value: object) -> Iterations:
+    return Iterations.parse(_str_from_yaml(value))
+
+
 def _family(value: object) -> str:
     if value not in FAMILIES:
         raise ValueError(value)
@@ -116,4 +121,5 @@ PROFILE = Kind(
     " or ".join(Profile), lambda text: Profile(text), lambda value: Profile(_str_from_yaml(value))
 )
 FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
+RANGE = Kind("START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml)
 POLICY, SPLIT = _one_of(POLICIES), _one_of(SPLITS)

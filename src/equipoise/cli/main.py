@@ -78,6 +78,10 @@ def _dispatch(arguments: Namespace, command: str) -> int:
     if arguments.command in OFFLINE:
         module = import_module(f"equipoise.cli.{arguments.command}")
         return int(getattr(module, arguments.command)(arguments, command))
+    if arguments.command == "record":
+        from equipoise.cli.record import record
+
+        return record(arguments)
     from equipoise.cli.run import run
 
     return run(arguments, command)

@@ -20,7 +20,7 @@ from equipoise.hal.errors import (
 )
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import Arrangement, Iterations, Statistics
 
 MOST_RANKS = 4096
 MOST_SLOTS = 65_536
@@ -55,14 +55,18 @@ def ranks_asked_for() -> Iterator[None]:
         raise RanksUnsaid(error.path, f"{error.what}, by --ranks") from error
 
 
-def load_statistics(path: Path) -> "Statistics":
-    """Raises UsageError, also where nothing was counted."""
+def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statistics":
+    """All of them, or only some iterations. Raises UsageError, also where nothing was counted."""
     from equipoise.balancer.formats import read_statistics
 
     with refused():
         statistics = read_statistics(path)
+    if during is not None:
+        with refused(f"--range: {path}"):
+            statistics = statistics.during(during)
     if not statistics.counts.any():
-        raise UsageError(f"{path}: all counts are 0: there is nothing to balance")
+        where = path if during is None else f"{path}, iterations {during}"
+        raise UsageError(f"{where}: all counts are 0: there is nothing to balance")
     return statistics
 
 

@@ -13,6 +13,9 @@ from equipoise.hal.errors import UsageError
 EXPERTS = 32
 """Logical experts per layer of the shipped model."""
 
+LAYERS = 6
+"""Its layers, all with experts."""
+
 RECORD = "record.npz"
 """File in the folder of a run that holds everything measured."""
 
@@ -69,6 +72,9 @@ OPTIONS = (
     Option(key="balance", kind=kinds.BALANCE, group=BALANCING, flag="--no-balance",
            shown_default="balance",
            help="serve without balancing only (key: `balance: off`)"),
+    Option(key="placement", kind=kinds.PATH, group=BALANCING, metavar="FILE", shown_default="none",
+           help="serve this placement with its shares, in any format, and move nothing; instead "
+           "of --shares"),
     Option(key="window_size", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
            help="steps of load that a plan is made from"),
     Option(key="step_interval", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
@@ -87,12 +93,16 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What one `equipoise run` was asked for; `progress` is `shown` or `hidden`."""
+    """What one `equipoise run` was asked for; `progress` is `shown` or `hidden`.
+
+    `said` are the keys that anybody gave a value to, on the command line or in a file.
+    """
 
     settings: RunSettings
     json: Path
     html: Path
     progress: str
+    said: frozenset[str] = frozenset()
 
 
 def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequest:
@@ -100,17 +110,31 @@ def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequ
 
     Raises UsageError where one source names both `slots` and `num_redundant_experts`.
     """
-    values = _one_slot_count(file, "the configuration file") | _one_slot_count(
-        command_line, "the command line"
-    )
-    known = {field.name for field in fields(RunSettings)}
-    settings = RunSettings(**{key: value for key, value in values.items() if key in known})
+    values = merged(command_line, file)
+    settings = settings_of(values)
     return RunRequest(
         settings=settings,
         json=values.get("json", settings.out / "summary.json"),
         html=values.get("html", settings.out / "report.html"),
         progress="hidden" if values.get("quiet") else "shown",
+        said=frozenset(values),
     )
+
+
+def merged(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+    """Command line over configuration file, `num_redundant_experts` turned into `slots`.
+
+    Raises UsageError where one source names both.
+    """
+    return _one_slot_count(file, "the configuration file") | _one_slot_count(
+        command_line, "the command line"
+    )
+
+
+def settings_of(values: Mapping[str, Any]) -> RunSettings:
+    """The settings among `values`; the others are defaults."""
+    known = {field.name for field in fields(RunSettings)}
+    return RunSettings(**{key: value for key, value in values.items() if key in known})
 
 
 def default_of(option: Option) -> str:

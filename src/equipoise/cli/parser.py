@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from equipoise import __version__
-from equipoise.cli import conformance_options, convert_options, plan_options, report_options
+from equipoise.cli import (
+    conformance_options,
+    convert_options,
+    plan_options,
+    record_options,
+    report_options,
+)
 from equipoise.cli.kinds import FAMILY_NAMES, PATH, SWITCH, TEXTS, Kind
 from equipoise.cli.options import OPTIONS, Option, default_of
 from equipoise.demo.settings import Balance
@@ -30,6 +36,19 @@ hyphens, such as `window_size: 4`; the command line overrides it.
 
 exit code: 0 outputs identical and balancing exercised, 1 one of them not,
 2 bad input, 3 the run failed, 130 interrupted, 128 + n ended by signal n"""
+RECORD = """\
+Serve real text as `run` does, once, and write how many rows every expert of every
+layer took at every step, in a folder with a file for each rank (page Formats). Or
+take what a finished run has counted, by --run."""
+RECORD_EXAMPLES = """\
+examples:
+  equipoise record -o recorded/                      120 steps on four ranks
+  equipoise record --range 40-80 -o recorded/        of these, steps 40 to 79
+  equipoise record --balance on -o recorded/         while experts move
+  equipoise record --run equipoise-run -o counts.npz what a run has counted
+
+exit code: 0 recorded, 2 bad input, nothing was started or written, 3 it failed or
+could not be written"""
 CONFORMANCE = """\
 Try to break a backend: properties of every clause of the contract, on programs
 that are drawn, and shrunk when one fails. One line for each clause: held,
@@ -102,6 +121,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run(commands)
+    _add_record(commands)
     _add_conformance(commands)
     _add_plan(commands)
     _add_report(commands)
@@ -119,6 +139,11 @@ def _add_run(commands: Any) -> None:
         f"{EXAMPLES}\n{CONFIG}",
     )
     _add_options(run, OPTIONS)
+
+
+def _add_record(commands: Any) -> None:
+    record = _command(commands, "record", "count what every expert took", RECORD, RECORD_EXAMPLES)
+    _add_options(record, record_options.OPTIONS)
 
 
 def _add_conformance(commands: Any) -> None:
@@ -182,7 +207,7 @@ def _add_options(command: Any, options: Sequence[Option]) -> None:
 
 def _add_option(group: Any, option: Option) -> None:
     text = f"{option.help} (default: {default_of(option)})".replace("%", "%%")
-    if option.key == "balance":
+    if option.name == "--no-balance":
         group.add_argument(
             option.name, dest="balance", action="store_const", const=Balance.OFF, help=text
         )

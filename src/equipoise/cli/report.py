@@ -34,7 +34,7 @@ def report(arguments: Namespace, command: str) -> int:
 
     request = request_of(vars(arguments))
     _validate(request)
-    found = _compared(request, load_statistics(request.statistics))
+    found = _compared(request, load_statistics(request.statistics, request.range))
     try:
         # Before the table: an output that nobody reads must not cost the files.
         _write(request, found, command)
@@ -81,6 +81,8 @@ def _write(request: ReportRequest, found: "Comparison", command: str) -> None:
     about = {"command": command, "statistics": str(request.statistics)}
     if request.placement is not None:
         about["placement"] = str(request.placement)
+    if request.range is not None:
+        about["range"] = str(request.range)
     written = []
     if request.json is not None:
         text = json.dumps(about | found.to_json(), indent=2, allow_nan=False)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.balancer.formats.iterations import Iterations
 from equipoise.cli import kinds
 from equipoise.cli.options import Option
 
@@ -15,6 +16,9 @@ OPTIONS = (
     Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N",
            shown_default="those of --placement, or that recorded",
            help="ranks that the experts are spread over"),
+    Option(key="range", kind=kinds.RANGE, group=SUBJECT, metavar="START-STOP",
+           shown_default="all that were recorded",
+           help="only these iterations; STOP itself is not one of them"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
            help="write the figures of every layer there"),
     Option(key="html", kind=kinds.PATH, group=OUTPUT, metavar="FILE", shown_default="none",
@@ -32,6 +36,7 @@ class ReportRequest:
     statistics: Path
     placement: Path | None = None
     ranks: int | None = None
+    range: Iterations | None = None
     json: Path | None = None
     html: Path | None = None
     progress: str = "shown"

@@ -9,6 +9,7 @@ from typing import Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.files import ensure_folder, write_file
+from equipoise.cli.given import with_placement
 from equipoise.cli.options import BY_KEY, RECORD, RunRequest, resolve
 from equipoise.cli.progress import progress_for
 from equipoise.cli.validation import validate
@@ -26,7 +27,7 @@ def run(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything starts, EquipoiseError where the run fails.
     """
-    request = request_of(vars(arguments))
+    request = with_placement(request_of(vars(arguments)))
     validate(request)
     record = _serve(request)
     if record is None:

@@ -19,13 +19,17 @@ SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
 
 def validate(request: RunRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
-    settings = request.settings
+    validate_settings(request.settings)
+    _check_outputs(request)
+
+
+def validate_settings(settings: RunSettings) -> None:
+    """Raises UsageError for what cannot be served; creates nothing."""
     _check_ranks(settings)
     _check_slots(settings)
     _check_cadence(settings)
     _check_backends(settings)
     _check_traffic(settings)
-    _check_outputs(request)
 
 
 def _check_ranks(settings: RunSettings) -> None:
@@ -68,7 +72,8 @@ def _check_cadence(settings: RunSettings) -> None:
     check_count("--step-interval", interval, MOST_STEPS)
     if window > interval:
         raise UsageError(f"--window-size {window} is longer than --step-interval {interval}")
-    if settings.balance is Balance.ON and settings.steps <= window:
+    balancing = settings.balance is Balance.ON and settings.placement is None
+    if balancing and settings.steps <= window:
         raise UsageError(
             f"--steps {settings.steps} is too few: no step is left after a load window of {window}"
         )
@@ -128,8 +133,10 @@ def _check_object(flag: str, name: str, find: Callable[[str], object]) -> None:
 def _check_outputs(request: RunRequest) -> None:
     """What a run writes can be written, each into a file of its own."""
     out = request.settings.out
-    _check_folder("--out", out)
+    check_folder("--out", out)
     taken: dict[str, str] = {}
+    if request.settings.placement is not None:
+        taken[os.path.realpath(request.settings.placement)] = "--placement"
     for name, path in (
         (f"--out's {RECORD}", out / RECORD),
         ("--json", request.json),
@@ -138,7 +145,8 @@ def _check_outputs(request: RunRequest) -> None:
         check_file(name, path)
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name:
-            raise UsageError(f"{name}: {path} is the file that {other} is written to")
+            how = "read from" if other == "--placement" else "written to"
+            raise UsageError(f"{name}: {path} is the file that {other} is {how}")
 
 
 def _check_traffic(settings: RunSettings) -> None:
@@ -149,8 +157,8 @@ def _check_traffic(settings: RunSettings) -> None:
         raise UsageError(f"--steps {settings.steps} is fewer than the {len(phases)} texts")
 
 
-def _check_folder(flag: str, path: Path) -> None:
-    """`path` is a folder that can be written to, or can be made."""
+def check_folder(flag: str, path: Path) -> None:
+    """Raises UsageError unless `path` is a folder that can be written to, or can be made."""
     nearest = next((p for p in (path, *path.absolute().parents) if os.path.lexists(p)), path)
     if not nearest.is_dir():
         raise UsageError(f"{flag}: {nearest} is not a folder")
@@ -164,4 +172,4 @@ def check_file(flag: str, path: Path) -> None:
         raise UsageError(f"{flag}: {path} is a folder, not a file")
     if path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"{flag}: {path} cannot be written to")
-    _check_folder(flag, path.parent)
+    check_folder(flag, path.parent)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from equipoise.demo.progress import Progress
-from equipoise.demo.rank import serve_rank
+from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.ranks import Ranks
 from equipoise.demo.record import RunRecord
 from equipoise.demo.record_file import load_record
-from equipoise.demo.settings import RunSettings
+from equipoise.demo.settings import Recording, RunSettings
 from equipoise.demo.traffic import load_phases
 from equipoise.demo.worker import Task, rendezvous_from
 from equipoise.hal import registry
@@ -31,16 +31,43 @@ def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
         EquipoiseError: anything else that ends the run.
     """
     settings = with_communicator(settings)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if is_launched():
         return serve_rank(settings, rendezvous_from(os.environ, settings.deadline), progress)
     load_phases(settings.text)
-    host = registry.communicator(settings.communicator).host()
+    with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
+        task = Task(settings, Path(folder) / "record.npz", os.getpid())
+        _run_ranks(task, progress)
+        return load_record(task.record)
+
+
+def record_demo(settings: RunSettings, recording: Recording, progress: Progress) -> None:
+    """Serve the traffic once, and have every rank write what its tokens asked of each expert.
+
+    Under `torchrun` this process is one of the ranks, and writes into the folder of its machine.
+
+    Raises:
+        as `run_demo`; FormatError where a file cannot be written.
+    """
+    settings = with_communicator(settings)
+    if is_launched():
+        where = rendezvous_from(os.environ, settings.deadline)
+        record_rank(settings, recording, where, progress)
+        return
+    load_phases(settings.text)
+    _run_ranks(Task(settings, Path(os.devnull), os.getpid(), recording), progress)
+
+
+def is_launched() -> bool:
+    """Whether `torchrun` has started this process as a rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _run_ranks(task: Task, progress: Progress) -> None:
+    """Start them all, and wait until they have ended; raises what ended them."""
+    host = registry.communicator(task.settings.communicator).host()
     try:
-        with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-            task = Task(settings, Path(folder) / "record.npz", os.getpid())
-            with Ranks(task, host, progress) as ranks:
-                ranks.wait()
-            return load_record(task.record)
+        with Ranks(task, host, progress) as ranks:
+            ranks.wait()
     finally:
         host.close()
 

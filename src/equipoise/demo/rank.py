@@ -1,23 +1,27 @@
 """What one rank of a run does, from meeting the others to the record of the run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 
 import torch
 
 from equipoise import __version__
+from equipoise.balancer.formats import Recorder
 from equipoise.demo.gather import Gatherer
+from equipoise.demo.given import agree, read_given
 from equipoise.demo.machine import describe_machine
 from equipoise.demo.model import load_weights
 from equipoise.demo.model.invariance import check_batch_invariance
 from equipoise.demo.progress import Progress
-from equipoise.demo.record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.record import Counts, Epoch, RunRecord, VariantRecord
 from equipoise.demo.reference import serve_alone
 from equipoise.demo.requests import Desk, outputs_digest
 from equipoise.demo.serve import Post
-from equipoise.demo.settings import RunSettings
+from equipoise.demo.settings import Recording, RunSettings
 from equipoise.demo.traffic import Traffic, load_phases
-from equipoise.demo.variant import Pass, Site, Variant, serve_variant, variants
+from equipoise.demo.variant import UNBALANCED, Pass, Site, Variant, serve_variant, variants
 from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -40,23 +44,58 @@ def serve_rank(
         RankLost: a peer was killed, stopped or left; names it and the operation.
         EquipoiseError: anything else that ends the run.
     """
-    torch.set_num_threads(1)
-    rendezvous = replace(rendezvous, deadline=settings.deadline * OPERATIONS)
-    fabric = registry.communicator(settings.communicator).connect(rendezvous)
-    try:
-        site = _settle_in(settings, fabric, rendezvous)
-        served = [
-            (variant, *_serve(site, variant, progress))
-            for variant in variants(settings, site.post.weights.config.experts)
-        ]
-    except Exception as error:
-        raise _blame(fabric.control, error, settings.deadline * ATTRIBUTION) from error
+    fabric, where = _meet(settings, rendezvous)
+    with _blaming(fabric.control, settings):
+        site = _settle_in(settings, fabric, where)
+        ways = variants(settings, site.post.weights.config.experts)
+        served = [(way, *_serve(site, way, progress)) for way in ways]
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
     fabric.control.enter("the reference pass")
-    record = None if rendezvous.rank else _record(site, served, progress)
-    fabric.close()
-    site.accelerator.close()
+    record = None if where.rank else _record(site, served, progress)
+    _part(site)
     return record
+
+
+def record_rank(
+    settings: RunSettings, recording: Recording, rendezvous: Rendezvous, progress: Progress
+) -> None:
+    """Serve the last variant only, and write what this rank's tokens asked of each expert.
+
+    When it returns every rank has written.
+
+    Raises:
+        RankLost: a peer was killed, stopped or left; names it and the operation.
+        EquipoiseError: anything else that ends the run, or a file that cannot be written.
+    """
+    fabric, where = _meet(settings, rendezvous)
+    with _blaming(fabric.control, settings):
+        site = _settle_in(settings, fabric, where)
+        recorder = _recorder(site, recording)
+        _pass(site, variants(settings, site.post.weights.config.experts)[-1], progress, recorder)
+        fabric.control.enter("the writing of statistics")
+        recorder.close()
+        fabric.open("recorded").barrier().result(site.post.deadline)
+    _part(site)
+
+
+def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendezvous]:
+    torch.set_num_threads(1)
+    where = replace(rendezvous, deadline=settings.deadline * OPERATIONS)
+    return registry.communicator(settings.communicator).connect(where), where
+
+
+def _part(site: Site) -> None:
+    site.fabric.close()
+    site.accelerator.close()
+
+
+@contextmanager
+def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
+    """Whatever fails in here is explained by the loss of a rank, where there was one."""
+    try:
+        yield
+    except Exception as error:
+        raise _blame(control, error, settings.deadline * ATTRIBUTION) from error
 
 
 def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> Site:
@@ -75,24 +114,49 @@ def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) ->
         deadline=rendezvous.deadline,
     )
     traffic = Traffic(load_phases(settings.text), settings.steps, seed=settings.seed)
-    return Site(settings, accelerator, fabric, post, traffic)
+    layout = read_given(settings, weights.config)
+    if layout is not None:
+        agree(layout, fabric.open("placement"), accelerator.device, rendezvous.deadline)
+    return Site(settings, accelerator, fabric, post, traffic, layout)
+
+
+def _recorder(site: Site, recording: Recording) -> Recorder:
+    config = site.post.weights.config
+    return Recorder(
+        recording.folder,
+        rank=site.post.rank,
+        ranks=site.post.ranks,
+        iterations=recording.steps,
+        layers=range(config.layers),
+        experts=config.experts,
+        top_k=config.top_k,
+    )
 
 
 Served = tuple[Variant, Pass, VariantRecord, torch.Tensor]
+
+
+def _pass(
+    site: Site, variant: Variant, progress: Progress, recorder: Recorder | None = None
+) -> Pass:
+    """Serve the whole traffic one way; each step is shown, and recorded where that is asked for."""
+    if site.post.rank == 0:
+        progress.variant(variant.name, site.traffic.steps)
+
+    def watch(step: int, rows: Counts, imbalance: float) -> None:
+        if recorder is not None:
+            recorder.record(step, rows)
+        if site.post.rank == 0:
+            progress.step(step + 1, imbalance, "")
+
+    return serve_variant(site, variant, watch)
 
 
 def _serve(
     site: Site, variant: Variant, progress: Progress
 ) -> tuple[Pass, VariantRecord, torch.Tensor]:
     """One pass, and what all ranks together made of it."""
-    if site.post.rank == 0:
-        progress.variant(variant.name, site.traffic.steps)
-
-    def watch(done: int, imbalance: float) -> None:
-        if site.post.rank == 0:
-            progress.step(done, imbalance, "")
-
-    done = serve_variant(site, variant, watch)
+    done = _pass(site, variant, progress)
     site.post.control.enter(f"gathering the results ({variant.name})")
     results = site.fabric.open(f"{variant.name}.results")
     gatherer = Gatherer(results, site.accelerator.device, site.post.deadline)
@@ -134,7 +198,8 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
         top_k=config.top_k,
         slots=last.slots,
         steps=traffic.steps,
-        shares=last.name if last.balanced else "none",
+        shares="none" if last.name == UNBALANCED else last.name,
+        placement=site.layout.digest if site.layout else "",
         phases=tuple(phase.name for phase in traffic.phases),
         switch_steps=traffic.switch_steps,
         step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,

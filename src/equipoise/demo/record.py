@@ -24,7 +24,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantRecord:
-    """The same traffic served once in one way; `name` is `unbalanced` or a share mode."""
+    """The same traffic served once; `name` is `unbalanced`, `placement` or a share mode."""
 
     name: str
     rank_rows: Counts
@@ -52,7 +52,8 @@ class RunRecord:
     slots: int
     steps: int
     shares: str
-    """The share mode of the variant that the run is about; `none` without balancing."""
+    """The share mode of the variant that the run is about; `none` without balancing, `placement`
+    where one was given."""
     phases: tuple[str, ...]
     """Names of the kinds of text, in the order they are served."""
     switch_steps: tuple[int, ...]
@@ -65,6 +66,8 @@ class RunRecord:
     variants: dict[str, VariantRecord]
     reference_outputs: str
     """Digest of one process that served the same requests without any exchange."""
+    placement: str = ""
+    """Digest of the placement that was given to be served unchanged; empty where none was."""
     prompts: tuple[str, ...] = ()
     """A sample prompt of each phase."""
     continuations: tuple[str, ...] = ()

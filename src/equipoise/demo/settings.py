@@ -5,8 +5,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from equipoise.balancer.experts.config import ShareMode as Shares
+from equipoise.balancer.formats.iterations import Iterations
 
-__all__ = ["Balance", "RunSettings", "Shares"]
+__all__ = ["Balance", "Recording", "RunSettings", "Shares"]
 
 
 class Balance(StrEnum):
@@ -22,7 +23,8 @@ class RunSettings:
 
     `slots` counts physical experts per layer over all ranks, `window_size` and `step_interval`
     are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples, and
-    an empty `communicator` the one that goes with the backend.
+    an empty `communicator` the one that goes with the backend. A `placement` is a file of the one
+    that is served unchanged.
     """
 
     ranks: int = 4
@@ -33,8 +35,17 @@ class RunSettings:
     slots: int = 40
     shares: Shares = Shares.EXACT
     balance: Balance = Balance.ON
+    placement: Path | None = None
     window_size: int = 4
     step_interval: int = 8
     deadline: float = 20.0
     seed: int = 0
     out: Path = Path("equipoise-run")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What every rank writes of its counts: which steps, into which folder."""
+
+    folder: Path
+    steps: Iterations

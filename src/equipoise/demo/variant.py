@@ -9,6 +9,7 @@ from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
 from equipoise.balancer.experts.planner import Layout, even_shares
 from equipoise.demo.moe import ExpertParallel, SlotWeights
+from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk
 from equipoise.demo.serve import Meter, Post, ServeLoop
 from equipoise.demo.settings import Balance, RunSettings
@@ -18,12 +19,15 @@ from equipoise.hal.communicator import Fabric
 from equipoise.hal.slots import SlotStore
 from equipoise.pipeline.exchange import ExpertExchange
 
+Watch = Callable[[int, Counts, float], None]
+"""Told after each step: its number, this rank's (layers, experts) rows, the imbalance last seen."""
 UNBALANCED = "unbalanced"
+PLACEMENT = "placement"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One pass over the traffic; `name` is `unbalanced` or a share mode."""
+    """One pass over the traffic; `name` is `unbalanced`, `placement`, or a share mode."""
 
     name: str
     slots: int
@@ -31,12 +35,15 @@ class Variant:
     @property
     def balanced(self) -> bool:
         """Whether an engine runs."""
-        return self.name != UNBALANCED
+        return self.name not in (UNBALANCED, PLACEMENT)
 
 
 def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
-    """What a run serves, in order: without balancing, then each share mode, the asked one last."""
+    """What a run serves, in order: without balancing, then each share mode, the asked one last;
+    or, where a placement was given, that one."""
     still = Variant(UNBALANCED, experts)
+    if settings.placement is not None:
+        return still, Variant(PLACEMENT, settings.slots)
     if settings.balance is Balance.OFF:
         return (still,)
     others = [mode for mode in ShareMode if mode is not settings.shares]
@@ -62,6 +69,8 @@ class Site:
     fabric: Fabric
     post: Post
     traffic: Traffic
+    layout: Layout | None
+    """What was given to be served unchanged; None where nothing was."""
 
     def shape(self, variant: Variant) -> Shape:
         """Of the model under a variant's number of slots."""
@@ -69,11 +78,8 @@ class Site:
         return Shape(config.layers, config.experts, variant.slots, self.post.ranks)
 
 
-def serve_variant(site: Site, variant: Variant, watch: Callable[[int, float], None]) -> Pass:
-    """Serve the whole traffic one way; collective.
-
-    `watch` is told the steps done and the imbalance last observed.
-    """
+def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
+    """Serve the whole traffic one way; collective."""
     site.post.control.enter(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant)
     weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
@@ -91,7 +97,7 @@ def serve_variant(site: Site, variant: Variant, watch: Callable[[int, float], No
         moe=moe,
         meter=meter,
         boundary=balancer.boundary,
-        watch=lambda step: watch(step + 1, balancer.observed()),
+        watch=lambda step: watch(step, meter.experts[step], balancer.observed()),
         name=variant.name,
     )
     desk = loop.run()
@@ -101,14 +107,22 @@ def serve_variant(site: Site, variant: Variant, watch: Callable[[int, float], No
 
 def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> ExpertBalancer:
     """The variant's balancer over freshly filled slots."""
-    placement = contiguous(shape)
-    layout = Layout(placement, even_shares(placement, shape.experts))
+    layout = _layout(site, variant, shape)
     staging = shape.layers * shape.slots_per_rank if variant.balanced else 0
     store = site.accelerator.slot_store(weights.layout(staging))
-    _fill(site, store, shape, placement)
+    _fill(site, store, shape, layout.placement)
     config = engine_config(site, variant)
     opener = open_balancer if variant.balanced else open_static
     return opener(site.accelerator, site.fabric, store, shape, layout, config)
+
+
+def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
+    """What is installed at the start of a variant."""
+    if variant.name == PLACEMENT:
+        assert site.layout is not None
+        return site.layout
+    placement = contiguous(shape)
+    return Layout(placement, even_shares(placement, shape.experts))
 
 
 def _fill(site: Site, store: SlotStore, shape: Shape, placement: Placement) -> None:

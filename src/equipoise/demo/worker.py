@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.demo.rank import serve_rank
+from equipoise.balancer.formats.iterations import Iterations
+from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.record_file import save_record
-from equipoise.demo.settings import Balance, RunSettings, Shares
+from equipoise.demo.settings import Balance, Recording, RunSettings, Shares
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import ControlLost, EquipoiseError, RankLost
 
@@ -30,18 +31,26 @@ class Task:
         settings: of the run.
         record: where rank 0 writes what was measured.
         launcher: process that started the rank, without which it shall not live.
+        recording: what is recorded of one pass; None for a whole run.
     """
 
     settings: RunSettings
     record: Path
     launcher: int
+    recording: Recording | None = None
 
     def to_json(self) -> str:
         """One line."""
         fields = asdict(self.settings)
         fields["text"] = [str(path) for path in fields["text"]]
         fields["out"] = str(fields["out"])
-        whole = {"settings": fields, "record": str(self.record), "launcher": self.launcher}
+        fields["placement"] = _text_of(self.settings.placement)
+        whole = {
+            "settings": fields,
+            "record": str(self.record),
+            "launcher": self.launcher,
+            "recording": _fields_of(self.recording),
+        }
         return json.dumps(whole)
 
     @staticmethod
@@ -54,11 +63,25 @@ class Task:
                 **fields,
                 "text": tuple(Path(path) for path in fields["text"]),
                 "out": Path(fields["out"]),
+                "placement": fields["placement"] and Path(fields["placement"]),
                 "shares": Shares(fields["shares"]),
                 "balance": Balance(fields["balance"]),
             }
         )
-        return Task(settings, Path(whole["record"]), whole["launcher"])
+        recording = _recording_of(whole["recording"])
+        return Task(settings, Path(whole["record"]), whole["launcher"], recording)
+
+
+def _text_of(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _fields_of(recording: Recording | None) -> list[str] | None:
+    return None if recording is None else [str(recording.folder), str(recording.steps)]
+
+
+def _recording_of(fields: list[str] | None) -> Recording | None:
+    return None if fields is None else Recording(Path(fields[0]), Iterations.parse(fields[1]))
 
 
 def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvous:
@@ -116,10 +139,7 @@ def main() -> None:
     _die_with(task.launcher)
     code = FAILED
     try:
-        where = rendezvous_from(os.environ, task.settings.deadline)
-        record = serve_rank(task.settings, where, line)
-        if record is not None:
-            save_record(record, task.record)
+        _work(task, line)
         code = 0
     except RankLost as lost:
         line.say({"lost": lost.rank, "how": lost.how, "operation": lost.operation})
@@ -130,6 +150,16 @@ def main() -> None:
         line.say({"failed": f"{type(error).__name__}: {error}"})
     sys.stderr.flush()
     os._exit(code)
+
+
+def _work(task: Task, line: Line) -> None:
+    where = rendezvous_from(os.environ, task.settings.deadline)
+    if task.recording is not None:
+        record_rank(task.settings, task.recording, where, line)
+        return
+    record = serve_rank(task.settings, where, line)
+    if record is not None:
+        save_record(record, task.record)
 
 
 def _die_with(launcher: int) -> None:

@@ -12,6 +12,8 @@ from equipoise.report.metrics import Reals
 from equipoise.report.palette import DIVERGING, ON_HEAT, SEQUENTIAL
 from equipoise.report.summary import main_variant
 
+TITLES = {"unbalanced": "without balancing", "placement": "balanced, the given placement"}
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -129,5 +131,4 @@ def _rank_panel(
     marks.switches(axis, record, ON_HEAT)
     marks.frameless(axis)
     marks.epochs(axis, variant)
-    untouched = variant.name == "unbalanced"
-    axis.set_title("without balancing" if untouched else f"balanced, {variant.name} shares", pad=6)
+    axis.set_title(TITLES.get(variant.name, f"balanced, {variant.name} shares"), pad=6)

@@ -50,7 +50,7 @@ def _head(summary: Summary) -> str:
     return (
         "<header><h1>Equipoise</h1>"
         f'<p class="soft">{summary.ranks} ranks, {summary.layers} layers of {summary.experts} '
-        f"experts in {summary.slots} slots, {visible(summary.shares)} shares. "
+        f"experts in {summary.slots} slots, {visible(summary.way)}. "
         f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}.</p>"
         f'<div class="verdict {mood}">{visible(verdict(summary))}</div></header>'
     )
@@ -58,14 +58,18 @@ def _head(summary: Summary) -> str:
 
 def _tiles(summary: Summary) -> str:
     untouched = _rate(summary.tokens_per_second_unbalanced)
-    tiles = [
-        (_decimal(summary.imbalance_unbalanced), "imbalance without balancing"),
-        (_decimal(summary.imbalance_balanced), f"balanced, {summary.shares} shares"),
-        (_smaller(summary), "times smaller"),
-        (_decimal(summary.noise_floor), "noise floor"),
+    noise = _seconds(summary.stall_noise_seconds)
+    moved = [
         (f"{summary.slots_moved:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
         (f"{summary.epochs}", "epochs committed"),
-        (_seconds(summary.stall_seconds), f"stall; noise {_seconds(summary.stall_noise_seconds)}"),
+        (_seconds(summary.stall_seconds), f"stall; noise {noise}"),
+    ]
+    tiles = [
+        (_decimal(summary.imbalance_unbalanced), "imbalance without balancing"),
+        (_decimal(summary.imbalance_balanced), f"balanced, {summary.way}"),
+        (_smaller(summary), "times smaller"),
+        (_decimal(summary.noise_floor), "noise floor"),
+        *([] if summary.is_given else moved),
         (_rate(summary.tokens_per_second), f"tokens/s; {untouched} without balancing"),
     ]
     inner = "".join(
@@ -118,6 +122,7 @@ def _machine(summary: Summary, command: str) -> str:
         ("equipoise", f"{summary.version}, {summary.backend} over {summary.communicator}"),
         *summary.machine.items(),
         ("outputs", summary.reference_outputs),
+        *([("placement", summary.placement)] if summary.is_given else []),
     )
     items = "".join(f"<dt>{visible(k)}</dt><dd>{visible(v)}</dd>" for k, v in facts)
     return f'<div class="card"><dl>{items}</dl></div>'

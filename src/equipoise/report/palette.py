@@ -11,6 +11,7 @@ MUTED = "#8a93a3"
 
 VARIANTS = {
     "unbalanced": "#c8553d",
+    "placement": "#7a5ba6",
     "static": "#c99a2e",
     "lagged": "#4f8f8b",
     "exact": "#3d6fb6",

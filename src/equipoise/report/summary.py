@@ -7,13 +7,15 @@ from equipoise.demo.record import Epoch, RunRecord, VariantRecord
 from equipoise.report import metrics
 from equipoise.report.metrics import Window
 
+PLACEMENT = "placement"
+"""The variant, and the value of `shares`, where a placement was given to be served unchanged."""
 EPOCHS_PER_PHASE = 2
 """Committed epochs that every phase needs before a run counts as having balanced anything."""
 
 
 SETUP = (
     *("version", "backend", "communicator", "machine", "ranks", "layers", "experts", "slots"),
-    *("shares", "steps", "phases", "switch_steps", "reference_outputs"),
+    *("shares", "steps", "phases", "switch_steps", "reference_outputs", "placement"),
 )
 """Keys that a summary takes over from the record as they are."""
 
@@ -46,6 +48,8 @@ class Summary:
     experts: int
     slots: int
     shares: str
+    placement: str
+    """Digest of the placement that was given; empty where none was."""
     steps: int
     tokens: int
     phases: tuple[str, ...]
@@ -55,6 +59,7 @@ class Summary:
     imbalance_balanced: float | None
     imbalance_static: float | None
     imbalance_lagged: float | None
+    imbalance_placement: float | None
     noise_floor: float | None
     epochs: int
     epochs_per_phase: tuple[int, ...]
@@ -76,6 +81,18 @@ class Summary:
     def main(self) -> VariantSummary | None:
         """The variant that the run is about; None where it did not balance."""
         return self.variants.get(self.shares)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a placement was given and served unchanged: nothing moves, and nothing has to."""
+        return self.shares == PLACEMENT
+
+    @property
+    def way(self) -> str:
+        """How the variant that the run is about served, in words."""
+        if self.is_given:
+            return "the given placement"
+        return "no balancing" if self.main is None else f"{self.shares} shares"
 
     @property
     def exit_code(self) -> int:
@@ -103,6 +120,7 @@ def summarise(record: RunRecord) -> Summary:
         imbalance_balanced=_imbalance(main),
         imbalance_static=_imbalance(variants.get("static")),
         imbalance_lagged=_imbalance(variants.get("lagged")),
+        imbalance_placement=_imbalance(variants.get(PLACEMENT)),
         noise_floor=_noise_floor(record, window),
         epochs=main.epochs if main else 0,
         epochs_per_phase=main.epochs_per_phase if main else tuple(0 for _ in record.phases),
@@ -115,7 +133,7 @@ def summarise(record: RunRecord) -> Summary:
         tokens_per_second=main.tokens_per_second if main else None,
         tokens_per_second_unbalanced=unbalanced.tokens_per_second if unbalanced else None,
         outputs_identical=outputs_identical(record),
-        not_exercised=_not_exercised(record, main),
+        not_exercised=None if record.shares == PLACEMENT else _not_exercised(record, main),
         variants=variants,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from equipoise.report.ink import Ink, Tint, paint
 from equipoise.report.summary import Summary, VariantSummary
 
-ORDER = ("unbalanced", "static", "lagged", "exact")
+ORDER = ("unbalanced", "placement", "static", "lagged", "exact")
 WIDTH = 80
 COLUMNS = ("variant", "imbalance", "x noise", "x smaller", "tokens/s", "stall s", "outputs")
 
@@ -88,6 +88,8 @@ def _aligned(texts: Sequence[str]) -> str:
 def _moves(summary: Summary) -> list[str]:
     if summary.main is None:
         return ["balancing was off: nothing moved"]
+    if summary.is_given:
+        return [f"placement  {summary.placement} served unchanged: nothing moved"]
     per_epoch = summary.slots_moved / summary.epochs if summary.epochs else 0.0
     share = per_epoch / summary.slots_total
     by_phase = ", ".join(

@@ -1,0 +1,160 @@
+"""`equipoise record`."""
+
+import os
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.names import IN_A_FOLDER
+from equipoise.cli.config import read_config
+from equipoise.cli.files import ensure_folder
+from equipoise.cli.offline import check_outputs, refused, tell_written, warn
+from equipoise.cli.options import RECORD
+from equipoise.cli.progress import progress_for
+from equipoise.cli.record_options import BY_KEY, OWN, RecordRequest, resolve
+from equipoise.cli.validation import LAUNCHED, check_folder, validate_settings
+from equipoise.hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from equipoise.balancer.formats import Statistics
+
+
+def record(arguments: Namespace) -> int:
+    """Serve and count, or take what was counted; write it and say what it is; returns 0.
+
+    Raises UsageError before anything starts, EquipoiseError where serving or writing fails.
+    """
+    request = request_of(vars(arguments))
+    validate(request)
+    if request.run is not None:
+        _taken(request)
+    elif LAUNCHED in os.environ:
+        _launched(request)
+    else:
+        _served(request)
+    return 0
+
+
+def request_of(given: Mapping[str, Any]) -> RecordRequest:
+    """What the command line asks for, its configuration file included."""
+    options = {key: value for key, value in given.items() if key not in ("command", "config")}
+    if "text" in options:
+        options["text"] = tuple(options["text"])
+    return resolve(options, read_config(given["config"], BY_KEY) if "config" in given else {})
+
+
+def validate(request: RecordRequest) -> None:
+    """Raises UsageError naming the option; creates nothing."""
+    _check_out(request)
+    if request.run is not None:
+        _check_needless(request)
+        return
+    validate_settings(request.settings)
+    steps = request.settings.steps
+    if request.range is not None and request.range.stop > steps:
+        raise UsageError(f"--range {request.range} goes beyond the {steps} steps of --steps")
+
+
+def _check_out(request: RecordRequest) -> None:
+    from equipoise.balancer.formats import statistics_format
+
+    if request.out is None:
+        raise UsageError("-o is needed: where to write the statistics")
+    with refused("-o"):
+        form = statistics_format(request.out, request.format)
+    if form.name == IN_A_FOLDER:
+        _check_new(request.out)
+        return
+    if request.run is None and LAUNCHED in os.environ:
+        raise UsageError(f"-o: {request.out} is no folder: each rank of a launcher writes a file")
+    inputs = {} if request.run is None else {"--run": _record_of(request.run)}
+    check_outputs(inputs, {"-o": request.out})
+
+
+def _check_new(folder: Path) -> None:
+    check_folder("-o", folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"-o: {folder} is not empty: statistics need a folder of their own")
+
+
+def _check_needless(request: RecordRequest) -> None:
+    for key in sorted(request.said.difference(OWN)):
+        raise UsageError(f"{BY_KEY[key].name} has no meaning with --run: nothing is served")
+
+
+def _record_of(run: Path) -> Path:
+    return run / RECORD if run.is_dir() else run
+
+
+def _taken(request: RecordRequest) -> None:
+    """Of a finished run: its record has the rows of all ranks in one sum."""
+    from equipoise.balancer.formats import Statistics
+    from equipoise.demo.record_file import load_record
+
+    assert request.run is not None
+    path = _record_of(request.run)
+    done = load_record(path)
+    with refused(f"--run: {path}"):
+        found = Statistics(done.expert_rows, iterations=0, top_k=done.top_k)
+    if request.range is not None:
+        with refused(f"--range: {path}"):
+            found = found.during(request.range)
+    _write(request, found, done.ranks)
+    print(f"a run keeps the sum of its ranks: `report` and `plan` need --ranks {done.ranks}")
+
+
+def _served(request: RecordRequest) -> None:
+    """Every rank writes its file where nobody else looks; what is whole is then put in place."""
+    from equipoise.balancer.formats import read_statistics
+
+    with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
+        _run(request, Path(folder))
+        found = read_statistics(folder)
+        _write(request, found, request.settings.ranks)
+
+
+def _launched(request: RecordRequest) -> None:
+    """One rank of a launcher, which may have others on other machines: it writes its own file."""
+    assert request.out is not None
+    _run(request, request.out)
+    if os.environ.get("RANK") == "0":
+        print(_closing(_steps(request), request.settings.ranks))
+        tell_written(request.progress, [f"statistics: {request.out}"])
+
+
+def _run(request: RecordRequest, folder: Path) -> None:
+    from equipoise.demo.launcher import record_demo
+    from equipoise.demo.settings import Recording
+
+    progress = progress_for(request.progress)
+    try:
+        record_demo(request.settings, Recording(folder, _steps(request)), progress)
+    finally:
+        progress.done()
+
+
+def _steps(request: RecordRequest) -> Iterations:
+    return request.range or Iterations(0, request.settings.steps)
+
+
+def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
+    from equipoise.balancer.formats import write_statistics
+
+    assert request.out is not None
+    ensure_folder(request.out.parent)
+    lost = write_statistics(request.out, found, request.format)
+    if lost:
+        warn(f"{request.out}: {lost}")
+    rows = f"{int(found.counts.sum()):,} rows"
+    layers, experts = len(found.layers), found.experts
+    print(f"{_closing(found.span, ranks)}: {rows} of {layers} layers of {experts} experts")
+    tell_written(request.progress, [f"statistics: {request.out}"])
+
+
+def _closing(steps: Iterations, ranks: int) -> str:
+    """The line that a recording ends with."""
+    on = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+    return f"recorded steps {steps.start} to {steps.stop - 1} on {on}"

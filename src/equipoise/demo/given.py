@@ -1,0 +1,57 @@
+"""The placement that a run is given, to be served unchanged."""
+
+from pathlib import Path
+
+import torch
+
+from equipoise.balancer.experts.planner import Layout
+from equipoise.balancer.formats import Arrangement, read_placement
+from equipoise.demo.model import ModelConfig
+from equipoise.demo.settings import RunSettings
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.errors import FormatError, PlacementError
+
+
+def read_given(settings: RunSettings, config: ModelConfig) -> Layout | None:
+    """None where the run is given none.
+
+    Raises:
+        FormatError: the file cannot be read, or is for another model or another number of ranks.
+    """
+    if settings.placement is None:
+        return None
+    found = read_fitting(settings.placement, settings.ranks, config.layers, config.experts)
+    return Layout(found.placement, found.shares)
+
+
+def read_fitting(path: Path, ranks: int, layers: int, experts: int) -> Arrangement:
+    """A placement of just these layers and experts. Raises `FormatError` that names the file."""
+    found = read_placement(path, ranks=ranks)
+    if found.experts != experts:
+        what = f"places {found.experts} experts, and the model has {experts} a layer"
+        raise FormatError(str(path), what)
+    for number in range(layers):
+        if number not in found.layers:
+            raise FormatError(str(path), f"has no layer {number}: the model has {layers}")
+    if len(found.layers) != layers:
+        what = f"has layer {found.layers[-1]}, and the model has {layers}, counted from 0"
+        raise FormatError(str(path), what)
+    return found
+
+
+def agree(
+    layout: Layout, communicator: Communicator, device: torch.device, deadline: float
+) -> None:
+    """See that every rank was given the same: each has read a file of its own machine; collective.
+
+    Raises:
+        PlacementError: this rank has another one than rank 0.
+    """
+    digest = list(bytes.fromhex(layout.digest))
+    mine = torch.tensor(digest, dtype=torch.uint8).to(device)
+    everybody = mine.new_empty((communicator.size, *mine.shape))
+    communicator.all_gather(everybody, mine).result(deadline)
+    everybody = everybody.cpu()
+    differ = [rank for rank, other in enumerate(everybody) if not other.equal(everybody[0])]
+    if differ:
+        raise PlacementError(f"rank {differ[0]} was given another placement than rank 0")

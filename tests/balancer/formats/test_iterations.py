@@ -1,0 +1,74 @@
+"""Ranges of iterations, and the part of statistics that they name."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.formats import Iterations, Statistics
+from equipoise.hal.errors import PlacementError
+
+
+@given(start=st.integers(0, 10**11), length=st.integers(1, 10**11))
+def test_a_range_reads_as_it_is_written(start: int, length: int) -> None:
+    found = Iterations.parse(f"{start}-{start + length}")
+    assert Iterations.parse(str(found)) == found == Iterations(start, start + length)
+    assert len(found) == length
+
+
+def test_the_end_of_a_range_is_not_in_it() -> None:
+    assert [i for i in range(20) if i in Iterations(10, 13)] == [10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "5",
+        "5-5",
+        "6-5",
+        "-5",
+        "5-",
+        "a-b",
+        "1-2-3",
+        " 1-2",
+        "1-2 ",
+        "1.0-2",
+        "-1-2",
+        "\u00b2-3",
+    ],
+)
+def test_what_is_no_range_or_an_empty_one_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"START-STOP|no iteration"):
+        Iterations.parse(text)
+
+
+def recorded(first: int | None) -> Statistics:
+    by_rank = np.arange(2 * 4 * 1 * 3, dtype=np.int64).reshape(2, 4, 1, 3)
+    return Statistics(by_rank.sum(axis=0), (7,), by_rank, first, 2)
+
+
+def test_some_iterations_of_statistics_are_statistics_of_them() -> None:
+    whole = recorded(100)
+    part = whole.during(Iterations(101, 103))
+    assert whole.by_rank is not None
+    expected = Statistics(whole.counts[1:3], (7,), whole.by_rank[:, 1:3], 101, 2)
+    assert part.same(expected)
+    assert whole.during(whole.span).same(whole)
+
+
+def test_windows_without_numbers_are_counted_from_zero() -> None:
+    part = recorded(None).during(Iterations(3, 4))
+    assert (part.windows, part.iterations) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (100, "has iterations 100-104, and 102-105 is not within them"),
+        (None, "has windows, counted from 0, 0-4, and 102-105 is not within them"),
+    ],
+)
+def test_iterations_that_were_not_recorded_are_refused(first: int | None, says: str) -> None:
+    with pytest.raises(PlacementError, match=says):
+        recorded(first).during(Iterations(102, 105))

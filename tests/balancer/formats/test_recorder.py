@@ -1,0 +1,187 @@
+"""What a rank's recorder writes, when, and what it refuses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.formats import Iterations, Recorder, read_statistics, recorder
+from equipoise.hal.errors import FileUnwritten, FormatError, PlacementError
+
+LAYERS, EXPERTS = (3, 5), 4
+TEN_TO_13 = Iterations(10, 13)
+
+
+def make(
+    folder: Path, rank: int = 0, ranks: int = 1, iterations: Iterations = TEN_TO_13
+) -> Recorder:
+    return Recorder(
+        folder,
+        rank=rank,
+        ranks=ranks,
+        iterations=iterations,
+        layers=LAYERS,
+        experts=EXPERTS,
+        top_k=2,
+    )
+
+
+def counts(iteration: int, rank: int = 0) -> np.ndarray:
+    return np.arange(8, dtype=np.int32).reshape(2, EXPERTS) + 100 * iteration + 1000 * rank
+
+
+def test_all_ranks_together_write_what_the_format_reads(tmp_path: Path) -> None:
+    for rank in range(3):
+        one = make(tmp_path / "recorded", rank, 3)
+        for iteration in range(8, 16):
+            one.record(iteration, counts(iteration, rank))
+        assert one.close() == recorder.Complete(TEN_TO_13)
+    found = read_statistics(tmp_path / "recorded")
+    expected = [[counts(i, rank) for i in range(10, 13)] for rank in range(3)]
+    assert found.by_rank is not None
+    assert np.array_equal(found.by_rank, expected)
+    assert (found.layers, found.iterations, found.top_k) == (LAYERS, 10, 2)
+
+
+def test_the_file_is_there_once_the_range_has_ended_and_not_before(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    for iteration in range(13):
+        one.record(iteration, counts(iteration))
+        assert list(tmp_path.iterdir()) == []
+    one.record(13, counts(13))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "meta_info.json",
+        "rank0.safetensors",
+    ]
+
+
+def test_only_the_first_rank_writes_what_is_common(tmp_path: Path) -> None:
+    one = make(tmp_path, rank=1, ranks=2)
+    one.record(10, counts(10))
+    one.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["rank1.safetensors"]
+
+
+def test_parts_of_an_iteration_are_added_and_one_left_out_is_empty(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    one.record(10, counts(10))
+    one.record(10, counts(10))
+    one.record(12, counts(12))
+    one.close()
+    found = read_statistics(tmp_path).counts
+    assert np.array_equal(found, [2 * counts(10), np.zeros((2, EXPERTS)), counts(12)])
+
+
+def test_a_recorder_that_is_closed_early_says_how_far_it_came(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    one.record(10, counts(10))
+    one.record(11, counts(11))
+    assert one.close() == recorder.Partial(Iterations(10, 12))
+    assert one.close() == recorder.Partial(Iterations(10, 12))
+    assert read_statistics(tmp_path).windows == 2
+
+
+@pytest.mark.parametrize("fed", [[], [8, 9], [13, 14]], ids=["nothing", "too early", "too late"])
+def test_a_recorder_that_saw_nothing_of_its_range_writes_nothing(
+    fed: list[int], tmp_path: Path
+) -> None:
+    one = make(tmp_path)
+    for iteration in fed:
+        one.record(iteration, counts(iteration))
+    assert one.close() == recorder.Empty()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_was_fed_may_be_overwritten_at_once(tmp_path: Path) -> None:
+    one, buffer = make(tmp_path), counts(10)
+    one.record(10, buffer)
+    buffer[:] = 0
+    one.close()
+    assert np.array_equal(read_statistics(tmp_path).counts[0], counts(10))
+
+
+BAD_COUNTS = {
+    "another shape": (
+        np.zeros((2, 5), dtype=np.int64),
+        r"int64 \(2, 5\), expected integers \(2, 4",
+    ),
+    "fractions": (np.zeros((2, 4)), "counts are float64"),
+    "a negative count": (np.full((2, 4), -3), "iteration 11: count -3 is negative"),
+}
+
+
+@pytest.mark.parametrize(("bad", "says"), BAD_COUNTS.values(), ids=BAD_COUNTS.keys())
+def test_counts_that_cannot_be_are_refused_and_cost_nothing_recorded(
+    bad: np.ndarray, says: str, tmp_path: Path
+) -> None:
+    one = make(tmp_path)
+    one.record(10, counts(10))
+    with pytest.raises(PlacementError, match=says):
+        one.record(11, bad)
+    one.close()
+    assert np.array_equal(read_statistics(tmp_path).counts, [counts(10)])
+
+
+def test_iterations_go_forward(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    one.record(11, counts(11))
+    with pytest.raises(PlacementError, match="iteration 10 comes after iteration 11"):
+        one.record(10, counts(10))
+
+
+@pytest.mark.parametrize("name", ["meta_info.json", "rank0.safetensors", "rank2.safetensors"])
+def test_two_recordings_are_never_mixed(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(FormatError, match=f"has {name} already"):
+        make(tmp_path, rank=0, ranks=2)
+    assert (tmp_path / name).read_text() == ""
+
+
+def test_what_other_ranks_have_written_by_now_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "rank1.safetensors").write_text("")
+    (tmp_path / "notes.txt").write_text("")
+    assert make(tmp_path, rank=0, ranks=2).state == recorder.Waiting()
+
+
+def test_a_range_that_nobody_could_read_again_is_refused_before_memory_is_taken(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(FormatError, match=r"0-999999999 take \d+ bytes a rank, at most"):
+        make(tmp_path / "new", iterations=Iterations(0, 999_999_999))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileUnwritten, match="cannot be made"):
+        make(tmp_path / "file" / "deeper")
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_does_not_exist_records_nothing(rank: int, tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match=f"rank {rank} of 2 cannot record"):
+        make(tmp_path, rank=rank, ranks=2)
+
+
+@given(start=st.integers(0, 20), length=st.integers(1, 8), fed=st.sets(st.integers(0, 30)))
+def test_what_is_read_is_what_was_fed_within_the_range(
+    start: int, length: int, fed: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("recorded")
+    wanted = Iterations(start, start + length)
+    one = make(folder, iterations=wanted)
+    for iteration in sorted(fed):
+        one.record(iteration, counts(iteration))
+    inside = {i: counts(i) for i in fed if i in wanted}
+    match one.close():
+        case recorder.Empty():
+            assert not inside
+        case recorder.Complete(found) | recorder.Partial(found):
+            read = read_statistics(folder)
+            assert read.span == found
+            assert (found == wanted) == (max(fed) >= wanted.stop - 1)
+            nothing = np.zeros((2, EXPERTS))
+            rows = [inside.get(i, nothing) for i in range(found.start, found.stop)]
+            assert np.array_equal(read.counts, rows)
