@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.cli import quantities
 from equipoise.demo.settings import Balance, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
@@ -25,6 +26,7 @@ class Kind:
 POLICIES = "greedy", "connected", "incremental"
 """The planner's, spelt out: to import it takes longer than to say what was mistyped."""
 SPLITS = "level", "even"
+OBJECTIVES = "tokens", "active_experts"
 
 
 def _one_of(choices: tuple[str, ...]) -> Kind:
@@ -116,4 +118,10 @@ PROFILE = Kind(
     " or ".join(Profile), lambda text: Profile(text), lambda value: Profile(_str_from_yaml(value))
 )
 FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
-POLICY, SPLIT = _one_of(POLICIES), _one_of(SPLITS)
+POLICY, SPLIT, OBJECTIVE = _one_of(POLICIES), _one_of(SPLITS), _one_of(OBJECTIVES)
+BYTES = Kind("whole bytes such as 24MiB or 44M", quantities.bytes_of_text, quantities.bytes_of_yaml)
+NUMBERS = Kind(
+    "numbers with commas between, or a file",
+    quantities.numbers_of_text,
+    quantities.numbers_of_yaml,
+)
