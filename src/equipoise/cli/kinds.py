@@ -27,6 +27,8 @@ POLICIES = "greedy", "connected", "incremental"
 """The planner's, spelt out: to import it takes longer than to say what was mistyped."""
 SPLITS = "level", "even"
 OBJECTIVES = "tokens", "active_experts"
+PRECISIONS = "bf16", "fp8", "fp4"
+LINKS = "node", "network", "host"
 
 
 def _one_of(choices: tuple[str, ...]) -> Kind:
@@ -119,6 +121,7 @@ PROFILE = Kind(
 )
 FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
 POLICY, SPLIT, OBJECTIVE = _one_of(POLICIES), _one_of(SPLITS), _one_of(OBJECTIVES)
+PRECISION, LINK = _one_of(PRECISIONS), _one_of(LINKS)
 BYTES = Kind("whole bytes such as 24MiB or 44M", quantities.bytes_of_text, quantities.bytes_of_yaml)
 NUMBERS = Kind(
     "numbers with commas between, or a file",
