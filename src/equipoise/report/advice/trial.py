@@ -8,7 +8,7 @@ from equipoise.balancer.experts.placement import Placement
 from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
-from equipoise.report.noise import noise_floor
+from equipoise.report.advice.chance import floor
 from equipoise.report.spread import Reals, mean_known, serve, summed
 
 MOST_WINDOWS = 64
@@ -67,7 +67,7 @@ class Trial:
 
     def floor(self, ranks: int, rows: int) -> float:
         """What chance alone leaves of so many rows of a layer on balanced ranks."""
-        return noise_floor(rows, ranks)
+        return floor(rows, ranks)
 
 
 def _windows(statistics: Statistics, places: "np.typing.NDArray[np.int64]") -> Statistics:
