@@ -100,7 +100,7 @@ def _hardware(name: str, items: Mapping[object, object], where: str = "") -> Har
     figures, sources = {}, {}
     for key, item in items.items():
         if key not in KEYS:
-            raise FormatError(where or name, f"unknown key {key!r}; known: {', '.join(KEYS)}")
+            raise FormatError(where or name, f"unknown key {key!r}; known: name, {', '.join(KEYS)}")
         value, source = _sourced(item)
         # In YAML `true` is a bool, which Python counts as an int. So written, nan is refused too.
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
