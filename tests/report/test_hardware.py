@@ -1,5 +1,6 @@
 """Hardware profiles: those that ship, and files of one's own."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ def test_every_figure_that_ships_has_a_source() -> None:
         assert set(hardware.figures) == set(hardware.sources)
         assert all(hardware.sources.values())
         assert {"memory_gb", "memory_bandwidth_gbs", "bf16_tflops"} <= set(hardware.figures)
+
+
+def test_the_page_lists_every_figure_with_its_source() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "advise.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if re.match(r"\| [a-z0-9-]+ \| `", line)]
+    assert rows == [
+        f"| {name} | `{key}` | {value:g} | {hardware.sources[key]} |"
+        for name, hardware in known().items()
+        for key, value in hardware.figures.items()
+    ]
 
 
 def test_a_file_has_the_same_keys_with_or_without_sources(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def _choice(choice: Choice) -> str:
 def _widths(found: Widths) -> Iterator[str]:
     yield f"3. On how many ranks?  {_ranks(found)}"
     yield "  the same rows of a step on each, planned anew"
-    yield _line("", "slots", "measured", "weights", "of memory", "time", "of itl")
+    yield _line("", "slots", "measured", "weights", "memory", "time", "itl")
     for one in found.choices:
         yield _width(one)
 
