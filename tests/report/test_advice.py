@@ -1,6 +1,7 @@
 """The model behind advice: its formulas, by hand, and which way they go."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -261,7 +262,7 @@ def test_the_fewest_ranks_are_advised_that_fit_memory_and_latency() -> None:
     assert _advised_ranks(known | {"hardware": slow, "latency": None}) == 2, "memory alone"
 
 
-def _advised_ranks(known: dict[str, object]) -> int | None:
+def _advised_ranks(known: Mapping[str, object]) -> int | None:
     found = advise(question(SKEWED, **known)).widths
     return None if found.advised is None else found.advised.ranks
 
