@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import Plan, plan, planning
-from equipoise.balancer.experts.choices import Policy, Split
+from equipoise.balancer.experts.choices import Objective, Policy, Split
 from equipoise.balancer.formats import names
 from equipoise.cli import kinds, plan_options
 from equipoise.cli.plan_options import PlanRequest
@@ -32,6 +32,7 @@ def statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[An
     np.save("negative.npy", -counts)
     np.save("few.npy", counts[..., :4])
     np.save("one.npy", counts[:, :1])
+    np.save("sum.npy", counts.sum(axis=0))
     Path("cut.npy").write_bytes(Path("counts.npy").read_bytes()[:200])
     Path("text.csv").write_text("layer,expert,count\n0,0,many\n")
     Path("words.json").write_text("{}")
@@ -80,6 +81,55 @@ BAD = {
     "no thread": (("counts.npy", *SHAPE, *OUT, "--threads", "0"), "--threads must be at least 1"),
     "a crowd of threads": (("counts.npy", *SHAPE, *OUT, "--threads", "9999"), "at most 256"),
     "copies of nothing": (("counts.npy", *SHAPE, *OUT, "--max-copies", "1"), "needs --installed"),
+    "a byte budget without what a copy weighs": (
+        ("counts.npy", "--installed", "installed.json", *OUT, "--byte-budget", "1M"),
+        "--byte-budget needs --expert-bytes",
+    ),
+    "a byte budget for a first placement": (
+        ("counts.npy", *SHAPE, *OUT, "--byte-budget", "1M", "--expert-bytes", "1k"),
+        "--byte-budget needs --installed",
+    ),
+    "bytes in an unknown unit": (
+        ("counts.npy", *SHAPE, *OUT, "--expert-bytes", "4 parsecs"),
+        "--expert-bytes: expected whole bytes such as 24MiB or 44M, got '4 parsecs'",
+    ),
+    "no bytes": (("counts.npy", *SHAPE, *OUT, "--expert-bytes", "0"), "expected whole bytes"),
+    "an unknown objective": (
+        ("counts.npy", *SHAPE, *OUT, "--objective", "luck"),
+        "tokens or active_experts, got 'luck'",
+    ),
+    "active experts of a sum": (
+        ("sum.npy", *SHAPE, *OUT, "--objective", "active_experts"),
+        "active_experts takes recorded routing (batches, layers, experts)",
+    ),
+    "capacities of other ranks": (
+        ("counts.npy", *SHAPE, *OUT, "--capacities", "1,1,2"),
+        "--capacities: 3 numbers for 4 ranks",
+    ),
+    "a rank that takes nothing": (
+        ("counts.npy", *SHAPE, *OUT, "--capacities", "1,1,0,1"),
+        "--capacities: rank 2 has 0, which is not a positive number",
+    ),
+    "a capacity that is no number": (
+        ("counts.npy", *SHAPE, *OUT, "--capacities", "1,nan,1,1"),
+        "--capacities: rank 1 has nan",
+    ),
+    "a capacity that is a word": (
+        ("counts.npy", *SHAPE, *OUT, "--capacities", "1,two,1,1"),
+        "expected numbers with commas between, or a file, got '1,two,1,1'",
+    ),
+    "a file of capacities that is missing": (
+        ("counts.npy", *SHAPE, *OUT, "--capacities", "none.txt"),
+        "--capacities: none.txt: cannot be read: No such file",
+    ),
+    "a file of capacities with a word": (
+        ("counts.npy", *SHAPE, *OUT, "--capacities", "text.csv"),
+        "--capacities: text.csv: number 0 is 'layer'",
+    ),
+    "a file of capacities that is not text": (
+        ("counts.npy", *SHAPE, *OUT, "--capacities", "counts.npy"),
+        "--capacities: counts.npy: is not text",
+    ),
     "negative copies": (
         ("counts.npy", "--installed", "installed.json", *OUT, "--max-copies", "-1"),
         "max_copies must not be negative",
@@ -229,9 +279,12 @@ def test_every_option_reaches_the_planner(
     monkeypatch.setattr(planning, "plan", planner)
     told: dict[str, object] = {
         "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
-        "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even",
+        "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even", "byte_budget": 3 << 20,
+        "expert_bytes": 44_000_000, "objective": "active_experts",
+        "capacities": (1.0, 1.0, 2.0, 0.5),
     }  # fmt: skip
-    flags = [word for k, v in told.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    said = told | {"byte_budget": "3MiB", "expert_bytes": "44M", "capacities": "1,1,2,.5"}
+    flags = [word for k, v in said.items() for word in ("--" + k.replace("_", "-"), str(v))]
     assert equipoise("plan", "counts.npy", "--installed", "installed.json", *OUT, *flags).code == 0
     assert {key: seen[key] for key in told} == told
     assert (seen["ranks"], seen["slots"]) == (4, 12)
@@ -246,8 +299,58 @@ def test_every_option_is_a_field_with_the_default_of_the_planner() -> None:
     assert set(plan_options.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
     assert tuple(Policy) == kinds.POLICIES
     assert tuple(Split) == kinds.SPLITS
+    assert tuple(Objective) == kinds.OBJECTIVES
     written = tuple(form.name for form in formats.known()[6:] if form.writes)
     assert written == names.PLACEMENTS
+
+
+def test_a_byte_budget_pays_for_whole_copies(equipoise: Callable[..., Any]) -> None:
+    np.save("moved.npy", np.load("counts.npy")[..., ::-1] ** 2)
+    installed = ("--installed", "installed.json", "--target", "0", "--json", "f.json")
+    weighed = (*installed, "--expert-bytes", "1000")
+    for budget, most in (("999", 0), ("1999", 1), ("1M", 36)):
+        answer = equipoise("plan", "moved.npy", *OUT, *weighed, "--byte-budget", budget)
+        assert answer.code == 0
+        figures = json.loads(Path("f.json").read_text())
+        assert figures["moves"] <= most
+        assert (
+            figures["bytes_moved"] == 1000 * figures["moves"] <= int(budget.replace("M", "0" * 6))
+        )
+    assert figures["moves"] > 1, "the last budget is no limit"
+
+
+def test_a_rank_that_can_take_more_is_given_more(equipoise: Callable[..., Any]) -> None:
+    Path("ranks.txt").write_text("1 1\n1, 3\n")
+    for given in ("1,1,1,3", "ranks.txt"):
+        answer = equipoise(
+            "plan", "counts.npy", *SHAPE, *OUT, "--capacities", given, "--json", "f.json"
+        )
+        assert answer.code == 0
+        assert "capacities 1 to 3" in answer.out
+        wanted = plan(np.load("counts.npy"), slots=12, ranks=4, capacities=(1, 1, 1, 3))
+        assert formats.read_placement("new.json").digest == wanted.digest
+        figures = json.loads(Path("f.json").read_text())["imbalance"]
+        # The plan's own figure is for what each rank can take; shares are rounded.
+        assert figures["planned"] == pytest.approx(wanted.predicted_imbalance, abs=1e-4)
+        assert figures["planned"] < figures["linear"]
+        assert figures["bound"] is None
+    warned = equipoise(
+        "plan", "counts.npy", *SHAPE, *OUT, "--capacities", given, "--policy", "greedy", "--quiet"
+    )
+    assert "--capacities: greedy places as if all ranks were equal" in warned.err
+
+
+def test_active_experts_are_counted_once_a_batch(equipoise: Callable[..., Any]) -> None:
+    batches = np.zeros((4, 1, 8), dtype=np.int64)
+    batches[:, 0, 0], batches[0, 0, 1:] = 1000, 1
+    np.save("routing.npy", batches)
+    wanted = ("routing.npy", *SHAPE, *OUT, "--objective", "active_experts", "--json", "f.json")
+    answer = equipoise("plan", *wanted)
+    assert answer.code == 0
+    assert "experts that have any rows in a window" in answer.out
+    figures = json.loads(Path("f.json").read_text())
+    # 4 batches of one expert and one of seven others: 5, 2, 2, 2 on the ranks, in their order.
+    assert figures["imbalance"]["linear"] == pytest.approx(5 / (11 / 4) - 1)
 
 
 def test_no_line_of_the_table_is_wider_than_a_terminal(equipoise: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.balancer.formats.iterations import Iterations
+from equipoise.cli import quantities
 from equipoise.demo.settings import Balance, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
@@ -26,6 +27,9 @@ class Kind:
 POLICIES = "greedy", "connected", "incremental"
 """The planner's, spelt out: to import it takes longer than to say what was mistyped."""
 SPLITS = "level", "even"
+OBJECTIVES = "tokens", "active_experts"
+PRECISIONS = "bf16", "fp8", "fp4"
+LINKS = "node", "network", "host"
 
 
 def _one_of(choices: tuple[str, ...]) -> Kind:
@@ -122,4 +126,11 @@ PROFILE = Kind(
 )
 FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
 RANGE = Kind("START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml)
-POLICY, SPLIT = _one_of(POLICIES), _one_of(SPLITS)
+POLICY, SPLIT, OBJECTIVE = _one_of(POLICIES), _one_of(SPLITS), _one_of(OBJECTIVES)
+PRECISION, LINK = _one_of(PRECISIONS), _one_of(LINKS)
+BYTES = Kind("whole bytes such as 24MiB or 44M", quantities.bytes_of_text, quantities.bytes_of_yaml)
+NUMBERS = Kind(
+    "numbers with commas between, or a file",
+    quantities.numbers_of_text,
+    quantities.numbers_of_yaml,
+)

@@ -16,7 +16,7 @@ UNREAD = 1
 BAD_INPUT = 2
 FAILED = 3
 INTERRUPTED = 130
-OFFLINE = "plan", "report", "convert"
+OFFLINE = "plan", "report", "advise", "convert"
 """Commands that only read and write files; each is a function in a module of its name."""
 
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from equipoise import __version__
 from equipoise.cli import (
+    advise_options,
     conformance_options,
     convert_options,
     plan_options,
@@ -83,6 +84,19 @@ examples:
   equipoise report recorded/ --placement placement.json --html report.html
 
 exit code: 0 reported, 2 bad input, 3 something could not be written"""
+ADVISE = """\
+Say of recorded load whether balancing is worth it, with how many redundant slots
+and on how many ranks; and, for given hardware and latency, how fast experts move
+and when a move pays. A model, not a measurement: the page Advice has its formulas."""
+ADVISE_EXAMPLES = """\
+examples:
+  equipoise advise recorded/ --ranks 32
+  equipoise advise recorded/ --ranks 32 --hardware h200 --itl 50 \\
+      --hidden 7168 --intermediate 2048
+  equipoise advise counts.csv --installed placement.json --hardware mine.yaml \\
+      --itl 50 --expert-bytes 24MiB --link host --json advice.json
+
+exit code: 0 advised, 2 bad input, 3 something could not be written"""
 CONVERT = """\
 Read statistics or a placement, whichever IN is, and write it in another format.
 What the format of OUT cannot carry is said on standard error."""
@@ -125,6 +139,7 @@ def build_parser() -> Parser:
     _add_conformance(commands)
     _add_plan(commands)
     _add_report(commands)
+    _add_advise(commands)
     _add_convert(commands)
     _add_doctor(commands)
     return parser
@@ -169,6 +184,14 @@ def _add_report(commands: Any) -> None:
     )
     report.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
     _add_options(report, report_options.OPTIONS)
+
+
+def _add_advise(commands: Any) -> None:
+    advise = _command(
+        commands, "advise", "is balancing worth it, and with what", ADVISE, ADVISE_EXAMPLES
+    )
+    advise.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_options(advise, advise_options.OPTIONS)
 
 
 def _add_convert(commands: Any) -> None:

@@ -5,6 +5,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.files import ensure_folder, write_file
@@ -20,6 +21,7 @@ from equipoise.cli.offline import (
     warn,
 )
 from equipoise.cli.plan_options import BY_KEY, PlanRequest
+from equipoise.cli.quantities import numbers
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
@@ -61,12 +63,16 @@ def validate(request: PlanRequest) -> None:
     if request.slots is not None:
         check_count("--slots", request.slots, MOST_SLOTS)
     check_count("--threads", request.threads, MOST_THREADS)
+    if request.byte_budget is not None and request.expert_bytes is None:
+        raise UsageError("--byte-budget needs --expert-bytes: how many copies it pays for")
     if request.installed is None:
         for flag in ("ranks", "slots"):
             if getattr(request, flag) is None:
                 raise UsageError(f"--{flag} is needed where there is no --installed to take it of")
         if request.max_copies is not None:
             raise UsageError("--max-copies needs --installed: without it every copy is new")
+        if request.byte_budget is not None:
+            raise UsageError("--byte-budget needs --installed: without it every copy is new")
     _check_files(request)
 
 
@@ -95,16 +101,22 @@ def _installed(request: PlanRequest, statistics: "Statistics") -> "Arrangement |
 
 
 def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanRequest:
-    if installed is None:
+    if installed is not None:
+        request = replace(request, ranks=installed.ranks, slots=installed.slots)
+    if request.capacities is None:
         return request
-    return replace(request, ranks=installed.ranks, slots=installed.slots)
+    assert request.ranks is not None
+    if request.policy == "greedy":
+        warn("--capacities: greedy places as if all ranks were equal; only shares heed them")
+    found = numbers("--capacities", request.capacities, request.ranks)
+    return replace(request, capacities=found)
 
 
 def _forecast(
     request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
 ) -> "Forecast":
     from equipoise.balancer.formats import Arrangement
-    from equipoise.report.forecast import Before, forecast
+    from equipoise.report.forecast import Asked, Before, forecast
 
     assert request.ranks is not None
     began = time.perf_counter()
@@ -115,11 +127,17 @@ def _forecast(
         statistics,
         layout,
         Before.of(statistics, installed, request.ranks),
+        Asked(request.policy, request.objective, _capacities(request), request.expert_bytes),
         moves=found.moves,
         layer_moves=found.layer_moves,
-        policy=request.policy,
         seconds=seconds,
     )
+
+
+def _capacities(request: PlanRequest) -> tuple[float, ...] | None:
+    """Of the ranks; the file of them has been read."""
+    assert not isinstance(request.capacities, Path)
+    return request.capacities
 
 
 def _planned(
@@ -140,6 +158,11 @@ def _planned(
             target=request.target,
             slack=request.slack,
             max_copies=request.max_copies,
+            byte_budget=request.byte_budget,
+            # Alone it only says what the moves weigh.
+            expert_bytes=None if request.byte_budget is None else request.expert_bytes,
+            objective=request.objective,
+            capacities=_capacities(request),
             node_cost=request.node_cost,
             survive=request.survive,
             sigma=request.sigma,

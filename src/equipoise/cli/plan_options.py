@@ -22,6 +22,14 @@ OPTIONS = (
            shown_default="incremental",
            help="greedy: the public rule; connected: so that shares can level any batch; "
            "incremental: from what is installed, moving as little as can be"),
+    Option(key="objective", kind=kinds.OBJECTIVE, group=AIM, metavar="|".join(kinds.OBJECTIVES),
+           shown_default="tokens",
+           help="what is to be equal on all ranks: rows, or experts that have any in a batch, as "
+           "decoding waits for where memory bounds it; windows of the statistics are batches then"),
+    Option(key="capacities", kind=kinds.NUMBERS, group=AIM, metavar="X,X,...|FILE",
+           shown_default="equal ones",
+           help="how much each rank can take, in any unit, one number for each; greedy places as "
+           "if they were equal"),
     Option(key="split", kind=kinds.SPLIT, group=AIM, metavar="|".join(kinds.SPLITS),
            shown_default="level",
            help="how an expert's rows are divided among its copies: by shares that level the "
@@ -40,6 +48,12 @@ OPTIONS = (
            help="room that incremental keeps on each rank for shares, as part of the mean"),
     Option(key="max_copies", kind=kinds.WHOLE, group=SPARING, metavar="N", shown_default="no limit",
            help="copies that may move, over all layers; needs --installed"),
+    Option(key="byte_budget", kind=kinds.BYTES, group=SPARING, metavar="SIZE",
+           shown_default="no limit",
+           help="weights that may move, over all layers and ranks, such as 1.5GiB; needs "
+           "--installed and --expert-bytes"),
+    Option(key="expert_bytes", kind=kinds.BYTES, group=SPARING, metavar="SIZE",
+           shown_default="unknown", help="weights of one expert in one layer, such as 44M"),
     Option(key="node_cost", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="1",
            help="what a copy from another node costs incremental, in copies within one"),
     Option(key="out", short="-o", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
@@ -64,6 +78,8 @@ class PlanRequest:
     slots: int | None = None
     nodes: int = 1
     policy: str = "incremental"
+    objective: str = "tokens"
+    capacities: tuple[float, ...] | Path | None = None
     split: str = "level"
     survive: int = 0
     sigma: float = 0.0
@@ -71,6 +87,8 @@ class PlanRequest:
     target: float = 0.02
     slack: float = 0.1
     max_copies: int | None = None
+    byte_budget: int | None = None
+    expert_bytes: int | None = None
     node_cost: float = 1.0
     threads: int = 1
     out: Path | None = None

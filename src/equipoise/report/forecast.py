@@ -10,7 +10,7 @@ import numpy.typing as npt
 from equipoise import __version__
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
-from equipoise.report.spread import Reals, linear, lower_bound, mean_known, serve, summed
+from equipoise.report.spread import Reals, linear, lower_bound, mean_known, serve
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,51 @@ class Before:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a plan was asked for, as far as its figures depend on it.
+
+    Attributes:
+        policy: how it was planned.
+        objective: what is to be equal: tokens, or active_experts.
+        capacities: of the ranks, in any unit; None for equal ones.
+        expert_bytes: weights of one expert in one layer; None where unknown.
+    """
+
+    policy: str
+    objective: str = "tokens"
+    capacities: tuple[float, ...] | None = None
+    expert_bytes: int | None = None
+
+    def counted(self, statistics: Statistics) -> Statistics:
+        """One window: rows, or windows in which an expert had any."""
+        counts = statistics.counts
+        if self.objective == "active_experts":
+            counts = (counts > 0).astype(np.int64)
+        return Statistics(counts.sum(axis=0, keepdims=True), statistics.layers)
+
+    def imbalance(self, rows: Reals) -> Reals:
+        """(layers,): max/mean - 1 of (layers, ranks) for what a rank can take, NaN without any."""
+        if self.capacities is not None:
+            rows = rows / (np.array(self.capacities) / np.mean(self.capacities))
+            mean = (rows * self.capacities).sum(axis=1) / np.sum(self.capacities)
+        else:
+            mean = rows.mean(axis=1)
+        peak = rows.max(axis=1)
+        ratio: Reals = np.divide(peak, mean, out=np.full_like(mean, np.nan), where=mean > 0)
+        return ratio - 1
+
+    def bound(self, rows: Statistics, ranks: int, slots: int) -> Reals:
+        """(layers,): no placement goes below; unknown where ranks differ."""
+        if self.capacities is not None:
+            return np.full(len(rows.layers), np.nan)
+        return lower_bound(rows, ranks, slots)
+
+
+@dataclass(frozen=True)
 class Forecast:
     """One plan. Every imbalance is max/mean - 1 of the ranks, (layers,), NaN without rows.
+
+    Where ranks differ it is of what each has for what it can take.
 
     Attributes:
         layout: what was planned.
@@ -42,7 +85,7 @@ class Forecast:
         moves: copies that their rank did not hold.
         layer_moves: the same by layer.
         windows: windows that were summed.
-        policy: how it was planned.
+        asked: what the plan was asked for.
         seconds: that planning took.
     """
 
@@ -55,7 +98,7 @@ class Forecast:
     moves: int
     layer_moves: npt.NDArray[np.int64]
     windows: int
-    policy: str
+    asked: Asked
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +106,9 @@ class Forecast:
         curves = {self.before_name: self.before} | self.curves
         return {
             "equipoise": __version__,
-            "policy": self.policy,
+            "policy": self.asked.policy,
+            "objective": self.asked.objective,
+            "capacities": self.asked.capacities,
             "ranks": self.layout.ranks,
             "slots": self.layout.slots,
             "experts": self.layout.experts,
@@ -71,12 +116,19 @@ class Forecast:
             "windows": self.windows,
             "digest": self.layout.digest,
             "moves": self.moves,
+            "bytes_moved": self.bytes_moved,
             "slots_total": self.layout.placement.size,
             "plan_seconds": self.seconds,
             "imbalance": {name: plain(mean_known(values)) for name, values in curves.items()},
             "by_layer": {name: [plain(v) for v in values] for name, values in curves.items()}
             | {"moves": self.layer_moves.tolist()},
         }
+
+    @property
+    def bytes_moved(self) -> int | None:
+        """Of all copies that move; None where nobody said what an expert weighs."""
+        size = self.asked.expert_bytes
+        return None if size is None else size * self.moves
 
     @property
     def curves(self) -> dict[str, Reals]:
@@ -88,17 +140,17 @@ def forecast(
     statistics: Statistics,
     layout: Arrangement,
     before: Before,
+    asked: Asked,
     *,
     moves: int,
     layer_moves: npt.NDArray[np.int64],
-    policy: str,
     seconds: float,
 ) -> Forecast:
     """Measure a plan on the rows that it was made from, all windows summed."""
-    rows = summed(statistics)
+    rows = asked.counted(statistics)
     even = Arrangement.even(layout.placement, layout.ranks, layout.layers)
     old, new, halved = (
-        serve("", rows, found).by_rank.imbalance for found in (before.layout, layout, even)
+        asked.imbalance(serve("", rows, found).rank_rows) for found in (before.layout, layout, even)
     )
     return Forecast(
         layout=layout,
@@ -106,11 +158,11 @@ def forecast(
         before=old,
         after=new,
         even=halved,
-        bound=lower_bound(rows, layout.ranks, layout.slots),
+        bound=asked.bound(rows, layout.ranks, layout.slots),
         moves=moves,
         layer_moves=layer_moves,
         windows=statistics.windows,
-        policy=policy,
+        asked=asked,
         seconds=seconds,
     )
 

@@ -38,9 +38,16 @@ def _title(forecast: Forecast) -> str:
 
 def _source(forecast: Forecast) -> str:
     windows = counted(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
-    fresh = forecast.policy == "incremental" and forecast.before_name == "linear"
-    policy = "incremental, here as connected" if fresh else forecast.policy
-    return f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"
+    asked = forecast.asked
+    fresh = asked.policy == "incremental" and forecast.before_name == "linear"
+    policy = "incremental, here as connected" if fresh else asked.policy
+    lines = [f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"]
+    if asked.objective != "tokens":
+        lines.append("figures are of experts that have any rows in a window, not of rows")
+    if asked.capacities is not None:
+        least, most = min(asked.capacities), max(asked.capacities)
+        lines.append(f"capacities {least:g} to {most:g}: figures are for what a rank can take")
+    return "\n".join(lines)
 
 
 def _row(forecast: Forecast, name: str, values: Reals) -> str:
@@ -57,14 +64,29 @@ def _aligned(texts: tuple[str, ...]) -> str:
 
 def _moves(forecast: Forecast) -> str:
     total = forecast.layout.placement.size
+    size = forecast.asked.expert_bytes
     if forecast.before_name == "linear":
-        return f"nothing installed: {counted(total, 'slot')} to fill"
+        return f"nothing installed: {counted(total, 'slot')} to fill{_weight(size, total)}"
     busy = int((forecast.layer_moves > 0).sum())
     share = forecast.moves / total
     return (
         f"copies to move: {forecast.moves:,} = {share:.2%} of {total:,} slots, in {busy} of "
-        f"{len(forecast.layer_moves)} layers"
+        f"{len(forecast.layer_moves)} layers{_weight(size, forecast.moves)}"
     )
+
+
+def _weight(size: int | None, copies: int) -> str:
+    return "" if size is None else f"\n{volume(size * copies)} of weights"
+
+
+def volume(size: float) -> str:
+    """Bytes in the largest binary unit that leaves a whole number of them."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
 
 
 def counted(number: int, what: str) -> str:

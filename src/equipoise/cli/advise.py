@@ -1,0 +1,188 @@
+"""`equipoise advise`."""
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from equipoise.cli.advise_options import BY_KEY, AdviseRequest
+from equipoise.cli.files import write_file
+from equipoise.cli.offline import (
+    MOST_SLOTS,
+    check_outputs,
+    check_ranks,
+    load_placement,
+    load_statistics,
+    options_of,
+    refused,
+    tell_written,
+)
+from equipoise.cli.validation import check_count
+from equipoise.hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.report.advice.advice import Advice
+    from equipoise.report.advice.expert import Expert
+    from equipoise.report.advice.hardware import Hardware
+
+MOST_ROWS = 2**40
+MOST_WIDTH = 2**20
+LONGEST_STEP = 3_600_000.0
+"""Milliseconds: an hour."""
+
+
+def advise(arguments: Namespace, command: str) -> int:
+    """Read statistics, answer the questions, write the figures, print the table; returns 0.
+
+    Raises UsageError before anything is written.
+    """
+    from equipoise.report.advice.table import render
+    from equipoise.report.ink import ink_of_stdout
+
+    request = request_of(vars(arguments))
+    _validate(request)
+    found = _advised(request)
+    try:
+        # Before the table: an output that nobody reads must not cost the file.
+        _write(request, found, command)
+    finally:
+        print(render(found, ink_of_stdout()), flush=True)
+    return 0
+
+
+def request_of(given: Mapping[str, Any]) -> AdviseRequest:
+    """What the command line asks for, its configuration file included."""
+    return AdviseRequest(**options_of(given, BY_KEY))
+
+
+def _validate(request: AdviseRequest) -> None:
+    """Raises UsageError for what can be said without reading a file."""
+    if request.ranks is None and request.installed is None:
+        raise UsageError("--ranks is needed where there is no --installed to take them of")
+    check_ranks(request.ranks)
+    for flag, value, most in (
+        ("--slots", request.slots, MOST_SLOTS),
+        ("--step-rows", request.step_rows, MOST_ROWS),
+        ("--hidden", request.hidden, MOST_WIDTH),
+        ("--intermediate", request.intermediate, MOST_WIDTH),
+    ):
+        if value is not None:
+            check_count(flag, value, most)
+    _check_shares(request)
+    _check_company(request)
+    inputs = {"STATS": request.statistics}
+    if request.installed is not None:
+        inputs["--installed"] = request.installed
+    check_outputs(inputs, {"--json": request.json})
+
+
+def _check_shares(request: AdviseRequest) -> None:
+    for flag, value in (
+        ("--memory-share", request.memory_share),
+        ("--moe-share", request.moe_share),
+    ):
+        if not 0 < value <= 1:
+            raise UsageError(f"{flag} must be above 0 and at most 1, got {value:g}")
+    if not 0 <= request.target <= 1000:
+        raise UsageError(f"--target must be 0 to 1000, got {request.target:g}")
+    if request.itl is not None and not 0 < request.itl <= LONGEST_STEP:
+        raise UsageError(f"--itl must be above 0 and at most {LONGEST_STEP:g}, got {request.itl:g}")
+
+
+def _check_company(request: AdviseRequest) -> None:
+    """Options that say nothing without, or contradict, one another."""
+    if (request.hidden is None) != (request.intermediate is None):
+        raise UsageError("--hidden and --intermediate go together: both are what an expert weighs")
+    if request.hidden is not None and request.expert_bytes is not None:
+        raise UsageError("--expert-bytes, or --hidden and --intermediate: they say the same, twice")
+    if request.hardware is not None and request.hidden is None and request.expert_bytes is None:
+        raise UsageError("--hardware needs --expert-bytes, or --hidden and --intermediate")
+    if request.itl is not None and request.hardware is None:
+        raise UsageError("--itl needs --hardware: without it nothing is known of time")
+
+
+def _advised(request: AdviseRequest) -> "Advice":
+    from equipoise.report.advice.advice import advise as answers
+    from equipoise.report.advice.question import Question
+
+    hardware = _hardware(request)
+    statistics = load_statistics(request.statistics)
+    installed = _installed(request, statistics)
+    ranks = request.ranks if installed is None else installed.ranks
+    assert ranks is not None
+    _check_slots(request, statistics.experts, ranks)
+    question = Question(
+        statistics=statistics,
+        ranks=ranks,
+        slots=request.slots,
+        installed=installed,
+        target=request.target,
+        step_rows=request.step_rows,
+        expert=_expert(request),
+        hardware=hardware,
+        link=request.link,
+        latency=None if request.itl is None else request.itl / 1e3,
+        memory_share=request.memory_share,
+        moe_share=request.moe_share,
+    )
+    with refused():
+        return answers(question)
+
+
+def _hardware(request: AdviseRequest) -> "Hardware | None":
+    """With all figures that will be asked for: a missing one is said before anything is read."""
+    if request.hardware is None:
+        return None
+    from equipoise.report.advice.hardware import find
+
+    with refused("--hardware"):
+        found = find(request.hardware)
+        for key in ("memory_gb", "memory_bandwidth_gbs", f"{request.precision}_tflops"):
+            found.figure(key)
+        if request.itl is not None:
+            found.figure(f"{request.link}_link_gbs")
+    return found
+
+
+def _expert(request: AdviseRequest) -> "Expert | None":
+    from equipoise.report.advice.expert import Expert
+
+    if request.expert_bytes is not None:
+        return Expert(request.expert_bytes, request.precision)
+    if request.hidden is None or request.intermediate is None:
+        return None
+    return Expert.of_dimensions(request.hidden, request.intermediate, request.precision)
+
+
+def _installed(request: AdviseRequest, statistics: "Statistics") -> "Arrangement | None":
+    if request.installed is None:
+        return None
+    from equipoise.report.spread import fitted
+
+    found = load_placement("--installed", request.installed, request.ranks)
+    with refused(f"--installed: {request.installed}"):
+        return fitted(found, statistics)
+
+
+def _check_slots(request: AdviseRequest, experts: int, ranks: int) -> None:
+    if request.slots is None:
+        return
+    if request.slots % ranks:
+        raise UsageError(f"--slots {request.slots} is not divisible by {ranks} ranks")
+    if not experts <= request.slots <= experts * ranks:
+        raise UsageError(
+            f"--slots must be {experts} to {experts * ranks}, from one copy of each expert to one "
+            f"on every rank, got {request.slots}"
+        )
+
+
+def _write(request: AdviseRequest, found: "Advice", command: str) -> None:
+    from equipoise.report.advice.record import to_json
+
+    if request.json is None:
+        return
+    about = {"command": command, "statistics": str(request.statistics)}
+    text = json.dumps(about | to_json(found), indent=2, allow_nan=False)
+    write_file(request.json, text + "\n")
+    tell_written(request.progress, [f"figures: {request.json}"])

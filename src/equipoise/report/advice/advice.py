@@ -1,0 +1,130 @@
+"""Advice: the answers to an operator's questions, each with what it rests on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balancer.experts.planning import Plan, plan
+from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.report.advice.movement import Copies, Move, Pace, incoming, move
+from equipoise.report.advice.question import Question
+from equipoise.report.advice.redundancy import Redundancy, redundancy
+from equipoise.report.advice.step import layer_seconds
+from equipoise.report.advice.trial import Trial
+from equipoise.report.advice.width import Widths, widths
+from equipoise.report.advice.worth import Layouts, Worth, worth
+from equipoise.report.spread import linear
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How fast experts move, and what moves.
+
+    Attributes:
+        pace: of one rank.
+        moves: to the plan first; then from there to that of the windows measured on, and the same
+            by the public rule, where windows were held out; last, of every slot.
+        saved: seconds of a step that the plan saves; negative where it costs.
+    """
+
+    pace: Pace
+    moves: tuple[Move, ...]
+    saved: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Everything. `movement` is None without hardware, latency and what an expert weighs."""
+
+    question: Question
+    trial: Trial
+    slots: int
+    worth: Worth
+    redundancy: Redundancy
+    widths: Widths
+    movement: Movement | None
+
+
+def advise(question: Question) -> Advice:
+    """Raises `PlacementError`, and `FormatError` where the hardware lacks a figure."""
+    trial = Trial.of(question.statistics)
+    swept = redundancy(question, trial)
+    slots = _slots(question, swept)
+    layouts = Layouts(
+        question.installed or linear(question.statistics, question.ranks),
+        _greedy(question, trial, slots),
+        _planned(question, trial, slots),
+    )
+    judged = worth(question, trial, layouts)
+    return Advice(
+        question,
+        trial,
+        slots,
+        judged,
+        swept,
+        widths(question, trial),
+        _movement(question, trial, judged, layouts),
+    )
+
+
+def _slots(question: Question, swept: Redundancy) -> int:
+    if question.slots is not None:
+        return question.slots
+    return question.installed.slots if question.installed is not None else swept.advised.slots
+
+
+def _planned(question: Question, trial: Trial, slots: int) -> Arrangement:
+    """From what is installed where that is in as many slots, and anew where not."""
+    installed = question.installed
+    fits = installed is not None and installed.slots == slots
+    found = plan(
+        trial.train.counts,
+        slots=slots,
+        ranks=question.ranks,
+        installed=installed.placement if installed is not None and fits else None,
+        policy="incremental" if fits else "connected",
+        target=question.target,
+    )
+    return Arrangement(found.placement, found.shares, question.ranks, trial.train.layers)
+
+
+def _greedy(question: Question, trial: Trial, slots: int) -> Arrangement:
+    found = plan(trial.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
+    return Arrangement.even(found.placement, question.ranks, trial.train.layers)
+
+
+def _movement(question: Question, trial: Trial, judged: Worth, layouts: Layouts) -> Movement | None:
+    roofline = question.roofline
+    if roofline is None or question.latency is None:
+        return None
+    rate = roofline.hardware.link_bytes_per_second(question.link)
+    pace = Pace(rate, roofline.expert.size, question.latency)
+    seconds = layer_seconds(question, trial, layouts.planned)
+    assert seconds is not None
+    moves = tuple(
+        move(name, copies, pace, seconds) for name, copies in _transfers(question, trial, layouts)
+    )
+    before, after = judged.now.seconds, judged.planned.seconds
+    assert before is not None
+    assert after is not None
+    return Movement(pace, moves, before - after)
+
+
+def _transfers(question: Question, trial: Trial, layouts: Layouts) -> Iterator[tuple[str, Copies]]:
+    """Names, and copies (layers, ranks) that arrive."""
+    planned = layouts.planned
+    first = incoming(layouts.now, planned)
+    yield "to the plan", first
+    if trial.held_out:
+        load, size, ranks = trial.test.counts, planned.slots, planned.ranks
+        again = plan(load, slots=size, ranks=ranks, installed=planned.placement,
+                     target=question.target)  # fmt: skip
+        yield "next, incremental", incoming(planned, _even(again, planned))
+        other = plan(load, slots=size, ranks=ranks, policy="greedy")
+        yield "next, greedy", incoming(layouts.greedy, _even(other, planned))
+    yield "every slot", np.full_like(first, planned.slots // planned.ranks)
+
+
+def _even(found: Plan, like: Arrangement) -> Arrangement:
+    return Arrangement.even(found.placement, like.ranks, like.layers)

@@ -1,0 +1,117 @@
+"""Hardware: what one device can hold, read, compute and receive."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from equipoise.hal.errors import FormatError
+
+PRECISIONS: Mapping[str, int] = {"bf16": 16, "fp8": 8, "fp4": 4}
+"""Bits of a weight."""
+LINKS = "node", "network", "host"
+RATES = tuple(f"{precision}_tflops" for precision in PRECISIONS)
+KEYS = "memory_gb", "memory_bandwidth_gbs", *RATES, *(f"{link}_link_gbs" for link in LINKS)
+MOST = 1e9
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device. What is not known is not there.
+
+    Attributes:
+        name: for people.
+        figures: by key: `memory_gb` in 10^9 bytes, `memory_bandwidth_gbs` and `*_link_gbs` in 10^9
+            bytes a second (links in one direction), `*_tflops` in 10^12 operations a second, dense.
+        sources: of each figure, for people.
+    """
+
+    name: str
+    figures: Mapping[str, float]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def figure(self, key: str) -> float:
+        """Raises `FormatError` that names the hardware where it is not known."""
+        if key not in self.figures:
+            raise FormatError(self.name, f"has no {key}; it has {', '.join(self.figures)}")
+        return self.figures[key]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of one device."""
+        return int(self.figure("memory_gb") * 1e9)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """That a device reads from its own memory."""
+        return self.figure("memory_bandwidth_gbs") * 1e9
+
+    def operations_per_second(self, precision: str) -> float:
+        """Of matrix products, dense."""
+        return self.figure(f"{precision}_tflops") * 1e12
+
+    def link_bytes_per_second(self, link: str) -> float:
+        """That a device receives over a link."""
+        return self.figure(f"{link}_link_gbs") * 1e9
+
+    def ridge(self, precision: str) -> float:
+        """Rows of one expert from which on it is computing, not reading weights, that takes time.
+
+        Each weight is 2 operations a row, and its bits are read once.
+        """
+        size = PRECISIONS[precision] / 8
+        return self.operations_per_second(precision) * size / (2 * self.bytes_per_second)
+
+
+@lru_cache(maxsize=1)
+def known() -> Mapping[str, Hardware]:
+    """The table that ships with the package."""
+    text = resources.files("equipoise.report.advice").joinpath("hardware.yaml").read_text("utf-8")
+    return {name: _hardware(name, items) for name, items in yaml.safe_load(text).items()}
+
+
+def find(name: str) -> Hardware:
+    """A device of the table, or of a file: YAML or JSON with the keys of `KEYS`, and `name`.
+
+    Raises `FormatError`.
+    """
+    if name in known():
+        return known()[name]
+    path = Path(name)
+    if not path.exists():
+        raise FormatError(name, f"is neither a file nor one of {', '.join(known())}")
+    try:
+        items = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise FormatError(name, "is neither YAML nor JSON") from None
+    except OSError as error:
+        raise FormatError(name, f"cannot be read: {error.strerror}") from None
+    if not isinstance(items, dict) or not items:
+        raise FormatError(name, f"is not a mapping of figures: {', '.join(KEYS)}")
+    said = items.pop("name", path.stem)
+    return _hardware(str(said), items, name)
+
+
+def _hardware(name: str, items: Mapping[object, object], where: str = "") -> Hardware:
+    figures, sources = {}, {}
+    for key, item in items.items():
+        if key not in KEYS:
+            raise FormatError(where or name, f"unknown key {key!r}; known: name, {', '.join(KEYS)}")
+        value, source = _sourced(item)
+        # In YAML `true` is a bool, which Python counts as an int. So written, nan is refused too.
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (isinstance(value, int | float) and numeric and 0 < value <= MOST):
+            what = f"{key} must be a positive number to {MOST:g}, got {value!r}"
+            raise FormatError(where or name, what)
+        figures[str(key)], sources[str(key)] = float(value), source or where
+    return Hardware(name, figures, sources)
+
+
+def _sourced(item: object) -> tuple[object, str]:
+    if isinstance(item, dict):
+        return item.get("value", math.nan), str(item.get("source", ""))
+    return item, ""

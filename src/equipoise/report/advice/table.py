@@ -1,0 +1,178 @@
+"""The table of `equipoise advise`, 80 columns wide: answers first, what they rest on last."""
+
+from collections.abc import Iterator
+
+from equipoise.report.advice.advice import Advice, Movement
+from equipoise.report.advice.basis import basis
+from equipoise.report.advice.movement import break_even
+from equipoise.report.advice.question import Question
+from equipoise.report.advice.redundancy import Choice
+from equipoise.report.advice.width import Width, Widths
+from equipoise.report.advice.worth import Verdict, Way, Worth, gain, rows_gain
+from equipoise.report.forecast_table import counted, figure, volume
+from equipoise.report.ink import Ink, Tint, paint
+
+NAME, COLUMN = 20, 10
+MISSING = "-"
+
+
+def render(advice: Advice, ink: Ink) -> str:
+    """The whole table."""
+    parts = [
+        _title(advice),
+        _worth(advice.worth, advice.question),
+        _redundancy(advice),
+        _widths(advice.widths),
+        _movement(advice.movement),
+        iter(["It rests on", *basis(advice)]),
+    ]
+    return "\n\n".join("\n".join(_painted(lines, ink)) for lines in parts)
+
+
+def _painted(lines: Iterator[str], ink: Ink) -> Iterator[str]:
+    """The first line is the heading; what is set in far is the heads of columns, or a note."""
+    yield paint(next(lines), Tint.BOLD, ink)
+    for line in lines:
+        yield paint(line, Tint.DIM, ink) if line.startswith(("  " + " " * 2, "  (")) else line
+
+
+def _title(advice: Advice) -> Iterator[str]:
+    statistics, ranks = advice.question.statistics, advice.question.ranks
+    experts = counted(statistics.experts, "expert")
+    layers = counted(len(statistics.layers), "layer")
+    yield f"{layers} of {experts} in {advice.slots:,} slots on {counted(ranks, 'rank')}"
+    yield "a model, not a measurement"
+
+
+def _worth(worth: Worth, question: Question) -> Iterator[str]:
+    what = "balancing" if question.installed is None else "another plan"
+    yield f"1. Is {what} worth it?  {worth.verdict}"
+    what = "rows" if worth.now.seconds is None else "time"
+    yield f"  the plan changes the {what} of the slowest rank by {_change(-worth.gain)}"
+    yield _line("", "planned", "measured", "worst", "rows", "time")
+    for way in worth.ways:
+        yield _way(way, worth.now)
+    yield _line("  chance alone", MISSING, figure(worth.floor))
+    if worth.few_rows is not None:
+        rows = f"{worth.few_rows:,.3g} rows of an expert in a step"
+        yield f"  {rows} are few: to read weights may take longer"
+        yield "  than to compute, and then time counts, not rows"
+
+
+def _way(way: Way, now: Way) -> str:
+    planned = MISSING if way.planned is None else figure(way.planned)
+    rows = time = MISSING
+    if way is not now:
+        rows = _change(-rows_gain(now.mean, way.mean))
+        time = MISSING if way.seconds is None else _change(-gain(now, way))
+    return _line(f"  {way.name}", planned, figure(way.mean), figure(way.worst), rows, time)
+
+
+def _redundancy(advice: Advice) -> Iterator[str]:
+    found = advice.redundancy
+    yield f"2. How many redundant slots?  {_slots(advice)}"
+    if advice.worth.verdict is Verdict.WORTH:
+        yield f"  {found.reason}"
+    yield _line("", "slots", "connected", "planned", "measured", "weights", "time")
+    for choice in found.choices:
+        yield _choice(choice)
+
+
+def _slots(advice: Advice) -> str:
+    found, installed = advice.redundancy, advice.question.installed
+    if advice.worth.verdict is not Verdict.WORTH and installed is not None:
+        return f"as installed: {installed.slots:,} slots"
+    if advice.worth.verdict is not Verdict.WORTH:
+        return "none, since balancing is not worth it"
+    more = found.advised.per_rank - found.choices[0].per_rank
+    return f"{more or 'none'} on each rank: {found.advised.slots:,} slots"
+
+
+def _choice(choice: Choice) -> str:
+    return _line(
+        f"  {choice.per_rank} on a rank",
+        f"{choice.slots:,}",
+        "yes" if choice.connected else "no",
+        figure(choice.planned),
+        figure(choice.measured),
+        MISSING if choice.extra_bytes is None else f"+{volume(choice.extra_bytes)}",
+        _milliseconds(choice.seconds),
+    )
+
+
+def _widths(found: Widths) -> Iterator[str]:
+    yield f"3. On how many ranks?  {_ranks(found)}"
+    yield "  the same rows of a step on each, planned anew"
+    yield _line("", "slots", "measured", "weights", "memory", "time", "itl")
+    for one in found.choices:
+        yield _width(one)
+
+
+def _ranks(found: Widths) -> str:
+    if found.judged == "nothing":
+        return "not said: needs --hardware and what an expert weighs"
+    if found.advised is None:
+        return f"none of these fits {found.judged}"
+    return f"{found.advised.ranks}, the fewest that fit {found.judged}"
+
+
+def _width(one: Width) -> str:
+    return _line(
+        f"  {counted(one.ranks, 'rank')}",
+        str(one.per_rank),
+        figure(one.measured),
+        MISSING if one.weight_bytes is None else volume(one.weight_bytes),
+        MISSING if one.memory is None else f"{one.memory:.1%}",
+        _milliseconds(one.seconds),
+        MISSING if one.latency is None else f"{one.latency:.1%}",
+    )
+
+
+def _movement(found: Movement | None) -> Iterator[str]:
+    yield "4. How fast do experts move, and when does it pay?"
+    if found is None:
+        yield "  not said: needs --hardware, --itl and what an expert weighs"
+        return
+    pace = found.pace
+    yield f"  {counted(pace.experts_per_step, 'expert')} in a step of {pace.latency * 1e3:g} ms"
+    yield _line("", "copies", "busiest", "steps", "time", "paused", "by layer")
+    for one in found.moves:
+        yield _line(
+            f"  {one.name}",
+            f"{one.copies:,}",
+            f"{one.busiest:,}",
+            f"{one.steps:,}",
+            _milliseconds(one.steps * pace.latency),
+            _milliseconds(one.bulk_stall),
+            _milliseconds(one.layer_stall),
+        )
+    yield from _pays(found)
+
+
+def _pays(found: Movement) -> Iterator[str]:
+    if found.saved <= 0:
+        yield f"  the plan costs {_milliseconds(abs(found.saved))} a step: its moves never pay"
+        return
+    plan, saved = found.moves[0], _milliseconds(found.saved)
+    paused, layered = _after(plan.bulk_stall, found), _after(plan.layer_stall, found)
+    yield f"  the plan saves {saved} a step; its moves pay {paused} where serving"
+    yield f"  pauses for them, {layered} where they go layer by layer beside it"
+
+
+def _after(stall: float, found: Movement) -> str:
+    steps = break_even(stall, found.saved)
+    return f"after {counted(steps, 'step')}" if steps else "at once"
+
+
+def _change(part: float) -> str:
+    """A part of something, more or less; no sign where it rounds to nothing."""
+    shown = f"{part:+.1%}"
+    return shown if shown.strip("+-0.%") else "0.0%"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return MISSING if seconds is None else f"{seconds * 1e3:,.2f} ms"
+
+
+def _line(name: str, *texts: str) -> str:
+    return (f"{name:<{NAME}}" + "".join(f"{text:>{COLUMN}}" for text in texts)).rstrip()

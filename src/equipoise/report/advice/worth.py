@@ -1,0 +1,151 @@
+"""Is balancing worth it for this load?"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.report.advice.hardware import known
+from equipoise.report.advice.question import Question
+from equipoise.report.advice.step import step_rows, step_seconds
+from equipoise.report.advice.trial import Trial
+from equipoise.report.spread import Reals, mean_known
+
+NOISE_MARGIN = 0.25
+"""Imbalance that is above the floor by such a part of it may be chance as well."""
+LEAST_GAIN = 0.02
+"""Of the experts' time: below it is not worth a change of placement."""
+
+
+class Verdict(StrEnum):
+    """Whether to balance."""
+
+    WORTH = "worth it"
+    NOISE = "not worth it: what is uneven now is chance"
+    SMALL = "not worth it: hardly anything is gained"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve the load.
+
+    Attributes:
+        name: for people.
+        planned: imbalance of the rows planned on, mean over layers; None where it makes no sense.
+        measured: imbalance of the windows measured on, (layers,), NaN where a layer had no rows.
+        seconds: of all layers of a step on the slowest ranks; None without hardware.
+    """
+
+    name: str
+    planned: float | None
+    measured: Reals
+    seconds: float | None = None
+
+    @property
+    def mean(self) -> float:
+        """Imbalance, mean over layers."""
+        return mean_known(self.measured)
+
+    @property
+    def worst(self) -> float:
+        """Imbalance of the most uneven layer."""
+        return float(np.nanmax(self.measured))
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Ways to serve the load: now first, then greedy, planned, and planned with exact shares.
+
+    Attributes:
+        ways: as above.
+        floor: imbalance that chance leaves of a window's rows on balanced ranks.
+        step_floor: the same of a step's rows.
+        verdict: whether to balance.
+        few_rows: rows of an expert in a step, where they are fewer than any known hardware needs to
+            be busy computing; None where not.
+    """
+
+    ways: tuple[Way, ...]
+    floor: float
+    step_floor: float
+    verdict: Verdict
+    few_rows: float | None
+
+    @property
+    def now(self) -> Way:
+        """What runs."""
+        return self.ways[0]
+
+    @property
+    def planned(self) -> Way:
+        """What would run."""
+        return self.ways[2]
+
+    @property
+    def gain(self) -> float:
+        """Part of the experts' time that the plan saves."""
+        return gain(self.now, self.planned)
+
+
+def rows_gain(before: float, after: float) -> float:
+    """1 - (1 + after) / (1 + before): the slowest rank has 1 + imbalance times the mean rows."""
+    return 1 - (1 + after) / (1 + before)
+
+
+def gain(before: Way, after: Way) -> float:
+    """Part of the experts' time saved: by the roofline, or as if time went with rows without it."""
+    if before.seconds and after.seconds is not None:
+        return 1 - after.seconds / before.seconds
+    return rows_gain(before.mean, after.mean)
+
+
+def verdict(now: float, floor: float, saved: float) -> Verdict:
+    """Of an imbalance, what chance leaves of the same rows, and the part of time that is saved."""
+    if now <= floor * (1 + NOISE_MARGIN):
+        return Verdict.NOISE
+    return Verdict.SMALL if saved < LEAST_GAIN else Verdict.WORTH
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Where experts are now, where the public rule would put them, and where the plan does.
+
+    All of the layers of the statistics.
+    """
+
+    now: Arrangement
+    greedy: Arrangement
+    planned: Arrangement
+
+
+def worth(question: Question, trial: Trial, layouts: Layouts) -> Worth:
+    """Raises `PlacementError`."""
+    steps = step_rows(question, trial)
+    planned = layouts.planned
+    ranks = planned.ranks
+    ways = [
+        _way(question, trial, "now", layouts.now),
+        _way(question, trial, "greedy, even split", layouts.greedy),
+        _way(question, trial, "planned", planned),
+        Way("shares by window", None, trial.levelled(planned.placement, ranks)),
+    ]
+    floor = trial.floor(ranks, trial.rows)
+    return Worth(
+        tuple(ways),
+        floor,
+        trial.floor(ranks, steps),
+        verdict(ways[0].mean, floor, gain(ways[0], ways[2])),
+        _few(steps / question.statistics.experts),
+    )
+
+
+def _way(question: Question, trial: Trial, name: str, layout: Arrangement) -> Way:
+    seconds = step_seconds(question, trial, layout)
+    return Way(name, trial.planned(layout), trial.measured(layout), seconds)
+
+
+def _few(rows: float) -> float | None:
+    """The rows, where they are below the least ridge of all hardware that is known."""
+    least = min(hardware.ridge("bf16") for hardware in known().values())
+    return rows if rows < least else None

@@ -1,0 +1,100 @@
+"""Bytes with units, and one number per rank."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.cli.quantities import (
+    MOST_BYTES,
+    UNITS,
+    bytes_of_text,
+    bytes_of_yaml,
+    numbers,
+    numbers_of_text,
+    numbers_of_yaml,
+)
+from equipoise.hal.errors import UsageError
+
+
+def refuses(reader: Callable[[Any], object], value: object) -> bool:
+    """Whether the reader raises the error that readers of options raise."""
+    try:
+        reader(value)
+    except ValueError:
+        return True
+    return False
+
+
+def test_bytes_are_decimal_or_binary() -> None:
+    said = {
+        "7": 7,
+        "44M": 44 * 10**6,
+        "24MiB": 24 << 20,
+        "1.5GiB": 3 << 29,
+        "2kB": 2000,
+        "1TB": 10**12,
+    }
+    assert {text: bytes_of_text(text) for text in said} == said
+
+
+@given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)), st.sampled_from(["", "B"]))
+def test_a_whole_number_of_units_is_that_many_times_the_unit(
+    count: int, unit: str, mark: str
+) -> None:
+    expected = count * UNITS[unit]
+    if expected <= MOST_BYTES:
+        assert bytes_of_text(f"{count}{unit}{mark}") == expected
+        assert bytes_of_yaml(expected) == expected
+
+
+BAD = (
+    "",
+    "B",
+    "M",
+    "-1",
+    "0",
+    "1.5",
+    "0.3k5",
+    "1 M",
+    "1m",
+    "1KB",
+    "1e9",
+    "nan",
+    "9E",
+    "99999999T",
+    "\u0663",
+)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_whole_number_of_bytes_is_refused(text: str) -> None:
+    assert refuses(bytes_of_text, text)
+    assert refuses(bytes_of_yaml, text)
+
+
+@pytest.mark.parametrize("value", [True, 0, -5, 1.5, None, [1], MOST_BYTES + 1])
+def test_yaml_gives_whole_bytes_or_a_text(value: object) -> None:
+    assert refuses(bytes_of_yaml, value)
+
+
+def test_one_number_is_a_list_and_anything_else_a_file() -> None:
+    assert numbers_of_text("1") == (1.0,)
+    assert numbers_of_text("1,.5") == (1.0, 0.5)
+    assert numbers_of_text("ranks.txt") == Path("ranks.txt")
+    assert numbers_of_yaml([1, 0.5]) == numbers_of_yaml("1,.5")
+    for wrong in ([], [True], ["1"], 3, None):
+        assert refuses(numbers_of_yaml, wrong)
+
+
+def test_a_file_of_numbers_is_read_once_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "ranks"
+    path.write_text("1,2\n3\t4,\n")
+    assert numbers("--x", path, 4) == (1, 2, 3, 4)
+    with pytest.raises(UsageError, match="ranks: 4 numbers for 5 ranks"):
+        numbers("--x", path, 5)
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        numbers("--x", tmp_path, 5)
