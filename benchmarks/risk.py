@@ -1,4 +1,4 @@
-"""Packing by what loads have in common: a prototype that is measured, and not shipped.
+"""Packing by what loads have in common: the prototype of csrc/risk.cpp, measured beside it.
 
 The load of a rank is taken to have a mean and a deviation, mean + z * deviation is its risk, and
 slots trade places while that lowers the risks of the fullest ranks. Deviations come from the

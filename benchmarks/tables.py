@@ -48,8 +48,8 @@ def variance(figures: Figures) -> list[str]:
         "Imbalance of the batches after a plan, beside that of `connected` with `sigma=0`. *Same*: "
         "16 steps of one kind of text, then 16 more; *mixed*: a whole pass with three kinds, then "
         "the pass of another seed; *generated*: windows of the generator, whose experts vary "
-        "independently. Trades are those of the prototype in `benchmarks/risk.py`. Bar for keeping "
-        "the covariance: 3% below on recorded routing.",
+        "independently. *Sigma* is what `plan` ships; the trades below it are those of a prototype "
+        "(`benchmarks/risk.py`). Bar for keeping the covariance: 3% below on recorded routing.",
         "",
     ]
     for split in ("level", "even"):

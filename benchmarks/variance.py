@@ -13,10 +13,10 @@ of the batch's rows: no noise of drawing. Kinds of windows:
   another seed's pass: what a window that is longer than a phase sees;
 - `generated`: neighbouring windows of `loads.py`, one domain, 16 sub-windows.
 
-Ways to plan, all from the `connected` plan: `sigma` as it ships (each expert by itself); trades of
-places by the mean alone, for comparison; and by the risk of ranks with the covariance's first
-directions, or all (`risk.py`). With level shares only experts with one copy trade places, which
-leaves the ranks connected; with even shares any may.
+Ways to plan: `sigma` as it ships, which trades places by the covariance of the windows; beside it
+trades from the `connected` plan by a prototype (`risk.py`): by the mean alone, by each expert's
+variance, and by the covariance's first directions, or all. With level shares only experts with one
+copy trade places, which leaves the ranks connected; with even shares any may.
 
 Writes benchmarks/results/variance.json; `python benchmarks/performance.py` shows it.
 """

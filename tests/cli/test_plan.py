@@ -274,9 +274,9 @@ def test_every_option_reaches_the_planner(
 
     def planner(counts: object, **wanted: Any) -> Plan:
         seen.update(wanted)
-        return plan(counts, **wanted)  # type: ignore[arg-type]
+        return plan(counts, **wanted | {"objective": "tokens"})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(planning, "plan", planner)
+    monkeypatch.setattr(planning, "plan", planner)  # which takes not all of them together
     told: dict[str, object] = {
         "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
         "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even", "byte_budget": 3 << 20,
@@ -306,7 +306,7 @@ def test_every_option_is_a_field_with_the_default_of_the_planner() -> None:
 
 def test_a_byte_budget_pays_for_whole_copies(equipoise: Callable[..., Any]) -> None:
     np.save("moved.npy", np.load("counts.npy")[..., ::-1] ** 2)
-    installed = ("--installed", "installed.json", "--target", "0", "--json", "f.json")
+    installed = ("--installed", "installed.json", "--policy", "connected", "--json", "f.json")
     weighed = (*installed, "--expert-bytes", "1000")
     for budget, most in (("999", 0), ("1999", 1), ("1M", 36)):
         answer = equipoise("plan", "moved.npy", *OUT, *weighed, "--byte-budget", budget)

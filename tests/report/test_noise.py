@@ -59,3 +59,9 @@ def test_more_rows_never_mean_more_noise_by_whole_rounds(rows: int, ranks: int) 
 def test_nothing_thrown_has_no_floor(rows: int, ranks: int) -> None:
     with pytest.raises(ValueError, match="needs rows and ranks"):
         noise_floor(rows, ranks)
+
+
+def test_the_exact_floor_of_many_rows_on_hundreds_of_ranks_ends() -> None:
+    """The rounding of the transform alone once kept the sum from its end."""
+    assert exact_floor(12_800, 32) == pytest.approx(normal_floor(12_800, 32), rel=0.03)
+    assert noise_floor(32_768, 576) > normal_floor(32_768, 576)

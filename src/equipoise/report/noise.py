@@ -12,7 +12,8 @@ EXACT_UP_TO = 256
 """Mean rows per rank up to which the floor is summed exactly; beyond, the normal limit is within
 1 % of it on up to 8 ranks (`docs/metrics.md`) and costs nothing."""
 
-_NEGLIGIBLE = 1e-12
+_NEGLIGIBLE = 1e-9
+"""Of a probability: less than that the transform leaves of its own rounding."""
 
 
 def noise_floor(rows: int, ranks: int) -> float:
