@@ -81,6 +81,9 @@ std::int64_t Worker::change(std::int64_t layer) {
         }
         height = attempt.height;
         left = attempt.left;
+        // At once, because the order of slots decides between equals: the next attempt, and the
+        // next call, start from the same.
+        return_to_slots(installed(layer));
     }
     return left;
 }

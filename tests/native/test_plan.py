@@ -254,6 +254,19 @@ def test_who_stays_on_its_rank_stays_in_its_slot(
 
 
 @UNHURRIED
+@given(problems(), st.data(), st.sampled_from([LEVEL, EVEN]), st.sampled_from([0.0, 0.02, 0.2]))
+def test_the_same_load_changes_nothing_the_next_time(
+    problem: Problem, data: st.DataObject, split: int, target: float
+) -> None:
+    """Also where the target is out of reach."""
+    installed = solve(problem).placement
+    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
+    later = replace(problem, load=tuple(data.draw(loads)))
+    first = solve(later, INCREMENTAL, installed, split=split, target=target)
+    assert solve(later, INCREMENTAL, first.placement, split=split, target=target).moves == 0
+
+
+@UNHURRIED
 @given(problems(), st.randoms(use_true_random=False))
 def test_an_even_split_wastes_no_slot_on_a_second_copy(problem: Problem, random: object) -> None:
     """Whatever is installed; the load is level, so that nothing else wants to move."""
