@@ -52,6 +52,19 @@ def test_an_unchanged_load_moves_nothing() -> None:
     assert plan(load, slots=SLOTS, ranks=RANKS, installed=first.placement).moves == 0
 
 
+@pytest.mark.parametrize("split", ["level", "even"])
+def test_the_same_load_moves_nothing_again_where_the_target_is_out_of_reach(split: str) -> None:
+    """Two slots a rank: much stays above the target, and one more attempt could find a little."""
+    rng = np.random.default_rng(11)
+    odds = np.exp(1.2 * rng.standard_normal((2, 24, 64)))
+    before, later = rng.poisson(1000 * odds).astype(np.int64)
+    group = {"slots": 96, "ranks": 48, "split": split}
+    installed = plan(before, **group).placement  # type: ignore[arg-type]
+    first = plan(later, installed=installed, **group)  # type: ignore[arg-type]
+    assert first.layer_imbalance.max() > 0.04
+    assert plan(later, installed=first.placement, **group).moves == 0  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("policy", ["incremental", "connected", "greedy"])
 @pytest.mark.parametrize("budget", [0, 5, 17, 10_000])
 def test_no_policy_moves_more_than_the_budget(policy: str, budget: int) -> None:
