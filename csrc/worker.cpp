@@ -10,6 +10,8 @@ namespace {
 
 // An attempt pays when it lowers the peak by this part of the target.
 constexpr std::int32_t kPays = 8;
+// Many copies are more than this part of the slots.
+constexpr std::int32_t kDear = 8;
 
 }  // namespace
 
@@ -28,7 +30,11 @@ void Worker::plan_anew(std::int64_t layer) {
     propose(layer);
     reset(layer, {fresh_.data(), fresh_.size()});
     settle();
-    if (request_.policy != Policy::kGreedy) calm(layer, board_.mean() / 1024, INT64_MAX);
+    if (request_.policy != Policy::kGreedy) {
+        // Every copy is new, so what is far off can be improved for nothing.
+        if (far_off()) change(layer);
+        calm(layer, board_.mean() / 1024, INT64_MAX);
+    }
     write(layer);
 }
 
@@ -88,8 +94,10 @@ std::int64_t Worker::change(std::int64_t layer) {
     return left;
 }
 
-// By the way that goes with the split; where level shares end far off, also by that of even ones,
-// which takes more copies: on any placement the former are at least as level as the latter.
+// By the way that goes with the split. Where level shares end far off, or miss the target for many
+// copies, also by that of even ones: on any placement the former are at least as level as the
+// latter. It mostly takes more copies, which only what is far off is worth; and it minds no joints,
+// which a plan made anew is for.
 Worker::Attempt Worker::try_to_lower(std::int64_t copies) {
     note(before_);
     if (!level()) {
@@ -98,12 +106,15 @@ Worker::Attempt Worker::try_to_lower(std::int64_t copies) {
     }
     const std::int64_t left = improver_.run(copies);
     const Attempt first{settle(), left};
-    if (first.height <= far()) return first;
+    const std::int64_t goal = board_.mean() + part_of(board_.mean(), request_.aims.target);
+    const bool dear = copies - first.left > request_.rules.shape.slots / kDear;
+    if (first.height <= goal || (first.height <= far() && !dear) || anew()) return first;
     note(other_);
     board_.place({before_.data(), before_.size()});
     const std::int64_t rest = evener_.run(copies);
     const Attempt second{settle(), rest};
-    if (second.height < first.height) return second;
+    const bool worth = first.height > far() || second.left >= first.left;
+    if (second.height < first.height && worth) return second;
     settle_on(other_);
     return first;
 }
@@ -137,6 +148,7 @@ bool Worker::calm(std::int64_t layer, std::int64_t gain, std::int64_t copies) {
 
 // Who is still on its rank, or again, is in its slot: nothing is copied for it.
 void Worker::return_to_slots(Ids installed) {
+    if (installed.data == nullptr) return;
     const auto size = static_cast<std::int32_t>(request_.rules.shape.per_rank());
     const auto slots = static_cast<std::int32_t>(installed.size);
     for (std::int32_t s = 0; s < slots; ++s) {

@@ -164,7 +164,8 @@ def test_shares_are_as_level_as_any_can_be(problem: Problem) -> None:
 @UNHURRIED
 @given(problems())
 def test_shares_are_never_worse_than_even_ones(problem: Problem) -> None:
-    level, even = solve(problem), solve(problem, split=EVEN)
+    level = solve(problem)
+    even = solve(problem, INCREMENTAL, level.placement, 0, EVEN)
     assert level.placement == even.placement
     assert max(fullness(problem, level)) <= max(fullness(problem, even))
 
