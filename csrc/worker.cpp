@@ -96,8 +96,7 @@ std::int64_t Worker::change(std::int64_t layer) {
 
 // By the way that goes with the split. Where level shares end far off, or miss the target for many
 // copies, also by that of even ones: on any placement the former are at least as level as the
-// latter. It mostly takes more copies, which only what is far off is worth; and it minds no joints,
-// which a plan made anew is for.
+// latter. It mostly takes more copies, which only what is far off is worth.
 Worker::Attempt Worker::try_to_lower(std::int64_t copies) {
     note(before_);
     if (!level()) {
@@ -108,7 +107,7 @@ Worker::Attempt Worker::try_to_lower(std::int64_t copies) {
     const Attempt first{settle(), left};
     const std::int64_t goal = board_.mean() + part_of(board_.mean(), request_.aims.target);
     const bool dear = copies - first.left > request_.rules.shape.slots / kDear;
-    if (first.height <= goal || (first.height <= far() && !dear) || anew()) return first;
+    if (first.height <= goal || (first.height <= far() && !dear)) return first;
     note(other_);
     board_.place({before_.data(), before_.size()});
     const std::int64_t rest = evener_.run(copies);

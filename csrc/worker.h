@@ -43,9 +43,6 @@ class Worker {
     void return_to_slots(Ids installed);
     std::int64_t far() const;
     bool far_off();
-    bool anew() const {
-        return request_.policy != Policy::kIncremental || request_.installed == nullptr;
-    }
     bool level() const { return request_.aims.split == Split::kLevel; }
     void write(std::int64_t layer);
     std::int64_t moves(std::int64_t layer) const;
