@@ -46,7 +46,6 @@ bool Worker::keep(std::int64_t layer) {
     if (!stays) left = change(layer);
     if (copies == 0) settle();
     if (calm(layer, part_of(board_.mean(), request_.aims.target), left)) stays = false;
-    if (!stays) return_to_slots(installed(layer));
     write(layer);
     return stays;
 }
@@ -55,7 +54,6 @@ void Worker::improve(std::int64_t layer) {
     reset(layer, installed(layer));
     const std::int64_t left = change(layer);
     calm(layer, part_of(board_.mean(), request_.aims.target), left);
-    return_to_slots(installed(layer));
     write(layer);
 }
 
@@ -202,6 +200,7 @@ void Worker::write(std::int64_t layer) {
     const std::int64_t slots = request_.rules.shape.slots;
     const Span<std::int32_t> shares{answer_.shares + layer * slots,
                                     static_cast<std::size_t>(slots)};
+    return_to_slots(installed(layer));
     const Ids placement = board_.placement();
     std::copy(placement.begin(), placement.end(), answer_.placement + layer * slots);
     if (level() && rounding_.fix_coarse()) leveller_.level_all();

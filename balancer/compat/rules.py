@@ -71,7 +71,8 @@ def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Place
     if rule is Rule.GREEDY or shape.slots > shape.experts * shape.ranks:
         return _labelled(_native.plan_greedy(total, wish.slots, wish.ranks), wish, installed)
     if rule is Rule.CONNECTED:
-        return _labelled(_planned(total, wish, Rule.CONNECTED, None), wish, installed)
+        joined = plan(total, slots=wish.slots, ranks=wish.ranks, policy="connected")
+        return _labelled(joined.placement, wish, installed)
     if installed is None:
         return _fresh(total, wish)
     return _kept(total, wish, installed)

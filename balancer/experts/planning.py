@@ -24,7 +24,8 @@ gets the same plan. What `plan` takes:
 - `survive`: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two nodes.
   `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
 - `sigma`: a rank counts with its load and so many standard deviations of it over the windows, so
-  that experts which are busy together do not share a rank. 0, and one window, for the load alone.
+  that experts which are busy together do not share a rank. 0, and one window, for the load alone;
+  so does `greedy`.
 - `capacities` of the ranks, in any unit; None for equal ones. `greedy` packs as if they were equal.
 - `objective`: tokens or active_experts. With the latter all rows of an expert go to one of its
   copies, because every copy that gets a row costs its weights; shares are 0 or 65536.

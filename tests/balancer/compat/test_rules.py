@@ -8,6 +8,7 @@ from support.published import is_double, published, rank_loads
 from support.wishes import Problem, problems
 
 from equipoise.balancer.compat.rules import Wish, doubled, peaks, place
+from equipoise.balancer.experts import plan
 from equipoise.hal.errors import PlacementError
 
 UNHURRIED = settings(deadline=None)
@@ -45,6 +46,14 @@ def test_the_best_is_no_worse_than_the_published_rule_that_has_no_doubles(proble
 def test_greedy_is_the_published_rule_slot_by_slot(problem: Problem) -> None:
     found = place(problem.load, wish(problem, "greedy"))
     assert (found == published(problem.load, problem.slots, problem.ranks)).all()
+
+
+def test_connected_is_the_plan_for_engines_that_solve_shares() -> None:
+    """Not that for an even split, which minds no joints."""
+    load = np.random.default_rng(3).poisson(900, (4, 64)).astype(np.int64)
+    found = place(load, Wish(80, 16, rule="connected"))
+    assert (found == plan(load, slots=80, ranks=16, policy="connected").placement).all()
+    assert (found != plan(load, slots=80, ranks=16, target=0.0, split="even").placement).any()
 
 
 @UNHURRIED
