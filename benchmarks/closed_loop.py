@@ -19,6 +19,9 @@ from evidence import save
 KINDS = "python", "chinese", "tables"
 UNSEEN = "english"
 PLACED = "--placement", "placement.json"
+BY_SUM = "--placement", "by-sum.json"
+"""Planned without a look at what is busy together, for comparison."""
+WARY = "--sigma", "1"
 Figures = dict[str, Any]
 
 
@@ -69,10 +72,10 @@ def call(folder: Path, name: str, *arguments: str) -> Call:
 def loop(folder: Path) -> list[Call]:
     """Record, report, plan, serve, report again, and plan from there."""
     record = "record", *texts("monday"), "--ranks", "4", "-o", "recorded"
-    plan = "plan", "recorded", "--ranks", "4", "--slots", "40", "-o", PLACED[1]
+    plan = "plan", "recorded", "--ranks", "4", "--slots", "40", *WARY, "-o", PLACED[1]
     serve = "run", *PLACED, *texts("tuesday"), "--out", "tuesday-run"
     again = "report", "tuesday.npz", *PLACED, "--json", "tuesday.json", "--html", "tuesday.html"
-    onward = "plan", "tuesday.npz", "--installed", PLACED[1], "-o", "next.json"
+    onward = "plan", "tuesday.npz", "--installed", PLACED[1], *WARY, "-o", "next.json"
     return [
         call(folder, "record", *record),
         call(folder, "report", "report", "recorded"),
@@ -85,39 +88,53 @@ def loop(folder: Path) -> list[Call]:
 
 
 def others(folder: Path) -> None:
-    """The same placement on Monday's own traffic, and on a kind of text that was not recorded."""
+    """The same placement on Monday's own traffic, and on a kind of text that was not recorded.
+
+    And on all of them what a plan for the sum of Monday would bring.
+    """
     call(folder, "run", "run", *PLACED, *texts("monday"), "--out", "monday-run")
     call(folder, "run", "run", *PLACED, "--text", f"{UNSEEN}.txt", "--out", f"{UNSEEN}-run")
     for name in ("monday", UNSEEN):
         call(folder, "attach", "record", "--run", f"{name}-run", "-o", f"{name}.npz")
         call(folder, "again", "report", f"{name}.npz", *PLACED, "--json", f"{name}.json")
+    call(folder, "plan", "plan", "recorded", "--ranks", "4", "--slots", "40", "-o", BY_SUM[1])
+    for name in TRAFFIC:
+        call(folder, "again", "report", f"{name}.npz", *BY_SUM, "--json", f"{name}-by-sum.json")
 
 
 def measured(folder: Path, name: str) -> Figures:
     """What the placement brought on one traffic: as reported of its counts, and as served."""
     served = json.loads((folder / f"{name}-run" / "summary.json").read_text())
-    reported = json.loads((folder / f"{name}.json").read_text())["served"]
     return {
         "imbalance_unbalanced": served["imbalance_unbalanced"],
-        "imbalance_reported": reported["placement"]["by_rank"]["average"]["imbalance"],
+        "imbalance_by_sum": reported(folder / f"{name}-by-sum.json"),
+        "imbalance_reported": reported(folder / f"{name}.json"),
         "imbalance_served": served["imbalance_placement"],
         "noise_floor": served["noise_floor"],
         "outputs_identical": served["outputs_identical"],
     }
 
 
+def reported(file: Path) -> float:
+    """Of the placement, by rank."""
+    served = json.loads(file.read_text())["served"]
+    found: float = served["placement"]["by_rank"]["average"]["imbalance"]
+    return found
+
+
 def table(figures: Figures) -> list[str]:
     """Before and after, in Markdown."""
     lines = [
-        "| traffic | before | after, as reported | after, as served | times smaller | noise floor "
-        "| outputs identical |",
-        "|---|---|---|---|---|---|---|",
+        "| traffic | before | planned for the sum, as reported | with `--sigma 1`, as reported "
+        "| as served | times smaller | noise floor | outputs identical |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, words in TRAFFIC.items():
         found = figures[name]
         before, after = found["imbalance_unbalanced"], found["imbalance_served"]
         lines.append(
-            f"| {words} | {before:.4f} | {found['imbalance_reported']:.4f} | {after:.4f} "
+            f"| {words} | {before:.4f} | {found['imbalance_by_sum']:.4f} "
+            f"| {found['imbalance_reported']:.4f} | {after:.4f} "
             f"| {before / after:.1f} | {found['noise_floor']:.4f} "
             f"| {'yes' if found['outputs_identical'] else 'no'} |"
         )

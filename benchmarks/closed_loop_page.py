@@ -38,8 +38,10 @@ average rank waits.
 """,
     "plan": """## 3. Plan
 
-Eight more slots than experts, and an imbalance of nearly 0 for the *sum* of Monday: a placement
-that never changes cannot be right for each of three kinds of text at once, only for their mixture.
+Eight more slots than experts, and an imbalance of nearly 0 for the *sum* of Monday. That alone
+would not do: experts that one kind of text asks for together could share a rank. `--sigma 1` counts
+a rank with one standard deviation of its load over the recorded steps, so that what is busy
+together is parted ([how](design/planning.md#what-is-busy-together)).
 """,
     "run": """## 4. Serve
 
@@ -56,18 +58,21 @@ chance by which single tokens chose among copies.
     "onward": """## Round again
 
 From what is installed the next plan moves as little as it can, and where other shares of the same
-copies do, nothing.
+copies do, nothing. A trade of places for the sake of what is busy together has to be worth its two
+copies.
 """,
 }
 AFTER = """## Before and after
 
 Imbalance is max / mean - 1 of the rows per rank, mean over layers and all steps. *As reported*: the
-rows of each expert divided exactly by the shares; *as served*: as the ranks counted them.
+rows of each expert divided exactly by the shares; *as served*: as the ranks counted them. Beside it
+what a plan for the sum of Monday alone would have brought.
 """
 TAIL = """
-A placement that stays as it is helps on traffic that it has not seen, and cannot follow it: the
-same model with as many slots comes to the figures of [Performance](performance.md) when experts
-move online, and below the noise floor with `exact` shares, which are solved on each batch.
+A placement that stays as it is cannot follow what it has not seen. Knowing what is busy together it
+does about as well here as moving experts online with shares that are fixed or lag behind
+([Performance](performance.md)); below the noise floor come only `exact` shares, which are solved on
+each batch.
 """
 Figures = dict[str, Any]
 
