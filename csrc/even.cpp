@@ -10,6 +10,8 @@ constexpr std::int32_t kBits = 14;
 // So many slots are looked at to be handed over: those of the coldest copies.
 constexpr std::size_t kLooked = 128;
 constexpr std::int64_t kForbidden = INT64_MIN;
+// Changes of a layer at most, for each of its slots.
+constexpr std::int32_t kSteps = 1;
 
 }  // namespace
 
@@ -30,11 +32,14 @@ std::int64_t Evener::run(std::int64_t copies) {
         least = peak();
     };
     keep();
-    while (split()) {
+    // What a change gains is judged with rounded loads: of few rows, changes may undo each other.
+    // So there is an end to them, far beyond where loads of many rows are level.
+    std::int32_t steps = kSteps * rules_.shape.slots;
+    while (steps-- > 0 && split()) {
     }
     for (bool going = true; going;) {
         if (peak() < least) keep();
-        going = least > goal && relieve();
+        going = least > goal && steps-- > 0 && relieve();
     }
     board_.place({kept_.data(), kept_.size()});
     return left_;

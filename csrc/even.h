@@ -18,9 +18,10 @@ namespace equipoise {
 //   slots trade experts, one of them on this rank: two copies. It is the one that lowers the sum of
 //   squares of what ranks have above the mean most, for each copy; copies from another node count
 //   for more, where they cost more.
-// It ends at the target, where nothing lowers that sum, or without copies left, with the lowest
-// peak that it came by. Between what is level and what is not, the sum knows more than the peak:
-// it sees every rank above the mean, not the fullest only.
+// It ends at the target, where nothing lowers that sum, without copies left, or after as many
+// changes as there are slots; with the lowest peak that it came by. Between what is level and what
+// is not, the sum knows more than the peak: it sees every rank above the mean, not only the
+// fullest.
 class Evener {
  public:
     Evener(Board& board, const Rules& rules, const Aims& aims);

@@ -9,6 +9,9 @@ import numpy.typing as npt
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
 from equipoise.hal.errors import PlacementError
 
+MOST_UNLIKE = 1024
+"""Capacity of the largest rank, in smallest ones: beyond, a rank is better left out."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -70,6 +73,11 @@ def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.
     given = np.asarray(capacities, dtype=np.float64)
     if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
         raise PlacementError(f"capacities must be {ranks} positive numbers")
+    if given.max() > MOST_UNLIKE * given.min():
+        raise PlacementError(
+            f"capacities must be within a factor of {MOST_UNLIKE}, got {given.min():g} to "
+            f"{given.max():g}"
+        )
     parts = np.maximum(np.rint(given / given.mean() * SHARE_ONE), 1).astype(np.int32)
     capacity: npt.NDArray[np.int32] = parts
     return capacity

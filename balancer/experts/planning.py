@@ -261,6 +261,9 @@ def _installed(installed: npt.ArrayLike | None, shape: Shape) -> Placement | Non
     if given.shape != (shape.layers, shape.slots):
         wanted = shape.layers, shape.slots
         raise PlacementError(f"a placement is int32 {wanted}, got {given.dtype} {given.shape}")
+    if given.dtype != np.int32 and (given.min() < 0 or given.max() >= shape.experts):
+        # Before numbers are cut to 32 bits, and may look right.
+        raise PlacementError(f"installed names an expert outside [0, {shape.experts})")
     return np.ascontiguousarray(given, dtype=np.int32)
 
 

@@ -65,6 +65,34 @@ def test_the_same_load_moves_nothing_again_where_the_target_is_out_of_reach(spli
     assert plan(later, installed=first.placement, **group).moves == 0  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("load", "group"),
+    [
+        ([[0, 2, 2]], {"slots": 8, "ranks": 8}),
+        ([[0, 2, 0, 1, 1, 1]], {"slots": 16, "ranks": 16, "nodes": 4, "survive": 2}),
+        ([[1, 0, 1]], {"slots": 8, "ranks": 8, "nodes": 2, "split": "even"}),
+        ([[1, 0, 1, 0, 0]], {"slots": 8, "ranks": 8, "nodes": 2,
+                             "installed": [[4, 4, 3, 4, 3, 0, 1, 2]]}),
+        ([[1, 0, 2, 0, 2]], {"slots": 8, "ranks": 8, "nodes": 2, "split": "even",
+                             "installed": [[0, 1, 4, 0, 1, 4, 2, 3]]}),
+    ],
+)  # fmt: skip
+def test_a_plan_for_few_rows_ends(load: list[list[int]], group: dict[str, Any]) -> None:
+    """Changes that undo each other, each a gain by rounded loads, once went on for ever."""
+    found = plan(load, **group)
+    assert plan(load, **group | {"installed": found.placement}).moves == 0
+
+
+def test_plans_for_few_rows_end_whatever_they_are() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        ranks, per_rank = int(rng.integers(4, 40)), int(rng.integers(1, 4))
+        experts = int(rng.integers(ranks * per_rank // 2 + 1, ranks * per_rank + 1))
+        load = rng.poisson(rng.gamma(0.5, 1.0, (2, experts))).astype(np.int64)
+        for split in ("level", "even"):
+            plan(load, slots=ranks * per_rank, ranks=ranks, split=split)
+
+
 @pytest.mark.parametrize("policy", ["incremental", "connected", "greedy"])
 @pytest.mark.parametrize("budget", [0, 5, 17, 10_000])
 def test_no_policy_moves_more_than_the_budget(policy: str, budget: int) -> None:
@@ -230,6 +258,7 @@ def test_a_plan_that_would_lose_an_expert_is_refused(survive: int, kind: str) ->
         ({"installed": [[0, 0, 0, 0]]}, "layer 0 has no slot for expert(s) [1]"),
         ({"installed": [[0, 1]]}, "a placement is int32 (1, 4)"),
         ({"installed": [[0.0, 1.0, 0.0, 1.0]]}, "installed must be integers"),
+        ({"installed": np.array([[0, 1, 0, 2**32]])}, "names an expert outside [0, 2)"),
         ({"max_copies": -1}, "max_copies must not be negative"),
         ({"byte_budget": 10}, "byte_budget and expert_bytes go together"),
         ({"byte_budget": 10, "expert_bytes": 0}, "expert_bytes must be positive"),
@@ -237,6 +266,7 @@ def test_a_plan_that_would_lose_an_expert_is_refused(survive: int, kind: str) ->
         ({"slack": float("nan")}, "slack must be 0 to 1"),
         ({"sigma": -1.0}, "sigma must be 0 to 100"),
         ({"capacities": [1.0]}, "capacities must be 2 positive numbers"),
+        ({"capacities": [1e-300, 1e300]}, "capacities must be within a factor of 1024"),
         ({"capacities": [1.0, 0.0]}, "capacities must be 2 positive numbers"),
         ({"threads": 0}, "threads must be positive"),
     ],
