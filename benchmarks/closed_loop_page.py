@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from closed_loop import table
-from evidence import RESULTS, ROOT
+from evidence import RESULTS, ROOT, source
 
 PAGE = ROOT / "docs" / "closed-loop.md"
 RESULT = "closed_loop"
@@ -86,21 +86,12 @@ def page() -> str:
     figures = found["figures"]
     calls = {one["name"]: one for one in figures["calls"]}
     parts = [f"{words}\n{_shown(calls[name])}".lstrip() for name, words in PARTS.items()]
-    after = "\n".join([AFTER, *table(figures), "", _source(found), TAIL])
+    after = "\n".join([AFTER, *table(figures), "", source(found), TAIL])
     return "\n".join([HEAD, *parts, after]).rstrip() + "\n"
 
 
 def _shown(call: Figures) -> str:
     return f"```text\n$ {call['command']}\n{call['output']}\n```\n"
-
-
-def _source(found: Figures) -> str:
-    machine = found["machine"]
-    return (
-        f"`{found['command']}` at commit {found['commit']}, on {machine['processor']}, "
-        f"{machine['cores']} cores, {machine['memory']}, Python {machine['python']}, "
-        f"torch {machine['torch']}, numpy {machine['numpy']}."
-    )
 
 
 if __name__ == "__main__":

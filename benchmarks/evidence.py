@@ -41,6 +41,16 @@ def write(path: Path, command: list[str], figures: dict[str, Any]) -> Path:
     return path
 
 
+def source(found: dict[str, Any]) -> str:
+    """One line that says where saved figures are from."""
+    machine = found["machine"]
+    return (
+        f"`{found['command']}` at commit {found['commit']}, on {machine['processor']}, "
+        f"{machine['cores']} cores, {machine['memory']}, Python {machine['python']}, "
+        f"torch {machine['torch']}, numpy {machine['numpy']}."
+    )
+
+
 def _git(*arguments: str) -> str:
     done = subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False

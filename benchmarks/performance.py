@@ -15,7 +15,7 @@ from typing import Any
 import pictures
 import planner_page
 import tables
-from evidence import RESULTS, ROOT
+from evidence import RESULTS, ROOT, source
 
 PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
@@ -249,13 +249,7 @@ def _native() -> list[str]:
 def _source(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
-    machine = found["machine"]
-    return [
-        f"`{found['command']}` at commit {found['commit']}, on {machine['processor']}, "
-        f"{machine['cores']} cores, {machine['memory']}, Python {machine['python']}, "
-        f"torch {machine['torch']}, numpy {machine['numpy']}.",
-        "",
-    ]
+    return [source(found), ""]
 
 
 if __name__ == "__main__":

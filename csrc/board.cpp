@@ -101,6 +101,18 @@ std::int64_t Board::quotient(std::int64_t load, std::int64_t capacity) const {
     return static_cast<std::int64_t>((exact + capacity - 1) / capacity);
 }
 
+std::int32_t Board::grain() const {
+    std::int32_t grain = 0;
+    while (mean_ >> grain >= std::int64_t{1} << 14) ++grain;
+    return grain;
+}
+
+void Board::add_singles(std::vector<std::int64_t>& single) const {
+    single = full_;
+    for (std::int32_t e : plural_)
+        for (std::int32_t slot : copies(e)) single[owner_[slot]] -= flow_[slot];
+}
+
 void Board::pour(std::int32_t from, std::int32_t to, std::int64_t amount) {
     flow_[from] -= amount;
     flow_[to] += amount;

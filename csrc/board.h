@@ -61,6 +61,11 @@ class Board {
     }
     // The height at which all ranks are equally full.
     std::int64_t mean() const { return mean_; }
+    // Loads >> grain have a mean below 2^14, so that sums of their squares fit into 64 bits.
+    std::int32_t grain() const;
+
+    // By rank: what the experts with one copy there take.
+    void add_singles(std::vector<std::int64_t>& single) const;
 
     // Move load from one copy of an expert to another.
     void pour(std::int32_t from, std::int32_t to, std::int64_t amount);

@@ -5,8 +5,6 @@
 namespace equipoise {
 namespace {
 
-// Squares are of loads in units of the mean / 2^13 to 2^14, so that their sum fits into 64 bits.
-constexpr std::int32_t kBits = 14;
 // So many slots are looked at to be handed over: those of the coldest copies.
 constexpr std::size_t kLooked = 128;
 constexpr std::int64_t kForbidden = INT64_MIN;
@@ -20,8 +18,7 @@ Evener::Evener(Board& board, const Rules& rules, const Aims& aims)
 
 std::int64_t Evener::run(std::int64_t copies) {
     left_ = copies;
-    grain_ = 0;
-    while (board_.mean() >> grain_ >= std::int64_t{1} << kBits) ++grain_;
+    grain_ = board_.grain();
     part_doubles();
     const std::int64_t goal = board_.mean() + part_of(board_.mean(), aims_.target);
     std::int64_t least = peak();

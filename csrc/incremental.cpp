@@ -99,7 +99,7 @@ std::int64_t Improver::measure() {
 
 // How far the slack is missed, by the rank that misses it most.
 std::int64_t Improver::bound() {
-    add_singles();
+    board_.add_singles(single_);
     const std::int64_t room = mean_ - part_of(mean_, aims_.slack);
     std::int64_t worst = 0;
     for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
@@ -109,13 +109,6 @@ std::int64_t Improver::bound() {
         rank_ = r;
     }
     return worst;
-}
-
-void Improver::add_singles() {
-    for (std::int32_t r = 0; r < rules_.shape.ranks; ++r) {
-        single_[r] = board_.full(r);
-        for (std::int32_t slot : board_.joints(r)) single_[r] -= board_.flow(slot);
-    }
 }
 
 // Levels what can be; the peak, and the ranks that it cannot be lowered for.
@@ -142,7 +135,7 @@ bool Improver::step() {
 
 bool Improver::swap(std::int64_t more_than) {
     if (left_ < 2) return false;
-    add_singles();
+    board_.add_singles(single_);
     const Swap swap = swaps_.best({inside_, open_, single_, excess_, mean_}, more_than);
     if (swap.from < 0) return false;
     board_.swap(swap.from, swap.to);

@@ -34,7 +34,6 @@ class Improver {
     void keep(std::int64_t missed_by);
     std::int64_t measure();
     std::int64_t bound();
-    void add_singles();
     std::int64_t lower();
     bool step();
     bool swap(std::int64_t more_than);

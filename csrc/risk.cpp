@@ -7,8 +7,6 @@
 namespace equipoise {
 namespace {
 
-// Loads are kept in units of the mean of a rank / 2^13 to 2^14.
-constexpr std::int32_t kBits = 14;
 // Deviations of a rank are below 2^26, so that the squares of 256 windows fit into 64 bits.
 constexpr std::int64_t kLargest = std::int64_t{1} << 26;
 // Trades of a layer at most.
@@ -73,8 +71,7 @@ bool Risk::trade(std::int64_t gain) {
 void Risk::reset(std::int64_t layer) {
     const std::int64_t count = windows_.count;
     const std::int64_t most = kLargest / rules_.shape.per_rank();
-    grain_ = 0;
-    while (board_.mean() >> grain_ >= std::int64_t{1} << kBits) ++grain_;
+    grain_ = board_.grain();
     for (std::int32_t e = 0; e < rules_.shape.experts; ++e) {
         const std::int64_t total = board_.load_of(e) / kShareOne;
         for (std::int64_t w = 0; w < count; ++w) {

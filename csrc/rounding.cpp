@@ -30,7 +30,7 @@ bool Rounding::fix_coarse() {
 }
 
 std::int64_t Rounding::round(Span<std::int32_t> shares) {
-    add_singles();
+    board_.add_singles(single_);
     std::fill(shares.begin(), shares.end(), kShareOne);
     std::int64_t found = round_flows(shares);
     if (const std::int64_t even = share_evenly({even_.data(), even_.size()}); found > even)
@@ -39,13 +39,6 @@ std::int64_t Rounding::round(Span<std::int32_t> shares) {
     if (found <= mean) return 0;
     const auto over = static_cast<__int128>(found - mean) * kShareOne;
     return static_cast<std::int64_t>((over + mean - 1) / mean);
-}
-
-void Rounding::add_singles() {
-    for (std::int32_t r = 0; r < board_.shape().ranks; ++r) single_[r] = board_.full(r);
-    for (std::int32_t e : board_.plural())
-        for (std::int32_t slot : board_.copies(e))
-            single_[board_.rank_of(slot)] -= board_.flow(slot);
 }
 
 std::int64_t Rounding::round_flows(Span<std::int32_t> shares) {

@@ -24,7 +24,6 @@ class Rounding {
     std::int64_t round(Span<std::int32_t> shares);
 
  private:
-    void add_singles();
     std::int64_t round_flows(Span<std::int32_t> shares);
     std::int64_t share_evenly(Span<std::int32_t> shares);
     void round_flows_of(std::int32_t expert, Span<std::int32_t> shares);

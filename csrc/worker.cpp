@@ -71,13 +71,12 @@ void Worker::reset(std::int64_t layer, Ids placement) {
 // then what is installed afterwards is where the same loads change nothing. How many copies of the
 // allowance are left.
 std::int64_t Worker::change(std::int64_t layer) {
-    const std::int64_t mean = board_.mean(), goal = mean + part_of(mean, request_.aims.target);
-    const std::int64_t pays = part_of(mean, request_.aims.target / kPays);
+    const std::int64_t pays = part_of(board_.mean(), request_.aims.target / kPays);
     std::int64_t left = request_.allowance[layer];
     // Slots that are wasted change hands whatever the peak.
     if (!level() && evener_.doubled()) left = evener_.run(left);
     std::int64_t height = settle();
-    while (height > goal && left > 0) {
+    while (height > goal() && left > 0) {
         const Attempt attempt = try_to_lower(left);
         if (attempt.height + pays >= height) {
             settle_on(before_);
@@ -103,9 +102,8 @@ Worker::Attempt Worker::try_to_lower(std::int64_t copies) {
     }
     const std::int64_t left = improver_.run(copies);
     const Attempt first{settle(), left};
-    const std::int64_t goal = board_.mean() + part_of(board_.mean(), request_.aims.target);
     const bool dear = copies - first.left > request_.rules.shape.slots / kDear;
-    if (first.height <= goal || (first.height <= far() && !dear)) return first;
+    if (first.height <= goal() || (first.height <= far() && !dear)) return first;
     note(other_);
     board_.place({before_.data(), before_.size()});
     const std::int64_t rest = evener_.run(copies);
@@ -160,6 +158,11 @@ void Worker::return_to_slots(Ids installed) {
             }
         }
     }
+}
+
+// The target above the mean.
+std::int64_t Worker::goal() const {
+    return board_.mean() + part_of(board_.mean(), request_.aims.target);
 }
 
 // Twice the target above the mean.

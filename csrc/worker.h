@@ -41,6 +41,7 @@ class Worker {
     void settle_on(const std::vector<std::int32_t>& placement);
     std::int64_t settle();
     void return_to_slots(Ids installed);
+    std::int64_t goal() const;
     std::int64_t far() const;
     bool far_off();
     bool level() const { return request_.aims.split == Split::kLevel; }

@@ -80,7 +80,8 @@ def test_the_same_load_moves_nothing_again_where_the_target_is_out_of_reach(spli
 def test_a_plan_for_few_rows_ends(load: list[list[int]], group: dict[str, Any]) -> None:
     """Changes that undo each other, each a gain by rounded loads, once went on for ever."""
     found = plan(load, **group)
-    assert plan(load, **group | {"installed": found.placement}).moves == 0
+    again: dict[str, Any] = {**group, "installed": found.placement}
+    assert plan(load, **again).moves == 0
 
 
 def test_plans_for_few_rows_end_whatever_they_are() -> None:
