@@ -7,12 +7,15 @@ from typing import Protocol
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.installed import Installed
+from equipoise.balancer.experts.jobs import Hire, finish
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape
 from equipoise.balancer.experts.planner import Layout, imbalance
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
 from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
+from equipoise.balancer.experts.staff import Staff, threads
+from equipoise.balancer.experts.voyages import Voyages
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.slots import SlotStore
@@ -43,18 +46,19 @@ class Engine(Protocol):
 class StillEngine:
     """Static mode: the start layout stays; loads are observed all the same."""
 
-    def __init__(self, load: LoadWindow) -> None:
+    def __init__(self, load: LoadWindow, config: EngineConfig) -> None:
         self._load = load
+        self._deadline = config.deadline
         self.reports: tuple[EpochReport, ...] = ()
         self.aborts: dict[str, int] = {}
 
     def boundary(self, step: int) -> None:
         """Take and close sub-windows."""
-        self._load.advance(step)
+        finish(self._load.advance(step), self._deadline)
 
     def close(self) -> None:
         """Wait for a sum under way."""
-        self._load.drain()
+        finish(self._load.drain(), self._deadline)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ def open_balancer(
     shape: Shape,
     layout: Layout,
     config: EngineConfig,
+    hire: Hire | None = None,
 ) -> ExpertBalancer:
     """Put a balancer together; collective: it opens one communicator a purpose.
 
@@ -104,13 +109,16 @@ def open_balancer(
         shape: how many of everything.
         layout: what is installed at the start.
         config: cadence, bounds and share mode.
+        hire: makes who works beside the forward: threads by default.
     """
     installed = Installed(accelerator, store, shape, layout)
     load = _window(accelerator, fabric, shape, config)
-    mover = Mover(accelerator, fabric.open(f"{config.label}.moves"), store, config.deadline)
-    renewal = _renewal(installed, load, shape, config)
+    mover = Mover(accelerator, fabric.open(f"{config.label}.moves"), store)
+    staff = Staff.hired(hire or threads(config))
+    renewal = _renewal(installed, load, shape, config, staff)
     router = _router(accelerator, fabric, installed, load, config)
-    engine = ExpertEngine(installed, load, mover, renewal, fabric.control, shape, config)
+    voyages = Voyages(installed, mover, staff.mover, fabric.control.rank, shape)
+    engine = ExpertEngine(installed, load, voyages, renewal, fabric.control, shape, config, staff)
     return ExpertBalancer(installed, load, router, engine, shape)
 
 
@@ -126,24 +134,22 @@ def open_static(
     installed = Installed(accelerator, store, shape, layout)
     load = _window(accelerator, fabric, shape, config)
     router = TableRouter(accelerator, installed.tables, fabric.control.rank, load.counters)
-    return ExpertBalancer(installed, load, router, StillEngine(load), shape)
+    return ExpertBalancer(installed, load, router, StillEngine(load, config), shape)
 
 
 def _window(
     accelerator: Accelerator, fabric: Fabric, shape: Shape, config: EngineConfig
 ) -> LoadWindow:
     loads = fabric.open(f"{config.label}.loads")
-    return LoadWindow(
-        accelerator, loads, shape, config.sub_window, config.window_size, config.deadline
-    )
+    return LoadWindow(accelerator, loads, shape, config.sub_window, config.window_size)
 
 
 def _renewal(
-    installed: Installed, load: LoadWindow, shape: Shape, config: EngineConfig
+    installed: Installed, load: LoadWindow, shape: Shape, config: EngineConfig, staff: Staff
 ) -> ShareRenewal:
     if config.shares is ShareMode.LAGGED:
-        return LaggedShares(installed, load, shape, config.hysteresis, config.deadline)
-    return KeepShares()
+        return LaggedShares(installed, load, shape, config.hysteresis, staff.solver)
+    return KeepShares(installed, shape)
 
 
 def _router(

@@ -1,24 +1,43 @@
 """What a rank says at a boundary of an epoch, and what all ranks together make of it."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from equipoise.hal.errors import AgreementLost
+
+WORD = (1 << 64) - 1
+"""Fingerprints are added modulo 2**64."""
 
 
 class Stand(StrEnum):
     """How far a rank is."""
 
-    BUSY = "busy"
-    """Planning or moving still goes on."""
+    PLANNING = "planning"
+    """The planner still runs."""
     PLANNED = "planned"
     """It has a proposal; the ballot carries its digest."""
-    STAGED = "staged"
-    """Its staging is filled; the ballot carries checksums of what it sent and received."""
+    MOVING = "moving"
+    """Weights travel; the ballot says which lots are staged."""
     FAILED = "failed"
     """It cannot go on; the ballot carries the reason."""
+
+
+@dataclass(frozen=True)
+class LotMark:
+    """What a rank knows of a lot that it has staged.
+
+    Attributes:
+        sent: sum, modulo 2**64, of the fingerprints of all parcels that it read.
+        received: the same of all parcels that it staged. Over all ranks the two sums are equal
+            exactly when every parcel arrived as it was read (to 1 in 2**64).
+        tables: digest of the tables that go with the lot, equal on all ranks.
+    """
+
+    sent: int
+    received: int
+    tables: str
 
 
 @dataclass(frozen=True)
@@ -27,16 +46,14 @@ class Ballot:
 
     Attributes:
         stand: how far it is.
-        digest: of the proposed layout, once there is one.
-        sent: fingerprint of the slots read for each destination rank, by rank as text.
-        received: fingerprint of the staging filled from each source rank.
+        digest: of the proposal, once there is one.
+        staged: marks of the lots that it has staged and not committed yet, in order.
         reason: why it failed.
     """
 
     stand: Stand
     digest: str = ""
-    sent: Mapping[str, str] = field(default_factory=dict)
-    received: Mapping[str, str] = field(default_factory=dict)
+    staged: tuple[LotMark, ...] = ()
     reason: str = ""
 
     def to_bytes(self) -> bytes:
@@ -48,8 +65,9 @@ class Ballot:
         """Raises `AgreementLost` when a peer speaks another language."""
         try:
             fields = json.loads(text)
-            return Ballot(**{**fields, "stand": Stand(fields["stand"])})
-        except (ValueError, TypeError, KeyError) as error:
+            staged = tuple(LotMark(**mark) for mark in fields.pop("staged"))
+            return Ballot(**{**fields, "stand": Stand(fields["stand"]), "staged": staged})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise AgreementLost(f"unreadable ballot {text[:80]!r}: {error}") from error
 
 
@@ -65,17 +83,21 @@ class Move:
 
 @dataclass(frozen=True)
 class Commit:
-    """Everybody's staging holds what its sources hold."""
+    """The next `lots` lots are staged everywhere, and are what their sources hold."""
+
+    lots: int
 
 
 @dataclass(frozen=True)
 class Abort:
-    """The epoch ends here; the installed layout stays. `reason` is what is counted."""
+    """The epoch ends here; what it has not committed stays as installed. `reason` is counted."""
 
     reason: str
 
 
 Verdict = Wait | Move | Commit | Abort
+Settled = Move | Commit | Abort
+"""A verdict that is made final by a decision."""
 
 
 def judge(ballots: Sequence[Ballot]) -> Verdict:
@@ -88,23 +110,43 @@ def judge(ballots: Sequence[Ballot]) -> Verdict:
     stands = {ballot.stand for ballot in ballots}
     if stands == {Stand.PLANNED}:
         return Move()
-    if stands == {Stand.STAGED}:
-        return Commit() if _verified(ballots) else Abort("staged bytes differ")
-    if Stand.BUSY not in stands:
+    if stands == {Stand.MOVING}:
+        return _judge_lots(ballots)
+    if Stand.MOVING in stands:
         return Abort("ranks out of step")
     return Wait()
 
 
-def _verified(ballots: Sequence[Ballot]) -> bool:
-    """Whether every pair's receiver staged exactly what its sender read."""
-    sent = {
-        (source, int(peer)): mark
-        for source, ballot in enumerate(ballots)
-        for peer, mark in ballot.sent.items()
-    }
-    received = {
-        (int(peer), destination): mark
-        for destination, ballot in enumerate(ballots)
-        for peer, mark in ballot.received.items()
-    }
-    return sent == received
+def _judge_lots(ballots: Sequence[Ballot]) -> Verdict:
+    """Commit what everybody has staged, if it is right."""
+    lots = min(len(ballot.staged) for ballot in ballots)
+    for lot in range(lots):
+        marks = [ballot.staged[lot] for ballot in ballots]
+        if len({mark.tables for mark in marks}) > 1:
+            return Abort("tables differ")
+        if (sum(mark.sent for mark in marks) - sum(mark.received for mark in marks)) & WORD:
+            return Abort("staged bytes differ")
+    return Commit(lots) if lots else Wait()
+
+
+def to_decision(verdict: Settled) -> bytes:
+    """What is written under the question that the verdict settles."""
+    match verdict:
+        case Move():
+            return b"move"
+        case Commit(lots):
+            return b"commit %d" % lots
+        case Abort(reason):
+            return b"abort " + reason.encode()
+
+
+def from_decision(text: bytes) -> Settled:
+    """The reverse. Raises `AgreementLost` for anything else."""
+    word, _, rest = text.partition(b" ")
+    if text == b"move":
+        return Move()
+    if word == b"commit" and rest.isdigit():
+        return Commit(int(rest))
+    if word == b"abort":
+        return Abort(rest.decode(errors="replace"))
+    raise AgreementLost(f"unreadable decision {text[:80]!r}")

@@ -27,7 +27,10 @@ class EngineConfig:
         sub_window: steps summed at a time; divides both.
         hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
             65536.
-        patience: steps after which an epoch that is not through is aborted.
+        patience: steps without progress after which an epoch is aborted.
+        parcel: slots that travel in one blob at most.
+        nodes: that the ranks divide among evenly, neighbours together: weights come from the same
+            node where one of its ranks has them.
         deadline: seconds that any wait may last.
     """
 
@@ -38,6 +41,8 @@ class EngineConfig:
     sub_window: int
     hysteresis: int = 655
     patience: int = 64
+    parcel: int = 16
+    nodes: int = 1
     deadline: float = 20.0
 
     @property

@@ -1,25 +1,25 @@
 """The engine: rebalances while the model serves, in lockstep with every other rank.
 
-`boundary(step)` is called before every step on every rank. Within an epoch each boundary first
-settles the ballots that were cast at the boundary before, then casts this rank's next one. Expert
-parallelism makes that free of waiting: a rank that has come through a step knows that every peer
-has begun it, hence has cast its ballot. States: `balancer/experts/states.py`; protocol:
-`docs/design/engine.md`.
+`boundary(step)` is called before every step on every rank. Within an epoch each boundary settles
+the vote that was begun at the boundary before, then begins the next one. Expert parallelism makes
+that free of waiting: a rank that has come through a step knows that every peer has begun it, hence
+has begun its vote. States: `balancer/experts/states.py`; protocol: `docs/design/engine.md`.
 """
 
 import logging
-from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, deque
 from dataclasses import dataclass
 
-from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Wait, judge
+from equipoise.balancer.experts.ballot import Abort, Commit, Move, Verdict, Wait
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
+from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.mover import Mover, Staged
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import Proposal, propose
+from equipoise.balancer.experts.planner import Limits, propose
 from equipoise.balancer.experts.renewal import ShareRenewal
+from equipoise.balancer.experts.staff import Staff
+from equipoise.balancer.experts.standing import ballot_of, outcome_of, since, voyage_of, work_of
 from equipoise.balancer.experts.states import (
     Agreeing,
     Barred,
@@ -27,18 +27,21 @@ from equipoise.balancer.experts.states import (
     Draining,
     Epoch,
     InEpoch,
+    Landed,
     Moving,
     Observing,
     Planning,
-    Stage,
     State,
+    Voyage,
 )
+from equipoise.balancer.experts.vote import Question, vote
+from equipoise.balancer.experts.voyages import Voyages
 from equipoise.hal.control import ControlPlane
-from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
+from equipoise.hal.errors import AgreementLost, EngineError
 
-GO = b"go"
-"""The answer to a stage's question that is not the reason of an abort."""
 COMMITTED = "committed"
+KEPT = 1024
+"""Reports of epochs that are kept."""
 LOG = logging.getLogger(__name__)
 
 
@@ -51,7 +54,7 @@ class EpochReport:
         opened: the boundary at which its load window was closed.
         step: the boundary at which it ended.
         outcome: `committed`, or the reason of the abort.
-        slots: copies that the receiving ranks did not hold, over all ranks.
+        slots: copies that the receiving ranks did not hold, over all ranks, that were committed.
         bytes: their size.
     """
 
@@ -69,33 +72,37 @@ class ExpertEngine:
     Args:
         installed: what this rank holds.
         load: global loads.
-        mover: fills staging.
+        voyages: carries what was agreed on into slots.
         renewal: what becomes of shares between epochs.
         control: ballots and decisions.
         shape: how many of everything.
         config: cadence and bounds.
+        staff: works beside the forward.
     """
 
     def __init__(
         self,
         installed: Installed,
         load: LoadWindow,
-        mover: Mover,
+        voyages: Voyages,
         renewal: ShareRenewal,
         control: ControlPlane,
         shape: Shape,
         config: EngineConfig,
+        staff: Staff,
     ) -> None:
         self._installed = installed
         self._load = load
-        self._mover = mover
+        self._voyages = voyages
         self._renewal = renewal
         self._control = control
         self._shape = shape
         self._config = config
+        self._staff = staff
         self._state: State = Observing()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="equipoise.engine")
-        self.reports: list[EpochReport] = []
+        self._vote: Task[Verdict] | None = None
+        self._next = 0
+        self.reports: deque[EpochReport] = deque(maxlen=KEPT)
         self.aborts: Counter[str] = Counter()
 
     @property
@@ -104,28 +111,45 @@ class ExpertEngine:
         return self._state
 
     def boundary(self, step: int) -> None:
-        """Between two steps: take loads, settle the last ballots, act, cast the next ones.
+        """Between two steps, before `step`: settle what is due, act on it, begin what follows.
+
+        Most boundaries have nothing to do, and cost a comparison.
 
         Raises:
             AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
+            EngineError: a boundary was left out.
         """
-        summed = self._load.advance(step)
-        self._renewal.boundary(summed)
+        if step < self._next:
+            return
+        finish(self.passage(step), self._config.deadline)
+
+    def passage(self, step: int) -> Job[None]:
+        """The same, for whoever wants to do the waiting."""
+        if step > self._next:
+            raise EngineError(f"boundary {self._next} was left out: now comes {step}")
+        summed = yield from self._load.advance(step)
+        yield from self._renewal.boundary(summed)
         if isinstance(self._state, InEpoch):
-            self._state = self._settle(self._state, step)
-        if isinstance(self._state, Draining) and self._state.work.done():
+            self._state = yield from self._settle(self._state, step)
+        if isinstance(self._state, Draining) and self._state.done:
             self._state = Observing()
         if self._due(step):
             self._state = self._open(self._state, step)
         if isinstance(self._state, InEpoch):
             self._state = self._progress(self._state)
             self._cast(self._state, step + 1)
+        self._next = self._when(step)
 
     def close(self) -> None:
-        """End the worker; work in flight is waited for, which its own deadline bounds."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
-        self._renewal.close()
-        self._load.drain()
+        """End what works beside; each wait under way lasts as long as its own deadline."""
+        self._staff.close()
+        finish(self._load.drain(), self._config.deadline)
+
+    def _when(self, step: int) -> int:
+        """The next boundary at which there is something to do."""
+        if isinstance(self._state, Observing) and not self._renewal.pending:
+            return self._load.due(step)
+        return step + 1
 
     def _due(self, step: int) -> bool:
         """Whether the window that closed one step ago opens an epoch here."""
@@ -136,134 +160,78 @@ class ExpertEngine:
         epoch = Epoch(step // self._config.step_interval, step)
         if isinstance(state, Draining):
             reason = "a rank still drains an aborted epoch"
-            return Barred(epoch, reason, Stage.MOVE, state.work)
-        plan = self._worker.submit(
-            propose,
-            self._load.total,
-            self._installed.layout,
-            self._shape,
-            self._config.hysteresis,
-            self._installed.store.layout.staging,
+            return Barred(epoch, reason, state)
+        load, layout, limits = self._load.total, self._installed.layout, self._limits
+        plan = at_once(lambda: propose(load, layout, self._shape, limits))
+        return Planning(epoch, self._staff.planner.start(plan))
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(
+            hysteresis=self._config.hysteresis,
+            staging=self._installed.store.layout.staging,
+            parcel=self._config.parcel,
+            nodes=self._config.nodes,
         )
-        return Planning(epoch, plan)
 
     def _progress(self, state: InEpoch) -> InEpoch:
         """What this rank's own work has become since the last boundary."""
         match state:
             case Planning(epoch, plan) if plan.done():
-                error = plan.exception()
-                if error is not None:
-                    return self._bar(state, "planner failed", error)
+                if (error := plan.exception()) is not None:
+                    LOG.warning("epoch %d: planner failed: %s", epoch.number, error)
+                    return Barred(epoch, "planner failed", state)
                 return Agreeing(epoch, plan.result())
-            case Moving(epoch, proposal, staging) if staging.done():
-                error = staging.exception()
-                if error is not None:
-                    return self._bar(state, "move failed", error)
-                return Committing(epoch, proposal, staging.result())
+            case Moving(voyage) | Committing(voyage, _):
+                return self._voyages.look(voyage)
         return state
 
-    def _bar(self, state: Planning | Moving, reason: str, error: BaseException) -> Barred:
-        LOG.warning("epoch %d: %s: %s", state.epoch.number, reason, error)
-        work = state.plan if isinstance(state, Planning) else state.staging
-        return Barred(state.epoch, reason, state.stage, work)
-
     def _cast(self, state: InEpoch, due: int) -> None:
-        try:
-            self._control.cast(self._question(state.epoch, due), _ballot(state).to_bytes())
-        except ControlLost as error:
-            raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
+        """Begin the vote that is settled at boundary `due`."""
+        epoch = f"{self._config.label}/{state.epoch.number}"
+        question = Question(
+            ballots=f"{epoch}/{due}",
+            outcome=f"{epoch}/{outcome_of(state)}",
+            last=due - since(state) > self._config.patience,
+        )
+        self._vote = self._staff.clerk.start(vote(self._control, question, ballot_of(state)))
 
-    def _settle(self, state: InEpoch, step: int) -> State:
-        """Act on the ballots that were due at this boundary."""
-        question = self._question(state.epoch, step)
+    def _settle(self, state: InEpoch, step: int) -> Job[State]:
+        """Act on the vote that is due at this boundary."""
+        assert self._vote is not None
         try:
-            ballots = self._control.collect(question, self._config.vote_deadline)
-        except BallotIncomplete as error:
-            reason = f"no ballot from rank(s) {', '.join(map(str, error.missing))}"
-            return self._decide(state, step, reason.encode())
-        except ControlLost as error:
-            raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
-        return self._obey(state, step, [Ballot.from_bytes(text) for text in ballots])
-
-    def _obey(self, state: InEpoch, step: int, ballots: list[Ballot]) -> State:
-        verdict = judge(ballots)
-        if isinstance(verdict, Wait) and step - state.epoch.opened > self._config.patience:
-            verdict = Abort("out of patience")
-        match verdict:
-            case Wait():
+            verdict = yield Completed(self._vote)
+        except TimeoutError as error:
+            raise AgreementLost(f"epoch {state.epoch.number}: no verdict in time") from error
+        match verdict, state:
+            case Wait(), _:
                 return state
-            case Move() | Commit():
-                return self._decide(state, step, GO)
-            case Abort(reason):
-                return self._decide(state, step, reason.encode())
+            case Move(), Agreeing(epoch, proposal):
+                self._renewal.planned(proposal.layout)
+                return self._landing(self._voyages.embark(epoch, proposal, step), step)
+            case Commit(lots), Committing():
+                return self._landing(self._voyages.commit(state, lots, step), step)
+            case Abort(reason), _:
+                return self._abort(state, step, reason)
+        raise AgreementLost(f"told to {verdict} in {type(state).__name__}")
 
-    def _move(self, state: InEpoch) -> Moving:
-        if not isinstance(state, Agreeing):
-            raise AgreementLost(f"told to move in {type(state).__name__}")
-        return Moving(state.epoch, state.proposal, self._stage(state.proposal))
-
-    def _stage(self, proposal: Proposal) -> Future[Staged]:
-        """Begin here, end on the worker; what fails here fails the epoch as it would there."""
-        try:
-            rest = self._mover.begin(proposal.moves, self._installed.settled)
-        except Exception as error:
-            failed: Future[Staged] = Future()
-            failed.set_exception(error)
-            return failed
-        return self._worker.submit(rest)
-
-    def _decide(self, state: InEpoch, step: int, wish: bytes) -> State:
-        """Settle the stage for good, and do what was settled, whoever settled it.
-
-        The first answer wins. So a rank that misses ballots may wish for an abort at any time: if
-        a peer that saw them all moves or commits, this rank does so too. A stage has a question
-        of its own because a rank that stayed out of a move would leave its peers' exchange
-        unmatched, which fails their communicator.
-        """
-        key = f"{self._config.label}/{state.epoch.number}/{state.stage}"
-        try:
-            outcome = self._control.decide(key, wish)
-        except ControlLost as error:
-            raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
-        if outcome != GO:
-            return self._abort(state, step, outcome.decode())
-        if state.stage is Stage.MOVE:
-            return self._move(state)
-        return self._commit(state, step)
-
-    def _commit(self, state: InEpoch, step: int) -> State:
-        if not isinstance(state, Committing):
-            raise AgreementLost(f"told to commit in {type(state).__name__}")
-        moves = state.proposal.moves
-        self._installed.commit(self._renewal.adopt(state.proposal), state.staged.copies)
-        self._report(state.epoch, step, COMMITTED, len(moves.travelling))
-        return Observing()
+    def _landing(self, state: Moving | Landed, step: int) -> State:
+        """End the epoch where all its lots are committed."""
+        match state:
+            case Landed(voyage):
+                self._report(voyage.epoch, step, COMMITTED, voyage)
+                return Observing()
+        return state
 
     def _abort(self, state: InEpoch, step: int, reason: str) -> State:
+        """Leave the epoch; what it has not committed stays as installed, on every rank."""
         self.aborts[reason] += 1
-        self._report(state.epoch, step, reason, 0)
-        match state:
-            case Planning(_, work) | Moving(_, _, work) | Barred(_, _, _, work):
-                return Draining(work)
-        return Observing()
+        self._report(state.epoch, step, reason, voyage_of(state))
+        return Draining(work_of(state))
 
-    def _report(self, epoch: Epoch, step: int, outcome: str, slots: int) -> None:
-        size = self._installed.store.layout.slot_bytes
-        self.reports.append(
-            EpochReport(epoch.number, epoch.opened, step, outcome, slots, slots * size)
-        )
-
-    def _question(self, epoch: Epoch, due: int) -> str:
-        return f"{self._config.label}/{epoch.number}/{due}"
-
-
-def _ballot(state: InEpoch) -> Ballot:
-    match state:
-        case Planning() | Moving():
-            return Ballot(Stand.BUSY)
-        case Agreeing(_, proposal):
-            return Ballot(Stand.PLANNED, digest=proposal.layout.digest)
-        case Committing(_, proposal, staged):
-            return Ballot(Stand.STAGED, proposal.layout.digest, staged.sent, staged.received)
-        case Barred(_, reason):
-            return Ballot(Stand.FAILED, reason=reason)
+    def _report(self, epoch: Epoch, step: int, outcome: str, voyage: Voyage | None) -> None:
+        copies = 0
+        if voyage is not None:
+            copies = voyage.proposal.shipment.travelled(voyage.committed)
+        size = copies * self._installed.store.layout.slot_bytes
+        self.reports.append(EpochReport(epoch.number, epoch.opened, step, outcome, copies, size))

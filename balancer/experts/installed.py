@@ -1,12 +1,16 @@
 """What this rank has installed: slots, tables, and the layout they stand for."""
 
-from equipoise.balancer.experts.placement import Shape, Shares, check
+from equipoise.balancer.experts.placement import Shape, check
 from equipoise.balancer.experts.planner import Layout
-from equipoise.balancer.experts.tables import table_update
+from equipoise.balancer.experts.tables import Change, change_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
-from equipoise.hal.slots import SlotStore
-from equipoise.hal.stream import Event, Role
+from equipoise.hal.readers import Readers
+from equipoise.hal.slots import Reader, SlotStore
+from equipoise.hal.stream import Event, Role, Stream
+
+Copies = tuple[tuple[int, int], ...]
+"""(staging, local slot) pairs."""
 
 
 class Installed:
@@ -14,7 +18,8 @@ class Installed:
 
     The compute stream itself copies staging into slots and then advances the generation words, so
     the steps before read the old weights by the old tables, and those behind the new by the new:
-    no lock, and no instant at which tables and weights disagree.
+    no lock, and no instant at which tables and weights disagree. Other streams that read slots or
+    tables are attached; a change comes, whole, between what they launched before and after it.
 
     Args:
         accelerator: whose compute stream reads slots and tables.
@@ -30,13 +35,13 @@ class Installed:
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
         self._settled = accelerator.event()
-        self._shape = shape
+        self._readers = Readers(accelerator.event)
         self._layout = layout
         self.store = store
         self.tables = Tables.empty(
             shape.layers, shape.experts, shape.slots, shape.ranks, accelerator.device
         )
-        self._write_tables(layout)
+        self.commit(change_of(layout, shape, range(shape.layers)), ())
 
     @property
     def layout(self) -> Layout:
@@ -48,21 +53,24 @@ class Installed:
         """Recorded on the compute stream behind the last change of slots or tables."""
         return self._settled
 
+    def attach(self, stream: Stream) -> Reader:
+        """A further stream that reads slots or tables: a micro-batch, a draft model, a graph."""
+        return self._readers.attach(stream)
+
     def generation(self, layer: int) -> int:
         """Generation of a layer's tables, for programs of the compute stream."""
         return int(self.tables.generation[layer])
 
-    def commit(self, layout: Layout, copies: tuple[tuple[int, int], ...]) -> None:
-        """Copy staging into slots and install `layout`; ordered on the compute stream."""
-        self.store.commit(copies, self._compute)
-        self._write_tables(layout)
+    def commit(self, change: Change, copies: Copies) -> None:
+        """Copy staging into slots and install `change`, in this order on the compute stream.
 
-    def renew_shares(self, shares: Shares) -> None:
-        """Install other shares for the same placement."""
-        self._write_tables(Layout(self._layout.placement, shares))
-
-    def _write_tables(self, layout: Layout) -> None:
-        update = table_update(layout, self._shape, range(self._shape.layers))
-        self._accelerator.kernels.commit_tables(update, self.tables, self._compute)
+        Weights and tables are one change to a reader on another stream: it is held from before
+        the first copy until behind the last generation word.
+        """
+        held = self._readers.hold(self._compute)
+        if copies:
+            self.store.commit(copies, self._compute)
+        self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
         self._compute.record(self._settled)
-        self._layout = layout
+        self._readers.follow(held, self._settled)
+        self._layout = change.on(self._layout)

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.balancer.experts.waits import Ended, Reached
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Role
@@ -39,7 +41,6 @@ class LoadWindow:
         shape: how many of everything.
         sub_window: steps in a sub-window.
         window: steps in a window, a multiple of `sub_window`.
-        deadline: seconds that a sum may take.
     """
 
     def __init__(
@@ -49,14 +50,12 @@ class LoadWindow:
         shape: Shape,
         sub_window: int,
         window: int,
-        deadline: float,
     ) -> None:
         if window % sub_window:
             raise ValueError(f"a window of {window} steps is not made of {sub_window}-step parts")
         self._accelerator = accelerator
         self._communicator = communicator
         self._every = sub_window
-        self._deadline = deadline
         self.sums: deque[Load] = deque(maxlen=window // sub_window)
         """Global rows of the last sub-windows, oldest first."""
         self._state: Idle | Summing = Idle()
@@ -80,32 +79,32 @@ class LoadWindow:
         """(layers, experts): rows over the last summed sub-window and all ranks."""
         return self.sums[-1]
 
-    def advance(self, step: int) -> bool:
+    def due(self, step: int) -> int:
+        """The first boundary behind that of `step` at which there is something to do."""
+        if isinstance(self._state, Summing):
+            return step + 1
+        return (step // self._every + 1) * self._every
+
+    def advance(self, step: int) -> Job[bool]:
         """Before `step`: take the sum that is due, then close the sub-window that ends here.
 
-        Returns:
-            Whether a new sum was taken.
+        Returns whether a new sum was taken.
         """
-        taken = self._take()
+        taken = yield from self.drain()
         if step and step % self._every == 0:
-            self._close()
+            yield from self._close()
         return taken
 
-    def drain(self) -> None:
-        """Wait for a sum that is still under way; its numbers are dropped."""
-        self._take()
+    def drain(self) -> Job[bool]:
+        """Take a sum that is under way; whether there was one."""
+        if not isinstance(self._state, Summing):
+            return False
+        yield Ended(self._state.work)
+        self.sums.append(self._state.counts.cpu().numpy())
+        self._state = Idle()
+        return True
 
-    def _take(self) -> bool:
-        match self._state:
-            case Idle():
-                return False
-            case Summing(counts, work):
-                work.result(self._deadline)
-                self.sums.append(counts.cpu().numpy())
-                self._state = Idle()
-                return True
-
-    def _close(self) -> None:
+    def _close(self) -> Job[None]:
         compute = self._accelerator.stream(Role.COMPUTE)
         counts = torch.empty(self.counters.shape, dtype=torch.int64, device=self.counters.device)
 
@@ -115,6 +114,8 @@ class LoadWindow:
 
         compute.launch(program)
         if not self._communicator.capabilities.stream_ordered:
-            compute.synchronize(self._deadline)
+            closed = self._accelerator.event()
+            compute.record(closed)
+            yield Reached(closed)
         with compute.current():
             self._state = Summing(counts, self._communicator.all_reduce(counts))

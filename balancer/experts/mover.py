@@ -1,187 +1,223 @@
 """Carries expert weights from the slots that hold them to staging, beside the forward.
 
-Buffers: blobs and checksums are made and used on the copy stream, and belong to one epoch; staging
-belongs to it from its first unpack until the commit has run on the compute stream. Source slots are
-leased by the protocol: nothing is committed anywhere before every rank has cast `staged`, that is,
-has read all it needs.
+Buffers: blobs and checksums are made and used on the copy stream, and belong to one lot; staging
+belongs to a lot from its first unpack until its commit has run on the compute stream. Source slots
+are leased by the protocol: no layer is committed anywhere before every rank has staged it, that
+is, has read all it needs of it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.moves import Itinerary, Move
+from equipoise.balancer.experts.ballot import WORD
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.shipment import Leg, RoundLeg
+from equipoise.balancer.experts.waits import Ended, Reached
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
 from equipoise.hal.slots import SlotStore
-from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.stream import Event, Role
 from equipoise.hal.work import Work
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What this rank moved.
+    """A lot that this rank has staged.
 
     Attributes:
-        sent: fingerprint of the slots read for each destination rank.
-        received: fingerprint of the staging buffers filled from each source rank.
+        sent: sum of the fingerprints of what was read here, modulo 2**64.
+        received: sum of the fingerprints of what was staged here.
         copies: (staging, local slot) pairs, to be committed.
         bytes_received: bytes that came from other ranks.
     """
 
-    sent: dict[str, str]
-    received: dict[str, str]
+    sent: int
+    received: int
     copies: tuple[tuple[int, int], ...]
     bytes_received: int
 
 
-@dataclass(frozen=True)
-class _Voyage:
-    """An epoch whose weights travel.
+@dataclass
+class _Hold:
+    """All that a lot keeps alive until it is staged.
 
     Attributes:
-        moves: its itinerary.
-        incoming: what ends here, by the rank that it comes from.
-        blobs: where that lands, by the same rank.
-        sent: what begins here, as (blob, checksums of the slots), by the rank that it goes to.
-        work: the exchange.
+        sent: checksums of the slots read, by what they are a parcel of.
+        received: checksums of the staging filled.
+        blobs: what travels.
+        copies: what is to be committed.
+        bytes_received: bytes that came from other ranks.
     """
 
-    moves: Itinerary
-    incoming: dict[int, tuple[Move, ...]]
-    blobs: dict[int, Tensor]
-    sent: dict[int, tuple[Tensor, Tensor]]
+    sent: list[tuple[str, Tensor]] = field(default_factory=list)
+    received: list[tuple[str, Tensor]] = field(default_factory=list)
+    blobs: list[Tensor] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A round under way: where what is received lands."""
+
+    leg: RoundLeg
+    blob: Tensor | None
     work: Work
 
 
 class Mover:
-    """Stages epochs for one rank, on the copy stream.
+    """Stages lots for one rank, on the copy stream.
 
     Args:
         accelerator: whose copy stream and memory are used.
         communicator: used for nothing else.
         store: this rank's slots, numbered layer * slots_per_rank + local slot.
-        deadline: seconds that each wait may last.
     """
 
     def __init__(
-        self,
-        accelerator: Accelerator,
-        communicator: Communicator,
-        store: SlotStore,
-        deadline: float,
+        self, accelerator: Accelerator, communicator: Communicator, store: SlotStore
     ) -> None:
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
-        self._deadline = deadline
+        self._copy = accelerator.stream(Role.COPY)
 
-    def begin(self, moves: Itinerary, after: Event) -> Callable[[], Staged]:
-        """Begin to stage an epoch; the result ends it, on any thread, and says what was staged.
+    def begin(self, leg: Leg, after: Event) -> Job[Staged]:
+        """Begin to stage a lot; the result goes on with it, on any thread.
 
-        Where two communicators do not progress independently, everything that the epoch issues
-        is issued here, by the thread that issues everything else (P4); elsewhere nothing is.
+        Where two communicators do not progress independently, everything that the lot issues is
+        issued here, by the thread that issues everything else (P4); elsewhere nothing is.
 
         Args:
-            moves: the epoch's itinerary, the same on every rank.
+            leg: what this rank does for the lot.
             after: recorded on the compute stream behind the last commit.
 
         Raises, as its result does:
-            CommunicatorError, StreamError: the epoch cannot be staged.
+            CommunicatorError, StreamError: the lot cannot be staged.
         """
+        self._copy.wait(after)
         if self._communicator.capabilities.independent_groups:
-            return lambda: self._arrive(self._depart(moves, after))
-        voyage = self._depart(moves, after)
-        return lambda: self._arrive(voyage)
+            return self._one_by_one(leg)
+        hold = _Hold()
+        return self._landing(leg, hold, [self._issue(part, hold) for part in leg.rounds])
 
-    def _depart(self, moves: Itinerary, after: Event) -> "_Voyage":
-        """Read what begins on this rank, and let it travel."""
-        copy = self._accelerator.stream(Role.COPY)
-        outgoing = self._lanes(lambda peer: moves.between(self._rank, peer))
-        incoming = self._lanes(lambda peer: moves.between(peer, self._rank))
-        with copy.current():
-            copy.wait(after)
-            blobs = {peer: self._blob(lane) for peer, lane in incoming.items()}
-            sent = self._read(outgoing, blobs, moves, copy)
-            return _Voyage(moves, incoming, blobs, sent, self._travel(sent, blobs))
+    def _one_by_one(self, leg: Leg) -> Job[Staged]:
+        """Round after round, each as soon as the one before has arrived."""
+        hold = _Hold()
+        for part in leg.rounds:
+            packed = self._pack(part, hold)
+            if not self._communicator.capabilities.stream_ordered:
+                yield Reached(self._recorded())
+            passage = self._depart(part, packed, hold)
+            yield Ended(passage.work)
+            self._unpack(passage, hold)
+        return (yield from self._land(leg, hold))
 
-    def _arrive(self, voyage: "_Voyage") -> Staged:
-        """Fill staging with what ends on this rank."""
-        voyage.work.result(self._deadline)
-        copy = self._accelerator.stream(Role.COPY)
-        with copy.current():
-            return self._unpack(voyage, copy)
+    def _landing(self, leg: Leg, hold: _Hold, passages: Sequence[_Passage]) -> Job[Staged]:
+        """What is left to do where all rounds are under way."""
+        for passage in passages:
+            yield Ended(passage.work)
+            self._unpack(passage, hold)
+        return (yield from self._land(leg, hold))
+
+    def _issue(self, part: RoundLeg, hold: _Hold) -> _Passage:
+        """Pack and exchange without a wait, as a communicator on the stream's order allows."""
+        return self._depart(part, self._pack(part, hold), hold)
+
+    def _pack(self, part: RoundLeg, hold: _Hold) -> Tensor | None:
+        """Read what this rank sends in a round."""
+        if part.send is None:
+            return None
+        return self._read(part.send.slots, _name(self._rank, part.send.peer), hold)
+
+    def _read(self, slots: Sequence[int], name: str, hold: _Hold) -> Tensor:
+        blob = self._blob(len(slots), hold)
+        marks = self._empty(len(slots), torch.int64)
+        self._store.checksum_slots(slots, marks, self._copy)
+        self._store.pack(slots, blob, self._copy)
+        hold.sent.append((name, marks))
+        return blob
+
+    def _depart(self, part: RoundLeg, packed: Tensor | None, hold: _Hold) -> _Passage:
+        """Let a round travel: at most one blob to a peer, and one from a peer."""
+        sends = () if part.send is None else (_parcel(part.send.peer, packed),)
+        blob = None if part.receive is None else self._blob(len(part.receive.slots), hold)
+        receives = () if part.receive is None else (_parcel(part.receive.peer, blob),)
+        with self._copy.current():
+            work = self._communicator.exchange(Exchange(sends=sends, receives=receives))
+        return _Passage(part, blob, work)
+
+    def _unpack(self, passage: _Passage, hold: _Hold) -> None:
+        """Fill staging with what a round has brought."""
+        arrived, blob = passage.leg.receive, passage.blob
+        if arrived is None or blob is None:
+            return
+        passage.work.wait(self._copy)
+        name = _name(arrived.peer, self._rank)
+        self._stage(blob, arrived.staging, arrived.slots, name, hold)
+        hold.bytes_received += blob.numel()
+
+    def _stage(
+        self, blob: Tensor, staging: Sequence[int], slots: Sequence[int], name: str, hold: _Hold
+    ) -> None:
+        marks = self._empty(len(staging), torch.int64)
+        self._store.unpack(blob, staging, self._copy)
+        self._store.checksum_staging(staging, marks, self._copy)
+        hold.received.append((name, marks))
+        hold.copies += zip(staging, slots, strict=True)
+
+    def _land(self, leg: Leg, hold: _Hold) -> Job[Staged]:
+        """Copies within this rank, then the end of everything on the copy stream."""
+        if leg.local.slots:
+            name = _name(self._rank, self._rank)
+            blob = self._read(leg.local.sources, name, hold)
+            self._stage(blob, leg.local.staging, leg.local.slots, name, hold)
+        yield Reached(self._recorded())
+        return Staged(
+            sent=total(hold.sent),
+            received=total(hold.received),
+            copies=tuple(hold.copies),
+            bytes_received=hold.bytes_received,
+        )
 
     @property
     def _rank(self) -> int:
         return self._communicator.rank
 
-    def _lanes(self, between: Callable[[int], tuple[Move, ...]]) -> dict[int, tuple[Move, ...]]:
-        lanes = {peer: between(peer) for peer in range(self._communicator.size)}
-        return {peer: lane for peer, lane in lanes.items() if lane}
+    def _recorded(self) -> Event:
+        event = self._accelerator.event()
+        self._copy.record(event)
+        return event
 
-    def _blob(self, lane: Sequence[Move]) -> Tensor:
-        return self._empty(len(lane) * self._store.layout.slot_bytes, torch.uint8)
+    def _blob(self, slots: int, hold: _Hold) -> Tensor:
+        blob = self._empty(slots * self._store.layout.slot_bytes, torch.uint8)
+        hold.blobs.append(blob)
+        return blob
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(count, dtype=dtype, device=self._accelerator.device)
-
-    def _read(
-        self,
-        outgoing: dict[int, tuple[Move, ...]],
-        blobs: dict[int, Tensor],
-        moves: Itinerary,
-        copy: Stream,
-    ) -> dict[int, tuple[Tensor, Tensor]]:
-        """Pack each destination's slots; returns (blob, checksums of the slots) by destination."""
-        packed: dict[int, tuple[Tensor, Tensor]] = {}
-        for peer, lane in outgoing.items():
-            slots = [self._local(move.layer, move.source, moves) for move in lane]
-            blob = blobs[peer] if peer == self._rank else self._blob(lane)
-            marks = self._empty(len(lane), torch.int64)
-            self._store.checksum_slots(slots, marks, copy)
-            self._store.pack(slots, blob, copy)
-            packed[peer] = blob, marks
-        if not self._communicator.capabilities.stream_ordered:
-            copy.synchronize(self._deadline)
-        return packed
-
-    def _travel(self, sent: dict[int, tuple[Tensor, Tensor]], blobs: dict[int, Tensor]) -> Work:
-        round = Exchange(
-            sends=tuple(Parcel(p, blob) for p, (blob, _) in sent.items() if p != self._rank),
-            receives=tuple(Parcel(p, blob) for p, blob in blobs.items() if p != self._rank),
-        )
-        return self._communicator.exchange(round)
-
-    def _unpack(self, voyage: "_Voyage", copy: Stream) -> Staged:
-        marks: dict[int, Tensor] = {}
-        copies: list[tuple[int, int]] = []
-        for peer, lane in voyage.incoming.items():
-            staging = range(len(copies), len(copies) + len(lane))
-            copies += [
-                (buffer, self._local(move.layer, move.slot, voyage.moves))
-                for buffer, move in zip(staging, lane, strict=True)
-            ]
-            marks[peer] = self._empty(len(lane), torch.int64)
-            self._store.unpack(voyage.blobs[peer], staging, copy)
-            self._store.checksum_staging(staging, marks[peer], copy)
-        copy.synchronize(self._deadline)
-        return Staged(
-            sent={str(peer): fingerprint(seen) for peer, (_, seen) in voyage.sent.items()},
-            received={str(peer): fingerprint(seen) for peer, seen in marks.items()},
-            copies=tuple(copies),
-            bytes_received=sum(b.numel() for p, b in voyage.blobs.items() if p != self._rank),
-        )
-
-    def _local(self, layer: int, slot: int, moves: Itinerary) -> int:
-        """Number of a global slot of this rank in the store."""
-        return layer * moves.slots_per_rank + slot % moves.slots_per_rank
+        with self._copy.current():
+            return torch.empty(count, dtype=dtype, device=self._accelerator.device)
 
 
-def fingerprint(checksums: Tensor) -> str:
-    """One short word for a list of slot checksums, int64 [n]."""
+def _name(source: int, destination: int) -> str:
+    return f"{source}>{destination}"
+
+
+def _parcel(peer: int, blob: Tensor | None) -> Parcel:
+    assert blob is not None
+    return Parcel(peer, blob)
+
+
+def total(marks: Sequence[tuple[str, Tensor]]) -> int:
+    """Sum, modulo 2**64, of the fingerprints of parcels: (name, checksums of its slots)."""
+    return sum(fingerprint(name, checksums) for name, checksums in marks) & WORD
+
+
+def fingerprint(name: str, checksums: Tensor) -> int:
+    """64 bits for a parcel: who sends it to whom, and the checksums, int64 [n], of its slots."""
     words = checksums.cpu().numpy().astype("<i8").tobytes()
-    return blake2b(words, digest_size=8).hexdigest()
+    return int.from_bytes(blake2b(name.encode() + words, digest_size=8).digest(), "little")

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
-from equipoise.balancer.experts.moves import Itinerary, itinerary
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
     Load,
@@ -17,6 +16,7 @@ from equipoise.balancer.experts.placement import (
     digest,
 )
 from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.shipment import Shipment, ship
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,39 @@ class Proposal:
 
     Attributes:
         layout: what shall be installed.
-        changed: layers whose placement changes.
-        moves: how to get there.
+        shipment: how its weights travel; names the layers whose placement changes.
         predicted: (layers,) imbalance in parts per 65536 under the load planned on.
+        before: the same of the installed placement, with the best shares for that load.
+        digest: equal on two ranks exactly when layout and shipment are.
     """
 
     layout: Layout
-    changed: tuple[int, ...]
-    moves: Itinerary
+    shipment: Shipment
     predicted: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
+    digest: str
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """Layers whose placement changes, best gain first."""
+        return tuple(self.shipment.order.tolist())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an epoch may cost.
+
+    Attributes:
+        hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
+        staging: staging buffers of a rank: a layer that needs more stays as it is.
+        parcel: slots that travel in one blob at most.
+        nodes: that the ranks divide among; sources within a node are preferred.
+    """
+
+    hysteresis: int
+    staging: int
+    parcel: int
+    nodes: int
 
 
 def even_shares(placement: Placement, experts: int) -> Shares:
@@ -70,15 +94,14 @@ def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]
     return parts
 
 
-def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int, staging: int) -> Proposal:
+def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Proposal:
     """Plan an epoch incrementally; every rank gets the same answer from the same load.
 
     Args:
         load: (layers, experts), int64, summed over ranks.
         installed: what is installed now.
         shape: how many of everything.
-        hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
-        staging: staging buffers of a rank; layers are taken by gain while they fit.
+        limits: what it may cost.
 
     Raises:
         PlacementError: the planner returned a malformed placement.
@@ -88,35 +111,31 @@ def propose(load: Load, installed: Layout, shape: Shape, hysteresis: int, stagin
     moves = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before)
     kept = Layout(before, stays.shares)
     fresh = Layout(moves.placement, moves.shares)
-    gain = imbalance(load, kept, shape) - imbalance(load, fresh, shape)
-    changed = _affordable(gain, moves.placement != before, shape, hysteresis, staging)
-    layout = _mix(kept, fresh, changed)
+    old, new = imbalance(load, kept, shape), imbalance(load, fresh, shape)
+    order = _worth_it(old - new, moves.placement != before, shape, limits)
+    layout = _mix(kept, fresh, order)
     check(layout.placement, shape)
-    return Proposal(
-        layout=layout,
-        changed=changed,
-        moves=itinerary(before, layout.placement, shape),
-        predicted=imbalance(load, layout, shape),
+    shipment = ship(
+        before,
+        layout.placement,
+        order,
+        shape,
+        nodes=limits.nodes,
+        staging=max(limits.staging, 1),  # where there is none, no layer is worth it
+        parcel=limits.parcel,
     )
+    predicted = imbalance(load, layout, shape)
+    return Proposal(layout, shipment, predicted, old, f"{layout.digest} {order}")
 
 
-def _affordable(
-    gain: npt.NDArray[np.int64],
-    differs: npt.NDArray[np.bool_],
-    shape: Shape,
-    hysteresis: int,
-    staging: int,
+def _worth_it(
+    gain: npt.NDArray[np.int64], differs: npt.NDArray[np.bool_], shape: Shape, limits: Limits
 ) -> tuple[int, ...]:
-    """Layers worth moving, best gain first, as long as every rank has staging left for them."""
-    needs = differs.reshape(shape.layers, shape.ranks, shape.slots_per_rank).sum(axis=2)
-    free = np.full(shape.ranks, staging)
-    chosen = []
-    for layer in np.argsort(-gain, kind="stable").tolist():
-        worth = gain[layer] > hysteresis and needs[layer].any()
-        if worth and (needs[layer] <= free).all():
-            free -= needs[layer]
-            chosen.append(layer)
-    return tuple(sorted(chosen))
+    """Layers worth moving, best gain first, each of which every rank can stage whole."""
+    needs = differs.reshape(shape.layers, shape.ranks, shape.slots_per_rank).sum(axis=2).max(axis=1)
+    worth = (gain > limits.hysteresis) & (needs > 0) & (needs <= limits.staging)
+    order = np.argsort(-gain, kind="stable")
+    return tuple(order[worth[order]].tolist())
 
 
 def _mix(kept: Layout, fresh: Layout, changed: tuple[int, ...]) -> Layout:

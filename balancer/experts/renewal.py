@@ -1,44 +1,59 @@
 """What becomes of shares between two epochs."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from equipoise.balancer.experts.following import Follower
 from equipoise.balancer.experts.installed import Installed
+from equipoise.balancer.experts.jobs import Completed, Job, Task, Worker, at_once
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.placement import Shape, Shares
-from equipoise.balancer.experts.planner import Layout, Proposal
+from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.balancer.experts.planner import Layout
+from equipoise.balancer.experts.tables import Change, change_of
 
 
 class ShareRenewal(Protocol):
-    """Called at every boundary, on every rank alike."""
+    """Called at every boundary at which there is something to do, on every rank alike."""
 
-    def boundary(self, summed: bool) -> None:
+    @property
+    def pending(self) -> bool:
+        """Whether the next boundary has to be told of."""
+        ...
+
+    def boundary(self, summed: bool) -> Job[None]:
         """`summed`: a new sub-window's load has just been taken."""
         ...
 
-    def adopt(self, proposal: Proposal) -> Layout:
-        """What an epoch installs: the proposal, or the proposal with fresher shares."""
-        ...
-
-    def close(self) -> None:
-        """End what runs in the background; bounded."""
+    def planned(self, layout: Layout) -> None:
+        """An epoch was agreed on that has shares for layers whose placement stays, too."""
         ...
 
 
 class KeepShares:
-    """Static and exact modes: the tables' shares change only with an epoch."""
+    """Static and exact modes: the tables' shares change only with an epoch.
 
-    def boundary(self, summed: bool) -> None:
+    Args:
+        installed: what this rank holds.
+        shape: how many of everything.
+    """
+
+    pending = False
+
+    def __init__(self, installed: Installed, shape: Shape) -> None:
+        self._installed = installed
+        self._shape = shape
+
+    def boundary(self, summed: bool) -> Job[None]:
         """Nothing to do."""
+        yield from ()
 
-    def adopt(self, proposal: Proposal) -> Layout:
-        """As proposed."""
-        return proposal.layout
-
-    def close(self) -> None:
-        """Nothing to end."""
+    def planned(self, layout: Layout) -> None:
+        """Layers that keep their placement get the plan's shares, which cost no weight."""
+        change = renewed(self._installed.layout, layout, self._shape)
+        if change is not None:
+            self._installed.commit(change, ())
 
 
 @dataclass(frozen=True)
@@ -48,56 +63,76 @@ class Resting:
 
 @dataclass(frozen=True)
 class Solving:
-    """Shares for `layout` are being solved; due at the next boundary."""
+    """Shares are being solved; due at the next boundary."""
 
-    layout: Layout
-    better: Future[Shares | None]
+    better: Task[Change | None]
 
 
 class LaggedShares:
     """Solves shares again from each summed sub-window, off the step path.
 
     The solution is taken one boundary after its sum on every rank, from the same integers, so all
-    ranks renew at the same step without a vote; if an epoch has replaced the placement in
-    between, the solution is dropped, again everywhere.
+    ranks renew at the same step without a vote; layers that an epoch has changed in between keep
+    what the epoch gave them, again everywhere.
+
+    Args:
+        installed: what this rank holds.
+        load: global loads.
+        shape: how many of everything.
+        hysteresis: parts per 65536 that installed shares may miss before traffic has changed.
+        worker: solves.
     """
 
     def __init__(
-        self, installed: Installed, load: LoadWindow, shape: Shape, hysteresis: int, deadline: float
+        self,
+        installed: Installed,
+        load: LoadWindow,
+        shape: Shape,
+        hysteresis: int,
+        worker: Worker,
     ) -> None:
         self._installed = installed
         self._load = load
+        self._shape = shape
         self._follower = Follower(shape, hysteresis, planned=load.sums.maxlen or 1)
-        self._deadline = deadline
         self._state: Resting | Solving = Resting()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="equipoise.shares")
+        self._worker = worker
 
-    def boundary(self, summed: bool) -> None:
+    @property
+    def pending(self) -> bool:
+        """Whether a solution is due at the next boundary."""
+        return isinstance(self._state, Solving)
+
+    def boundary(self, summed: bool) -> Job[None]:
         """Install the solution that is due, then start on the new sum."""
-        self._take()
+        yield from self._take()
         if summed:
-            layout = self._installed.layout
-            better = self._worker.submit(self._follower.better, self._load.latest, layout)
-            self._state = Solving(layout, better)
+            load, layout = self._load.latest, self._installed.layout
+            solve = at_once(lambda: self._solve(load, layout))
+            self._state = Solving(self._worker.start(solve))
 
-    def adopt(self, proposal: Proposal) -> Layout:
-        """Layers whose placement stays keep their shares, which are fresher than the plan's.
+    def planned(self, layout: Layout) -> None:
+        """Shares of layers that keep their placement are fresher than the plan's."""
 
-        Every rank has the same shares installed at the same boundary, so all adopt the same.
-        """
-        shares = self._installed.layout.shares.copy()
-        changed = list(proposal.changed)
-        shares[changed] = proposal.layout.shares[changed]
-        return Layout(proposal.layout.placement, shares)
+    def _solve(self, load: Load, layout: Layout) -> Change | None:
+        shares = self._follower.better(load, layout)
+        if shares is None:
+            return None
+        return renewed(layout, Layout(layout.placement, shares), self._shape)
 
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+    def _take(self) -> Job[None]:
+        if not isinstance(self._state, Solving):
+            return
+        change = yield Completed(self._state.better)
+        self._state = Resting()
+        fitting = None if change is None else change.where_placed(self._installed.layout)
+        if fitting is not None:
+            self._installed.commit(fitting, ())
 
-    def _take(self) -> None:
-        match self._state:
-            case Solving(layout, better):
-                shares = better.result(self._deadline)
-                self._state = Resting()
-                if shares is not None and self._installed.layout is layout:
-                    self._installed.renew_shares(shares)
+
+def renewed(installed: Layout, wanted: Layout, shape: Shape) -> Change | None:
+    """Other shares for the layers that keep their placement; None where there are none."""
+    stays = (installed.placement == wanted.placement).all(axis=1)
+    differs = (installed.shares != wanted.shares).any(axis=1)
+    layers = np.flatnonzero(stays & differs).tolist()
+    return change_of(wanted, shape, layers) if layers else None

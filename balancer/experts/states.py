@@ -1,6 +1,6 @@
 """The states of the engine, one frozen type each.
 
-    Observing -> Planning -> Agreeing -> Moving -> Committing -> Observing
+    Observing -> Planning -> Agreeing -> Moving <-> Committing -> Observing
                     any epoch state  -> Draining -> Observing    (abort)
 
 A state changes only at a boundary (between two steps), and on verdicts that all ranks reach from
@@ -9,20 +9,12 @@ Planning becomes Agreeing, and Moving becomes Committing, when this rank's own w
 all ranks are there the verdict is `Wait`.
 """
 
-from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import ClassVar
+from typing import Any
 
-from equipoise.balancer.experts.mover import Staged
+from equipoise.balancer.experts.jobs import Task
+from equipoise.balancer.experts.lots import ReadyLot
 from equipoise.balancer.experts.planner import Proposal
-
-
-class Stage(StrEnum):
-    """The two questions of an epoch; each is settled once, by the first to answer."""
-
-    MOVE = "move"
-    COMMIT = "commit"
 
 
 @dataclass(frozen=True)
@@ -42,56 +34,96 @@ class Epoch:
 class Planning:
     """The planner runs beside the forward."""
 
-    stage: ClassVar[Stage] = Stage.MOVE
     epoch: Epoch
-    plan: Future[Proposal]
+    plan: Task[Proposal]
 
 
 @dataclass(frozen=True)
 class Agreeing:
     """This rank has its proposal, and waits for everybody's."""
 
-    stage: ClassVar[Stage] = Stage.MOVE
     epoch: Epoch
     proposal: Proposal
+
+
+@dataclass(frozen=True)
+class Voyage:
+    """How far the weights of an epoch have come.
+
+    Attributes:
+        epoch: whose they are.
+        proposal: what is being installed.
+        committed: lots that are installed.
+        since: the boundary of the last commit, or of the agreement.
+        flying: those behind them that were let go, in order: on the way, or staged.
+    """
+
+    epoch: Epoch
+    proposal: Proposal
+    committed: int
+    since: int
+    flying: tuple[Task[ReadyLot], ...]
 
 
 @dataclass(frozen=True)
 class Moving:
-    """Weights travel to staging beside the forward."""
+    """Weights travel to staging beside the forward; all that is staged here is committed."""
 
-    stage: ClassVar[Stage] = Stage.COMMIT
-    epoch: Epoch
-    proposal: Proposal
-    staging: Future[Staged]
+    voyage: Voyage
+
+    @property
+    def epoch(self) -> Epoch:
+        """Whose weights travel."""
+        return self.voyage.epoch
 
 
 @dataclass(frozen=True)
 class Committing:
-    """This rank's staging is filled, and it waits for everybody's."""
+    """The first lots are staged on this rank, which waits for everybody's."""
 
-    stage: ClassVar[Stage] = Stage.COMMIT
-    epoch: Epoch
-    proposal: Proposal
-    staged: Staged
+    voyage: Voyage
+    staged: tuple[ReadyLot, ...]
+
+    @property
+    def epoch(self) -> Epoch:
+        """Whose weights are staged."""
+        return self.voyage.epoch
 
 
 @dataclass(frozen=True)
 class Draining:
     """The epoch was aborted, but its work still runs and owns its buffers."""
 
-    work: Future[Proposal] | Future[Staged]
+    work: tuple[Task[Any], ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return all(task.done() for task in self.work)
+
+
+@dataclass(frozen=True)
+class Landed:
+    """All lots are committed; ends the epoch at the boundary at which it is reached."""
+
+    voyage: Voyage
 
 
 @dataclass(frozen=True)
 class Barred:
-    """This rank cannot go on with the epoch, and says so on its next ballot."""
+    """This rank cannot go on with the epoch, and says so on its next ballot.
+
+    Attributes:
+        epoch: that it is barred from.
+        reason: what it says.
+        inside: what it was about: a plan, a voyage, or work of an epoch before.
+    """
 
     epoch: Epoch
     reason: str
-    stage: Stage
-    work: Future[Proposal] | Future[Staged]
+    inside: Planning | Voyage | Draining
 
 
-InEpoch = Planning | Agreeing | Moving | Committing | Barred
+Travelling = Moving | Committing
+InEpoch = Planning | Agreeing | Travelling | Barred
 State = Observing | InEpoch | Draining

@@ -140,11 +140,11 @@ class MuteOnce(Around):
 
 
 class BlindOnce(Around):
-    """Does not see the ballots when all ranks are `stand` for the first time, `delay` s late."""
+    """Does not see the ballots when all of them say `word` for the first time, `delay` s late."""
 
-    def __init__(self, inner: Any, stand: str, delay: float) -> None:
+    def __init__(self, inner: Any, word: str, delay: float) -> None:
         super().__init__(inner)
-        self._word = f'"stand": "{stand}"'.encode()
+        self._word = word.encode()
         self._delay = delay
         self._blind = threading.Event()
 

@@ -1,7 +1,7 @@
 """A tiny model without a model: slots that say what they hold, and steps that look at them."""
 
 from collections.abc import Callable
-from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from support.threads import Seat, on_ranks
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
+from equipoise.balancer.experts.jobs import at_once
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.planner import Layout, even_shares
 from equipoise.hal.communicator import Fabric
@@ -125,7 +126,11 @@ def _serve(seat: Seat, breakage: Break, settings: EngineConfig, pace: Pace) -> S
 def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     """Wait until what the engine has begun is through, as it is between real steps."""
     assert isinstance(balancer.engine, ExpertEngine)
-    wait([balancer.engine._worker.submit(lambda: None)], timeout=pace.patience)
+    staff = balancer.engine._staff
+    through = [worker.start(at_once(lambda: None)) for worker in (staff.planner, staff.mover)]
+    for task in through:
+        with suppress(TimeoutError):
+            task.result(pace.patience)
 
 
 def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) -> Sight:

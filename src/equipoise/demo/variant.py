@@ -23,6 +23,8 @@ Watch = Callable[[int, Counts, float], None]
 """Told after each step: its number, this rank's (layers, experts) rows, the imbalance last seen."""
 UNBALANCED = "unbalanced"
 PLACEMENT = "placement"
+LAYERS_IN_FLIGHT = 2
+"""Staging is enough for so many layers of which every slot changes."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
 def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> ExpertBalancer:
     """The variant's balancer over freshly filled slots."""
     layout = _layout(site, variant, shape)
-    staging = shape.layers * shape.slots_per_rank if variant.balanced else 0
+    staging = LAYERS_IN_FLIGHT * shape.slots_per_rank if variant.balanced else 0
     store = site.accelerator.slot_store(weights.layout(staging))
     _fill(site, store, shape, layout.placement)
     config = engine_config(site, variant)

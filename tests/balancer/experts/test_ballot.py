@@ -1,21 +1,34 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Wait, judge
+from equipoise.balancer.experts.ballot import (
+    WORD,
+    Abort,
+    Ballot,
+    Commit,
+    LotMark,
+    Move,
+    Settled,
+    Stand,
+    Wait,
+    from_decision,
+    judge,
+    to_decision,
+)
 from equipoise.hal.errors import AgreementLost
 
-STAGED = (
-    Ballot(Stand.STAGED, "d", sent={"1": "a"}, received={"1": "b"}),
-    Ballot(Stand.STAGED, "d", sent={"0": "b"}, received={"0": "a"}),
-)
-marks = st.dictionaries(st.sampled_from("0123"), st.text("ab", max_size=2), max_size=3)
+MARKS = (LotMark(5, 9, "t"), LotMark(9, 5, "t"))
+"""What two ranks say of a lot that came through."""
+words = st.integers(0, WORD)
+marks = st.builds(LotMark, sent=words, received=words, tables=st.sampled_from("tu"))
 ballots = st.builds(
     Ballot,
     stand=st.sampled_from(Stand),
     digest=st.sampled_from(["", "d", "e"]),
-    sent=marks,
-    received=marks,
+    staged=st.lists(marks, max_size=2).map(tuple),
     reason=st.sampled_from(["", "planner failed"]),
 )
 
@@ -26,7 +39,15 @@ def test_a_ballot_survives_the_wire(ballot: Ballot) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"{}", b'{"stand": "drunk"}', b'{"stand":"busy","x":1}']
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"stand": "drunk"}',
+        b'{"stand":"planned","staged":[],"x":1}',
+        b'{"stand":"moving","staged":[{}]}',
+    ],
 )
 def test_an_unreadable_ballot_is_an_error_and_not_a_vote(text: bytes) -> None:
     with pytest.raises(AgreementLost, match="unreadable"):
@@ -42,32 +63,53 @@ def test_different_plans_abort() -> None:
 
 
 def test_different_plans_abort_even_while_somebody_is_busy() -> None:
-    cast = [Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNED, "e"), Ballot(Stand.BUSY)]
+    cast = [Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNED, "e"), Ballot(Stand.PLANNING)]
     assert judge(cast) == Abort("plans differ")
 
 
 def test_one_busy_rank_makes_all_wait() -> None:
-    assert judge([Ballot(Stand.PLANNED, "d"), Ballot(Stand.BUSY)]) == Wait()
+    assert judge([Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNING)]) == Wait()
 
 
-def test_staging_that_equals_its_sources_commits() -> None:
-    assert judge(STAGED) == Commit()
+def moving(*staged: LotMark) -> Ballot:
+    return Ballot(Stand.MOVING, "d", staged)
 
 
-@pytest.mark.parametrize("side", ["sent", "received"])
-@pytest.mark.parametrize("marks", [{}, {"1": "x"}, {"1": "a", "2": "a"}])
-def test_staging_that_differs_from_its_sources_aborts(side: str, marks: dict[str, str]) -> None:
-    fields = {"sent": STAGED[0].sent, "received": STAGED[0].received, side: marks}
-    broken = Ballot(Stand.STAGED, "d", fields["sent"], fields["received"])
-    assert judge([broken, STAGED[1]]) == Abort("staged bytes differ")
+def test_lots_that_equal_their_sources_are_committed() -> None:
+    assert judge([moving(mark) for mark in MARKS]) == Commit(1)
+    assert judge([moving(mark, mark) for mark in MARKS]) == Commit(2)
 
 
-def test_ranks_that_are_out_of_step_abort() -> None:
-    assert judge([Ballot(Stand.PLANNED, "d"), STAGED[1]]) == Abort("ranks out of step")
+def test_only_lots_that_every_rank_has_staged_are_committed() -> None:
+    assert judge([moving(MARKS[0], MARKS[0]), moving(MARKS[1])]) == Commit(1)
+    assert judge([moving(MARKS[0]), moving()]) == Wait()
+
+
+@pytest.mark.parametrize(("sent", "received"), [(6, 9), (5, 8), (WORD, 9)])
+def test_a_lot_that_differs_from_its_sources_aborts(sent: int, received: int) -> None:
+    broken = LotMark(sent, received, "t")
+    assert judge([moving(broken), moving(MARKS[1])]) == Abort("staged bytes differ")
+    second = [moving(MARKS[0], broken), moving(MARKS[1], MARKS[1])]
+    assert judge(second) == Abort("staged bytes differ")
+
+
+def test_sums_of_fingerprints_are_compared_modulo_a_word() -> None:
+    high = LotMark(WORD, 1, "t"), LotMark(2, 0, "t")
+    assert judge([moving(mark) for mark in high]) == Commit(1)
+
+
+def test_tables_that_differ_abort() -> None:
+    other = replace(MARKS[1], tables="u")
+    assert judge([moving(MARKS[0]), moving(other)]) == Abort("tables differ")
+
+
+@pytest.mark.parametrize("stand", [Stand.PLANNING, Stand.PLANNED])
+def test_ranks_that_are_out_of_step_abort(stand: Stand) -> None:
+    assert judge([Ballot(stand), moving(MARKS[1])]) == Abort("ranks out of step")
 
 
 def test_a_failed_rank_aborts_with_its_reason() -> None:
-    cast = [Ballot(Stand.BUSY), Ballot(Stand.FAILED, reason="move failed")]
+    cast = [Ballot(Stand.PLANNING), Ballot(Stand.FAILED, reason="move failed")]
     assert judge(cast) == Abort("move failed")
 
 
@@ -75,8 +117,24 @@ def test_a_failed_rank_aborts_with_its_reason() -> None:
 def test_nothing_commits_unless_every_rank_has_verified_staging_of_one_plan(
     cast: list[Ballot],
 ) -> None:
-    if judge(cast) == Commit():
-        assert all(ballot.stand is Stand.STAGED for ballot in cast)
+    verdict = judge(cast)
+    if isinstance(verdict, Commit):
+        assert {ballot.stand for ballot in cast} == {Stand.MOVING}
         assert len({ballot.digest for ballot in cast if ballot.digest}) <= 1
-        sent = sum(len(ballot.sent) for ballot in cast)
-        assert sent == sum(len(ballot.received) for ballot in cast)
+        for lot in range(verdict.lots):
+            said = [ballot.staged[lot] for ballot in cast]
+            assert len({mark.tables for mark in said}) == 1
+            assert sum(m.sent for m in said) % 2**64 == sum(m.received for m in said) % 2**64
+
+
+@given(
+    st.one_of(st.just(Move()), st.builds(Commit, st.integers(1, 9)), st.builds(Abort, st.text()))
+)
+def test_a_decision_survives_the_wire(verdict: Settled) -> None:
+    assert from_decision(to_decision(verdict)) == verdict
+
+
+@pytest.mark.parametrize("text", [b"", b"move on", b"commit", b"commit x", b"abor"])
+def test_an_unreadable_decision_is_an_error(text: bytes) -> None:
+    with pytest.raises(AgreementLost, match="unreadable"):
+        from_decision(text)

@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import pytest
 from support.breakages import (
@@ -19,13 +20,13 @@ from support.breakages import (
     slightly_off,
     store,
 )
-from support.rebalancing import SHAPE, Break, Pace, Story, rebalance, violations
+from support.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, violations
 
-from equipoise.balancer.experts import engine as engine_module
-from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Verdict, judge
+from equipoise.balancer.experts import vote as vote_module
+from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, LotMark, Verdict, judge
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.engine import ExpertEngine
-from equipoise.balancer.experts.states import Committing, InEpoch
+from equipoise.balancer.experts.states import Barred, Committing, Travelling, Voyage
+from equipoise.balancer.experts.voyages import Voyages
 from equipoise.hal.errors import AgreementLost
 
 pytestmark = pytest.mark.ranks
@@ -109,7 +110,7 @@ def test_where_groups_are_not_independent_one_thread_issues_everything(shares: S
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits
     assert len(stories[0].commits) >= 2
-    assert not [name for name in issuers if name.startswith("equipoise.engine")]
+    assert not [name for name in issuers if name.startswith("equipoise.")]
     assert issuers
 
 
@@ -121,13 +122,17 @@ def test_an_exchange_that_cannot_begin_fails_the_epoch_and_not_the_step() -> Non
 
 
 def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:
-    stories = rebalance(patience=2)
+    gate = threading.Event()
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
+    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    stories = rebalance(slow, pace=pace, patience=3)
     assert violations(stories) == []
     assert installed_at_the_end(stories) == {START}
     assert all("out of patience" in story.aborts for story in stories)
+    assert all("a rank still drains an aborted epoch" in story.aborts for story in stories)
 
 
-@pytest.mark.parametrize("stand", ["planned", "staged"])
+@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
 def test_a_rank_that_missed_the_ballots_goes_with_a_peer_that_saw_them(stand: str) -> None:
     stories = rebalance(fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.5)))
     assert violations(stories) == []
@@ -136,7 +141,7 @@ def test_a_rank_that_missed_the_ballots_goes_with_a_peer_that_saw_them(stand: st
     assert all(story.aborts == {} for story in stories)
 
 
-@pytest.mark.parametrize("stand", ["planned", "staged"])
+@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
 def test_a_rank_that_saw_all_ballots_aborts_when_its_peer_settled_for_abort(stand: str) -> None:
     blind = fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.0))
     stories = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))
@@ -151,25 +156,30 @@ def test_a_rank_that_cannot_learn_the_outcome_stops() -> None:
         rebalance(both(fabric("control", NoStore), fabric("control", NoStore, rank=0)))
 
 
-class CommitsEarly(ExpertEngine):
+class CommitsEarly(Voyages):
     """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
 
-    def _progress(self, state: InEpoch) -> InEpoch:
-        after = super()._progress(state)
-        if isinstance(after, Committing) and self._control.rank == 1:
-            self._commit(after, step=0)
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        after = super().look(voyage)
+        if isinstance(after, Committing) and self._rank == 1:
+            self.commit(after, len(after.staged), step=0)
         return after
 
 
 def trusts_bytes(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares checksums."""
     verdict = judge(ballots)
-    return Commit() if verdict == Abort("staged bytes differ") else verdict
+    lots = min(len(ballot.staged) for ballot in ballots)
+    return Commit(lots) if verdict == Abort("staged bytes differ") else verdict
+
+
+def unmarked(mark: LotMark) -> LotMark:
+    return replace(mark, tables="")
 
 
 def trusts_plans(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares digests."""
-    blank = [Ballot(b.stand, "", b.sent, b.received, b.reason) for b in ballots]
+    blank = [replace(b, digest="", staged=tuple(map(unmarked, b.staged))) for b in ballots]
     return judge(blank)
 
 
@@ -178,19 +188,19 @@ def test_the_oracle_sees_a_copy_that_was_not_committed() -> None:
 
 
 def test_the_oracle_sees_a_commit_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.balancer.experts.balancer.ExpertEngine", CommitsEarly)
+    monkeypatch.setattr("equipoise.balancer.experts.balancer.Voyages", CommitsEarly)
     assert any("differ" in line for line in violations(rebalance()))
 
 
 def test_the_oracle_sees_staged_bytes_that_nobody_verified(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine_module, "judge", trusts_bytes)
+    monkeypatch.setattr(vote_module, "judge", trusts_bytes)
     assert violations(rebalance(fabric(".moves", FlippedByte))) != []
 
 
 def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "judge", trusts_plans)
+    monkeypatch.setattr(vote_module, "judge", trusts_plans)
     lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
     assert any("layouts differ" in line for line in violations(rebalance(lies)))
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 from support.threads import Seat, on_ranks
 
+from equipoise.balancer.experts.jobs import finish
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Shape
 
@@ -11,9 +12,7 @@ SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
 
 
 def window(seat: Seat, sub_window: int = 2, total: int = 4) -> LoadWindow:
-    return LoadWindow(
-        seat.accelerator, seat.fabric.open("loads"), SHAPE, sub_window, total, deadline=20.0
-    )
+    return LoadWindow(seat.accelerator, seat.fabric.open("loads"), SHAPE, sub_window, total)
 
 
 def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
@@ -21,11 +20,11 @@ def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
     load = window(seat)
     seen = []
     for step in range(8):
-        taken = load.advance(step)
+        taken = finish(load.advance(step), 20.0)
         total = load.total[0].tolist() if load.sums else []
         seen.append((taken, load.full, total))
         load.counters += torch.tensor([[1, 10 * (seat.rank + 1)]], dtype=torch.int32)
-    load.drain()
+    finish(load.drain(), 20.0)
     return seen
 
 
@@ -42,7 +41,7 @@ def test_a_window_holds_only_its_last_sub_windows() -> None:
     def program(seat: Seat) -> tuple[list[int], list[int]]:
         load = window(seat)
         for step in range(10):
-            load.advance(step)
+            finish(load.advance(step), 20.0)
             load.counters += torch.tensor([[step, 0]], dtype=torch.int32)
         return load.total[0].tolist(), load.latest[0].tolist()
 
@@ -55,7 +54,7 @@ def test_large_counts_are_summed_as_integers() -> None:
     def program(seat: Seat) -> int:
         load = window(seat)
         for step in range(4):
-            load.advance(step)
+            finish(load.advance(step), 20.0)
             load.counters[0, 0] = 2**30 + 1
         return int(load.latest[0, 0])
 
@@ -76,9 +75,22 @@ def test_no_count_is_lost_between_two_sub_windows() -> None:
         load = window(seat, sub_window=1, total=1)
         total = 0
         for step in range(9):
-            if load.advance(step):
+            if finish(load.advance(step), 20.0):
                 total += int(np.sum(load.latest))
             load.counters[0, 1] += 3
         return total
 
     assert on_ranks(1, program) == [7 * 3]
+
+
+def test_a_window_says_at_which_boundary_it_has_something_to_do() -> None:
+    def program(seat: Seat) -> list[int]:
+        load = window(seat, sub_window=3, total=3)
+        due = []
+        for step in range(5):
+            finish(load.advance(step), 20.0)
+            due.append(load.due(step))
+        finish(load.drain(), 20.0)
+        return due
+
+    assert on_ranks(1, program) == [[3, 3, 3, 4, 6]]

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.moves import itinerary
 from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
 from equipoise.balancer.experts.planner import (
     Layout,
+    Limits,
     even_shares,
     imbalance,
     propose,
@@ -40,13 +40,17 @@ def test_shares_of_an_expert_make_a_whole(case: tuple[Shape, Load]) -> None:
             assert (sums == SHARE_ONE).all()
 
 
+def limits(hysteresis: int, staging: int) -> Limits:
+    return Limits(hysteresis=hysteresis, staging=staging, parcel=4, nodes=1)
+
+
 @given(cases())
 def test_a_proposal_is_complete_and_never_worse_than_what_is_installed(
     case: tuple[Shape, Load],
 ) -> None:
     shape, load = case
     installed = start(shape)
-    proposal = propose(load, installed, shape, hysteresis=0, staging=10_000)
+    proposal = propose(load, installed, shape, limits(hysteresis=0, staging=10_000))
     check(proposal.layout.placement, shape)
     assert (proposal.predicted <= imbalance(load, installed, shape)).all()
 
@@ -54,43 +58,46 @@ def test_a_proposal_is_complete_and_never_worse_than_what_is_installed(
 @given(cases())
 def test_the_same_load_gives_the_same_digest(case: tuple[Shape, Load]) -> None:
     shape, load = case
-    first = propose(load, start(shape), shape, hysteresis=10, staging=10_000)
-    second = propose(load.copy(), start(shape), shape, hysteresis=10, staging=10_000)
+    first = propose(load, start(shape), shape, limits(hysteresis=10, staging=10_000))
+    second = propose(load.copy(), start(shape), shape, limits(hysteresis=10, staging=10_000))
     assert first.layout.digest == second.layout.digest
-    assert first.moves == second.moves
+    assert first.digest == second.digest
 
 
 @given(cases())
 def test_nothing_moves_when_nothing_is_to_be_gained(case: tuple[Shape, Load]) -> None:
     shape, load = case
-    first = propose(load, start(shape), shape, hysteresis=0, staging=10_000)
-    again = propose(load, first.layout, shape, hysteresis=0, staging=10_000)
+    first = propose(load, start(shape), shape, limits(hysteresis=0, staging=10_000))
+    again = propose(load, first.layout, shape, limits(hysteresis=0, staging=10_000))
     assert again.changed == ()
-    assert again.moves.travelling == again.moves.local == ()
+    assert again.shipment.total == again.shipment.lots == 0
 
 
 @given(cases(), st.integers(0, 12))
-def test_no_rank_is_asked_for_more_staging_than_it_has(
+def test_no_layer_is_moved_that_a_rank_could_not_stage_whole(
     case: tuple[Shape, Load], staging: int
 ) -> None:
     shape, load = case
-    moves = propose(load, start(shape), shape, hysteresis=0, staging=staging).moves
-    assert max(moves.arriving(rank) for rank in range(shape.ranks)) <= staging
+    found = propose(load, start(shape), shape, limits(hysteresis=0, staging=staging))
+    differs = start(shape).placement != found.layout.placement
+    needs = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    assert needs.max(initial=0) <= staging
+    assert sorted(found.changed) == np.flatnonzero(differs.any(axis=1)).tolist()
 
 
-def test_layers_that_gain_most_get_the_staging_there_is() -> None:
+def test_layers_that_gain_most_travel_first() -> None:
     shape = Shape(2, 4, 4, 2)
-    load = np.array([[10, 10, 9, 11], [30, 30, 1, 1]], dtype=np.int64)
-    proposal = propose(load, start(shape), shape, hysteresis=0, staging=1)
-    assert proposal.changed == (1,)
+    load = np.array([[12, 10, 8, 8], [30, 30, 1, 1]], dtype=np.int64)
+    proposal = propose(load, start(shape), shape, limits(hysteresis=0, staging=2))
+    assert proposal.changed == (1, 0)
 
 
 def test_hysteresis_keeps_a_layer_that_gains_too_little() -> None:
     shape = Shape(1, 4, 4, 2)
     load = np.array([[11, 11, 10, 10]], dtype=np.int64)
     gain = imbalance(load, start(shape), shape)[0]
-    assert propose(load, start(shape), shape, hysteresis=0, staging=9).changed == (0,)
-    assert propose(load, start(shape), shape, hysteresis=int(gain), staging=9).changed == ()
+    assert propose(load, start(shape), shape, limits(hysteresis=0, staging=9)).changed == (0,)
+    assert propose(load, start(shape), shape, limits(hysteresis=int(gain), staging=9)).changed == ()
 
 
 def test_imbalance_is_max_over_mean_minus_one() -> None:
@@ -102,41 +109,3 @@ def test_imbalance_is_max_over_mean_minus_one() -> None:
 def test_no_load_at_all_is_balanced() -> None:
     shape = Shape(1, 4, 4, 2)
     assert imbalance(np.zeros((1, 4), dtype=np.int64), start(shape), shape).tolist() == [0]
-
-
-@given(cases())
-@settings(max_examples=200)
-def test_every_move_reads_a_slot_that_holds_its_expert(case: tuple[Shape, Load]) -> None:
-    shape, load = case
-    installed = start(shape)
-    proposed = propose(load, installed, shape, hysteresis=0, staging=10_000).layout.placement
-    moves = itinerary(installed.placement, proposed, shape)
-    for move in (*moves.travelling, *moves.local):
-        assert installed.placement[move.layer, move.source] == move.expert
-        assert proposed[move.layer, move.slot] == move.expert
-    touched = {(move.layer, move.slot) for move in (*moves.travelling, *moves.local)}
-    assert touched == set(map(tuple, np.argwhere(installed.placement != proposed).tolist()))
-
-
-@given(cases())
-def test_only_copies_that_the_rank_lacked_travel(case: tuple[Shape, Load]) -> None:
-    shape, load = case
-    installed = start(shape)
-    moves = propose(load, installed, shape, hysteresis=0, staging=10_000).moves
-    for move in moves.travelling:
-        source, destination = moves.ends(move)
-        mine = slice(destination * shape.slots_per_rank, (destination + 1) * shape.slots_per_rank)
-        assert move.expert not in installed.placement[move.layer, mine]
-        assert source != destination
-    for move in moves.local:
-        assert moves.ends(move)[0] == moves.ends(move)[1]
-
-
-def test_copies_of_one_expert_are_read_from_different_holders() -> None:
-    shape = Shape(1, 4, 8, 4)
-    installed = np.array([[0, 1, 0, 2, 1, 3, 2, 3]], dtype=np.int32)
-    proposed = np.array([[0, 1, 0, 2, 1, 0, 2, 0]], dtype=np.int32)
-    proposed[0, 1] = 3
-    moves = itinerary(installed, proposed, shape)
-    sources = [moves.ends(m)[0] for m in moves.travelling if m.expert == 0]
-    assert sorted(sources) == [0, 1]

@@ -5,26 +5,29 @@ from typing import cast
 
 import numpy as np
 import pytest
+import torch
 
 from equipoise.balancer.experts.installed import Installed
+from equipoise.balancer.experts.jobs import ThreadWorker, finish
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.placement import Load, Shape, Shares, contiguous
-from equipoise.balancer.experts.planner import Layout, even_shares, propose, solve_shares
+from equipoise.balancer.experts.placement import Load, Shape, contiguous
+from equipoise.balancer.experts.planner import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares
+from equipoise.balancer.experts.tables import Change, change_of
 
 SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
 SKEWED = np.array([[10, 300, 300, 10]] * 2, dtype=np.int64)
-EVEN = np.array([[100, 100, 100, 100]] * 2, dtype=np.int64)
 
 
 @dataclass
 class FakeInstalled:
     layout: Layout
-    renewals: list[Shares] = field(default_factory=list)
+    renewals: list[Change] = field(default_factory=list)
 
-    def renew_shares(self, shares: Shares) -> None:
-        self.renewals.append(shares)
-        self.layout = Layout(self.layout.placement, shares)
+    def commit(self, change: Change, copies: tuple[()]) -> None:
+        assert copies == ()
+        self.renewals.append(change)
+        self.layout = change.on(self.layout)
 
 
 @dataclass
@@ -44,58 +47,89 @@ class Bench:
     load: FakeLoad
     renewal: LaggedShares
 
+    def boundary(self, summed: bool) -> None:
+        finish(self.renewal.boundary(summed), 20.0)
+
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     installed, load = FakeInstalled(start()), FakeLoad(SKEWED)
+    worker = ThreadWorker("solver", 20.0)
     renewal = LaggedShares(
-        cast(Installed, installed), cast(LoadWindow, load), SHAPE, hysteresis=655, deadline=20.0
+        cast(Installed, installed), cast(LoadWindow, load), SHAPE, hysteresis=655, worker=worker
     )
     yield Bench(installed, load, renewal)
-    renewal.close()
+    worker.close()
+
+
+def keeping(installed: FakeInstalled) -> KeepShares:
+    return KeepShares(cast(Installed, installed), SHAPE)
 
 
 def test_a_solution_is_installed_one_boundary_after_its_sum(bench: Bench) -> None:
-    bench.renewal.boundary(summed=True)
+    bench.boundary(summed=True)
+    assert bench.renewal.pending
     assert bench.installed.renewals == []
-    bench.renewal.boundary(summed=False)
-    (shares,) = bench.installed.renewals
-    np.testing.assert_array_equal(shares, solve_shares(SKEWED, contiguous(SHAPE), SHAPE))
-    bench.renewal.boundary(summed=False)
+    bench.boundary(summed=False)
+    assert not bench.renewal.pending
+    wanted = solve_shares(SKEWED, contiguous(SHAPE), SHAPE)
+    np.testing.assert_array_equal(bench.installed.layout.shares, wanted)
+    bench.boundary(summed=False)
     assert len(bench.installed.renewals) == 1
 
 
 def test_a_solution_for_a_placement_that_is_gone_is_dropped(bench: Bench) -> None:
-    bench.renewal.boundary(summed=True)
-    bench.installed.layout = start()
-    bench.renewal.boundary(summed=False)
+    bench.boundary(summed=True)
+    other = np.roll(contiguous(SHAPE), 1, axis=1)
+    bench.installed.layout = Layout(other, even_shares(other, SHAPE.experts))
+    bench.boundary(summed=False)
     assert bench.installed.renewals == []
+
+
+def test_layers_that_an_epoch_has_not_touched_get_their_solution(bench: Bench) -> None:
+    bench.boundary(summed=True)
+    other = contiguous(SHAPE)
+    other[0] = np.roll(other[0], 1)
+    bench.installed.layout = Layout(other, even_shares(other, SHAPE.experts))
+    bench.boundary(summed=False)
+    (change,) = bench.installed.renewals
+    assert change.layers == (1,)
+    wanted = change_of(bench.installed.layout, SHAPE, [1]).update
+    assert torch.equal(change.update.cumulative, wanted.cumulative)
 
 
 def test_shares_that_gain_too_little_stay(bench: Bench) -> None:
     bench.installed.layout = Layout(
         contiguous(SHAPE), solve_shares(SKEWED, contiguous(SHAPE), SHAPE)
     )
-    bench.renewal.boundary(summed=True)
-    bench.renewal.boundary(summed=False)
+    bench.boundary(summed=True)
+    bench.boundary(summed=False)
     assert bench.installed.renewals == []
 
 
-def test_an_epoch_keeps_the_fresher_shares_of_layers_that_stay(bench: Bench) -> None:
-    load = np.stack([EVEN[0] * 0 + [1, 1, 1, 500], EVEN[1]])
-    proposal = propose(load, bench.installed.layout, SHAPE, hysteresis=0, staging=100)
-    assert 0 in proposal.changed
-    assert 1 not in proposal.changed
-    fresher = solve_shares(SKEWED, contiguous(SHAPE), SHAPE)
-    bench.installed.layout = Layout(contiguous(SHAPE), fresher)
-    adopted = bench.renewal.adopt(proposal)
-    np.testing.assert_array_equal(adopted.placement, proposal.layout.placement)
-    np.testing.assert_array_equal(adopted.shares[0], proposal.layout.shares[0])
-    np.testing.assert_array_equal(adopted.shares[1], fresher[1])
+def test_a_plan_leaves_fresher_shares_of_layers_that_stay(bench: Bench) -> None:
+    bench.renewal.planned(start())
+    assert bench.installed.renewals == []
 
 
-def test_static_and_exact_install_what_was_proposed() -> None:
-    proposal = propose(SKEWED, start(), SHAPE, hysteresis=0, staging=100)
-    keep = KeepShares()
-    keep.boundary(summed=True)
-    assert keep.adopt(proposal) is proposal.layout
+def test_static_and_exact_take_the_plan_s_shares_where_the_placement_stays() -> None:
+    installed = FakeInstalled(start())
+    keep = keeping(installed)
+    finish(keep.boundary(summed=True), 20.0)
+    wanted = Layout(contiguous(SHAPE), solve_shares(SKEWED, contiguous(SHAPE), SHAPE))
+    keep.planned(wanted)
+    (change,) = installed.renewals
+    assert change.layers == (0, 1)
+    np.testing.assert_array_equal(installed.layout.shares, wanted.shares)
+    keep.planned(wanted)
+    assert len(installed.renewals) == 1, "equal shares are not installed again"
+
+
+def test_shares_of_a_layer_that_moves_wait_for_its_weights() -> None:
+    installed = FakeInstalled(start())
+    moved = contiguous(SHAPE)
+    moved[1] = np.roll(moved[1], 2)
+    shares = solve_shares(SKEWED, moved, SHAPE)
+    keeping(installed).planned(Layout(moved, shares))
+    (change,) = installed.renewals
+    assert change.layers == (0,)

@@ -1,0 +1,128 @@
+"""What the engine does beside the forward: jobs, and who carries them out.
+
+A job is a generator. It yields what it waits for (`balancer/experts/waits.py`), is sent what came,
+and returns its result; what a wait raises is raised at its `yield`. A thread of its own carries a
+job out by blocking on every wait; a test's world carries it out step by step, in an order that
+somebody chooses.
+"""
+
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from equipoise.balancer.experts.waits import Wait
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Job: TypeAlias = Generator[Wait[Any], Any, T]
+
+
+class Task(Protocol[T_co]):
+    """A job that was started."""
+
+    def done(self) -> bool:
+        """Whether it has ended, by whatever end."""
+        ...
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """What it returned; raises what it raised, and `TimeoutError` after `timeout` seconds."""
+        ...
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it raised, if anything."""
+        ...
+
+
+class Worker(Protocol):
+    """Carries jobs out one after another, in the order in which they were started."""
+
+    def start(self, job: Job[T]) -> Task[T]:
+        """Begin `job` when those before it have ended."""
+        ...
+
+    def close(self) -> None:
+        """Give up what has not begun, and end what has at its next wait; bounded."""
+        ...
+
+
+Hire: TypeAlias = Callable[[str], Worker]
+"""Makes a worker of that name."""
+
+
+class Dismissed(Exception):
+    """The worker was closed while the job waited."""
+
+
+class ThreadWorker:
+    """A thread.
+
+    Args:
+        name: of the thread.
+        deadline: seconds that each wait of a job may last.
+    """
+
+    def __init__(self, name: str, deadline: float) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._deadline = deadline
+        self._open = True
+
+    def start(self, job: Job[T]) -> Future[T]:
+        """See `Worker`."""
+        return self._threads.submit(finish, job, self._deadline, self._check)
+
+    def close(self) -> None:
+        """See `Worker`; lasts at most as long as the wait that is under way."""
+        self._open = False
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _check(self) -> None:
+        if not self._open:
+            raise Dismissed
+
+
+def finish(job: Job[T], timeout: float, check: Callable[[], object] = lambda: None) -> T:
+    """Carry `job` out on the calling thread, and return its result.
+
+    Args:
+        job: to be carried out.
+        timeout: seconds that each of its waits may last.
+        check: called before each wait; what it raises is raised in the job.
+
+    Raises:
+        Exception: what the job raises.
+    """
+    go_on: Callable[[], Wait[Any]] = partial(next, job)
+    while True:
+        try:
+            wait = go_on()
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            check()
+            go_on = partial(job.send, wait.take(timeout))
+        except Exception as error:
+            go_on = partial(job.throw, error)
+
+
+def at_once(call: Callable[[], T]) -> Job[T]:
+    """A job that waits for nothing."""
+    yield from ()
+    return call()
+
+
+@dataclass(frozen=True)
+class Completed(Generic[T_co]):
+    """A task has ended: what a boundary waits for when it comes before what it needs."""
+
+    task: Task[T_co]
+
+    def ready(self) -> bool:
+        """Whether it has."""
+        return self.task.done()
+
+    def take(self, timeout: float) -> T_co:
+        """Its result; raises as `Task.result` does."""
+        return self.task.result(timeout)

@@ -1,0 +1,111 @@
+"""The boundary path: lots of layers travel to staging beside the forward, and are committed between
+two steps by the compute stream itself. No lock.
+"""
+
+import logging
+from dataclasses import replace
+
+from equipoise.balancer.experts.installed import Installed
+from equipoise.balancer.experts.jobs import Job, Task, Worker
+from equipoise.balancer.experts.lots import ReadyLot, ready_lot
+from equipoise.balancer.experts.mover import Mover
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.planner import Proposal
+from equipoise.balancer.experts.states import (
+    Barred,
+    Committing,
+    Epoch,
+    Landed,
+    Moving,
+    Travelling,
+    Voyage,
+)
+from equipoise.hal.errors import AgreementLost
+
+FLYING = 2
+"""Lots on the way at once: one travels while the other is voted on."""
+LOG = logging.getLogger(__name__)
+
+
+class Voyages:
+    """Carries what was agreed on from staging to slots, on one rank.
+
+    Args:
+        installed: what this rank holds.
+        mover: fills staging.
+        worker: stages one lot after another.
+        rank: this rank.
+        shape: how many of everything.
+    """
+
+    def __init__(
+        self, installed: Installed, mover: Mover, worker: Worker, rank: int, shape: Shape
+    ) -> None:
+        self._installed = installed
+        self._mover = mover
+        self._worker = worker
+        self._rank = rank
+        self._shape = shape
+
+    def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Landed:
+        """All ranks have the same proposal, at the boundary before `step`: let its lots go."""
+        return self._go_on(Voyage(epoch, proposal, 0, step, ()))
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        """Which lots are staged by now; they are staged in the order in which they were let go."""
+        staged: list[ReadyLot] = []
+        for task in voyage.flying:
+            if not task.done():
+                break
+            if (error := task.exception()) is not None:
+                LOG.warning("epoch %d: move failed: %s", voyage.epoch.number, error)
+                return Barred(voyage.epoch, "move failed", voyage)
+            staged.append(task.result())
+        return Committing(voyage, tuple(staged)) if staged else Moving(voyage)
+
+    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+        """The next `lots` lots are staged everywhere, and are right: install them.
+
+        Raises:
+            AgreementLost: they are not staged here, so ranks disagree about history.
+        """
+        if len(state.staged) < lots:
+            raise AgreementLost(f"told to commit {lots} lots with {len(state.staged)} staged")
+        for lot in state.staged[:lots]:
+            self._installed.commit(lot.change, lot.staged.copies)
+        voyage = state.voyage
+        done, rest = voyage.committed + lots, voyage.flying[lots:]
+        return self._go_on(replace(voyage, committed=done, since=step, flying=rest))
+
+    def _go_on(self, voyage: Voyage) -> Moving | Landed:
+        """Let go as many lots as there is staging for; or land, if all are committed."""
+        if voyage.committed == voyage.proposal.shipment.lots:
+            return Landed(voyage)
+        while self._may_fly(voyage):
+            lot = voyage.committed + len(voyage.flying)
+            flying = (*voyage.flying, self._let_go(voyage.proposal, lot))
+            voyage = replace(voyage, flying=flying)
+        return Moving(voyage)
+
+    @staticmethod
+    def _may_fly(voyage: Voyage) -> bool:
+        """Whether the next lot has staging beside those that fly; alike on every rank."""
+        lot, shipment = voyage.committed + len(voyage.flying), voyage.proposal.shipment
+        if lot == shipment.lots or len(voyage.flying) == FLYING:
+            return False
+        return not voyage.flying or shipment.fits_beside(lot - 1, lot)
+
+    def _let_go(self, proposal: Proposal, lot: int) -> Task[ReadyLot]:
+        """Begin here, end on the worker; what fails here fails the epoch as it would there."""
+        leg = proposal.shipment.leg(self._rank, lot)
+        try:
+            staging = self._mover.begin(leg, self._installed.settled)
+        except Exception as error:
+            return self._worker.start(_failing(error))
+        return self._worker.start(ready_lot(staging, proposal, lot, self._shape))
+
+
+def _failing(error: Exception) -> Job[ReadyLot]:
+    """A job that has failed before it began."""
+    yield from ()
+    raise error
