@@ -9,8 +9,8 @@ from shapes import Shape
 
 from equipoise import _native
 from equipoise.balancer.experts import plan
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement
-from equipoise.balancer.experts.planner import Layout, even_shares
 
 MOST_RANKS = 128
 """Beyond so many, the swift-like rule takes minutes."""

@@ -29,8 +29,8 @@ from matching import matched
 from recorded import Recording, counted, recordings
 
 from equipoise.balancer.experts import plan
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import SHARE_ONE
-from equipoise.balancer.experts.planner import Layout
 
 PHASE, WARM, STEPS, SEEDS = 40, 16, 12, 5
 SEQUENCES = 8, 32, 64

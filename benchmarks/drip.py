@@ -27,7 +27,7 @@ from recorded import Recording, recordings
 
 from equipoise import _native
 from equipoise.balancer.experts import plan, planning
-from equipoise.balancer.experts.planner import Layout, even_shares
+from equipoise.balancer.experts.layout import Layout, even_shares
 
 WINDOW, PHASE, SEEDS, GENERATED = 8, 40, 5, 2
 HYSTERESES = 0.4, 0.8, 1.2, 1.6

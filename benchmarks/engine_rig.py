@@ -16,8 +16,8 @@ import torch
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import Layout
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric, Rendezvous

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support import ascend_layouts as layouts
 
 from equipoise.balancer.experts import plan
-from equipoise.balancer.experts.planner import Layout, even_shares
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.compat import deepseek, vllm_ascend
 
 SEEDS = 5

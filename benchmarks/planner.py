@@ -36,8 +36,8 @@ from stopwatch import times
 
 from equipoise import _native
 from equipoise.balancer.experts import Plan, plan
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import SHARE_ONE
-from equipoise.balancer.experts.planner import Layout
 from equipoise.hal.errors import FormatError, PlacementError
 
 sys.path.insert(0, str(ROOT / "tests"))

@@ -27,8 +27,8 @@ from recorded import Recording, recordings
 
 from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.config import ShareMode
+from equipoise.balancer.experts.layout import Layout, solve_shares
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import Layout, solve_shares
 
 WINDOW, PHASE, SEEDS = 16, 40, 5
 SUBS = 1, 2, 4

@@ -34,8 +34,8 @@ from recorded import Recording, recordings
 from risk import Packing, moments
 
 from equipoise.balancer.experts import plan
+from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, Shares
-from equipoise.balancer.experts.planner import Layout, even_shares, solve_shares
 
 PHASE, WINDOW, LONG, SEEDS = 40, 16, 4, 5
 WARM = 8

@@ -29,6 +29,7 @@ class EngineConfig:
             65536.
         patience: steps without progress after which an epoch is aborted.
         parcel: slots that travel in one blob at most.
+        layer_updates_per_iter: layers that are rewritten a step on the locked path.
         nodes: that the ranks divide among evenly, neighbours together: weights come from the same
             node where one of its ranks has them.
         deadline: seconds that any wait may last.
@@ -42,6 +43,7 @@ class EngineConfig:
     hysteresis: int = 655
     patience: int = 64
     parcel: int = 16
+    layer_updates_per_iter: int = 2
     nodes: int = 1
     deadline: float = 20.0
 

@@ -9,33 +9,42 @@ has begun its vote. States: `balancer/experts/states.py`; protocol: `docs/design
 import logging
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from equipoise.balancer.experts.ballot import Abort, Commit, Move, Verdict, Wait
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import Limits, propose
+from equipoise.balancer.experts.placement import Load
+from equipoise.balancer.experts.planner import Proposal
 from equipoise.balancer.experts.renewal import ShareRenewal
 from equipoise.balancer.experts.staff import Staff
-from equipoise.balancer.experts.standing import ballot_of, outcome_of, since, voyage_of, work_of
+from equipoise.balancer.experts.standing import (
+    ballot_of,
+    copies_of,
+    outcome_of,
+    since,
+    work_of,
+)
 from equipoise.balancer.experts.states import (
     Agreeing,
     Barred,
     Committing,
     Draining,
     Epoch,
-    InEpoch,
     Landed,
     Moving,
     Observing,
     Planning,
     State,
+    Travelling,
+    Updating,
+    Voting,
     Voyage,
 )
 from equipoise.balancer.experts.vote import Question, vote
-from equipoise.balancer.experts.voyages import Voyages
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError
 
@@ -43,6 +52,30 @@ COMMITTED = "committed"
 KEPT = 1024
 """Reports of epochs that are kept."""
 LOG = logging.getLogger(__name__)
+
+
+class Path(Protocol):
+    """How an epoch that was agreed on comes into slots: by the boundary, or under a lock."""
+
+    def propose(self, load: Load, layout: Layout) -> Proposal:
+        """Plan, on a worker."""
+        ...
+
+    def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Updating | Landed:
+        """Every rank has the same proposal, at the boundary before `step`."""
+        ...
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        """What this rank's own part has become."""
+        ...
+
+    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+        """The next `lots` lots are staged everywhere, and are right."""
+        ...
+
+    def advance(self, state: Updating, step: int) -> Updating | Landed:
+        """The next boundary of an update that nobody votes on."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,10 +105,9 @@ class ExpertEngine:
     Args:
         installed: what this rank holds.
         load: global loads.
-        voyages: carries what was agreed on into slots.
+        path: how what was agreed on comes into slots.
         renewal: what becomes of shares between epochs.
         control: ballots and decisions.
-        shape: how many of everything.
         config: cadence and bounds.
         staff: works beside the forward.
     """
@@ -84,19 +116,17 @@ class ExpertEngine:
         self,
         installed: Installed,
         load: LoadWindow,
-        voyages: Voyages,
+        path: Path,
         renewal: ShareRenewal,
         control: ControlPlane,
-        shape: Shape,
         config: EngineConfig,
         staff: Staff,
     ) -> None:
         self._installed = installed
         self._load = load
-        self._voyages = voyages
+        self._path = path
         self._renewal = renewal
         self._control = control
-        self._shape = shape
         self._config = config
         self._staff = staff
         self._state: State = Observing()
@@ -129,13 +159,15 @@ class ExpertEngine:
             raise EngineError(f"boundary {self._next} was left out: now comes {step}")
         summed = yield from self._load.advance(step)
         yield from self._renewal.boundary(summed)
-        if isinstance(self._state, InEpoch):
+        if isinstance(self._state, Voting):
             self._state = yield from self._settle(self._state, step)
+        if isinstance(self._state, Updating):
+            self._state = self._landing(self._path.advance(self._state, step), step)
         if isinstance(self._state, Draining) and self._state.done:
             self._state = Observing()
         if self._due(step):
             self._state = self._open(self._state, step)
-        if isinstance(self._state, InEpoch):
+        if isinstance(self._state, Voting):
             self._state = self._progress(self._state)
             self._cast(self._state, step + 1)
         self._next = self._when(step)
@@ -156,25 +188,16 @@ class ExpertEngine:
         on_time = step > 1 and (step - 1) % self._config.step_interval == 0
         return on_time and self._load.full and isinstance(self._state, Observing | Draining)
 
-    def _open(self, state: State, step: int) -> InEpoch:
+    def _open(self, state: State, step: int) -> Voting:
         epoch = Epoch(step // self._config.step_interval, step)
         if isinstance(state, Draining):
             reason = "a rank still drains an aborted epoch"
             return Barred(epoch, reason, state)
-        load, layout, limits = self._load.total, self._installed.layout, self._limits
-        plan = at_once(lambda: propose(load, layout, self._shape, limits))
+        load, layout = self._load.total, self._installed.layout
+        plan = at_once(lambda: self._path.propose(load, layout))
         return Planning(epoch, self._staff.planner.start(plan))
 
-    @property
-    def _limits(self) -> Limits:
-        return Limits(
-            hysteresis=self._config.hysteresis,
-            staging=self._installed.store.layout.staging,
-            parcel=self._config.parcel,
-            nodes=self._config.nodes,
-        )
-
-    def _progress(self, state: InEpoch) -> InEpoch:
+    def _progress(self, state: Voting) -> Voting:
         """What this rank's own work has become since the last boundary."""
         match state:
             case Planning(epoch, plan) if plan.done():
@@ -183,10 +206,10 @@ class ExpertEngine:
                     return Barred(epoch, "planner failed", state)
                 return Agreeing(epoch, plan.result())
             case Moving(voyage) | Committing(voyage, _):
-                return self._voyages.look(voyage)
+                return self._path.look(voyage)
         return state
 
-    def _cast(self, state: InEpoch, due: int) -> None:
+    def _cast(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
         epoch = f"{self._config.label}/{state.epoch.number}"
         question = Question(
@@ -196,7 +219,7 @@ class ExpertEngine:
         )
         self._vote = self._staff.clerk.start(vote(self._control, question, ballot_of(state)))
 
-    def _settle(self, state: InEpoch, step: int) -> Job[State]:
+    def _settle(self, state: Voting, step: int) -> Job[State]:
         """Act on the vote that is due at this boundary."""
         assert self._vote is not None
         try:
@@ -208,30 +231,27 @@ class ExpertEngine:
                 return state
             case Move(), Agreeing(epoch, proposal):
                 self._renewal.planned(proposal.layout)
-                return self._landing(self._voyages.embark(epoch, proposal, step), step)
+                return self._landing(self._path.embark(epoch, proposal, step), step)
             case Commit(lots), Committing():
-                return self._landing(self._voyages.commit(state, lots, step), step)
+                return self._landing(self._path.commit(state, lots, step), step)
             case Abort(reason), _:
                 return self._abort(state, step, reason)
         raise AgreementLost(f"told to {verdict} in {type(state).__name__}")
 
-    def _landing(self, state: Moving | Landed, step: int) -> State:
-        """End the epoch where all its lots are committed."""
+    def _landing(self, state: Moving | Updating | Landed, step: int) -> State:
+        """End the epoch where everything is installed."""
         match state:
-            case Landed(voyage):
-                self._report(voyage.epoch, step, COMMITTED, voyage)
+            case Landed(epoch, copies):
+                self._report(epoch, step, COMMITTED, copies)
                 return Observing()
         return state
 
-    def _abort(self, state: InEpoch, step: int, reason: str) -> State:
+    def _abort(self, state: Voting, step: int, reason: str) -> State:
         """Leave the epoch; what it has not committed stays as installed, on every rank."""
         self.aborts[reason] += 1
-        self._report(state.epoch, step, reason, voyage_of(state))
+        self._report(state.epoch, step, reason, copies_of(state))
         return Draining(work_of(state))
 
-    def _report(self, epoch: Epoch, step: int, outcome: str, voyage: Voyage | None) -> None:
-        copies = 0
-        if voyage is not None:
-            copies = voyage.proposal.shipment.travelled(voyage.committed)
+    def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes
         self.reports.append(EpochReport(epoch.number, epoch.opened, step, outcome, copies, size))

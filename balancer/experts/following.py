@@ -4,8 +4,8 @@ from collections import deque
 
 import numpy as np
 
+from equipoise.balancer.experts.layout import Layout, imbalance, solve_shares
 from equipoise.balancer.experts.placement import Load, Placement, Shape, Shares
-from equipoise.balancer.experts.planner import Layout, imbalance, solve_shares
 
 MEMORY = 5
 """Sub-windows whose lessons are kept; their median outvotes the two that a switch spoils."""

@@ -1,7 +1,7 @@
 """What this rank has installed: slots, tables, and the layout they stand for."""
 
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Shape, check
-from equipoise.balancer.experts.planner import Layout
 from equipoise.balancer.experts.tables import Change, change_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
@@ -35,7 +35,7 @@ class Installed:
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
         self._settled = accelerator.event()
-        self._readers = Readers(accelerator.event)
+        self.readers = Readers(accelerator.event)
         self._layout = layout
         self.store = store
         self.tables = Tables.empty(
@@ -55,7 +55,7 @@ class Installed:
 
     def attach(self, stream: Stream) -> Reader:
         """A further stream that reads slots or tables: a micro-batch, a draft model, a graph."""
-        return self._readers.attach(stream)
+        return self.readers.attach(stream)
 
     def generation(self, layer: int) -> int:
         """Generation of a layer's tables, for programs of the compute stream."""
@@ -67,10 +67,10 @@ class Installed:
         Weights and tables are one change to a reader on another stream: it is held from before
         the first copy until behind the last generation word.
         """
-        held = self._readers.hold(self._compute)
+        held = self.readers.hold(self._compute)
         if copies:
             self.store.commit(copies, self._compute)
         self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
         self._compute.record(self._settled)
-        self._readers.follow(held, self._settled)
+        self.readers.follow(held, self._settled)
         self._layout = change.on(self._layout)

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from equipoise.balancer.experts.ballot import LotMark
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.mover import Staged
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import Proposal
-from equipoise.balancer.experts.tables import Change, change_of
+from equipoise.balancer.experts.tables import Change
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,7 @@ class ReadyLot:
     mark: LotMark
 
 
-def ready_lot(staging: Job[Staged], proposal: Proposal, lot: int, shape: Shape) -> Job[ReadyLot]:
-    """Make the lot's tables, then stage it; tables first, so that they are made while bytes fly."""
-    change = change_of(proposal.layout, shape, proposal.shipment.layers(lot))
+def ready_lot(staging: Job[Staged], change: Change) -> Job[ReadyLot]:
+    """Stage a lot, and say what the ballot says of it."""
     staged = yield from staging
-    mark = LotMark(staged.sent, staged.received, change.digest)
-    return ReadyLot(staged, change, mark)
+    return ReadyLot(staged, change, LotMark(staged.sent, staged.received, change.digest))

@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise.balancer.experts.ballot import WORD
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.shipment import Leg, RoundLeg
-from equipoise.balancer.experts.waits import Ended, Reached
+from equipoise.balancer.experts.waits import Ended, all_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
 from equipoise.hal.slots import SlotStore
@@ -111,7 +111,7 @@ class Mover:
         for part in leg.rounds:
             packed = self._pack(part, hold)
             if not self._communicator.capabilities.stream_ordered:
-                yield Reached(self._recorded())
+                yield all_of(self._accelerator, self._copy)
             passage = self._depart(part, packed, hold)
             yield Ended(passage.work)
             self._unpack(passage, hold)
@@ -176,7 +176,7 @@ class Mover:
             name = _name(self._rank, self._rank)
             blob = self._read(leg.local.sources, name, hold)
             self._stage(blob, leg.local.staging, leg.local.slots, name, hold)
-        yield Reached(self._recorded())
+        yield all_of(self._accelerator, self._copy)
         return Staged(
             sent=total(hold.sent),
             received=total(hold.received),
@@ -187,11 +187,6 @@ class Mover:
     @property
     def _rank(self) -> int:
         return self._communicator.rank
-
-    def _recorded(self) -> Event:
-        event = self._accelerator.event()
-        self._copy.record(event)
-        return event
 
     def _blob(self, slots: int, hold: _Hold) -> Tensor:
         blob = self._empty(slots * self._store.layout.slot_bytes, torch.uint8)

@@ -1,35 +1,35 @@
-"""What to propose, given a load: placement, shares, and what they promise."""
+"""What to propose, given a load: placement, shares, how to get there, and what it promises."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import _native
-from equipoise.balancer.experts.placement import (
-    SHARE_ONE,
-    Load,
-    Placement,
-    Shape,
-    Shares,
-    check,
-    digest,
-)
+from equipoise.balancer.experts.layout import Layout, imbalance
+from equipoise.balancer.experts.placement import Load, Shape, check
 from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.experts.shipment import Shipment, ship
+from equipoise.balancer.experts.tables import Change, change_of
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A placement and its shares: what is installed, or what is proposed."""
+class Draft:
+    """What a plan promises.
 
-    placement: Placement
-    shares: Shares
+    Attributes:
+        layout: what shall be installed.
+        order: layers whose placement changes, best gain first.
+        before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
+            shares for the load planned on.
+        predicted: the same of `layout`.
+    """
 
-    @property
-    def digest(self) -> str:
-        """Equal on two ranks exactly when the layouts are."""
-        return digest(self.placement, self.shares)
+    layout: Layout
+    order: tuple[int, ...]
+    before: npt.NDArray[np.int64]
+    predicted: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,26 @@ class Proposal:
     """The outcome of planning an epoch.
 
     Attributes:
-        layout: what shall be installed.
-        shipment: how its weights travel; names the layers whose placement changes.
-        predicted: (layers,) imbalance in parts per 65536 under the load planned on.
-        before: the same of the installed placement, with the best shares for that load.
-        digest: equal on two ranks exactly when layout and shipment are.
+        draft: what it promises.
+        changes: what is installed together, in order; each with its tables.
+        digest: equal on two ranks exactly when layout, order and tables are.
     """
 
-    layout: Layout
-    shipment: Shipment
-    predicted: npt.NDArray[np.int64]
-    before: npt.NDArray[np.int64]
+    draft: Draft
+    changes: tuple[Change, ...]
     digest: str
 
     @property
-    def changed(self) -> tuple[int, ...]:
-        """Layers whose placement changes, best gain first."""
-        return tuple(self.shipment.order.tolist())
+    def layout(self) -> Layout:
+        """What shall be installed."""
+        return self.draft.layout
+
+
+@dataclass(frozen=True)
+class Shipped(Proposal):
+    """A proposal whose weights come from peers: change k is lot k of the shipment."""
+
+    shipment: Shipment
 
 
 @dataclass(frozen=True)
@@ -63,38 +66,28 @@ class Limits:
     Attributes:
         hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
         staging: staging buffers of a rank: a layer that needs more stays as it is.
-        parcel: slots that travel in one blob at most.
-        nodes: that the ranks divide among; sources within a node are preferred.
     """
 
     hysteresis: int
     staging: int
+
+
+@dataclass(frozen=True)
+class Freight:
+    """How weights travel.
+
+    Attributes:
+        parcel: slots in one blob at most.
+        nodes: that the ranks divide among; sources within a node are preferred.
+        staging: staging buffers of a rank.
+    """
+
     parcel: int
     nodes: int
+    staging: int
 
 
-def even_shares(placement: Placement, experts: int) -> Shares:
-    """Every replica takes the same part; the remainder goes to lower slots."""
-    zeros = np.zeros((placement.shape[0], experts), dtype=np.int64)
-    return _native.solve_shares(zeros, placement, 1)
-
-
-def solve_shares(load: Load, placement: Placement, shape: Shape) -> Shares:
-    """Shares that minimise the largest rank load (water-filling)."""
-    return _native.solve_shares(load, placement, shape.ranks)
-
-
-def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]:
-    """(layers,): (max - mean) / mean over ranks in parts per 65536, in integers throughout."""
-    rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
-    ranks = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
-    total = ranks.sum(axis=1)
-    excess: npt.NDArray[np.int64] = ranks.max(axis=1) * shape.ranks - total
-    parts: npt.NDArray[np.int64] = excess // np.maximum(total // SHARE_ONE, 1)
-    return parts
-
-
-def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Proposal:
+def draft(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
     """Plan an epoch incrementally; every rank gets the same answer from the same load.
 
     Args:
@@ -115,17 +108,41 @@ def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Prop
     order = _worth_it(old - new, moves.placement != before, shape, limits)
     layout = _mix(kept, fresh, order)
     check(layout.placement, shape)
+    return Draft(layout, order, old, imbalance(load, layout, shape))
+
+
+def by_ship(drafted: Draft, installed: Layout, shape: Shape, freight: Freight) -> Shipped:
+    """The proposal whose weights come from the slots of peers. Raises `PlacementError`."""
     shipment = ship(
-        before,
-        layout.placement,
-        order,
+        installed.placement,
+        drafted.layout.placement,
+        drafted.order,
         shape,
-        nodes=limits.nodes,
-        staging=max(limits.staging, 1),  # where there is none, no layer is worth it
-        parcel=limits.parcel,
+        nodes=freight.nodes,
+        staging=max(freight.staging, 1),  # where there is none, no layer is worth it
+        parcel=freight.parcel,
     )
-    predicted = imbalance(load, layout, shape)
-    return Proposal(layout, shipment, predicted, old, f"{layout.digest} {order}")
+    lots = [shipment.layers(lot) for lot in range(shipment.lots)]
+    changes = _changes(drafted, lots, shape)
+    return Shipped(drafted, changes, digest_of(drafted, changes), shipment)
+
+
+def by_groups(drafted: Draft, shape: Shape, size: int) -> Proposal:
+    """The proposal whose weights are at hand: `size` layers are installed at a time."""
+    order = drafted.order
+    groups = [order[first : first + size] for first in range(0, len(order), size)]
+    changes = _changes(drafted, groups, shape)
+    return Proposal(drafted, changes, digest_of(drafted, changes))
+
+
+def digest_of(drafted: Draft, changes: Sequence[Change]) -> str:
+    """Hexadecimal digest of all that a proposal would install, in its order."""
+    parts = [drafted.layout.digest, *(change.digest for change in changes)]
+    return blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _changes(drafted: Draft, groups: Sequence[Sequence[int]], shape: Shape) -> tuple[Change, ...]:
+    return tuple(change_of(drafted.layout, shape, group) for group in groups)
 
 
 def _worth_it(

@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from equipoise.balancer.experts.layout import Layout, solve_shares
 from equipoise.balancer.experts.placement import Load, Shape, Shares
-from equipoise.balancer.experts.planner import Layout, solve_shares
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables

@@ -9,14 +9,14 @@ from equipoise.balancer.experts.states import (
     Barred,
     Committing,
     Draining,
-    InEpoch,
     Moving,
     Planning,
+    Voting,
     Voyage,
 )
 
 
-def ballot_of(state: InEpoch) -> Ballot:
+def ballot_of(state: Voting) -> Ballot:
     """What a rank in this state says."""
     match state:
         case Planning():
@@ -32,7 +32,7 @@ def ballot_of(state: InEpoch) -> Ballot:
     assert_never(state)
 
 
-def voyage_of(state: InEpoch) -> Voyage | None:
+def voyage_of(state: Voting) -> Voyage | None:
     """The voyage that the state is about, if weights were let go."""
     match state:
         case Moving(voyage) | Committing(voyage, _) | Barred(_, _, Voyage() as voyage):
@@ -40,7 +40,7 @@ def voyage_of(state: InEpoch) -> Voyage | None:
     return None
 
 
-def outcome_of(state: InEpoch) -> str:
+def outcome_of(state: Voting) -> str:
     """What the next vote may settle: one question for the move, and one for each commit.
 
     A commit's question is named by the lots that are committed already, alike on every rank. The
@@ -51,13 +51,13 @@ def outcome_of(state: InEpoch) -> str:
     return "move" if voyage is None else f"commit/{voyage.committed}"
 
 
-def since(state: InEpoch) -> int:
+def since(state: Voting) -> int:
     """The last boundary at which the ranks came on together."""
     voyage = voyage_of(state)
     return state.epoch.opened if voyage is None else voyage.since
 
 
-def work_of(state: InEpoch) -> tuple[Task[Any], ...]:
+def work_of(state: Voting) -> tuple[Task[Any], ...]:
     """What still runs when the epoch is left, and owns its buffers."""
     match state:
         case Planning(_, plan) | Barred(_, _, Planning(_, plan)):
@@ -66,3 +66,9 @@ def work_of(state: InEpoch) -> tuple[Task[Any], ...]:
             return work
     voyage = voyage_of(state)
     return () if voyage is None else voyage.flying
+
+
+def copies_of(state: Voting) -> int:
+    """Copies between ranks, over all of them, that are committed when the epoch is left."""
+    voyage = voyage_of(state)
+    return 0 if voyage is None else voyage.proposal.shipment.travelled(voyage.committed)

@@ -1,7 +1,8 @@
 """The states of the engine, one frozen type each.
 
-    Observing -> Planning -> Agreeing -> Moving <-> Committing -> Observing
-                    any epoch state  -> Draining -> Observing    (abort)
+    Observing -> Planning -> Agreeing -> Moving <-> Committing -> Observing     (boundary path)
+                             Agreeing -> Updating -> Observing                  (locked path)
+                    any state that votes  -> Draining -> Observing              (abort)
 
 A state changes only at a boundary (between two steps), and on verdicts that all ranks reach from
 the same ballots at the same boundary. The one exception is local progress within an epoch:
@@ -14,7 +15,7 @@ from typing import Any
 
 from equipoise.balancer.experts.jobs import Task
 from equipoise.balancer.experts.lots import ReadyLot
-from equipoise.balancer.experts.planner import Proposal
+from equipoise.balancer.experts.planner import Proposal, Shipped
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Voyage:
     """
 
     epoch: Epoch
-    proposal: Proposal
+    proposal: Shipped
     committed: int
     since: int
     flying: tuple[Task[ReadyLot], ...]
@@ -103,10 +104,33 @@ class Draining:
 
 
 @dataclass(frozen=True)
-class Landed:
-    """All lots are committed; ends the epoch at the boundary at which it is reached."""
+class Updating:
+    """Layers are being rewritten in place, a group a step; nothing is left to agree on.
 
-    voyage: Voyage
+    Attributes:
+        epoch: whose weights are written.
+        proposal: what is being installed.
+        start: the boundary at which the first group was handed over.
+        writing: the groups that were handed over, in order.
+    """
+
+    epoch: Epoch
+    proposal: Proposal
+    start: int
+    writing: tuple[Task[None], ...]
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Everything is installed; ends the epoch at the boundary at which it is reached.
+
+    Attributes:
+        epoch: which ends.
+        copies: that a rank did not hold, over all ranks.
+    """
+
+    epoch: Epoch
+    copies: int
 
 
 @dataclass(frozen=True)
@@ -125,5 +149,6 @@ class Barred:
 
 
 Travelling = Moving | Committing
-InEpoch = Planning | Agreeing | Travelling | Barred
-State = Observing | InEpoch | Draining
+Voting = Planning | Agreeing | Travelling | Barred
+"""States in which every boundary has a vote."""
+State = Observing | Voting | Updating | Draining

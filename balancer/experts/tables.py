@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from equipoise import _native
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Placement, Shape, Shares
-from equipoise.balancer.experts.planner import Layout
 from equipoise.hal.kernels import TableUpdate
 
 

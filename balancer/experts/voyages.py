@@ -5,12 +5,21 @@ two steps by the compute stream itself. No lock.
 import logging
 from dataclasses import replace
 
+from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, Worker
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.lots import ReadyLot, ready_lot
 from equipoise.balancer.experts.mover import Mover
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planner import Proposal
+from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.balancer.experts.planner import (
+    Freight,
+    Limits,
+    Proposal,
+    Shipped,
+    by_ship,
+    draft,
+)
 from equipoise.balancer.experts.states import (
     Barred,
     Committing,
@@ -18,6 +27,7 @@ from equipoise.balancer.experts.states import (
     Landed,
     Moving,
     Travelling,
+    Updating,
     Voyage,
 )
 from equipoise.hal.errors import AgreementLost
@@ -36,19 +46,35 @@ class Voyages:
         worker: stages one lot after another.
         rank: this rank.
         shape: how many of everything.
+        config: bounds.
     """
 
     def __init__(
-        self, installed: Installed, mover: Mover, worker: Worker, rank: int, shape: Shape
+        self,
+        installed: Installed,
+        mover: Mover,
+        worker: Worker,
+        rank: int,
+        shape: Shape,
+        config: EngineConfig,
     ) -> None:
         self._installed = installed
         self._mover = mover
         self._worker = worker
         self._rank = rank
         self._shape = shape
+        self._config = config
+
+    def propose(self, load: Load, layout: Layout) -> Shipped:
+        """Plan; runs beside the forward. Raises `PlacementError`."""
+        staging = self._installed.store.layout.staging
+        limits = Limits(hysteresis=self._config.hysteresis, staging=staging)
+        freight = Freight(self._config.parcel, self._config.nodes, staging)
+        return by_ship(draft(load, layout, self._shape, limits), layout, self._shape, freight)
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Landed:
         """All ranks have the same proposal, at the boundary before `step`: let its lots go."""
+        assert isinstance(proposal, Shipped)
         return self._go_on(Voyage(epoch, proposal, 0, step, ()))
 
     def look(self, voyage: Voyage) -> Travelling | Barred:
@@ -77,10 +103,14 @@ class Voyages:
         done, rest = voyage.committed + lots, voyage.flying[lots:]
         return self._go_on(replace(voyage, committed=done, since=step, flying=rest))
 
+    def advance(self, state: Updating, step: int) -> Updating | Landed:
+        """Nothing is rewritten in place on this path."""
+        raise AgreementLost(f"epoch {state.epoch.number} is an update on a path that has no locks")
+
     def _go_on(self, voyage: Voyage) -> Moving | Landed:
         """Let go as many lots as there is staging for; or land, if all are committed."""
         if voyage.committed == voyage.proposal.shipment.lots:
-            return Landed(voyage)
+            return Landed(voyage.epoch, voyage.proposal.shipment.travelling)
         while self._may_fly(voyage):
             lot = voyage.committed + len(voyage.flying)
             flying = (*voyage.flying, self._let_go(voyage.proposal, lot))
@@ -95,14 +125,14 @@ class Voyages:
             return False
         return not voyage.flying or shipment.fits_beside(lot - 1, lot)
 
-    def _let_go(self, proposal: Proposal, lot: int) -> Task[ReadyLot]:
+    def _let_go(self, proposal: Shipped, lot: int) -> Task[ReadyLot]:
         """Begin here, end on the worker; what fails here fails the epoch as it would there."""
         leg = proposal.shipment.leg(self._rank, lot)
         try:
             staging = self._mover.begin(leg, self._installed.settled)
         except Exception as error:
             return self._worker.start(_failing(error))
-        return self._worker.start(ready_lot(staging, proposal, lot, self._shape))
+        return self._worker.start(ready_lot(staging, proposal.changes[lot]))
 
 
 def _failing(error: Exception) -> Job[ReadyLot]:

@@ -7,9 +7,11 @@ on it, and a test may decide when it has come.
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.control import ControlPlane
-from equipoise.hal.errors import BallotIncomplete
-from equipoise.hal.stream import Event
+from equipoise.hal.errors import BallotIncomplete, StreamTimeout
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.stream import Event, Stream
 from equipoise.hal.work import Work
 
 T_co = TypeVar("T_co", covariant=True)
@@ -57,6 +59,13 @@ class Reached:
         self.event.synchronize(timeout)
 
 
+def all_of(accelerator: Accelerator, stream: Stream) -> Reached:
+    """Everything that was launched on `stream` so far has run."""
+    event = accelerator.event()
+    stream.record(event)
+    return Reached(event)
+
+
 @dataclass(frozen=True)
 class Gathered:
     """Every rank has cast its ballot on a question."""
@@ -75,3 +84,30 @@ class Gathered:
     def take(self, timeout: float) -> tuple[bytes, ...]:
         """The ballots in rank order. Raises as `ControlPlane.collect` does."""
         return self.control.collect(self.question, timeout)
+
+
+class Released:
+    """The stream has released a lock: the slots behind it are the mover's.
+
+    Args:
+        lock: whose stream; the release is due in the epoch that it is in now.
+    """
+
+    def __init__(self, lock: StreamLock) -> None:
+        self._lock = lock
+        self.epoch = lock.epoch
+        self._taken = False
+
+    def ready(self) -> bool:
+        """Whether it has. The lock counts a successful look as the wait, so it is kept."""
+        try:
+            self.take(0.0)
+        except StreamTimeout:
+            return False
+        return True
+
+    def take(self, timeout: float) -> None:
+        """Raises as `StreamLock.wait` does."""
+        if not self._taken:
+            self._lock.wait(self.epoch, timeout)
+            self._taken = True

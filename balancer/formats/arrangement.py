@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.balancer.experts.layout import even_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, Shares, digest
-from equipoise.balancer.experts.planner import even_shares
 from equipoise.balancer.formats.statistics import check_layers
 from equipoise.hal.errors import PlacementError
 

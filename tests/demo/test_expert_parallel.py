@@ -12,8 +12,8 @@ from torch import Tensor
 
 from equipoise.balancer.experts.balancer import open_static
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.layout import Layout, solve_shares
 from equipoise.balancer.experts.placement import Placement, Shape
-from equipoise.balancer.experts.planner import Layout, solve_shares
 from equipoise.demo.model import (
     Batch,
     Decoder,

@@ -12,8 +12,8 @@ from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.jobs import at_once
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Shape, contiguous
-from equipoise.balancer.experts.planner import Layout, even_shares
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role

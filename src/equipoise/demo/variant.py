@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
-from equipoise.balancer.experts.planner import Layout, even_shares
 from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk

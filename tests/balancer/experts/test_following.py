@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.following import MEMORY, Follower
+from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.placement import Load, Shape, Shares
-from equipoise.balancer.experts.planner import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.planning import plan
 
 SHAPE = Shape(layers=4, experts=16, slots=24, ranks=4)

@@ -1,17 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.balancer.experts.layout import Layout, even_shares, imbalance, solve_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
-from equipoise.balancer.experts.planner import (
-    Layout,
-    Limits,
-    even_shares,
-    imbalance,
-    propose,
-    solve_shares,
-)
+from equipoise.balancer.experts.planner import Limits, propose
 
 
 @st.composite

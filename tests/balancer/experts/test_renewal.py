@@ -9,9 +9,9 @@ import torch
 
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import ThreadWorker, finish
+from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Load, Shape, contiguous
-from equipoise.balancer.experts.planner import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares
 from equipoise.balancer.experts.tables import Change, change_of
 

@@ -7,7 +7,7 @@ import torch
 from ranks.cases.outcomes import outcome
 from ranks.cases.patterns import SOON
 
-from equipoise.balancer.experts.planner import Layout, even_shares
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.demo.given import agree
 from equipoise.hal.communicator import Fabric
 

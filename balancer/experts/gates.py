@@ -1,0 +1,145 @@
+"""Where a step meets the mover: the locks around layers that are being rewritten in place."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import StrEnum
+from typing import Protocol
+
+from equipoise.balancer.experts.waits import Released
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.readers import Readers
+from equipoise.hal.stream import Role
+
+OPEN: AbstractContextManager[None] = nullcontext()
+"""The gate of a layer that nobody writes."""
+
+
+class StepKind(StrEnum):
+    """What a step carries beside the forward, for engines that capture one graph a kind.
+
+    Source: the modes of TensorRT-LLM's cadence, whose lesson is that two lock kernels per layer in
+    every step cost too much.
+    """
+
+    SKIP = "skip"
+    """No lock anywhere."""
+    UPDATE = "update"
+    """Some layer is handed to the mover behind its last reader of the step."""
+    DRAIN = "drain"
+    """Layers wait for what was written, and no further one is handed over."""
+
+
+class Guard(Protocol):
+    """Asked by every step, for every layer."""
+
+    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+        """Around everything that a step launches that reads the slots of `layer`."""
+        ...
+
+    def kind(self, step: int) -> StepKind:
+        """What `step` carries."""
+        ...
+
+
+class NoGates:
+    """Layers are never rewritten while they can be read."""
+
+    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+        """Open."""
+        return OPEN
+
+    def kind(self, step: int) -> StepKind:
+        """No lock."""
+        return StepKind.SKIP
+
+
+class Gates:
+    """Stream locks by layer, and the steps at which each is used.
+
+    A layer is rewritten between two steps: in the first the stream takes the lock at once, reads
+    what it has always read, and gives it back; then the mover writes; in the second the stream
+    waits for the mover, and reads the new. All other steps pass without a lock.
+
+    Several streams may read a layer: they come in behind the compute stream, and it gives the lock
+    back behind them.
+
+    Args:
+        accelerator: makes locks; whose compute stream takes them.
+        layers: how many.
+        readers: other streams that read slots.
+        deadline: seconds that a stream waits before its lock is poisoned.
+
+    Raises:
+        Unsupported: the accelerator has no stream locks, or its copies depend on launches.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, layers: int, readers: Readers, deadline: float
+    ) -> None:
+        self._accelerator = accelerator
+        self._compute = accelerator.stream(Role.COMPUTE)
+        self._readers = readers
+        self._first: Mapping[int, int] = {}
+        self._released: Mapping[int, Released] = {}
+        self.locks = tuple(accelerator.stream_lock(deadline) for _ in range(layers))
+
+    def schedule(self, first: Mapping[int, int]) -> None:
+        """From now on each of these layers is handed over in its step `first`, no other is."""
+        self._first = dict(first)
+        self._released = {layer: Released(self.locks[layer]) for layer in first}
+
+    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+        """Around everything that a step launches that reads the slots of `layer`.
+
+        A layer that is applied several times in a step enters once, and leaves once.
+        """
+        return self._guarded(layer) if self.locked(layer, step) else OPEN
+
+    def locked(self, layer: int, step: int) -> bool:
+        """Whether `step` takes the lock of `layer`."""
+        first = self._first.get(layer)
+        return first is not None and first <= step <= first + 1
+
+    def kind(self, step: int) -> StepKind:
+        """What `step` carries."""
+        if step in self._first.values():
+            return StepKind.UPDATE
+        return StepKind.DRAIN if step - 1 in self._first.values() else StepKind.SKIP
+
+    def drained(self, layer: int) -> bool:
+        """Whether the second step of a layer has given its lock back; then it is as at first."""
+        lock, released = self.locks[layer], self._released[layer]
+        if not released.ready():
+            return False
+        if released.epoch == lock.epoch:
+            lock.drain(0.0)
+        return True
+
+    def poison(self, layers: Sequence[int]) -> None:
+        """Release every stream that waits for these layers; their steps' outputs are void."""
+        for layer in layers:
+            self.locks[layer].poison()
+
+    def check(self) -> None:
+        """Raise `LockPoisoned` where a lock that is in use was poisoned."""
+        for layer in self._first:
+            self.locks[layer].check()
+
+    @contextmanager
+    def _guarded(self, layer: int) -> Iterator[None]:
+        lock = self.locks[layer]
+        lock.acquire(self._compute)
+        self._let_in()
+        try:
+            yield
+        finally:
+            self._readers.hold(self._compute)
+            lock.release(self._compute)
+
+    def _let_in(self) -> None:
+        """The other readers come in behind the compute stream, which has the lock."""
+        held = self._readers.hold(self._compute)
+        if held:
+            inside = self._accelerator.event()
+            self._compute.record(inside)
+            self._readers.follow(held, inside)
