@@ -1,4 +1,4 @@
-"""The native core, in C++17: planner, shares, host routing, checksum.
+"""The native core, in C++17: planner, shares, host routing, checksum, shipment.
 
 Every array is C-contiguous and in host memory, of numpy or a CPU tensor of torch; `counts`,
 `slots`, `start`, `replicas` and `cumulative` are written where the text says so. All integers:
@@ -133,3 +133,37 @@ def route_apportioned(
 
 def checksum(data: _Bytes) -> int:
     """Fingerprint below 2**64 of bytes, uint8 [n]; semantics: `equipoise.hal.checksum`."""
+
+def ship(
+    installed: _Int32,
+    proposed: _Int32,
+    order: _Int32,
+    experts: int,
+    ranks: int,
+    nodes: int,
+    staging: int,
+    parcel: int,
+) -> tuple[
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+]:
+    """How weights travel from `installed` to `proposed`, both int32 [L, S].
+
+    `order` [n] names every layer that changes, once. A rank has `staging` buffers, a blob carries
+    at most `parcel` slots. Returns six arrays of int32:
+
+    moves [6 * M], one run each for layer, slot, expert, source slot, staging buffer and round of
+    its lot (-1: within a rank), sorted by lot, rank of the slot, round, layer and slot;
+    arrivals [lots * ranks + 1]: where those of a lot and rank begin;
+    departures: the moves between ranks, by lot, rank of the source, round, layer and slot;
+    leaving [lots * ranks + 1]: where those of a lot and rank begin in departures;
+    lots [lots + 1]: where each begins in `order`; rounds [lots]: how many each has.
+
+    The rules stand in csrc/shipment.h. Raises ValueError also where a layer that changes is not
+    in `order`, an expert is proposed that its layer does not hold, or a layer fills more slots of
+    a rank than `staging`.
+    """
