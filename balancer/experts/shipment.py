@@ -137,6 +137,11 @@ class Shipment:
         """Copies between ranks."""
         return len(self._departures)
 
+    def travelled(self, lots: int) -> int:
+        """Copies between ranks in the first `lots` lots."""
+        last = int(self.needs[:lots].sum())
+        return int((self.moves.round[:last] >= 0).sum())
+
     def arriving(self, rank: int) -> int:
         """How many slots of `rank` are filled, in all lots."""
         return int(self.needs[:, rank].sum())
