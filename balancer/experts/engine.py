@@ -159,10 +159,10 @@ class ExpertEngine:
             raise EngineError(f"boundary {self._next} was left out: now comes {step}")
         summed = yield from self._load.advance(step)
         yield from self._renewal.boundary(summed)
-        if isinstance(self._state, Voting):
-            self._state = yield from self._settle(self._state, step)
         if isinstance(self._state, Updating):
             self._state = self._landing(self._path.advance(self._state, step), step)
+        elif isinstance(self._state, Voting):
+            self._state = yield from self._settle(self._state, step)
         if isinstance(self._state, Draining) and self._state.done:
             self._state = Observing()
         if self._due(step):

@@ -8,12 +8,22 @@ from typing import Any
 import torch
 from support.threads import Seat, on_ranks
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.balancer import (
+    AtBoundary,
+    CommitPath,
+    ExpertBalancer,
+    UnderLock,
+    open_balancer,
+)
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.jobs import at_once
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.hal import registry as hal
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.checksum import checksum
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
@@ -81,13 +91,40 @@ class Pace:
     hook: Callable[[int], object] = lambda step: None
 
 
+Way = Callable[[Accelerator, SlotStore], CommitPath]
+
+
+def by_boundary(accelerator: Accelerator, store: SlotStore) -> CommitPath:
+    """Weights come from the peer."""
+    return AtBoundary()
+
+
+class Numbers:
+    """Every expert's weights in the host's memory: its number plus one."""
+
+    def view(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
+        """One segment."""
+        return (torch.full((5,), expert + 1.0),)
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """Of its bytes."""
+        return checksum(self.view(layer, expert)[0])
+
+
+def by_lock(accelerator: Accelerator, store: SlotStore) -> CommitPath:
+    """Weights come from the host's memory."""
+    supply = Supply(Numbers(), StreamWriter(accelerator, store))
+    return UnderLock(supply, hal.accelerator("cpu").capabilities)
+
+
 def rebalance(
     breakage: Break = healthy,
     shares: ShareMode = ShareMode.STATIC,
     pace: Pace | None = None,
+    way: Way = by_boundary,
     **config: Any,
 ) -> list[Story]:
-    """Run `STEPS` steps on two ranks; `breakage` is applied on every rank."""
+    """Run `STEPS` steps on two ranks; `breakage` and `way` are applied on every rank."""
     pace = pace or Pace()
     settings = EngineConfig(
         **{
@@ -100,18 +137,21 @@ def rebalance(
             **config,
         }
     )
-    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings, pace))
+    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings, pace, way))
 
 
-def _serve(seat: Seat, breakage: Break, settings: EngineConfig, pace: Pace) -> Story:
+def _serve(seat: Seat, breakage: Break, settings: EngineConfig, pace: Pace, way: Way) -> Story:
     weights = _weights(seat.rank)
     store = seat.accelerator.slot_store(weights)
     parts = breakage(Parts(seat.rank, seat.fabric, store))
     placement = contiguous(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    balancer = open_balancer(seat.accelerator, parts.fabric, parts.store, SHAPE, layout, settings)
+    path = way(seat.accelerator, parts.store)
+    balancer = open_balancer(
+        seat.accelerator, parts.fabric, parts.store, SHAPE, layout, settings, path
+    )
     lockstep = seat.fabric.open("lockstep")
-    sights = []
+    sights: list[Sight] = []
     for step in range(STEPS):
         pace.hook(step)
         balancer.boundary(step)
@@ -140,15 +180,17 @@ def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) 
     rows = HOT if step < STEPS // 2 else LATER
 
     def program() -> None:
-        held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
-        per = SHAPE.slots_per_rank
+        held = []
+        for layer in range(SHAPE.layers):
+            with balancer.reading(layer, step):
+                held.append(_held(weights, layer))
         installed = balancer.installed
         seen.append(
             Sight(
                 tuple(installed.tables.generation.tolist()),
                 installed.layout.digest,
                 tuple(map(tuple, installed.layout.placement.tolist())),
-                tuple(tuple(held[i * per : (i + 1) * per]) for i in range(SHAPE.layers)),
+                tuple(held),
             )
         )
         balancer.load.counters += torch.tensor(rows, dtype=torch.int32)
@@ -156,6 +198,13 @@ def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) 
     compute.launch(program)
     compute.synchronize(30.0)
     return seen[0]
+
+
+def _held(weights: SlotLayout, layer: int) -> tuple[int, ...]:
+    """The experts that this rank's slots of a layer hold."""
+    per = SHAPE.slots_per_rank
+    slots = weights.slots[layer * per : (layer + 1) * per]
+    return tuple(int(slot[0].data[0]) - 1 for slot in slots)
 
 
 def _weights(rank: int) -> SlotLayout:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from equipoise.balancer.experts.moves import itinerary
 from hypothesis import given
 from hypothesis import strategies as st
 from support.shipments import Change, by_lot, changes, fewest_sends, largest_degree, routes
 
-from equipoise.balancer.experts.moves import itinerary
 from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.balancer.experts.shipment import Leg, Receiving, Sending, Shipment, ship
 from equipoise.hal.errors import PlacementError
