@@ -15,6 +15,15 @@ class ShareMode(StrEnum):
     """Solved on the batch's own counts: one all-reduce per layer and step."""
 
 
+class CommitMode(StrEnum):
+    """How new weights come into slots."""
+
+    BOUNDARY = "boundary"
+    """From peers to staging beside the forward, and from there into slots between two steps."""
+    LOCKED = "locked"
+    """From the host's memory into slots, a few layers a step, each under a stream lock."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Cadence and bounds.

@@ -87,6 +87,7 @@ def serve_on(seat: Seat, layout: Layout, shape: Shape, held: Placement) -> list[
         exchange,
         weights,
         Clock(),
+        balancer.reading,
         lambda layer, rows: None,
     )
     logits: list[list[Tensor]] = []

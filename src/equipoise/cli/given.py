@@ -10,6 +10,7 @@ from equipoise.hal.errors import UsageError
 
 NEEDLESS = {
     "shares": "the placement has shares of its own",
+    "commit": "no weight moves",
     "step_interval": "nothing is planned anew",
 }
 """What makes no sense beside a placement that is served unchanged, and why."""

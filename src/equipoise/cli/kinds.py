@@ -7,7 +7,7 @@ from pathlib import Path
 
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.cli import quantities
-from equipoise.demo.settings import Balance, Shares
+from equipoise.demo.settings import Balance, CommitMode, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 
@@ -118,6 +118,11 @@ PATH = Kind("a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_s
 TEXTS = Kind("a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml)
 SHARES = Kind(
     " or ".join(Shares), lambda text: Shares(text), lambda value: Shares(_str_from_yaml(value))
+)
+COMMIT = Kind(
+    " or ".join(CommitMode),
+    lambda text: CommitMode(text),
+    lambda value: CommitMode(_str_from_yaml(value)),
 )
 BALANCE = Kind("on or off", lambda text: Balance(text), _balance_from_yaml)
 SWITCH = Kind("true or false", lambda text: text == "true", _bool_from_yaml)

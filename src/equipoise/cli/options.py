@@ -69,6 +69,9 @@ OPTIONS = (
     Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="static|lagged|exact",
            help="how an expert's tokens are divided among its replicas: as planned, from the "
            "last load, or on each batch's own counts"),
+    Option(key="commit", kind=kinds.COMMIT, group=BALANCING, metavar="boundary|locked",
+           help="how weights come into slots: from peers, between two steps; or from the host's "
+           "memory, a few layers a step, each under a stream lock"),
     Option(key="balance", kind=kinds.BALANCE, group=BALANCING, flag="--no-balance",
            shown_default="balance",
            help="serve without balancing only (key: `balance: off`)"),

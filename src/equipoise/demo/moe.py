@@ -1,13 +1,21 @@
 """The expert-parallel layer of the demo: route, dispatch, compute, combine."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from equipoise import _native
 from equipoise.balancer.experts.router import Router
-from equipoise.demo.model import HOST, ModelConfig, combine_in_order, expert_rows
+from equipoise.demo.model import (
+    HOST,
+    ModelConfig,
+    ModelWeights,
+    combine_in_order,
+    expert_rows,
+)
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.pipeline.exchange import ExpertExchange, Route
 
@@ -37,6 +45,9 @@ class SlotWeights:
         return SlotLayout(slots, staging)
 
 
+Reading = Callable[[int, int], AbstractContextManager[None]]
+
+
 class Clock(Protocol):
     """Says which step is being computed."""
 
@@ -52,6 +63,7 @@ class ExpertParallel:
         exchange: carries rows.
         weights: of this rank's slots.
         clock: enters the routing hash.
+        reading: around what reads the slots of (layer, step).
         received: called with (layer, rows computed here).
     """
 
@@ -62,6 +74,7 @@ class ExpertParallel:
         exchange: ExpertExchange,
         weights: SlotWeights,
         clock: Clock,
+        reading: Reading,
         received: Callable[[int, int], None],
     ) -> None:
         self._router = router
@@ -69,6 +82,7 @@ class ExpertParallel:
         self._exchange = exchange
         self._weights = weights
         self._clock = clock
+        self._reading = reading
         self._received = received
 
     def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
@@ -77,9 +91,9 @@ class ExpertParallel:
         route = self._exchange.prepare(slots, self._generation(layer))
         (rows,) = self._exchange.dispatch(route, [x])
         self._received(layer, rows.shape[0])
-        return combine_in_order(
-            self._exchange.combine(route, self._compute(layer, rows, route)), gates
-        )
+        with self._reading(layer, self._clock.step):
+            computed = self._compute(layer, rows, route)
+        return combine_in_order(self._exchange.combine(route, computed), gates)
 
     def _compute(self, layer: int, rows: Tensor, route: Route) -> Tensor:
         """Each slot's expert on the rows sent to it."""
@@ -95,3 +109,23 @@ class ExpertParallel:
         if computed:
             out[by_slot] = torch.cat(computed)
         return out
+
+
+class HostWeights:
+    """The model's own weights, as a source to rewrite slots from.
+
+    Args:
+        weights: in the host's memory.
+    """
+
+    def __init__(self, weights: ModelWeights) -> None:
+        self._weights = weights
+
+    def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
+        """The segments of a slot, in the order of `SlotWeights.layout`."""
+        return self._weights.gate_up[layer, expert], self._weights.down[layer, expert]
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """Of both, back to back."""
+        parts = [part.reshape(-1).view(torch.uint8) for part in self.view(layer, expert)]
+        return _native.checksum(torch.cat(parts))

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from equipoise.balancer.experts.config import CommitMode
 from equipoise.balancer.experts.config import ShareMode as Shares
 from equipoise.balancer.formats.iterations import Iterations
 
-__all__ = ["Balance", "Recording", "RunSettings", "Shares"]
+__all__ = ["Balance", "CommitMode", "Recording", "RunSettings", "Shares"]
 
 
 class Balance(StrEnum):
@@ -34,6 +35,7 @@ class RunSettings:
     text: tuple[Path, ...] = ()
     slots: int = 40
     shares: Shares = Shares.EXACT
+    commit: CommitMode = CommitMode.BOUNDARY
     balance: Balance = Balance.ON
     placement: Path | None = None
     window_size: int = 4

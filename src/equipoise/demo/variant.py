@@ -3,17 +3,27 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.balancer import (
+    AtBoundary,
+    CommitPath,
+    ExpertBalancer,
+    UnderLock,
+    open_balancer,
+    open_static,
+)
+from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
-from equipoise.demo.moe import ExpertParallel, SlotWeights
+from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.demo.model import HOST
+from equipoise.demo.moe import ExpertParallel, HostWeights, SlotWeights
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk
 from equipoise.demo.serve import Meter, Post, ServeLoop
 from equipoise.demo.settings import Balance, RunSettings
 from equipoise.demo.traffic import Traffic
+from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.slots import SlotStore
@@ -91,7 +101,13 @@ def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
     compute, deadline = site.post.compute, site.post.deadline
     exchange = ExpertExchange(experts, shape.slots_per_rank, compute, deadline)
     moe = ExpertParallel(
-        balancer.router, balancer.installed.generation, exchange, weights, meter, meter.received
+        balancer.router,
+        balancer.installed.generation,
+        exchange,
+        weights,
+        meter,
+        balancer.reading,
+        meter.received,
     )
     loop = ServeLoop(
         post=site.post,
@@ -114,8 +130,19 @@ def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> E
     store = site.accelerator.slot_store(weights.layout(staging))
     _fill(site, store, shape, layout.placement)
     config = engine_config(site, variant)
-    opener = open_balancer if variant.balanced else open_static
-    return opener(site.accelerator, site.fabric, store, shape, layout, config)
+    if not variant.balanced:
+        return open_static(site.accelerator, site.fabric, store, shape, layout, config)
+    path = _path(site, store)
+    return open_balancer(site.accelerator, site.fabric, store, shape, layout, config, path)
+
+
+def _path(site: Site, store: SlotStore) -> CommitPath:
+    """How weights come into slots."""
+    if site.settings.commit is CommitMode.BOUNDARY:
+        return AtBoundary()
+    source = HostWeights(site.post.weights.to(HOST))
+    backend = registry.accelerator(site.settings.backend)
+    return UnderLock(Supply(source, StreamWriter(site.accelerator, store)), backend.capabilities)
 
 
 def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
