@@ -29,9 +29,15 @@ EquipoiseError
 │   └── RanksUnsaid           it does not say for how many ranks it is, and nobody else did
 └── EngineError
     ├── PlacementError        a placement, share table or load is malformed
+    ├── ExpertsLost           a loss of ranks took the last copies of some experts
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
     └── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class EquipoiseError(Exception):
@@ -188,6 +194,19 @@ class EngineError(EquipoiseError):
 
 class PlacementError(EngineError):
     """A placement, a share table or a load is malformed."""
+
+
+class ExpertsLost(EngineError):
+    """The last copies of some experts were on ranks that are gone, and nothing else has them.
+
+    Attributes:
+        gone: the experts, by layer.
+    """
+
+    def __init__(self, gone: "Mapping[int, Sequence[int]]") -> None:
+        layers = "; ".join(f"layer {layer}: {list(gone[layer])}" for layer in sorted(gone))
+        super().__init__(f"no copy is left of expert(s) in {layers}")
+        self.gone = {layer: tuple(experts) for layer, experts in gone.items()}
 
 
 class GenerationMismatch(EngineError):

@@ -17,6 +17,7 @@ from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
+from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Load
 from equipoise.balancer.experts.planner import Proposal
 from equipoise.balancer.experts.renewal import ShareRenewal
@@ -52,6 +53,21 @@ COMMITTED = "committed"
 KEPT = 1024
 """Reports of epochs that are kept."""
 LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part, and since when.
+
+    Attributes:
+        control: ballots and decisions.
+        members: the ranks.
+        first: the step of the first boundary.
+    """
+
+    control: ControlPlane
+    members: Members
+    first: int
 
 
 class Path(Protocol):
@@ -107,7 +123,7 @@ class ExpertEngine:
         load: global loads.
         path: how what was agreed on comes into slots.
         renewal: what becomes of shares between epochs.
-        control: ballots and decisions.
+        group: who takes part, and since when.
         config: cadence and bounds.
         staff: works beside the forward.
     """
@@ -118,7 +134,7 @@ class ExpertEngine:
         load: LoadWindow,
         path: Path,
         renewal: ShareRenewal,
-        control: ControlPlane,
+        group: Group,
         config: EngineConfig,
         staff: Staff,
     ) -> None:
@@ -126,12 +142,13 @@ class ExpertEngine:
         self._load = load
         self._path = path
         self._renewal = renewal
-        self._control = control
+        self._control = group.control
+        self._members = group.members
         self._config = config
         self._staff = staff
         self._state: State = Observing()
         self._vote: Task[Verdict] | None = None
-        self._next = 0
+        self._next = group.first
         self.reports: deque[EpochReport] = deque(maxlen=KEPT)
         self.aborts: Counter[str] = Counter()
 
@@ -211,11 +228,12 @@ class ExpertEngine:
 
     def _cast(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
-        epoch = f"{self._config.label}/{state.epoch.number}"
+        epoch = f"{self._members.named(self._config.label)}/{state.epoch.number}"
         question = Question(
             ballots=f"{epoch}/{due}",
             outcome=f"{epoch}/{outcome_of(state)}",
             last=due - since(state) > self._config.patience,
+            ranks=self._members.ranks,
         )
         self._vote = self._staff.clerk.start(vote(self._control, question, ballot_of(state)))
 

@@ -26,12 +26,14 @@ class Question:
         ballots: names the vote; a rank casts one ballot on it.
         outcome: names what the vote may settle. Several votes ask for one outcome until one of
             them settles it, for good.
+        ranks: who votes.
         last: whether to give up where the vote would come to waiting on.
     """
 
     ballots: str
     outcome: str
     last: bool
+    ranks: tuple[int, ...]
 
 
 def vote(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
@@ -55,7 +57,7 @@ def vote(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdi
 
 def _wish(control: ControlPlane, question: Question) -> Job[Wait | Settled]:
     try:
-        texts = yield Gathered(control, question.ballots)
+        texts = yield Gathered(control, question.ballots, question.ranks)
     except BallotIncomplete as error:
         return Abort(f"no ballot from rank(s) {', '.join(map(str, error.missing))}")
     verdict = judge([Ballot.from_bytes(text) for text in texts])

@@ -68,22 +68,23 @@ def all_of(accelerator: Accelerator, stream: Stream) -> Reached:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Every rank has cast its ballot on a question."""
+    """Every one of these ranks has cast its ballot on a question."""
 
     control: ControlPlane
     question: str
+    ranks: tuple[int, ...]
 
     def ready(self) -> bool:
         """Whether they have; asks the store."""
         try:
-            self.control.collect(self.question, 0.0)
+            self.control.collect(self.question, 0.0, self.ranks)
         except BallotIncomplete:
             return False
         return True
 
     def take(self, timeout: float) -> tuple[bytes, ...]:
-        """The ballots in rank order. Raises as `ControlPlane.collect` does."""
-        return self.control.collect(self.question, timeout)
+        """The ballots, in the order of the ranks. Raises as `ControlPlane.collect` does."""
+        return self.control.collect(self.question, timeout, self.ranks)
 
 
 class Released:
