@@ -54,7 +54,11 @@ class Installed:
         return self._settled
 
     def attach(self, stream: Stream) -> Reader:
-        """A further stream that reads slots or tables: a micro-batch, a draft model, a graph."""
+        """A further stream that reads slots or tables: a micro-batch, a draft model, a graph.
+
+        What it launches from now on comes behind the last change.
+        """
+        stream.wait(self._settled)
         return self.readers.attach(stream)
 
     def generation(self, layer: int) -> int:

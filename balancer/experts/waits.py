@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.control import ControlPlane
-from equipoise.hal.errors import BallotIncomplete, StreamTimeout
+from equipoise.hal.errors import BallotIncomplete, ControlLost, StreamTimeout
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.stream import Event, Stream
 from equipoise.hal.work import Work
@@ -80,6 +80,8 @@ class Gathered:
             self.control.collect(self.question, 0.0, self.ranks)
         except BallotIncomplete:
             return False
+        except ControlLost:
+            return True
         return True
 
     def take(self, timeout: float) -> tuple[bytes, ...]:

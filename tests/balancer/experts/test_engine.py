@@ -188,7 +188,7 @@ def test_the_oracle_sees_a_copy_that_was_not_committed() -> None:
 
 
 def test_the_oracle_sees_a_commit_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.balancer.experts.balancer.Voyages", CommitsEarly)
+    monkeypatch.setattr("equipoise.balancer.experts.assembly.Voyages", CommitsEarly)
     assert any("differ" in line for line in violations(rebalance()))
 
 
