@@ -126,6 +126,15 @@ def test_a_commit_copies_every_buffer_that_was_filled_to_its_slot(change: Change
 
 
 @given(changes())
+def test_even_lots_have_the_first_buffers_and_odd_lots_the_last(change: Change) -> None:
+    shipment = change.ship()
+    for lot in range(shipment.lots):
+        for leg, need in zip(legs(shipment, lot), shipment.needs[lot].tolist(), strict=True):
+            first = (0, change.staging - need)[lot % 2]
+            assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
+
+
+@given(changes())
 def test_neighbours_may_be_in_flight_together_exactly_if_their_buffers_suffice(
     change: Change,
 ) -> None:
