@@ -29,6 +29,8 @@ EquipoiseError
 │   └── RanksUnsaid           it does not say for how many ranks it is, and nobody else did
 └── EngineError
     ├── PlacementError        a placement, share table or load is malformed
+    ├── RegistrationError     tensors cannot be taken for the expert weights of a layer
+    │   └── ModelIncomplete   the model holds tensors of experts that nobody registered
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
     └── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
 """
@@ -188,6 +190,24 @@ class EngineError(EquipoiseError):
 
 class PlacementError(EngineError):
     """A placement, a share table or a load is malformed."""
+
+
+class RegistrationError(EngineError):
+    """Tensors cannot be taken for the expert weights of a layer; names model, layer and tensor."""
+
+
+class ModelIncomplete(RegistrationError):
+    """What is registered, and what the model holds for its experts, are not the same.
+
+    Attributes:
+        missing: names of tensors that look like experts' and would stay behind when experts move.
+        strangers: registered tensors, as "layer 3, tensor 'w'", that the model does not hold.
+    """
+
+    def __init__(self, what: str, missing: tuple[str, ...], strangers: tuple[str, ...]) -> None:
+        super().__init__(what)
+        self.missing = missing
+        self.strangers = strangers
 
 
 class GenerationMismatch(EngineError):
