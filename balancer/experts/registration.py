@@ -190,7 +190,9 @@ class ModelRegistry:
             slots_per_rank=self._expected.slots_per_rank,
             device=state.layers[owners[0]].columns[0].device,
             numbers=tuple(lowest[owner] for owner in owners),
-            repeats={one: other for one, other in sorted(stands_for.items()) if one != other},
+            repeats=MappingProxyType(
+                {one: other for one, other in sorted(stands_for.items()) if one != other}
+            ),
             families=families_of(tuple(state.layers[owner] for owner in owners)),
             notes=notes,
         )
