@@ -26,6 +26,7 @@ from equipoise.balancer.experts.slot_tensors import (
     Place,
     SlotTensors,
     column,
+    is_on,
     strided,
 )
 from equipoise.hal.errors import RegistrationError
@@ -171,9 +172,9 @@ class ModelRegistry:
         first = columns[0].device
         wanted = self._device or first
         for each in columns:
-            at = each.device
-            if at.type != wanted.type or wanted.index not in (None, at.index):
-                raise each.place.refusal(f"is on {at}, the model's experts are on {wanted}")
+            if not is_on(each.device, wanted):
+                what = f"is on {each.device}, the model's experts are on {wanted}"
+                raise each.place.refusal(what)
         return first
 
     def _made(self, state: Open, notes: tuple[str, ...]) -> ExpertModel:

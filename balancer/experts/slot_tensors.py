@@ -75,6 +75,9 @@ def column(place: Place, given: SlotTensors, slots_per_rank: int, format_of: For
     with torch.inference_mode(False), torch.no_grad():
         tensors = _by_slot(place, given, slots_per_rank, format_of)
         for number, tensor in enumerate(tensors):
+            if tensor.device != tensors[0].device:
+                here, there = tensor.device, tensors[0].device
+                raise place.refusal(f"slot {number} is on {here}, slot 0 on {there}")
             _check_kind(place, tensor)
             _check_alike(place, tensor, number, tensors[0])
         order = memory_order(tensors[0])
@@ -85,13 +88,17 @@ def column(place: Place, given: SlotTensors, slots_per_rank: int, format_of: For
     return Column(place, segments, order)
 
 
+def is_on(at: torch.device, wanted: torch.device) -> bool:
+    """Whether `at` is the device that is wanted; one without an index is any of its kind."""
+    return at.type == wanted.type and wanted.index in (None, at.index)
+
+
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """Dimensions by falling stride; those of one element, whose strides mean nothing, first."""
+    """Dimensions by falling stride; those of one element, whose strides mean nothing, last."""
     if tensor.is_contiguous():
         return tuple(range(tensor.dim()))
-    strides = tensor.stride()
-    by_stride = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-    return tuple(sorted(by_stride, key=lambda dim: tensor.shape[dim] != 1))
+    steps = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: -steps[dim]))
 
 
 def _by_slot(
@@ -141,7 +148,6 @@ def _check_kind(place: Place, tensor: Tensor) -> None:
 def _check_alike(place: Place, tensor: Tensor, number: int, first: Tensor) -> None:
     """Equal bytes must mean equal values in every slot."""
     for what, mine, other in (
-        ("on", tensor.device, first.device),
         ("of shape", list(tensor.shape), list(first.shape)),
         ("of", tensor.dtype, first.dtype),
         ("in memory order", memory_order(tensor), memory_order(first)),

@@ -212,6 +212,13 @@ def test_a_registered_copy_is_a_stranger_to_the_model() -> None:
     assert "layer 0, tensor 'w2' is registered, but the model does not hold it" in str(error)
 
 
+def test_a_stranger_beside_a_complete_model_is_told() -> None:
+    model, into = fused(1), registry()
+    into.register(0, tensors_of(_experts(model, 0)), derived=torch.ones(SLOTS))
+    error = incomplete(into, model)
+    assert (error.missing, error.strangers) == ((), ("layer 0, tensor 'derived'",))
+
+
 def test_what_is_found_missing_can_still_be_registered() -> None:
     model, into = fused(2), registry()
     for layer in range(2):

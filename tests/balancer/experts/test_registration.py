@@ -242,12 +242,20 @@ def test_of_equal_layers_the_lowest_number_is_the_layer(order: list[int]) -> Non
 
 
 def test_a_layer_that_shares_only_a_part_is_refused() -> None:
-    shared = torch.zeros(2, 3)
+    shared, scale = torch.zeros(2, 3), torch.zeros(2)
     registry = ModelRegistry("m", 2, 7)
-    registry.register(1, w=shared, scale=torch.zeros(2))
+    registry.register(1, w=shared, scale=scale)
     says = "layer 2, tensor 'w': slot 0 shares memory with layer 1, tensor 'w', slot 0"
     with pytest.raises(RegistrationError, match=says):
         registry.register(2, w=shared, scale=torch.zeros(2))
+    with pytest.raises(RegistrationError, match="layer 2, tensor 'w': slot 0 shares memory"):
+        registry.register(2, w=[shared[0], torch.zeros(3)], scale=torch.zeros(2))
+    with pytest.raises(RegistrationError, match="layer 2, tensor 'scale': slot 0 shares memory"):
+        registry.register(2, w=shared.view(torch.int32), scale=scale)
+    other = torch.zeros(2, 3)
+    registry.register(3, a=other, b=torch.zeros(2))
+    with pytest.raises(RegistrationError, match="layer 4, tensor 'a': slot 0 shares memory"):
+        registry.register(4, a=other, b=torch.zeros(2))
     with pytest.raises(RegistrationError, match="layer 2, tensor 'v': slot 0 shares memory"):
         registry.register(2, v=shared)
     with pytest.raises(RegistrationError, match="shares memory"):

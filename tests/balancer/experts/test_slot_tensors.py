@@ -2,11 +2,18 @@
 
 import pytest
 import torch
-from support.expert_tensors import raw
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from equipoise.balancer.experts.registration import ModelRegistry, Open
-from equipoise.balancer.experts.slot_tensors import FormatOf, SlotTensors, strided
+from equipoise.balancer.experts.slot_tensors import (
+    FormatOf,
+    SlotTensors,
+    is_on,
+    memory_order,
+    strided,
+)
 from equipoise.hal import registry as backends
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import RegistrationError
@@ -51,7 +58,11 @@ def refusal(
             [torch.zeros(3, 3), torch.zeros(3, 3).t()],
             "slot 1 is in memory order (1, 0), slot 0 in memory order (0, 1)",
         ),
-        ([torch.zeros(4), torch.zeros(4, device="meta")], "has no memory yet"),
+        (
+            [torch.zeros(4), torch.zeros(4, device="meta")],
+            "slot 1 is on meta, slot 0 on cpu",
+        ),
+        ([torch.zeros(4, device="meta")] * 2, "has no memory yet"),
         (torch.zeros(2, 4, device="meta"), "has no memory yet"),
         (nn.UninitializedParameter(), "has no memory yet"),
         (torch.zeros(2, 0), "of shape [2, 0] holds nothing; leave it out"),
@@ -80,6 +91,33 @@ def test_weights_on_another_device_are_refused() -> None:
     registry.register(0, w=torch.zeros(2, 4))
 
 
+@pytest.mark.parametrize(
+    ("at", "wanted", "fits"),
+    [
+        ("cuda:1", "cuda:1", True),
+        ("cuda:1", "cuda", True),
+        ("cuda:1", "cuda:0", False),
+        ("cpu", "cuda", False),
+        ("cpu", "cpu", True),
+    ],
+)
+def test_a_device_without_an_index_is_any_of_its_kind(at: str, wanted: str, fits: bool) -> None:
+    assert is_on(torch.device(at), torch.device(wanted)) is fits
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(1, 3), min_size=4, max_size=4))
+def test_the_order_in_memory_is_found_whatever_the_strides_of_single_elements(
+    order: list[int], shape: list[int]
+) -> None:
+    memory = torch.zeros(shape)
+    seen = memory.permute(order)
+    assert seen.permute(memory_order(seen)).is_contiguous()
+    odd = [
+        7 if extent == 1 else step for extent, step in zip(seen.shape, seen.stride(), strict=True)
+    ]
+    assert memory_order(memory.as_strided(seen.shape, odd)) == memory_order(seen)
+
+
 def test_parameters_that_want_gradients_are_taken_without_them() -> None:
     stacked, each = nn.Parameter(torch.zeros(2, 3)), [nn.Parameter(torch.zeros(3)) for _ in "ab"]
     registry = ModelRegistry("m", 2, 7)
@@ -100,8 +138,8 @@ def test_what_is_registered_in_inference_mode_can_be_written_outside_of_it() -> 
         model = registry.finalize([("born", born), ("plain", plain)])
     for slot in model.families[0].slots:
         for segment in slot:
-            segment.bytes.fill_(1)
-    assert {*raw(born), *raw(plain)} == {1}
+            segment.data.fill_(2)
+    assert {*born.flatten().tolist(), *plain.flatten().tolist()} == {2}
 
 
 def test_a_private_format_has_a_tensor_a_slot_at_the_start_of_its_storage() -> None:
