@@ -317,3 +317,13 @@ def test_parameters_shared_by_two_modules_are_seen_under_both_names() -> None:
     two.weight = one.weight
     names = [held.name for held in held_tensors(nn.ModuleList([one, two]))]
     assert names == ["0.weight", "1.weight"]
+
+
+def test_weights_that_were_made_anew_behind_their_registration_are_found() -> None:
+    model, into = fused(1), registry()
+    register_fused(into, model)
+    experts = _experts(model, 0)
+    experts.get_parameter("w2").data = torch.zeros(SLOTS, HIDDEN, WIDTH)
+    error = incomplete(into, model)
+    assert error.missing == ("layers.0.experts.w2",)
+    assert error.strangers == ("layer 0, tensor 'w2'",)
