@@ -30,6 +30,8 @@ EquipoiseError
 └── EngineError
     ├── PlacementError        a placement, share table or load is malformed
     ├── ExpertsLost           a loss of ranks took the last copies of some experts
+    ├── RegistrationError     tensors cannot be taken for the expert weights of a layer
+    │   └── ModelIncomplete   the model holds tensors of experts that nobody registered
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
     └── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
 """
@@ -207,6 +209,24 @@ class ExpertsLost(EngineError):
         layers = "; ".join(f"layer {layer}: {list(gone[layer])}" for layer in sorted(gone))
         super().__init__(f"no copy is left of expert(s) in {layers}")
         self.gone = {layer: tuple(experts) for layer, experts in gone.items()}
+
+
+class RegistrationError(EngineError):
+    """Tensors cannot be taken for the expert weights of a layer; names model, layer and tensor."""
+
+
+class ModelIncomplete(RegistrationError):
+    """What is registered, and what the model holds for its experts, are not the same.
+
+    Attributes:
+        missing: names of tensors that look like experts' and would stay behind when experts move.
+        strangers: registered tensors, as "layer 3, tensor 'w'", that the model does not hold.
+    """
+
+    def __init__(self, what: str, missing: tuple[str, ...], strangers: tuple[str, ...]) -> None:
+        super().__init__(what)
+        self.missing = missing
+        self.strangers = strangers
 
 
 class GenerationMismatch(EngineError):
