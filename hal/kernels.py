@@ -1,6 +1,7 @@
 """The small kernels that run on every step, and the persistent tables they read.
 
-Semantics and torch references: `equipoise.hal.routing` and `equipoise.hal.routing_rules`. None of them synchronises the host.
+Semantics and torch references: `equipoise.hal.routing` and `equipoise.hal.routing_rules`. None of
+them synchronises the host.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ SWEEPS = 16
 
 
 class CpuKernels:
-    """Kernels over `equipoise._native`; semantics in `equipoise.hal.routing` and `routing_rules`."""
+    """Kernels over `equipoise._native`; semantics where `equipoise.hal.kernels` says."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""

@@ -112,9 +112,7 @@ def build_tables(
 ) -> None:
     """`build_table` for several layers; every array has a row for each."""
 
-def digest_tables(
-    start: _Int32, replicas: _Int32, cumulative: _Int32
-) -> NDArray[np.uint64]:
+def digest_tables(start: _Int32, replicas: _Int32, cumulative: _Int32) -> NDArray[np.uint64]:
     """Of each layer's table, a row of every array, `checksum` of all its bytes in this order."""
 
 def fill_lists(placement: _Int32, shares: _Int32, order: _Int32, lists: _Int32) -> None:

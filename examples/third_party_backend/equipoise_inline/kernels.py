@@ -59,9 +59,7 @@ class InlineKernels:
         stream: Stream,
     ) -> None:
         """Route as another engine would."""
-        stream.launch(
-            lambda: _fill(route_by_rule(ids, _live(tables, layer), rule), slots, counts)
-        )
+        stream.launch(lambda: _fill(route_by_rule(ids, _live(tables, layer), rule), slots, counts))
 
     def solve_shares(
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
