@@ -63,4 +63,5 @@ def _take(ids: Tensor, table: RoutingTable, turns: Tensor) -> Tensor:
     start = table.start.long()
     # A table that was never committed has runs of no length.
     copies = (start[1:] - start[:-1]).clamp(min=1).index_select(0, kinds)
-    return pick(ids, table, start.index_select(0, kinds) + torch.remainder(turns, copies))
+    # No turn is negative, and torch_npu's `remainder` warns of a format that nobody asked for.
+    return pick(ids, table, start.index_select(0, kinds) + torch.fmod(turns, copies))
