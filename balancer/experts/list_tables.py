@@ -67,7 +67,8 @@ def share_maps(placement: Placement, shares: Shares, experts: int, width: int) -
     columns = min(plain.slots.shape[2], slots.shape[2])
     slots[..., :columns] = plain.slots[..., :columns]
     slots[uneven] = ABSENT
-    slots[uneven, :width] = lists[uneven]
+    # Where any are uneven there are at least `width` columns.
+    slots[uneven, :width] = lists[uneven][:, : slots.shape[2]]
     return Maps(slots, counts)
 
 
