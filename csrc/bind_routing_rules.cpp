@@ -27,30 +27,31 @@ struct Batch {
     }
 };
 
-void py_route_vllm(nb::handle ids, nb::handle start, nb::handle replicas, std::int64_t top_k,
+void py_route_by_row_hash(nb::handle ids, nb::handle start, nb::handle replicas, std::int64_t top_k,
                    std::int64_t rows, nb::handle slots, nb::handle counts) {
     const Batch batch(ids, start, replicas, slots, counts);
     require_range("top_k", top_k, 1, INT32_MAX);
     nb::gil_scoped_release unlocked;
-    route_vllm(batch.ids.view(), batch.start.view(), batch.replicas.view(), top_k, rows,
+    route_by_row_hash(batch.ids.view(), batch.start.view(), batch.replicas.view(), top_k, rows,
                batch.slots.span(), batch.counts.span());
 }
 
-void py_route_tensorrt_llm(nb::handle ids, nb::handle start, nb::handle replicas,
+void py_route_by_block_turns(nb::handle ids, nb::handle start, nb::handle replicas,
                            std::int64_t offset, nb::handle slots, nb::handle counts) {
     const Batch batch(ids, start, replicas, slots, counts);
     require_range("offset", offset, 0, INT32_MAX);
     nb::gil_scoped_release unlocked;
-    route_tensorrt_llm(batch.ids.view(), batch.start.view(), batch.replicas.view(), offset,
+    route_by_block_turns(batch.ids.view(), batch.start.view(), batch.replicas.view(), offset,
                        batch.slots.span(), batch.counts.span());
 }
 
 }  // namespace
 
 void bind_routing_rules(nb::module_& m) {
-    m.def("route_vllm", &py_route_vllm, "ids"_a, "start"_a, "replicas"_a, "top_k"_a, "rows"_a,
-          "slots"_a, "counts"_a, "Slots by vLLM's rule; semantics in hal/routing_rules.py.");
-    m.def("route_tensorrt_llm", &py_route_tensorrt_llm, "ids"_a, "start"_a, "replicas"_a,
+    m.def("route_by_row_hash", &py_route_by_row_hash, "ids"_a, "start"_a, "replicas"_a, "top_k"_a,
+          "rows"_a, "slots"_a, "counts"_a,
+          "Slots by vLLM's rule; semantics in hal/routing_rules.py.");
+    m.def("route_by_block_turns", &py_route_by_block_turns, "ids"_a, "start"_a, "replicas"_a,
           "offset"_a, "slots"_a, "counts"_a,
           "Slots by TensorRT-LLM's rule; semantics in hal/routing_rules.py.");
 }

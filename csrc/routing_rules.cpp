@@ -21,7 +21,7 @@ std::int32_t take(Ids start, Ids replicas, std::int32_t expert, std::uint64_t tu
 
 }  // namespace
 
-void route_vllm(Ids ids, Ids start, Ids replicas, std::int64_t top_k, std::int64_t rows,
+void route_by_row_hash(Ids ids, Ids start, Ids replicas, std::int64_t top_k, std::int64_t rows,
                 Span<std::int32_t> slots, Span<std::int32_t> counts) {
     const auto experts = static_cast<std::int32_t>(counts.size);
     const auto invalid = static_cast<std::int32_t>(replicas.size);
@@ -44,7 +44,7 @@ void route_vllm(Ids ids, Ids start, Ids replicas, std::int64_t top_k, std::int64
     }
 }
 
-void route_tensorrt_llm(Ids ids, Ids start, Ids replicas, std::int64_t offset,
+void route_by_block_turns(Ids ids, Ids start, Ids replicas, std::int64_t offset,
                         Span<std::int32_t> slots, Span<std::int32_t> counts) {
     const auto experts = static_cast<std::int32_t>(counts.size);
     const auto invalid = static_cast<std::int32_t>(replicas.size);

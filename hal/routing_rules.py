@@ -6,12 +6,12 @@ returns these values bit for bit (clause G8). The batch is a matrix of rows, one
 row by row; element j is expert e. An id outside [0, experts) is routed to the invalid slot
 (= slots) and not counted, whatever the engine itself writes there.
 
-**vLLM** (0.33, `eplb_map_to_physical_and_record`). Element j stands in row t = j // top_k and goes
-to entry ((t * 2654435769) mod 2**32) mod n of its run. Only the first `rows` rows are counted: the
-rest is what fills a batch up to the size of a captured graph.
+**Row hash**: vLLM 0.33, `eplb_map_to_physical_and_record`. Element j stands in row t = j // top_k
+and goes to entry ((t * 2654435769) mod 2**32) mod n of its run. Only the first `rows` rows are
+counted: the rest is what fills a batch up to the size of a captured graph.
 
-**TensorRT-LLM** (`moe_load_balance_routing`). Element j stands in block b = j // 1024. Let o be the
-number of earlier elements of the same block and the same expert: it goes to entry
+**Block turns**: TensorRT-LLM, `moe_load_balance_routing`. Element j stands in block b = j // 1024.
+Let o be the number of earlier elements of the same block and the same expert: it goes to entry
 (o + b + offset) mod n. The offset is the rank where attention is data-parallel, else 0. Where there
 are as many slots as experts every n is 1, so that their simpler kernel for that case, which knows
 no offset, is the same rule. (Their kernel takes at most 1024 experts and 32767 slots.)
@@ -32,8 +32,8 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class VllmRule:
-    """By the hash of the row. Raises `ValueError` when `top_k` is below 1.
+class RowHash:
+    """vLLM's rule. Raises `ValueError` when `top_k` is below 1.
 
     Attributes:
         top_k: elements a row.
@@ -50,8 +50,8 @@ class VllmRule:
 
 
 @dataclass(frozen=True)
-class TensorRtLlmRule:
-    """By turns within a block. Raises `ValueError` for an offset below 0.
+class BlockTurns:
+    """TensorRT-LLM's rule. Raises `ValueError` for an offset below 0.
 
     Attributes:
         offset: where the turns begin.
@@ -64,7 +64,7 @@ class TensorRtLlmRule:
             raise ValueError(f"offset: expected at least 0, got {self.offset}")
 
 
-Rule: TypeAlias = VllmRule | TensorRtLlmRule
+Rule: TypeAlias = RowHash | BlockTurns
 
 
 def route_by_rule(ids: Tensor, table: RoutingTable, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -79,21 +79,21 @@ def route_by_rule(ids: Tensor, table: RoutingTable, rule: Rule) -> tuple[Tensor,
         Slots, int32 [n]; tokens per expert, int32 [experts].
     """
     match rule:
-        case VllmRule():
-            return route_vllm(ids, table, rule)
-        case TensorRtLlmRule():
-            return route_tensorrt_llm(ids, table, rule)
+        case RowHash():
+            return route_by_row_hash(ids, table, rule)
+        case BlockTurns():
+            return route_by_block_turns(ids, table, rule)
 
 
-def route_vllm(ids: Tensor, table: RoutingTable, rule: VllmRule) -> tuple[Tensor, Tensor]:
+def route_by_row_hash(ids: Tensor, table: RoutingTable, rule: RowHash) -> tuple[Tensor, Tensor]:
     """Route by the hash of each row; arguments and result as `route_by_rule`."""
     rows = torch.arange(ids.numel(), device=ids.device) // rule.top_k
     slots = _take(ids, table, (rows * KNUTH32) & MASK32)
     return slots, count_experts(ids[rows < rule.rows], table.experts)
 
 
-def route_tensorrt_llm(
-    ids: Tensor, table: RoutingTable, rule: TensorRtLlmRule
+def route_by_block_turns(
+    ids: Tensor, table: RoutingTable, rule: BlockTurns
 ) -> tuple[Tensor, Tensor]:
     """Route by turns within blocks; arguments and result as `route_by_rule`."""
     blocks = torch.split(ids, BLOCK)

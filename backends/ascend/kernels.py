@@ -13,7 +13,7 @@ from equipoise.backends.ascend.memory import copy, used_on
 from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.ascend.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing_rules import Rule, TensorRtLlmRule, VllmRule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
 
@@ -82,11 +82,11 @@ class AscendKernels:
             used_on(stream, ids, slots, counts)
             table = routing.live(tables, layer)
             match rule:
-                case VllmRule(top_k, rows):
+                case RowHash(top_k, rows):
                     used_on(stream, rows)
                     counted = rules.first_rows(ids, top_k, rows, table.experts)
                     copy(slots, rules.by_row(ids, table, top_k))
-                case TensorRtLlmRule(offset):
+                case BlockTurns(offset):
                     counted = ids
                     copy(slots, rules.by_turn(ids, table, offset))
             copy(counts, routing.count(counted, counts.numel()))

@@ -6,7 +6,7 @@ from torch import Tensor
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing_rules import Rule, TensorRtLlmRule, VllmRule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
 SWEEPS = 16
@@ -85,10 +85,10 @@ class CpuKernels:
             batch = ids.numpy(), tables.start[live].numpy(), tables.replicas[live].numpy()
             out = slots.numpy(), counts.numpy()
             match rule:
-                case VllmRule(top_k, rows):
-                    _native.route_vllm(*batch, top_k, int(rows), *out)
-                case TensorRtLlmRule(offset):
-                    _native.route_tensorrt_llm(*batch, offset, *out)
+                case RowHash(top_k, rows):
+                    _native.route_by_row_hash(*batch, top_k, int(rows), *out)
+                case BlockTurns(offset):
+                    _native.route_by_block_turns(*batch, offset, *out)
 
         stream.launch(program)
 

@@ -12,7 +12,7 @@ from equipoise.backends.virtual.queue import in_turn
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
-from equipoise.hal.routing_rules import Rule, TensorRtLlmRule, VllmRule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ class VirtualKernels:
             yield
             start, replicas, _ = self.arrays(tables, live)
             match rule:
-                case VllmRule(top_k, rows):
-                    _native.route_vllm(ids, start, replicas, top_k, int(rows), slots, counts)
-                case TensorRtLlmRule(offset):
-                    _native.route_tensorrt_llm(ids, start, replicas, offset, slots, counts)
+                case RowHash(top_k, rows):
+                    _native.route_by_row_hash(ids, start, replicas, top_k, int(rows), slots, counts)
+                case BlockTurns(offset):
+                    _native.route_by_block_turns(ids, start, replicas, offset, slots, counts)
 
         own_stream(stream).perform(steps)
 

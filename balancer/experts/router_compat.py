@@ -10,13 +10,13 @@ from equipoise.balancer.experts.placement import Load, Shape, Shares
 from equipoise.balancer.experts.planner import Layout, even_shares
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
-from equipoise.hal.routing_rules import Rule, TensorRtLlmRule, VllmRule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Role
 
 ALL_ROWS = 2**31 - 1
 
 
-class VllmRouter:
+class RowHashRouter:
     """vLLM's rule: the row of a token in the rank's own batch, and nothing else, decides.
 
     Args:
@@ -36,14 +36,14 @@ class VllmRouter:
 
     def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
         """Slot ids, int32 [n, top_k]: the experts of a row take the same turn."""
-        return self._passes.run(VllmRule(ids.shape[-1], self.rows), layer, ids)
+        return self._passes.run(RowHash(ids.shape[-1], self.rows), layer, ids)
 
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
         """Even ones."""
         return even_shares(layout.placement, shape.experts)
 
 
-class TensorRtLlmRouter:
+class BlockTurnRouter:
     """TensorRT-LLM's rule: replicas in turn within a block of 1024 elements.
 
     Args:
@@ -57,7 +57,7 @@ class TensorRtLlmRouter:
         self, accelerator: Accelerator, tables: Tables, offset: int, counters: Tensor
     ) -> None:
         self._passes = _Passes(accelerator, tables, counters)
-        self._rule = TensorRtLlmRule(offset)
+        self._rule = BlockTurns(offset)
 
     def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
         """Slot ids, int32 [n, top_k]."""

@@ -18,10 +18,10 @@ from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import StreamTimeout
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import SHARE_ONE
-from equipoise.hal.routing_rules import Rule, TensorRtLlmRule, VllmRule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Role, Stream
 
-KERNELS = ("count", "hashed", "apportioned", "vllm", "tensorrt_llm", "solve", "checksum")
+KERNELS = ("count", "hashed", "apportioned", "row_hash", "block_turns", "solve", "checksum")
 EXPERTS = 4
 """Also slots and tokens: every expert has one slot, of its own number."""
 MOST_STEPS = 8
@@ -105,7 +105,7 @@ class _Desk:
         elif name == "apportioned":
             given = live.cumulative[1, 0]
             kernels.route_apportioned(ids, live, given, salt, slots, counts, self.stream)
-        elif name in ("vllm", "tensorrt_llm"):
+        elif name in ("row_hash", "block_turns"):
             kernels.route_by_rule(self.rules[name], ids, live, 0, slots, counts, self.stream)
         elif name == "solve":
             kernels.solve_shares(self.load, live, 0, self.shares, self.stream)
@@ -139,8 +139,8 @@ def _desk(bench: Bench) -> _Desk:
         shares=of(-1, torch.int32),
         total=bench.filled((1,), -1, torch.int64),
         rules={
-            "vllm": VllmRule(1, of(EXPERTS, torch.int32)[:1]),
-            "tensorrt_llm": TensorRtLlmRule(0),
+            "row_hash": RowHash(1, of(EXPERTS, torch.int32)[:1]),
+            "block_turns": BlockTurns(0),
         },
     )
 

@@ -13,7 +13,7 @@ from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import RoutingTable
-from equipoise.hal.routing_rules import Rule, TensorRtLlmRule, VllmRule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
 from equipoise.hal.stream import Role, Stream
 
 LAYERS = 2
@@ -31,7 +31,9 @@ def _programs(_: Traits) -> st.SearchStrategy[Program]:
     """Tables of every layer, then passes by both rules, and further tables."""
     layers = st.integers(0, LAYERS - 1)
     first = st.tuples(*(_tables(st.just(layer)) for layer in range(LAYERS)))
-    steps = st.lists(st.one_of(_vllm(layers), _turns(layers), _tables(layers)), min_size=1)
+    steps = st.lists(
+        st.one_of(_row_hash(layers), _block_turns(layers), _tables(layers)), min_size=1
+    )
     return st.builds(lambda first, steps: program([*first, *steps[:6]]), first, steps)
 
 
@@ -46,9 +48,11 @@ def _table(turn: int) -> RoutingTable:
     return routes.table(held, [held.index(expert) == slot for slot, expert in enumerate(held)])
 
 
-def _vllm(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+def _row_hash(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
     return st.builds(
-        lambda layer, top_k, rows, repeat, ids: Step("vllm", (layer, top_k, rows, repeat, *ids)),
+        lambda layer, top_k, rows, repeat, ids: Step(
+            "row_hash", (layer, top_k, rows, repeat, *ids)
+        ),
         layer,
         st.integers(1, 4),
         st.sampled_from(ROWS),
@@ -57,9 +61,9 @@ def _vllm(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
     )
 
 
-def _turns(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+def _block_turns(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
     return st.builds(
-        lambda layer, offset, repeat, ids: Step("tensorrt_llm", (layer, offset, repeat, *ids)),
+        lambda layer, offset, repeat, ids: Step("block_turns", (layer, offset, repeat, *ids)),
         layer,
         st.integers(0, 4),
         st.sampled_from(REPEATS),
@@ -84,8 +88,8 @@ class _Desk:
         """Run one kernel to its end, and compare."""
         calls: dict[str, Callable[..., None]] = {
             "table": self.install,
-            "vllm": self.vllm,
-            "tensorrt_llm": self.tensorrt_llm,
+            "row_hash": self.row_hash,
+            "block_turns": self.block_turns,
         }
         calls[step.op](*step.args)
 
@@ -95,13 +99,13 @@ class _Desk:
         self.bench.accelerator.kernels.commit_tables(made, self.live, self.stream)
         self.bench.drain(self.stream)
 
-    def vllm(self, layer: int, top_k: int, rows: int, repeat: int, *drawn: int) -> None:
+    def row_hash(self, layer: int, top_k: int, rows: int, repeat: int, *drawn: int) -> None:
         counted = torch.tensor([rows], dtype=torch.int32)
-        rule = VllmRule(top_k, self.bench.of(counted))
-        self.judge(layer, rule, VllmRule(top_k, counted), [*drawn] * repeat)
+        rule = RowHash(top_k, self.bench.of(counted))
+        self.judge(layer, rule, RowHash(top_k, counted), [*drawn] * repeat)
 
-    def tensorrt_llm(self, layer: int, offset: int, repeat: int, *drawn: int) -> None:
-        rule = TensorRtLlmRule(offset)
+    def block_turns(self, layer: int, offset: int, repeat: int, *drawn: int) -> None:
+        rule = BlockTurns(offset)
         self.judge(layer, rule, rule, [*drawn] * repeat)
 
     def judge(self, layer: int, rule: Rule, reference: Rule, drawn: list[int]) -> None:

@@ -14,7 +14,7 @@ from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import RoutingTable, route_hashed
-from equipoise.hal.routing_rules import TensorRtLlmRule, route_tensorrt_llm
+from equipoise.hal.routing_rules import BlockTurns, route_by_block_turns
 from equipoise.hal.stream import Event, Role
 
 FAMILY = "kernels"
@@ -23,7 +23,7 @@ PLACEMENTS = ((0, 0, 0, 1), (1, 1, 1, 0), (1, 0, 0, 1))
 WEIGHTS = ((1, 1, 1, 1), (1, 2, 3, 4), (4, 3, 2, 1))
 EXPERTS, SLOTS, TOKENS = 2, 4, 32
 SALT = Salt(rank=0, layer=0, step=0)
-RULE = TensorRtLlmRule(offset=0)
+RULE = BlockTurns(offset=0)
 MOST_STEPS = 7
 
 
@@ -131,7 +131,7 @@ def _route_by_rule(desk: _Desk) -> Tensor:
 @cache
 def _ruled(kind: int) -> tuple[int, ...]:
     """Where the rule sends the tokens by these tables."""
-    return tuple(route_tensorrt_llm(_ids(), _table(kind), RULE)[0].tolist())
+    return tuple(route_by_block_turns(_ids(), _table(kind), RULE)[0].tolist())
 
 
 def _play(

@@ -157,7 +157,7 @@ def route_apportioned(
     Semantics: `equipoise.hal.routing.route_apportioned`.
     """
 
-def route_vllm(
+def route_by_row_hash(
     ids: _Int32,
     start: _Int32,
     replicas: _Int32,
@@ -168,15 +168,15 @@ def route_vllm(
 ) -> None:
     """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
 
-    Semantics: `equipoise.hal.routing_rules.route_vllm`.
+    Semantics: `equipoise.hal.routing_rules.route_by_row_hash`.
     """
 
-def route_tensorrt_llm(
+def route_by_block_turns(
     ids: _Int32, start: _Int32, replicas: _Int32, offset: int, slots: _Int32, counts: _Int32
 ) -> None:
     """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
 
-    Semantics: `equipoise.hal.routing_rules.route_tensorrt_llm`.
+    Semantics: `equipoise.hal.routing_rules.route_by_block_turns`.
     """
 
 def checksum(data: _Bytes) -> int:

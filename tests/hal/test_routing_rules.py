@@ -12,11 +12,11 @@ from torch import Tensor
 from equipoise.hal import routing
 from equipoise.hal.routing_rules import (
     BLOCK,
-    TensorRtLlmRule,
-    VllmRule,
+    BlockTurns,
+    RowHash,
+    route_by_block_turns,
+    route_by_row_hash,
     route_by_rule,
-    route_tensorrt_llm,
-    route_vllm,
 )
 
 UNHURRIED = settings(deadline=None)
@@ -36,15 +36,15 @@ def table(held: list[int]) -> routing.RoutingTable:
     return routing.build_table(int32(held), int32(shares), max(held) + 1)
 
 
-def vllm(top_k: int, rows: int = ALL_ROWS) -> VllmRule:
-    return VllmRule(top_k, int32([rows]))
+def vllm(top_k: int, rows: int = ALL_ROWS) -> RowHash:
+    return RowHash(top_k, int32([rows]))
 
 
 def test_vllms_rule_gives_what_its_formula_gives_on_paper() -> None:
     # t * 2654435769 mod 2**32 is 0, 2654435769, 1013904242, 3668340011, 2027808484, which leaves
     # 0 1 0 1 0 when divided by 2 and 0 0 2 2 1 when divided by 3.
     ids = int32([0, 1, 1, 0, 0, 2, 1, -1, 1, 0])
-    slots, counts = route_vllm(ids, table(HELD), vllm(2, rows=3))
+    slots, counts = route_by_row_hash(ids, table(HELD), vllm(2, rows=3))
     assert slots.tolist() == [1, 0, 0, 4, 1, 3, 5, PADDING, 2, 1]
     assert counts.tolist() == [3, 2, 1]
 
@@ -52,7 +52,7 @@ def test_vllms_rule_gives_what_its_formula_gives_on_paper() -> None:
 def test_tensorrt_llms_rule_gives_what_its_formula_gives_on_paper() -> None:
     first = [0, 0, 1, 0, 1, 1, 1, -1, 2]
     ids = int32([*first, *[-1] * (BLOCK - len(first)), 0, 1, 1])
-    slots, counts = route_tensorrt_llm(ids, table(HELD), TensorRtLlmRule(offset=1))
+    slots, counts = route_by_block_turns(ids, table(HELD), BlockTurns(offset=1))
     # Turns of the first block begin at 1, those of the second at 2.
     assert slots[: len(first)].tolist() == [4, 1, 2, 4, 5, 0, 2, PADDING, 3]
     assert set(slots[len(first) : BLOCK].tolist()) == {PADDING}
@@ -63,7 +63,7 @@ def test_tensorrt_llms_rule_gives_what_its_formula_gives_on_paper() -> None:
 def test_without_spare_slots_the_offset_changes_nothing() -> None:
     ids = int32([2, 0, 1, 1, 3, -1])
     for offset in (0, 1, 7):
-        slots, _ = route_tensorrt_llm(ids, table([2, 0, 1]), TensorRtLlmRule(offset))
+        slots, _ = route_by_block_turns(ids, table([2, 0, 1]), BlockTurns(offset))
         assert slots.tolist() == [0, 1, 2, 2, 3, 3]
 
 
@@ -104,7 +104,7 @@ def test_tensorrt_llms_elements_go_where_the_words_say(
 ) -> None:
     placement, ids = batch
     made = table(placement)
-    slots, counts = route_by_rule(int32(ids), made, TensorRtLlmRule(offset))
+    slots, counts = route_by_rule(int32(ids), made, BlockTurns(offset))
     for number, (low, high) in enumerate(pairwise(range(0, len(ids) + 2 * BLOCK, BLOCK))):
         seen: dict[int, int] = {}
         for expert, slot in zip(ids[low:high], slots[low:high].tolist(), strict=True):
@@ -118,4 +118,4 @@ def test_rules_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="top_k: expected at least 1, got 0"):
         vllm(0)
     with pytest.raises(ValueError, match="offset: expected at least 0, got -1"):
-        TensorRtLlmRule(-1)
+        BlockTurns(-1)

@@ -61,7 +61,7 @@ def rule(name: str, **changed: object) -> Call:
         "slots": zeros(2),
         "counts": zeros(2),
     }
-    own = {"route_vllm": {"top_k": 1, "rows": 2}, "route_tensorrt_llm": {"offset": 0}}
+    own = {"route_by_row_hash": {"top_k": 1, "rows": 2}, "route_by_block_turns": {"offset": 0}}
     return lambda: getattr(_native, name)(**(right | own[name] | changed))
 
 
@@ -136,12 +136,15 @@ REFUSED: dict[str, tuple[Call, str]] = {
     "table homeless": (table(i32(0, 0), i32(1, 65535)), "got none for expert 1"),
     "table sum": (table(i32(0, 1), i32(65536, 65535)), "sum of 65536 .* expert 1"),
     "table share": (table(i32(0, 1), i32(65536, -1)), "shares: expected 0 to 65536, got -1"),
-    "rows of none": (rule("route_vllm", top_k=0), "top_k: expected 1 to .*, got 0"),
-    "offset": (rule("route_tensorrt_llm", offset=-1), "offset: expected 0 to .*, got -1"),
-    "rule slots": (rule("route_vllm", slots=zeros(1)), "slots: expected 2 elements, got 1"),
-    "rule counts": (rule("route_tensorrt_llm", counts=zeros(3)), "counts: expected 2 elements"),
-    "rule replica": (rule("route_vllm", replicas=i32(2, 0, 3)), "replicas: expected 0 to 2, got 3"),
-    "rule run": (rule("route_tensorrt_llm", start=i32(0, 3, 3)), "start: expected a slot for"),
+    "rows of none": (rule("route_by_row_hash", top_k=0), "top_k: expected 1 to .*, got 0"),
+    "offset": (rule("route_by_block_turns", offset=-1), "offset: expected 0 to .*, got -1"),
+    "rule slots": (rule("route_by_row_hash", slots=zeros(1)), "slots: expected 2 elements, got 1"),
+    "rule counts": (rule("route_by_block_turns", counts=zeros(3)), "counts: expected 2 elements"),
+    "rule replica": (
+        rule("route_by_row_hash", replicas=i32(2, 0, 3)),
+        "replicas: expected 0 to 2, got 3",
+    ),
+    "rule run": (rule("route_by_block_turns", start=i32(0, 3, 3)), "start: expected a slot for"),
     "lists order": (lists(order=i32(1, 1)), "order: expected every place once"),
     "lists place": (lists(order=i32(0, 2)), "order: expected every place once"),
     "lists shares": (lists(shares=i32(65536)[None]), "shares columns: expected 2 elements, got 1"),
@@ -166,7 +169,7 @@ def test_the_call_that_the_cases_change_is_accepted() -> None:
 
 
 def test_the_calls_of_rules_and_lists_that_the_cases_change_are_accepted() -> None:
-    for name in ("route_vllm", "route_tensorrt_llm"):
+    for name in ("route_by_row_hash", "route_by_block_turns"):
         counts = zeros(2)
         rule(name, counts=counts)()
         assert counts.tolist() == [1, 1]

@@ -10,10 +10,10 @@ from equipoise import _native
 from equipoise.hal import routing
 from equipoise.hal.routing_rules import (
     BLOCK,
-    TensorRtLlmRule,
-    VllmRule,
-    route_tensorrt_llm,
-    route_vllm,
+    BlockTurns,
+    RowHash,
+    route_by_block_turns,
+    route_by_row_hash,
 )
 
 UNHURRIED = settings(deadline=None)
@@ -32,9 +32,9 @@ def runs(table: routing.RoutingTable) -> tuple[torch.Tensor, torch.Tensor]:
 def test_vllms_rule_equals_the_reference(batch: Batch, repeat: int, top_k: int, rows: int) -> None:
     table, ids = batch[0], batch[1].repeat(repeat)
     slots, counts = outputs(table, ids)
-    _native.route_vllm(ids, *runs(table), top_k, rows, slots, counts)
-    rule = VllmRule(top_k, torch.tensor([rows], dtype=torch.int32))
-    expected = route_vllm(ids, table, rule)
+    _native.route_by_row_hash(ids, *runs(table), top_k, rows, slots, counts)
+    rule = RowHash(top_k, torch.tensor([rows], dtype=torch.int32))
+    expected = route_by_row_hash(ids, table, rule)
     assert slots.tolist() == expected[0].tolist()
     assert counts.tolist() == expected[1].tolist()
 
@@ -44,8 +44,8 @@ def test_vllms_rule_equals_the_reference(batch: Batch, repeat: int, top_k: int, 
 def test_tensorrt_llms_rule_equals_the_reference(batch: Batch, repeat: int, offset: int) -> None:
     table, ids = batch[0], batch[1].repeat(repeat)
     slots, counts = outputs(table, ids)
-    _native.route_tensorrt_llm(ids, *runs(table), offset, slots, counts)
-    expected = route_tensorrt_llm(ids, table, TensorRtLlmRule(offset))
+    _native.route_by_block_turns(ids, *runs(table), offset, slots, counts)
+    expected = route_by_block_turns(ids, table, BlockTurns(offset))
     assert slots.tolist() == expected[0].tolist()
     assert counts.tolist() == expected[1].tolist()
 
@@ -55,5 +55,5 @@ def test_turns_begin_anew_at_the_edge_of_a_block(size: int) -> None:
     table = routing.build_table(torch.zeros(3).int(), torch.tensor([65536, 0, 0]).int(), 1)
     ids = torch.zeros(size, dtype=torch.int32)
     slots, counts = outputs(table, ids)
-    _native.route_tensorrt_llm(ids, *runs(table), 5, slots, counts)
+    _native.route_by_block_turns(ids, *runs(table), 5, slots, counts)
     assert slots.tolist() == [(j % BLOCK + j // BLOCK + 5) % 3 for j in range(size)]

@@ -24,7 +24,7 @@ from equipoise.hal.routing import (
     route_hashed,
     solve_cumulative,
 )
-from equipoise.hal.routing_rules import TensorRtLlmRule, VllmRule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 from equipoise.hal.stream import Role
 
 pytestmark = pytest.mark.npusim
@@ -106,10 +106,10 @@ def test_rules_of_other_engines_equal_the_reference(
     made, ids, live = table([0] * SLOTS), torch.tensor(drawn * repeat).int(), fresh(npu)
     npu.kernels.commit_tables(update(1, made), live, stream)
     counted = torch.tensor([rows], dtype=torch.int32)
-    turns = TensorRtLlmRule(number)
+    turns = BlockTurns(number)
     for rule, reference in (
         (turns, turns),
-        (VllmRule(number + 1, on(npu, counted)), VllmRule(number + 1, counted)),
+        (RowHash(number + 1, on(npu, counted)), RowHash(number + 1, counted)),
     ):
         slots, counts = outputs(npu, ids.numel())
         npu.kernels.route_by_rule(rule, on(npu, ids), live, 1, slots, counts, stream)
@@ -235,12 +235,12 @@ def launch_all(npu: AscendAccelerator, stream: AscendStream, live: Tables) -> di
     slots, counts = outputs(npu, 16)
     load, shares = on(npu, torch.arange(EXPERTS)), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
     total = on(npu, torch.zeros(1, dtype=torch.int64))
-    rule = VllmRule(2, on(npu, torch.tensor([3], dtype=torch.int32)))
+    rule = RowHash(2, on(npu, torch.tensor([3], dtype=torch.int32)))
     ruled, turned = outputs(npu, 16), outputs(npu, 16)
     npu.kernels.solve_shares(load, live, 0, shares, stream)
     npu.kernels.route_apportioned(ids, live, shares, Salt(0, 0, 0), slots, counts, stream)
     npu.kernels.route_by_rule(rule, ids, live, 0, *ruled, stream)
-    npu.kernels.route_by_rule(TensorRtLlmRule(1), ids, live, 0, *turned, stream)
+    npu.kernels.route_by_rule(BlockTurns(1), ids, live, 0, *turned, stream)
     npu.kernels.checksum(slots, total, stream)
     results: dict[object, Tensor] = {
         "shares": shares,

@@ -17,7 +17,7 @@ from equipoise.balancer.experts.retirement import aliases, retirement_update
 from equipoise.balancer.experts.tables import table_update
 from equipoise.hal import routing
 from equipoise.hal.errors import PlacementError
-from equipoise.hal.routing_rules import TensorRtLlmRule, VllmRule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 
 UNHURRIED = settings(deadline=None)
 SWEEPS = 16
@@ -97,8 +97,8 @@ def by_the_reference(case: Case, table: routing.RoutingTable) -> Iterator[Routed
 def by_rules(case: Case, table: routing.RoutingTable) -> Iterator[Routed]:
     """By the rules of other engines."""
     everything = torch.tensor([2**31 - 1], dtype=torch.int32)
-    yield route_by_rule(case.ids, table, VllmRule(2, everything))
-    yield route_by_rule(case.ids, table, TensorRtLlmRule(1))
+    yield route_by_rule(case.ids, table, RowHash(2, everything))
+    yield route_by_rule(case.ids, table, BlockTurns(1))
 
 
 @UNHURRIED

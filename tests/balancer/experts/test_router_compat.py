@@ -12,12 +12,12 @@ from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.planner import Layout, even_shares
-from equipoise.balancer.experts.router_compat import TensorRtLlmRouter, VllmRouter
+from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.tables import table_update
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import RoutingTable
-from equipoise.hal.routing_rules import TensorRtLlmRule, VllmRule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 from equipoise.hal.stream import Role
 
 SOON = 20.0
@@ -67,13 +67,13 @@ def settle(cpu: CpuAccelerator) -> None:
 def test_vllms_rows_take_their_turn_together_and_only_real_ones_count(cpu: CpuAccelerator) -> None:
     tables, table = installed(cpu)
     counted = counters()
-    router = VllmRouter(cpu, tables, counted)
+    router = RowHashRouter(cpu, tables, counted)
     for rows in (2**31 - 1, 2):
         cpu.stream(Role.COMPUTE).launch(partial(router.rows.fill_, rows))
         before = counted.clone()
         slots = router.route(LAYER, 3, ids())
         settle(cpu)
-        rule = VllmRule(TOP_K, torch.tensor([rows], dtype=torch.int32))
+        rule = RowHash(TOP_K, torch.tensor([rows], dtype=torch.int32))
         due = route_by_rule(ids().view(-1), table, rule)
         assert slots.view(-1).tolist() == due[0].tolist()
         before[LAYER] += due[1]
@@ -82,7 +82,7 @@ def test_vllms_rows_take_their_turn_together_and_only_real_ones_count(cpu: CpuAc
 
 def test_all_rows_count_until_somebody_says_otherwise(cpu: CpuAccelerator) -> None:
     counted = counters()
-    router = VllmRouter(cpu, installed(cpu)[0], counted)
+    router = RowHashRouter(cpu, installed(cpu)[0], counted)
     router.route(0, 0, torch.zeros((9, 1), dtype=torch.int32))
     settle(cpu)
     assert counted[0].tolist() == [14, 5, 5, 5]
@@ -92,9 +92,9 @@ def test_all_rows_count_until_somebody_says_otherwise(cpu: CpuAccelerator) -> No
 def test_tensorrt_llms_turns_begin_at_the_offset(cpu: CpuAccelerator, offset: int) -> None:
     tables, table = installed(cpu)
     counted = counters()
-    slots = TensorRtLlmRouter(cpu, tables, offset, counted).route(LAYER, 3, ids())
+    slots = BlockTurnRouter(cpu, tables, offset, counted).route(LAYER, 3, ids())
     settle(cpu)
-    due = route_by_rule(ids().view(-1), table, TensorRtLlmRule(offset))
+    due = route_by_rule(ids().view(-1), table, BlockTurns(offset))
     assert slots.shape == ids().shape
     assert slots.view(-1).tolist() == due[0].tolist()
     assert (counted[LAYER] - 5).tolist() == due[1].tolist()
@@ -104,8 +104,8 @@ def test_reports_are_told_that_both_divide_evenly(cpu: CpuAccelerator) -> None:
     tables, load = installed(cpu)[0], np.array([[9, 1, 1, 1]] * 2, dtype=np.int64)
     even = even_shares(layout().placement, SHAPE.experts).tolist()
     for router in (
-        VllmRouter(cpu, tables, counters()),
-        TensorRtLlmRouter(cpu, tables, 0, counters()),
+        RowHashRouter(cpu, tables, counters()),
+        BlockTurnRouter(cpu, tables, 0, counters()),
     ):
         assert router.shares(load, layout(), SHAPE).tolist() == even
 

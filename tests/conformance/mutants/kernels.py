@@ -14,7 +14,7 @@ from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import RoutingTable
-from equipoise.hal.routing_rules import Rule, TensorRtLlmRule, VllmRule, route_by_rule
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
 from equipoise.hal.stream import Stream
 
 
@@ -165,7 +165,7 @@ class NoOffset(VirtualKernels):
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        alike = TensorRtLlmRule(0) if isinstance(rule, TensorRtLlmRule) else rule
+        alike = BlockTurns(0) if isinstance(rule, BlockTurns) else rule
         super().route_by_rule(alike, ids, tables, layer, slots, counts, stream)
 
 
@@ -182,7 +182,7 @@ class ElementsForRows(VirtualKernels):
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        single = VllmRule(1, rule.rows) if isinstance(rule, VllmRule) else rule
+        single = RowHash(1, rule.rows) if isinstance(rule, RowHash) else rule
         super().route_by_rule(single, ids, tables, layer, slots, counts, stream)
 
 
