@@ -174,6 +174,14 @@ def test_retired_slots_spread_over_those_that_stay() -> None:
     assert found.tolist() == [[0, 0, 3, 3, 0, 3]]
 
 
+def test_slots_retire_in_ascending_order() -> None:
+    """A set of 8 and 1 gives 8 first."""
+    shape = Shape(layers=1, experts=2, slots=10, ranks=10)
+    placement = np.array([[0, 0, 1, 0, 1, 1, 1, 1, 0, 1]], dtype=np.int32)
+    found = aliases(placement, [(0, 8), (0, 1)], shape)
+    assert (found[0, 1], found[0, 8]) == (0, 3)
+
+
 @pytest.mark.parametrize(
     ("retired", "message"),
     [
