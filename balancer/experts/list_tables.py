@@ -63,12 +63,13 @@ def share_maps(placement: Placement, shares: Shares, experts: int, width: int) -
     plain = logical_maps(placement, experts)
     uneven = _uneven(placement, shares, experts, plain.counts)
     counts = np.where(uneven, width, plain.counts)
-    slots = np.full((*counts.shape, int(counts.max())), ABSENT, dtype=np.int64)
-    columns = min(plain.slots.shape[2], slots.shape[2])
+    longest = int(counts.max())
+    slots = np.full((*counts.shape, longest), ABSENT, dtype=np.int64)
+    columns = min(plain.slots.shape[2], longest)
     slots[..., :columns] = plain.slots[..., :columns]
     slots[uneven] = ABSENT
     # Where any are uneven there are at least `width` columns.
-    slots[uneven, :width] = lists[uneven][:, : slots.shape[2]]
+    slots[uneven, :width] = lists[uneven][:, :longest]
     return Maps(slots, counts)
 
 
