@@ -19,9 +19,9 @@ from equipoise.hal.stream import Role, Stream
 LAYERS = 2
 EXPERTS = 3
 SLOTS = 7
-HELD = (0, 1, 0, 2, 1, 0, 1)
-"""Runs of three, three and one."""
-REPEATS = (1, 40, 150)
+HELD = (0, 1, 0, 2, 1, 0, 0)
+"""Runs of four, two and one: of three, blocks of 1024 would make no difference."""
+REPEATS = (1, 40, 400)
 """How often the ids of a step follow each other: blocks are 1024 elements long."""
 ROWS = (0, 3, 2**31 - 1)
 """How many rows are counted."""

@@ -203,6 +203,30 @@ class EveryRowCounts(VirtualKernels):
         self.count(ids, counts, stream)
 
 
+class SmallerBlocks(VirtualKernels):
+    """Turns begin anew after 512 elements."""
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        if isinstance(rule, RowHash):
+            super().route_by_rule(rule, ids, tables, layer, slots, counts, stream)
+            return
+        for number, (some, out) in enumerate(
+            zip(torch.split(ids, 512), torch.split(slots, 512), strict=True)
+        ):
+            turned = BlockTurns(rule.offset + number)
+            super().route_by_rule(turned, some, tables, layer, out, counts, stream)
+        self.count(ids, counts, stream)
+
+
 class RunningCapture(VirtualGraph):
     """What is captured runs as well."""
 
@@ -325,6 +349,13 @@ MUTANTS = (
         broken="TensorRT-LLM's rule is kept without the rank's offset.",
         property=RULES,
         subject=device_with(kernels=NoOffset),
+    ),
+    Mutant(
+        name="blocks-are-smaller",
+        clause="G8",
+        broken="TensorRT-LLM's turns begin anew after 512 elements.",
+        property=RULES,
+        subject=device_with(kernels=SmallerBlocks),
     ),
     Mutant(
         name="the-elements-of-a-row-part",
