@@ -1,8 +1,8 @@
 """What this rank has installed: slots, tables, and the layout they stand for."""
 
+from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Shape, check
-from equipoise.balancer.experts.tables import Change, change_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.readers import Readers

@@ -7,11 +7,11 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.layout import Layout, imbalance
 from equipoise.balancer.experts.placement import Load, Shape, check
 from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.experts.shipment import Shipment, ship
-from equipoise.balancer.experts.tables import Change, change_of
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise import _native
+from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.gates import Gates
 from equipoise.balancer.experts.installed import Installed
@@ -28,7 +29,6 @@ from equipoise.balancer.experts.states import (
     Updating,
     Voyage,
 )
-from equipoise.balancer.experts.tables import Change
 from equipoise.balancer.experts.waits import Released
 from equipoise.balancer.experts.writers import Supply, write_checked
 from equipoise.hal.accelerator import Accelerator

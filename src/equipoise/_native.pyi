@@ -90,11 +90,37 @@ def build_table(
     start: _Int32,
     replicas: _Int32,
     cumulative: _Int32,
+    alias: _Int32 | None = None,
 ) -> None:
     """Write the table of one layer from `placement` and `shares`, both int32 [S].
 
-    Raises ValueError when an expert has no slot or its shares do not sum to 65536; what was
-    written is then of no use.
+    With `alias`, int32 [S], the entry of slot s names slot alias[s], of the same expert and its own
+    alias, which so takes the share of s too; a run keeps its length and is sorted by what it names.
+
+    Raises ValueError when an expert has no slot, its shares do not sum to 65536 or an alias is
+    none; what was written is then of no use.
+    """
+
+def build_tables(
+    placement: _Int32,
+    shares: _Int32,
+    experts: int,
+    start: _Int32,
+    replicas: _Int32,
+    cumulative: _Int32,
+    alias: _Int32 | None = None,
+) -> None:
+    """`build_table` for several layers; every array has a row for each."""
+
+def digest_tables(start: _Int32, replicas: _Int32, cumulative: _Int32) -> NDArray[np.uint64]:
+    """Of each layer's table, a row of every array, `checksum` of all its bytes in this order."""
+
+def fill_lists(placement: _Int32, shares: _Int32, order: _Int32, lists: _Int32) -> None:
+    """Write `lists`, int32 [L, E, W], from `placement` and `shares`, int32 [L, S].
+
+    Each slot of an expert stands in its list in proportion to its share, by largest remainder
+    (ties: lower slot). Entry j is the one at order[j], int32 [W], of a line in which equal entries
+    stand together, by ascending slot.
     """
 
 def count_experts(ids: _Int32, counts: _Int32) -> None:
@@ -129,6 +155,28 @@ def route_apportioned(
     """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
 
     Semantics: `equipoise.hal.routing.route_apportioned`.
+    """
+
+def route_by_row_hash(
+    ids: _Int32,
+    start: _Int32,
+    replicas: _Int32,
+    top_k: int,
+    rows: int,
+    slots: _Int32,
+    counts: _Int32,
+) -> None:
+    """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
+
+    Semantics: `equipoise.hal.routing_rules.route_by_row_hash`.
+    """
+
+def route_by_block_turns(
+    ids: _Int32, start: _Int32, replicas: _Int32, offset: int, slots: _Int32, counts: _Int32
+) -> None:
+    """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
+
+    Semantics: `equipoise.hal.routing_rules.route_by_block_turns`.
     """
 
 def checksum(data: _Bytes) -> int:

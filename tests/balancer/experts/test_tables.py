@@ -1,82 +1,65 @@
+"""From a layout to tables of the layers that change."""
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.layout import Layout, solve_shares
-from equipoise.balancer.experts.placement import Shape, contiguous
-from equipoise.balancer.experts.tables import Change, change_of
-from equipoise.hal.routing import build_table
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.tables import aliased_update, table_digests, table_update
+from equipoise.hal import routing
+from equipoise.hal.kernels import TableUpdate
 
-SHAPE = Shape(layers=4, experts=4, slots=6, ranks=2)
+SHAPE = Shape(layers=4, experts=3, slots=6, ranks=2)
 
 
-def layout(seed: int) -> Layout:
-    random = np.random.default_rng(seed)
-    placement = np.stack([random.permutation(row) for row in contiguous(SHAPE)])
-    load = random.integers(0, 100, (SHAPE.layers, SHAPE.experts))
+def layout() -> Layout:
+    rows = [[0, 1, 2, 0, 1, 2], [2, 1, 0, 0, 0, 1], [0, 0, 0, 0, 1, 2], [1, 2, 2, 2, 2, 0]]
+    placement = np.array(rows, dtype=np.int32)
+    load = np.array([[9, 4, 1], [30, 2, 2], [7, 7, 7], [1, 2, 3]], dtype=np.int64)
     return Layout(placement, solve_shares(load, placement, SHAPE))
 
 
-layouts = st.integers(0, 1000).map(layout)
-layers = st.lists(st.integers(0, SHAPE.layers - 1), unique=True)
-
-
-@given(layouts, layers)
-def test_a_change_holds_the_tables_of_its_layers(wanted: Layout, chosen: list[int]) -> None:
-    change = change_of(wanted, SHAPE, chosen)
-    assert change.layers == tuple(chosen)
-    for place, layer in enumerate(chosen):
-        placement = torch.from_numpy(wanted.placement[layer])
-        table = build_table(placement, torch.from_numpy(wanted.shares[layer]), SHAPE.experts)
-        assert torch.equal(change.update.start[place], table.start)
-        assert torch.equal(change.update.replicas[place], table.replicas)
-        assert torch.equal(change.update.cumulative[place], table.cumulative)
-
-
-@given(layouts, layouts, layers)
-def test_a_change_touches_its_own_layers_only(
-    before: Layout, wanted: Layout, chosen: list[int]
+@given(st.lists(st.integers(0, SHAPE.layers - 1), unique=True))
+def test_an_update_has_the_tables_of_the_layers_asked_for_in_their_order(
+    layers: list[int],
 ) -> None:
-    after = change_of(wanted, SHAPE, chosen).on(before)
-    for layer in range(SHAPE.layers):
-        source = wanted if layer in chosen else before
-        np.testing.assert_array_equal(after.placement[layer], source.placement[layer])
-        np.testing.assert_array_equal(after.shares[layer], source.shares[layer])
+    made, update = layout(), table_update(layout(), SHAPE, layers)
+    assert update.layers == tuple(layers)
+    for place, layer in enumerate(layers):
+        held, shares = (
+            torch.from_numpy(part[layer].copy()) for part in (made.placement, made.shares)
+        )
+        due = routing.build_table(held, shares, SHAPE.experts)
+        assert update.start[place].tolist() == due.start.tolist()
+        assert update.replicas[place].tolist() == due.replicas.tolist()
+        assert update.cumulative[place].tolist() == due.cumulative.tolist()
 
 
-@given(layouts, layouts, layers)
-def test_digests_are_equal_exactly_when_the_tables_are(
-    one: Layout, other: Layout, chosen: list[int]
-) -> None:
-    first, second = change_of(one, SHAPE, chosen), change_of(other, SHAPE, chosen)
-    same = all(
-        torch.equal(getattr(first.update, name), getattr(second.update, name))
-        for name in ("start", "replicas", "cumulative")
-    )
-    assert (first.digest == second.digest) == same
-    assert first.digest == change_of(one, SHAPE, chosen).digest
+def test_an_alias_belongs_to_its_layer() -> None:
+    alias = np.tile(np.arange(SHAPE.slots, dtype=np.int32), (SHAPE.layers, 1))
+    alias[2, 3] = 1
+    plain = table_update(layout(), SHAPE, [1, 2])
+    update = aliased_update(layout(), SHAPE, [1, 2], alias)
+    assert torch.equal(update.replicas[0], plain.replicas[0])
+    assert update.replicas[1].tolist() == [0, 1, 1, 2, 4, 5]
 
 
-def test_the_digest_tells_layers_apart() -> None:
-    start = layout(0)
-    rows = Layout(start.placement[[0, 0, 0, 0]], start.shares[[0, 0, 0, 0]])
-    assert change_of(rows, SHAPE, [0]).digest != change_of(rows, SHAPE, [1]).digest
+def test_digests_tell_tables_apart_layer_by_layer() -> None:
+    update = table_update(layout(), SHAPE, range(SHAPE.layers))
+    digests = table_digests(update)
+    assert len(set(digests)) == SHAPE.layers
+    for name in ("start", "replicas", "cumulative"):
+        parts = {p: getattr(update, p).clone() for p in ("start", "replicas", "cumulative")}
+        parts[name][2, -1] += 1
+        other = table_digests(TableUpdate(update.layers, **parts))
+        assert [a == b for a, b in zip(digests, other, strict=True)] == [True, True, False, True]
 
 
-@given(layouts, layers, layers)
-def test_the_part_that_fits_a_placement_is_that_of_its_layers(
-    start: Layout, chosen: list[int], moved: list[int]
-) -> None:
-    change = change_of(start, SHAPE, chosen)
-    placement = start.placement.copy()
-    placement[moved] = np.roll(placement[moved], 1, axis=1)
-    now = Layout(placement, start.shares)
-    stay = [layer for layer in chosen if (placement[layer] == start.placement[layer]).all()]
-    fitting = change.where_placed(now)
-    if not stay and chosen:
-        assert fitting is None
-        return
-    assert isinstance(fitting, Change)
-    assert fitting.layers == tuple(stay)
-    assert fitting.digest == change_of(start, SHAPE, stay).digest
+def test_a_malformed_layout_is_refused() -> None:
+    broken = layout()
+    broken.shares[3, 0] -= 1
+    with pytest.raises(ValueError, match=r"sum of 65536 .* expert 1 of row 0"):
+        table_update(broken, SHAPE, [3])
