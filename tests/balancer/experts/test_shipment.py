@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from equipoise.balancer.experts.moves import itinerary
 from hypothesis import given
 from hypothesis import strategies as st
 from support.shipments import Change, by_lot, changes, fewest_sends, largest_degree, routes
@@ -26,16 +25,32 @@ def legs(shipment: Shipment, lot: int) -> list[Leg]:
 @given(changes())
 def test_exactly_the_slots_that_change_are_filled(change: Change) -> None:
     shipment = change.ship()
-    old = itinerary(change.installed, change.proposed, change.shape)
     moves = routes(shipment)
     near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
     far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
-    assert near == {(m.layer, m.slot, m.expert) for m in old.local}
-    assert far == {(m.layer, m.slot, m.expert) for m in old.travelling}
+    assert (near, far) == wanted(change)
     assert shipment.total == len(moves) == len(near) + len(far)
     assert shipment.travelling == len(far)
     for rank in range(change.shape.ranks):
-        assert shipment.arriving(rank) == old.arriving(rank)
+        per = change.shape.slots_per_rank
+        filled = change.installed != change.proposed
+        assert shipment.arriving(rank) == filled[:, rank * per : (rank + 1) * per].sum()
+
+
+Filled = set[tuple[int, int, int]]
+
+
+def wanted(change: Change) -> tuple[Filled, Filled]:
+    """(layer, slot, expert) of what a rank has already, and of what has to travel."""
+    near: Filled = set()
+    far: Filled = set()
+    per = change.shape.slots_per_rank
+    for layer, slot in np.argwhere(change.installed != change.proposed).tolist():
+        first = slot // per * per
+        expert = int(change.proposed[layer, slot])
+        held = expert in change.installed[layer, first : first + per]
+        (near if held else far).add((layer, slot, expert))
+    return near, far
 
 
 @given(changes())
