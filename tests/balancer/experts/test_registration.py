@@ -251,7 +251,7 @@ def test_a_layer_that_shares_only_a_part_is_refused() -> None:
     with pytest.raises(RegistrationError, match="layer 2, tensor 'w': slot 0 shares memory"):
         registry.register(2, w=[shared[0], torch.zeros(3)], scale=torch.zeros(2))
     # Whichever lies first in memory is named.
-    with pytest.raises(RegistrationError, match="layer 2, tensor '(w|scale)': slot 0 shares memo"):
+    with pytest.raises(RegistrationError, match=r"layer 2, tensor '(w|scale)': slot 0 shares"):
         registry.register(2, w=shared.view(torch.int32), scale=scale)
     other = torch.zeros(2, 3)
     registry.register(3, a=other, b=torch.zeros(2))
