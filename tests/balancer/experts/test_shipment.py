@@ -1,6 +1,7 @@
 """Shipments: which slots move, from where, in which lots and rounds, and through which buffers."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -286,11 +287,23 @@ def test_nodes_have_as_many_ranks_each() -> None:
         ship(six, six, (), Shape(1, 6, 6, 6), nodes=4, staging=1, parcel=1)
 
 
-@pytest.mark.parametrize(("rank", "lot"), [(2, 0), (-1, 0), (0, 1), (0, -1)])
-def test_a_leg_that_does_not_exist_is_refused(rank: int, lot: int) -> None:
-    shipment = ship(**small())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"no rank .* and lot"):
-        shipment.leg(rank, lot)
+ASKED: dict[str, tuple[Callable[[Shipment], object], str]] = {
+    "leg of no rank": (lambda s: s.leg(2, 0), "rank: expected 0 to 1, got 2"),
+    "leg of the last rank": (lambda s: s.leg(-1, 0), "rank: .* got -1"),
+    "leg of no lot": (lambda s: s.leg(0, 1), "lot: expected 0 to 0, got 1"),
+    "layers": (lambda s: s.layers(-1), "lot: .* got -1"),
+    "rounds": (lambda s: s.rounds(1), "lot: .* got 1"),
+    "beside": (lambda s: s.fits_beside(0, -1), "lot: .* got -1"),
+    "arriving": (lambda s: s.arriving(-2), "rank: .* got -2"),
+}
+
+
+@pytest.mark.parametrize(("ask", "message"), ASKED.values(), ids=ASKED)
+def test_a_rank_or_a_lot_that_there_is_not_is_refused(
+    ask: Callable[[Shipment], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask(ship(**small()))  # type: ignore[arg-type]
 
 
 @given(changes(), st.data())
