@@ -17,6 +17,8 @@ from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
 from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
+from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter
+from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.staff import Staff
 from equipoise.balancer.experts.updates import Updates
 from equipoise.balancer.experts.voyages import Voyages
@@ -171,7 +173,7 @@ def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
     installed = Installed(means.accelerator, means.store, shape, layout)
     loads = means.open("loads")
     load = _window(means, loads, shape)
-    router = TableRouter(means.accelerator, installed.tables, means.members.place, load.counters)
+    router = _router(means, installed, load, ())
     still = StillEngine(load, means.config.deadline)
     return Assembly(installed, load, router, still, NoGates(), (loads,))
 
@@ -217,9 +219,16 @@ def _renewal(
 def _router(
     means: Means, installed: Installed, load: LoadWindow, opened: Sequence[Communicator]
 ) -> Router:
-    if means.config.shares is ShareMode.EXACT:
-        return BatchRouter(means.accelerator, opened[-1], installed.tables, load.counters)
-    return TableRouter(means.accelerator, installed.tables, means.members.place, load.counters)
+    accelerator, tables, counters = means.accelerator, installed.tables, load.counters
+    place = means.members.place
+    match means.config.rule, means.config.shares:
+        case RoutingRule.VLLM, _:
+            return RowHashRouter(accelerator, tables, counters)
+        case RoutingRule.TENSORRT_LLM, _:
+            return BlockTurnRouter(accelerator, tables, place, counters)
+        case _, ShareMode.EXACT:
+            return BatchRouter(accelerator, opened[-1], tables, counters)
+    return TableRouter(accelerator, tables, place, counters)
 
 
 def _path(

@@ -73,8 +73,8 @@ class Group:
 class Path(Protocol):
     """How an epoch that was agreed on comes into slots: by the boundary, or under a lock."""
 
-    def propose(self, load: Load, layout: Layout) -> Proposal:
-        """Plan, on a worker."""
+    def propose(self, windows: Load, layout: Layout) -> Proposal:
+        """Plan for the load of these windows, on a worker."""
         ...
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Updating | Landed:
@@ -210,8 +210,8 @@ class ExpertEngine:
         if isinstance(state, Draining):
             reason = "a rank still drains an aborted epoch"
             return Barred(epoch, reason, state)
-        load, layout = self._load.total, self._installed.layout
-        plan = at_once(lambda: self._path.propose(load, layout))
+        windows, layout = self._load.windows, self._installed.layout
+        plan = at_once(lambda: self._path.propose(windows, layout))
         return Planning(epoch, self._staff.planner.start(plan))
 
     def _progress(self, state: Voting) -> Voting:

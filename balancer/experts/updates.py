@@ -18,7 +18,7 @@ from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Load, Placement, Shape
-from equipoise.balancer.experts.planner import Limits, Proposal, by_groups, draft
+from equipoise.balancer.experts.planner import Proposal, by_groups, draft, limits_of
 from equipoise.balancer.experts.states import (
     Barred,
     Committing,
@@ -73,10 +73,10 @@ class Updates:
         self._config = config
         self._before = installed.layout.placement
 
-    def propose(self, load: Load, layout: Layout) -> Proposal:
+    def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
-        limits = Limits(hysteresis=self._config.hysteresis, staging=self._shape.slots)
-        drafted = draft(load, layout, self._shape, limits)
+        limits = limits_of(self._config, self._shape.slots_per_rank)
+        drafted = draft(windows, layout, self._shape, limits)
         return by_groups(drafted, self._shape, self._config.layer_updates_per_iter)
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Updating | Landed:

@@ -25,6 +25,7 @@ from support.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, vio
 from equipoise.balancer.experts import vote as vote_module
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, LotMark, Verdict, judge
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.states import Barred, Committing, Travelling, Voyage
 from equipoise.balancer.experts.voyages import Voyages
 from equipoise.hal.errors import AgreementLost
@@ -45,6 +46,25 @@ def test_every_rank_commits_the_same_layout_before_the_same_step(shares: ShareMo
     assert len(stories[0].commits) >= 2
     assert installed_at_the_end(stories) != {START}
     assert sum(report.slots for report in stories[0].reports) > 0
+
+
+@pytest.mark.parametrize("rule", [RoutingRule.VLLM, RoutingRule.TENSORRT_LLM])
+def test_experts_move_under_another_engine_s_rule_too(rule: RoutingRule) -> None:
+    stories = rebalance(rule=rule)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) != {START}
+
+
+def test_a_rule_that_reads_no_shares_takes_none() -> None:
+    with pytest.raises(ValueError, match="reads no shares"):
+        EngineConfig(
+            label="x",
+            shares=ShareMode.LAGGED,
+            rule=RoutingRule.VLLM,
+            window_size=2,
+            step_interval=2,
+            sub_window=2,
+        )
 
 
 def test_bytes_are_counted_with_the_slots_that_travelled() -> None:
