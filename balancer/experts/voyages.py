@@ -12,7 +12,14 @@ from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.lots import ReadyLot, ready_lot
 from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.planner import Freight, Proposal, Shipped, by_ship, draft
+from equipoise.balancer.experts.planner import (
+    Freight,
+    Proposal,
+    Shipped,
+    by_ship,
+    draft,
+    limits_of,
+)
 from equipoise.balancer.experts.states import (
     Barred,
     Committing,

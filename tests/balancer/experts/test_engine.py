@@ -1,5 +1,6 @@
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.breakages import (
@@ -234,6 +235,6 @@ def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_cadence_that_cannot_be_kept_is_refused(wrong: dict[str, int], says: str) -> None:
-    cadence = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
+    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
     with pytest.raises(ValueError, match=says):
         EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)
