@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from equipoise.balancer.experts.ballot import Abort, Commit, Move, Verdict, Wait
+from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Verdict, Wait
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
@@ -45,7 +45,7 @@ from equipoise.balancer.experts.states import (
     Voting,
     Voyage,
 )
-from equipoise.balancer.experts.vote import Question, vote
+from equipoise.balancer.experts.vote import Question, decline, vote
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError
 
@@ -202,14 +202,22 @@ class ExpertEngine:
 
     def _due(self, step: int) -> bool:
         """Whether the window that closed one step ago opens an epoch here."""
-        on_time = step > 1 and (step - 1) % self._config.step_interval == 0
-        return on_time and self._load.full and isinstance(self._state, Observing | Draining)
+        return step > 1 and (step - 1) % self._config.step_interval == 0 and self._load.full
 
-    def _open(self, state: State, step: int) -> Voting:
+    def _open(self, state: State, step: int) -> State:
         epoch = Epoch(step // self._config.step_interval, step)
-        if isinstance(state, Draining):
-            reason = "a rank still drains an aborted epoch"
-            return Barred(epoch, reason, state)
+        match state:
+            case Draining():
+                return Barred(epoch, "a rank still drains an aborted epoch", state)
+            case Updating():
+                return state
+            case Observing():
+                return self._plan(epoch)
+        # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
+        self._decline(epoch, step + 1, "a rank is still in the epoch before")
+        return state
+
+    def _plan(self, epoch: Epoch) -> Planning:
         windows, layout = self._load.windows, self._installed.layout
         plan = at_once(lambda: self._path.propose(windows, layout))
         return Planning(epoch, self._staff.planner.start(plan))
@@ -228,10 +236,10 @@ class ExpertEngine:
 
     def _cast(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
-        epoch = f"{self._members.named(self._config.label)}/{state.epoch.number}"
+        label = self._members.named(self._config.label)
         question = Question(
-            ballots=f"{epoch}/{due}",
-            outcome=f"{epoch}/{outcome_of(state)}",
+            ballots=self._question(state.epoch, due),
+            outcome=f"{label}/{state.epoch.number}/{outcome_of(state)}",
             last=due - since(state) > self._config.patience,
             ranks=self._members.ranks,
         )
@@ -268,7 +276,18 @@ class ExpertEngine:
         """Leave the epoch; what it has not committed stays as installed, on every rank."""
         self.aborts[reason] += 1
         self._report(state.epoch, step, reason, copies_of(state))
+        # Whoever judged to wait where this rank missed a ballot asks again, and is told.
+        self._decline(state.epoch, step + 1, reason)
         return Draining(work_of(state))
+
+    def _decline(self, epoch: Epoch, due: int, reason: str) -> None:
+        """Say, on a vote that others may have begun, that this rank takes no part."""
+        self._staff.clerk.start(
+            decline(self._control, self._question(epoch, due), Ballot(Stand.FAILED, reason=reason))
+        )
+
+    def _question(self, epoch: Epoch, due: int) -> str:
+        return f"{self._members.named(self._config.label)}/{epoch.number}/{due}"
 
     def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes

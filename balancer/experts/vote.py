@@ -1,5 +1,6 @@
 """One vote: cast this rank's ballot, gather everybody's, and settle what they come to."""
 
+import logging
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.ballot import (
@@ -16,6 +17,8 @@ from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.waits import Gathered
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,12 @@ def _wish(control: ControlPlane, question: Question) -> Job[Wait | Settled]:
     if isinstance(verdict, Wait) and question.last:
         return Abort("out of patience")
     return verdict
+
+
+def decline(control: ControlPlane, ballots: str, ballot: Ballot) -> Job[None]:
+    """Cast a ballot on a vote whose outcome does not concern this rank."""
+    yield from ()
+    try:
+        control.cast(ballots, ballot.to_bytes())
+    except ControlLost as error:
+        LOG.warning("the vote %s was not declined: %s", ballots, error)
