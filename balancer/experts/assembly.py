@@ -43,6 +43,11 @@ class Engine(Protocol):
         """Aborted epochs by reason."""
         ...
 
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """Layers whose slots may hold anything."""
+        ...
+
     def boundary(self, step: int) -> None:
         """Between two steps."""
         ...
@@ -60,6 +65,7 @@ class StillEngine:
         self._deadline = deadline
         self.reports: tuple[EpochReport, ...] = ()
         self.aborts: dict[str, int] = {}
+        self.unsettled: tuple[int, ...] = ()
 
     def boundary(self, step: int) -> None:
         """Take and close sub-windows."""

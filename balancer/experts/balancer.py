@@ -24,7 +24,7 @@ from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape
 from equipoise.balancer.experts.router import Router
-from equipoise.balancer.experts.salvage import agree, refill, salvage
+from equipoise.balancer.experts.salvage import agree, refill, rewrite, salvage
 from equipoise.balancer.experts.staff import threads
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
@@ -90,7 +90,8 @@ class ExpertBalancer:
 
         This balancer is closed. Every expert that has a copy left is served from there; one that
         has none is written anew from the host's memory, in the place of a copy that is not the
-        last of its expert. Slots keep their places; ranks close up, in ascending order.
+        last of its expert. Layers that were being rewritten are written once more. Slots keep
+        their places; ranks close up, in ascending order.
 
         Args:
             active_ranks: numbers on the control plane of those that are left.
@@ -106,11 +107,12 @@ class ExpertBalancer:
         nodes = self.means.config.nodes if len(members.ranks) % self.means.config.nodes == 0 else 1
         config = replace(self.means.config, nodes=nodes)
         means = replace(self.means, members=members, first=step, config=config)
+        unsettled, layout = self.engine.unsettled, self.installed.layout
         self.parts.retire()
-        layout = self.installed.layout
         agree(means.fabric.control, members, means.config, layout, step)
         saved = salvage(layout, self.shape, self.means.members, members)
         refill(means, saved)
+        rewrite(means, saved, unsettled)
         return ExpertBalancer(means, saved.shape, assemble(means, saved.shape, saved.layout))
 
     def observed(self) -> float:

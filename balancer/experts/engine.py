@@ -157,6 +157,17 @@ class ExpertEngine:
         """Where the engine is."""
         return self._state
 
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """Layers whose slots may hold old weights, new ones, or a part of each.
+
+        Only while they are rewritten in place, and only of use to whoever leaves that half done.
+        """
+        if not isinstance(self._state, Updating):
+            return ()
+        begun = self._state.proposal.changes[: len(self._state.writing)]
+        return tuple(layer for change in begun for layer in change.layers)
+
     def boundary(self, step: int) -> None:
         """Between two steps, before `step`: settle what is due, act on it, begin what follows.
 

@@ -1,6 +1,7 @@
 """What is left when ranks are gone, and how it is made whole again."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,11 +110,26 @@ def refill(means: Means, saved: Salvage) -> None:
     _write(means, supplies[0], saved)
 
 
+def rewrite(means: Means, saved: Salvage, layers: Sequence[int]) -> None:
+    """Write all of this rank's slots of layers that were left half written. Raises `SlotError`."""
+    if isinstance(means.path, AtBoundary):
+        return
+    per, place = saved.shape.slots_per_rank, means.members.place
+    for layer in layers:
+        experts = saved.layout.placement[layer, place * per : (place + 1) * per].tolist()
+        _fill(means, means.path.supply, layer, range(layer * per, (layer + 1) * per), experts)
+
+
 def _write(means: Means, supply: Supply, saved: Salvage) -> None:
     per, place = saved.shape.slots_per_rank, means.members.place
     for layer in range(saved.shape.layers):
         mine = [r for r in saved.refills if r.layer == layer and r.slot // per == place]
         slots = [layer * per + refilled.slot % per for refilled in mine]
-        experts = [refilled.expert for refilled in mine]
-        writing = write_checked(means.accelerator, means.store, supply, layer, slots, experts)
-        finish(writing, means.config.deadline)
+        _fill(means, supply, layer, slots, [refilled.expert for refilled in mine])
+
+
+def _fill(
+    means: Means, supply: Supply, layer: int, slots: Sequence[int], experts: Sequence[int]
+) -> None:
+    writing = write_checked(means.accelerator, means.store, supply, layer, slots, experts)
+    finish(writing, means.config.deadline)
