@@ -10,5 +10,6 @@ void bind_planner(nanobind::module_& m);
 void bind_shares(nanobind::module_& m);
 void bind_routing(nanobind::module_& m);
 void bind_checksum(nanobind::module_& m);
+void bind_copier(nanobind::module_& m);
 
 }  // namespace equipoise
