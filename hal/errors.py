@@ -229,12 +229,14 @@ class NoRoom(ExpertPoolError):
     Attributes:
         wanted: bytes that the pool takes.
         free: bytes that could be had.
+        whose: limit that is, in words.
     """
 
     def __init__(self, wanted: int, free: int, whose: str) -> None:
         super().__init__(f"the expert pool wants {wanted} bytes, and {whose} leaves {free}")
         self.wanted = wanted
         self.free = free
+        self.whose = whose
 
 
 class ForeignMemory(ExpertPoolError):
