@@ -46,8 +46,8 @@ def create(nbytes: int) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-    except OSError as error:
-        raise ExpertPoolError(f"no shared memory of {nbytes} bytes: {error.strerror}") from error
+    except (OSError, OverflowError) as error:
+        raise ExpertPoolError(f"no shared memory of {nbytes} bytes: {error}") from error
     return descriptor
 
 
