@@ -16,16 +16,18 @@ class Contents:
 
     def __init__(self, layout: PoolLayout, data: Tensor) -> None:
         self._layout = layout
-        self._data = data
+        self._data: Tensor | None = data
         count = layout.layers * layout.experts
-        self._sums = data[layout.sums : layout.sums + count * SUM].view(torch.int64)
+        self._sums: Tensor | None = data[layout.sums : layout.sums + count * SUM].view(torch.int64)
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """An expert's segments, in place. Raises `ExpertPoolError`."""
-        at, found = self._layout.at(layer, expert), []
+        at, data, found = self._layout.at(layer, expert), self._data, []
+        if data is None:
+            raise ExpertPoolError("the pool's memory was let go")
         for segment, offset in zip(self._layout.descriptor, self._layout.offsets, strict=True):
-            data = self._data[at + offset : at + offset + segment.nbytes]
-            found.append(data.view(segment.dtype).reshape(segment.shape))
+            part = data[at + offset : at + offset + segment.nbytes]
+            found.append(part.view(segment.dtype).reshape(segment.shape))
         return tuple(found)
 
     def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
@@ -34,25 +36,25 @@ class Contents:
         Raises:
             ExpertPoolError: before any effect, if they are not what the layout says.
         """
-        places = self.view(layer, expert)
+        places, sums = self.view(layer, expert), self._noted()
         self.check(tensors)
         sources = [tensor.detach().cpu().contiguous() for tensor in tensors]
         for place, source in zip(places, sources, strict=True):
             place.copy_(source)
         number = self._layout.number(layer, expert)
-        self._sums[number] = as_int64(fingerprint(sources))
+        sums[number] = as_int64(fingerprint(sources))
 
     def noted(self, layer: int, expert: int) -> int:
         """The checksum of what was written."""
-        return int(self._sums[self._layout.number(layer, expert)]) & MASK64
+        return int(self._noted()[self._layout.number(layer, expert)]) & MASK64
 
     def intact(self, layer: int, expert: int) -> bool:
         """Whether an expert's bytes still have the checksum that was noted."""
         return fingerprint(self.view(layer, expert)) == self.noted(layer, expert)
 
     def release(self) -> None:
-        """Hold the memory no longer; nothing else may be called afterwards."""
-        self._data = self._sums = torch.empty(0)
+        """Hold the memory no longer; whoever writes by then writes on, to what nobody reads."""
+        self._data = self._sums = None
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise `ExpertPoolError` unless they are what the layout says."""
@@ -60,6 +62,11 @@ class Contents:
         wanted = [(segment.shape, segment.dtype) for segment in self._layout.descriptor]
         if found != wanted:
             raise ExpertPoolError(f"tensors are {found}, the descriptor says {wanted}")
+
+    def _noted(self) -> Tensor:
+        if self._sums is None:
+            raise ExpertPoolError("the pool's memory was let go")
+        return self._sums
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> int:
