@@ -1,6 +1,7 @@
 """What the tests of the host copier copy, and how gently."""
 
-from pathlib import Path
+import os
+import time
 
 import torch
 from torch import Tensor
@@ -26,6 +27,14 @@ def guarded(nbytes: int) -> Tensor:
     return torch.full((nbytes,), GUARD, dtype=torch.uint8)
 
 
-def threads_of_this_process() -> int:
-    """How many run."""
-    return len(list(Path("/proc/self/task").iterdir()))
+def threads() -> set[int]:
+    """Those of this process."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def ended(numbers: set[int]) -> bool:
+    """Whether none of these threads is left, soon: the system lists one a little after its end."""
+    expiry = time.monotonic() + SOON
+    while threads() & numbers and time.monotonic() < expiry:
+        time.sleep(0.001)
+    return not threads() & numbers
