@@ -218,16 +218,17 @@ def test_a_byte_that_changes_before_the_seal_is_noticed_by_every_rank(flipped: i
 
 
 def test_a_copy_that_goes_wrong_while_filling_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Contents.write
+    copy = torch.Tensor.copy_
 
-    def torn(self: Contents, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
-        write(self, layer, expert, tensors)
-        if (layer, expert) == (2, 2):
-            self.view(layer, expert)[0].reshape(-1)[-1] += 1
+    def torn(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        copy(self, source)
+        if same((source,), weights(LAYOUT, 2, 2)[:1]):
+            self[-1, -1] += 1
+        return self
 
-    monkeypatch.setattr(Contents, "write", torn)
+    monkeypatch.setattr(torch.Tensor, "copy_", torn)
     (text,) = refused(sealed, 1, PoolDamaged)
-    assert "expert 2 of layer 2" in text
+    assert text == "rank 0: other bytes than were written in expert 2 of layer 2"
 
 
 def test_closing_waits_for_leases_and_gives_out_no_more() -> None:
