@@ -4,6 +4,7 @@ Ranks are threads here; processes are in tests/ranks.
 """
 
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -29,8 +30,10 @@ from support.pooling import (
 )
 
 from equipoise.backends.cpu import BACKEND
+from equipoise.balancer.experts.copy_profile import PLAIN
 from equipoise.balancer.experts.host.contents import Contents
 from equipoise.balancer.experts.host.layout import PoolLayout
+from equipoise.balancer.experts.host_copier import Copy, HostCopier
 from equipoise.balancer.experts.host_pool import ExpertPool
 from equipoise.hal.errors import (
     ExpertPoolError,
@@ -95,6 +98,22 @@ def test_the_checksum_is_what_a_slot_store_finds_after_the_weights_arrived_there
         alone(program)
     finally:
         accelerator.close()
+
+
+def test_the_copier_brings_experts_from_the_pool_to_where_they_are_needed() -> None:
+    experts = [(0, 1), (2, 3), (0, 1)]
+    places = [tuple(torch.empty(s.shape, dtype=s.dtype) for s in DESCRIPTOR) for _ in experts]
+
+    def program(control: ThreadControl) -> None:
+        pool = sealed(control)
+        with pool.lease(experts) as lease, HostCopier(PLAIN, threads=2) as copier:
+            pairs = zip(itertools.chain(*lease.sources), itertools.chain(*places), strict=True)
+            copier.submit([Copy(source, place) for source, place in pairs]).wait(SOON)
+        pool.close()
+
+    alone(program)
+    for which, place in zip(experts, places, strict=True):
+        assert same(place, weights(LAYOUT, *which))
 
 
 def test_weights_of_any_stride_are_stored_contiguously() -> None:
