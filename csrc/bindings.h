@@ -14,5 +14,6 @@ void bind_routing(nanobind::module_& m);
 void bind_routing_rules(nanobind::module_& m);
 void bind_checksum(nanobind::module_& m);
 void bind_shipment(nanobind::module_& m);
+void bind_copier(nanobind::module_& m);
 
 }  // namespace equipoise

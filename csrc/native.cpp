@@ -1,7 +1,8 @@
 #include "bindings.h"
 
 NB_MODULE(_native, m) {
-    m.doc() = "Native core of equipoise: planner, shares, host routing, checksum, shipment.";
+    m.doc() =
+        "Native core of equipoise: planner, shares, host routing, checksum, shipment, copier.";
     equipoise::bind_plan(m);
     equipoise::bind_planner(m);
     equipoise::bind_shares(m);
@@ -11,4 +12,5 @@ NB_MODULE(_native, m) {
     equipoise::bind_routing_rules(m);
     equipoise::bind_checksum(m);
     equipoise::bind_shipment(m);
+    equipoise::bind_copier(m);
 }

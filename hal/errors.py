@@ -33,7 +33,16 @@ EquipoiseError
     ├── RegistrationError     tensors cannot be taken for the expert weights of a layer
     │   └── ModelIncomplete   the model holds tensors of experts that nobody registered
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
-    └── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
+    ├── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
+    ├── CopierError           the host copier cannot do that; nothing was copied
+    │   ├── CopyPending       a copy was not done in time; it goes on
+    │   └── CopyAbandoned     the copier ended before the copy did: discard the destination
+    └── ExpertPoolError       the host pool of expert weights cannot be made, or used so
+        ├── NoRoom            the node's memory does not suffice; says wanted and free
+        ├── ForeignMemory     what a peer offered is not the pool that it promised
+        ├── PoolIncomplete    a rank of the node has not filled, or not reserved, its part
+        ├── PoolDamaged       bytes in the pool are not those that were written
+        └── PoolLeased        a reader still holds parts of the pool
 """
 
 from typing import TYPE_CHECKING
@@ -235,3 +244,51 @@ class GenerationMismatch(EngineError):
 
 class AgreementLost(EngineError):
     """The outcome of a vote could not be learnt by its deadline: this rank fail-stops."""
+
+
+class CopierError(EngineError):
+    """The host copier cannot do what was asked; nothing was copied."""
+
+
+class CopyPending(CopierError):
+    """A copy was not done in time; it goes on, and its ticket owns the memory."""
+
+
+class CopyAbandoned(CopierError):
+    """The copier ended before the copy did: the destination holds parts of it at most."""
+
+
+class ExpertPoolError(EngineError):
+    """The host pool of expert weights cannot be made, or not be used so."""
+
+
+class NoRoom(ExpertPoolError):
+    """The node's memory does not suffice.
+
+    Attributes:
+        wanted: bytes that the pool takes.
+        free: bytes that could be had.
+        whose: limit that is, in words.
+    """
+
+    def __init__(self, wanted: int, free: int, whose: str) -> None:
+        super().__init__(f"the expert pool wants {wanted} bytes, and {whose} leaves {free}")
+        self.wanted = wanted
+        self.free = free
+        self.whose = whose
+
+
+class ForeignMemory(ExpertPoolError):
+    """What a peer offered is not the pool that it promised, or cannot be opened from here."""
+
+
+class PoolIncomplete(ExpertPoolError):
+    """A rank of the node has not filled, or could not reserve, its part."""
+
+
+class PoolDamaged(ExpertPoolError):
+    """Bytes in the pool are not those that were written."""
+
+
+class PoolLeased(ExpertPoolError):
+    """A reader still holds parts of the pool, so it cannot be closed."""

@@ -1,4 +1,4 @@
-"""The native core, in C++17: planner, shares, host routing, checksum, shipment.
+"""The native core, in C++17: planner, shares, host routing, checksum, shipment, copier.
 
 Every array is C-contiguous and in host memory, of numpy or a CPU tensor of torch; `counts`,
 `slots`, `start`, `replicas` and `cumulative` are written where the text says so. All integers:
@@ -215,3 +215,35 @@ def ship(
     in `order`, an expert is proposed that its layer does not hold, or a layer fills more slots of
     a rank than `staging`.
     """
+
+class CopyThreads:
+    """Threads that copy host memory; the semantics stand in csrc/copier.h.
+
+    `cpus` lists, for each thread, the CPUs it may run on: an empty list leaves it unpinned. Chunks
+    are of at most `chunk` bytes, a multiple of 64; all threads together begin at most `rate` bytes
+    a second, where that is not 0. Raises RuntimeError when a thread cannot be started or pinned.
+    """
+
+    def __init__(self, cpus: list[list[int]], chunk: int, rate: float) -> None:
+        """Start the threads."""
+
+    def submit(self, copies: NDArray[np.int64]) -> CopyTicket:
+        """Begin to copy `copies`, int64 [n, 3] of source and destination address and bytes.
+
+        The memory is the caller's to keep until the ticket is no longer pending. Raises ValueError
+        before any effect, also where a destination overlaps a source, another destination, or
+        memory that a pending ticket reads or writes.
+        """
+
+    def close(self, seconds: float) -> int:
+        """Let tickets end for up to `seconds`, then give them up; how many were given up.
+
+        Raises RuntimeError if a thread stays within one chunk for 10 seconds more: then tickets
+        that are pending stay so.
+        """
+
+class CopyTicket:
+    """A list of copies under way."""
+
+    def wait(self, seconds: float) -> int:
+        """0 if it is pending after `seconds`, 1 once it is done, 2 once it was given up."""
