@@ -20,8 +20,9 @@ from equipoise.demo.reference import serve_alone
 from equipoise.demo.requests import Desk, outputs_digest
 from equipoise.demo.serve import Post
 from equipoise.demo.settings import Recording, RunSettings
+from equipoise.demo.site import Site
 from equipoise.demo.traffic import Traffic, load_phases
-from equipoise.demo.variant import UNBALANCED, Pass, Site, Variant, serve_variant, variants
+from equipoise.demo.variant import UNBALANCED, Pass, Variant, serve_variant, variants
 from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric, Rendezvous

@@ -1,32 +1,26 @@
 """The ways in which a run serves its traffic, and one rank's part in serving it one way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.balancer import (
-    AtBoundary,
-    CommitPath,
     ExpertBalancer,
-    UnderLock,
     open_balancer,
     open_static,
 )
-from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.expert_model import Family
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
-from equipoise.balancer.experts.writers import StreamWriter, Supply
-from equipoise.demo.model import HOST
-from equipoise.demo.moe import ExpertParallel, HostWeights, SlotWeights
+from equipoise.demo.carriage import carriage
+from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk
-from equipoise.demo.serve import Meter, Post, ServeLoop
+from equipoise.demo.serve import Meter, ServeLoop
 from equipoise.demo.settings import Balance, RunSettings
-from equipoise.demo.traffic import Traffic
-from equipoise.hal import registry
-from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Fabric
+from equipoise.demo.site import Site
 from equipoise.hal.slots import SlotStore
 from equipoise.pipeline.exchange import ExpertExchange
 
@@ -73,30 +67,19 @@ class Pass:
     aborts: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Site:
-    """All that outlives a pass on one rank."""
-
-    settings: RunSettings
-    accelerator: Accelerator
-    fabric: Fabric
-    post: Post
-    traffic: Traffic
-    layout: Layout | None
-    """What was given to be served unchanged; None where nothing was."""
-
-    def shape(self, variant: Variant) -> Shape:
-        """Of the model under a variant's number of slots."""
-        config = self.post.weights.config
-        return Shape(config.layers, config.experts, variant.slots, self.post.ranks)
-
-
 def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
     """Serve the whole traffic one way; collective."""
     site.post.control.enter(f"the opening of communicators ({variant.name})")
-    shape = site.shape(variant)
+    shape = site.shape(variant.slots)
     weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
-    balancer = _open(site, variant, weights, shape)
+    with _opened(site, variant, weights, shape) as balancer:
+        return _serve(site, variant, weights, balancer, watch)
+
+
+def _serve(
+    site: Site, variant: Variant, weights: SlotWeights, balancer: ExpertBalancer, watch: Watch
+) -> Pass:
+    shape = balancer.shape
     meter = Meter.sized(site.traffic.steps, shape.layers, shape.experts)
     experts = site.fabric.open(f"{variant.name}.experts")
     compute, deadline = site.post.compute, site.post.deadline
@@ -124,28 +107,23 @@ def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
     return Pass(meter, desk, tuple(balancer.engine.reports), dict(balancer.engine.aborts))
 
 
-def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> ExpertBalancer:
+@contextmanager
+def _opened(
+    site: Site, variant: Variant, weights: SlotWeights, shape: Shape
+) -> Iterator[ExpertBalancer]:
     """The variant's balancer over freshly filled slots."""
-    layout = _layout(site, variant, shape)
+    layout, config = _layout(site, variant, shape), engine_config(site, variant)
     staging = LAYERS_IN_FLIGHT * shape.slots_per_rank if variant.balanced else 0
     family = weights.family()
-    store = site.accelerator.slot_store(family.layout(staging))
+    accelerator, fabric = site.accelerator, site.fabric
+    store = accelerator.slot_store(family.layout(staging))
     mine = site.post.rank * shape.slots_per_rank
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
-    config = engine_config(site, variant)
     if not variant.balanced:
-        return open_static(site.accelerator, site.fabric, store, shape, layout, config)
-    path = _path(site, store)
-    return open_balancer(site.accelerator, site.fabric, store, shape, layout, config, path)
-
-
-def _path(site: Site, store: SlotStore) -> CommitPath:
-    """How weights come into slots."""
-    if site.settings.commit is CommitMode.BOUNDARY:
-        return AtBoundary()
-    source = HostWeights(site.post.weights.to(HOST))
-    backend = registry.accelerator(site.settings.backend)
-    return UnderLock(Supply(source, StreamWriter(site.accelerator, store)), backend.capabilities)
+        yield open_static(accelerator, fabric, store, shape, layout, config)
+        return
+    with carriage(site, variant.name, family, store, shape) as path:
+        yield open_balancer(accelerator, fabric, store, shape, layout, config, path)
 
 
 def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
