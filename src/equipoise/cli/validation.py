@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from equipoise.cli.options import EXPERTS, RECORD, RunRequest
-from equipoise.demo.settings import Balance, RunSettings
+from equipoise.demo.settings import Balance, CommitMode, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
+HOST = "cpu"
+"""The backend whose streams are threads of the host."""
 MOST_RANKS = 64
 LAUNCHED = "WORLD_SIZE"
 """Set where `torchrun` has started the ranks."""
@@ -29,6 +31,7 @@ def validate_settings(settings: RunSettings) -> None:
     _check_slots(settings)
     _check_cadence(settings)
     _check_backends(settings)
+    _check_commit(settings)
     _check_traffic(settings)
 
 
@@ -90,6 +93,18 @@ def _check_backends(settings: RunSettings) -> None:
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
     if LAUNCHED not in os.environ:
         check_devices(settings.backend, settings.communicator, settings.ranks)
+
+
+def _check_commit(settings: RunSettings) -> None:
+    """A step of the demo is one program that waits for its device: elsewhere it holds the mover up.
+
+    The device would wait for the mover's copy, and the mover for the end of the program.
+    """
+    if settings.commit is CommitMode.LOCKED and settings.backend != HOST:
+        raise UsageError(
+            f"--commit locked is for --backend {HOST} here, not {settings.backend}: the demo waits "
+            "for its device within a step; --commit boundary works everywhere"
+        )
 
 
 def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
