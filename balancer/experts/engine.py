@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from equipoise.balancer.experts.ballot import Abort, Commit, Move, Verdict, Wait
+from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Verdict, Wait
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
@@ -268,7 +268,18 @@ class ExpertEngine:
         """Leave the epoch; what it has not committed stays as installed, on every rank."""
         self.aborts[reason] += 1
         self._report(state.epoch, step, reason, copies_of(state))
+        self._take_leave(state.epoch, step + 1, reason)
         return Draining(work_of(state))
+
+    def _take_leave(self, epoch: Epoch, due: int, reason: str) -> None:
+        """Tell peers that saw all ballots, and wait on, why this rank casts no more of them.
+
+        Otherwise they would wait for its ballot until their deadline, and open the next epoch so
+        much later than this rank that it would miss theirs in turn, epoch after epoch.
+        """
+        ballots = f"{self._members.named(self._config.label)}/{epoch.number}/{due}"
+        leave = Ballot(Stand.FAILED, reason=reason).to_bytes()
+        self._staff.clerk.start(at_once(lambda: self._control.cast(ballots, leave)))
 
     def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes
