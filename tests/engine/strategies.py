@@ -1,0 +1,75 @@
+"""Cases to explore."""
+
+from engine.case import Cadence, Case, Fault, FaultKind, Lag
+from engine.worlds import WORLDS
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.config import ShareMode
+from equipoise.balancer.experts.placement import Shape
+
+LANES = ("mover", "mover", "host", "clerk", "aux", "copy", "compute", "planner", "solver", "outbox")
+"""The lane on which most depends is there twice."""
+OFTEN = (FaultKind.HASTY_CLERK, FaultKind.HASTY_CLERK, FaultKind.STORE_CUT, FaultKind.OTHER_PLAN)
+"""Faults that matter at few moments only are tried at more."""
+LONGEST = 96
+"""Bytes of a schedule, which is played over and over."""
+STEPS = (4, 8)
+SHAPES = [
+    Shape(layers, experts, ranks * size, ranks)
+    for ranks in (2, 3)
+    for layers in (2, 3)
+    for experts in (4, 5, 6)
+    for size in (2, 3)
+    if ranks * size >= experts
+]
+
+
+def _lags(ranks: int) -> st.SearchStrategy[tuple[Lag, ...]]:
+    lag = st.builds(
+        lambda kind, rank, first, length: Lag(kind, rank, first, first + length),
+        st.sampled_from(LANES),
+        st.integers(0, ranks - 1),
+        st.integers(0, STEPS[1]),
+        st.integers(0, 6),
+    )
+    return st.lists(lag, max_size=4).map(tuple)
+
+
+def _faults(ranks: int) -> st.SearchStrategy[tuple[Fault, ...]]:
+    fault = st.builds(
+        Fault,
+        st.sampled_from((*FaultKind, *OFTEN)),
+        st.integers(0, ranks - 1),
+        st.integers(0, STEPS[1]),
+        st.integers(0, 40),
+    )
+    return st.lists(fault, min_size=1, max_size=2).map(tuple)
+
+
+def _of(shape: Shape, faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.SearchStrategy[Case]:
+    size = shape.slots_per_rank
+    choices = st.binary(max_size=LONGEST) | st.binary(min_size=16, max_size=LONGEST)
+    return st.builds(
+        Case,
+        shape=st.just(shape),
+        staging=st.sampled_from((size, size + 1, shape.layers * size)),
+        parcel=st.integers(1, 4),
+        world=st.sampled_from(list(WORLDS)),
+        shares=st.sampled_from((ShareMode.STATIC, ShareMode.LAGGED)),
+        cadence=st.sampled_from((Cadence(1, 1, 2), Cadence(1, 1, 1), Cadence(2, 2, 2))),
+        patience=st.sampled_from((64, 2, 4)),
+        readers=st.sampled_from(((), (0,), tuple(range(shape.ranks)))),
+        ahead=st.integers(0, 2),
+        steps=st.integers(*STEPS),
+        script=st.integers(0, 1 << 16),
+        hot=st.lists(st.integers(0, shape.experts - 1), min_size=1, max_size=4).map(tuple),
+        schedule=choices,
+        lags=_lags(shape.ranks),
+        faults=faults,
+    )
+
+
+HEALTHY = st.one_of([_of(shape, st.just(())) for shape in SHAPES])
+"""Nothing goes wrong, but anything may be late."""
+FAULTY = st.one_of([_of(shape, _faults(shape.ranks)) for shape in SHAPES])
+"""One or two faults at any point."""
