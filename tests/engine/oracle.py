@@ -41,6 +41,8 @@ PASSING = frozenset(
 SETTLING = 3
 """Eager boundaries after which ranks that ended an epoch apart are together again."""
 DRAINS = "a rank still drains an aborted epoch"
+LATE = DRAINS, "a rank is still in the epoch before"
+"""Reasons of an epoch that comes too soon behind one that went wrong."""
 REASONS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.PLANNER_RAISES: ("planner failed",),
     FaultKind.MOVER_RAISES: ("move failed", "staged bytes differ"),
@@ -114,7 +116,7 @@ def explained(record: Record) -> Iterator[str]:
     for story in record.stories:
         for reason in story.aborts:
             aborted = True
-            if reason != DRAINS and not reason.startswith(tuple(allowed)) and not _lost(record):
+            if reason not in LATE and not reason.startswith(tuple(allowed)) and not _lost(record):
                 yield f"rank {story.rank} aborts for {reason!r}"
         if story.error is not None and not (_lost(record) and _may_end(story.error)):
             yield f"rank {story.rank} ends by {story.error!r}"
