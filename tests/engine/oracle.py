@@ -43,7 +43,8 @@ SETTLING = 3
 """Eager boundaries after which ranks that ended an epoch apart are together again."""
 REWRITES = frozenset({FaultKind.MOVER_RAISES})
 """The same where slots are rewritten in place: behind the decision there is no way back."""
-DRAINS = "a rank still drains an aborted epoch"
+BEHIND = ("a rank still drains an aborted epoch", "a rank is still in the epoch before")
+"""Reasons for which a rank that comes late to an epoch is left out of it, with all others."""
 REASONS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.PLANNER_RAISES: ("planner failed",),
     FaultKind.MOVER_RAISES: ("move failed", "staged bytes differ"),
@@ -116,7 +117,7 @@ def explained(record: Record) -> Iterator[str]:
     for story in record.stories:
         for reason in story.aborts:
             aborted = True
-            if reason != DRAINS and not reason.startswith(tuple(allowed)) and not _lost(record):
+            if not reason.startswith((*allowed, *BEHIND)) and not _lost(record):
                 yield f"rank {story.rank} aborts for {reason!r}"
         if story.error is not None and not (_lost(record) and _may_end(story.error)):
             yield f"rank {story.rank} ends by {story.error!r}"
