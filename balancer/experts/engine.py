@@ -220,11 +220,10 @@ class ExpertEngine:
         match state:
             case Draining():
                 return Barred(epoch, "a rank still drains an aborted epoch", state)
-            case Updating():
-                return state
             case Observing():
                 return self._plan(epoch)
         # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
+        # Under locks each leaves alone, when its own streams have read what was written.
         self._decline(epoch, step + 1, "a rank is still in the epoch before")
         return state
 

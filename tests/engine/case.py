@@ -36,6 +36,8 @@ class FaultKind(StrEnum):
     """The rank reaches the store no more."""
     STORE_LOST = "store lost"
     """Nobody does."""
+    WRITE_FLIPPED = "write flipped"
+    """A bit of the next slots that are written in place."""
     SLOW = "slow"
     """The rank gets a hundredth of the choices."""
 
@@ -60,6 +62,17 @@ class Lag:
     last: int
 
 
+class Path(StrEnum):
+    """How weights come into slots."""
+
+    BOUNDARY = "boundary"
+    """From peers to staging, and from there between two steps."""
+    BY_STREAM = "locked, by stream"
+    """From the host's memory by the copy stream, under locks."""
+    BY_HOST = "locked, by host"
+    """The same by the host itself, half a slot at a time."""
+
+
 @dataclass(frozen=True)
 class Cadence:
     """Steps summed at a time, in a window, and between the boundaries that open epochs."""
@@ -76,7 +89,8 @@ class Case:
     Attributes:
         shape: how many of everything.
         staging: buffers of a rank.
-        parcel: slots that a blob may carry.
+        parcel: slots that a blob may carry; layers that are rewritten a step.
+        path: how weights come into slots.
         world: name of the backend that the ranks live on.
         shares: the share mode.
         cadence: of loads and epochs.
@@ -94,6 +108,7 @@ class Case:
     shape: Shape
     staging: int
     parcel: int
+    path: Path = Path.BOUNDARY
     world: str = "independent"
     shares: ShareMode = ShareMode.STATIC
     cadence: Cadence = Cadence(1, 1, 2)
@@ -119,7 +134,13 @@ class Case:
             hysteresis=0,
             patience=self.patience,
             parcel=self.parcel,
+            layer_updates_per_iter=self.parcel,
         )
+
+    @property
+    def locked(self) -> bool:
+        """Whether slots are rewritten in place."""
+        return self.path is not Path.BOUNDARY
 
     @property
     def tail(self) -> int:

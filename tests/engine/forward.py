@@ -5,8 +5,9 @@ layer, then the table that it names, then one half of each slot and the other, i
 whoever is not held sees a change that is half done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.balancer.experts.gates import Guard
 from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.hal.kernels import Tables
 from equipoise.hal.slots import Segment, SlotLayout
@@ -62,6 +64,7 @@ class Forward:
         layout: its slots.
         tables: its tables.
         counters: int32 [layers, experts], its load.
+        guard: says which layers a step reads under a lock.
         sights: what its streams saw, in the order in which they saw it.
     """
 
@@ -70,13 +73,11 @@ class Forward:
     layout: SlotLayout
     tables: Tables
     counters: torch.Tensor
+    guard: Guard
     sights: list[Sight] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        rows = [slot[0].data.numpy() for slot in self.layout.slots]
-        base = rows[0].base if isinstance(rows[0].base, np.ndarray) else None
-        assert base is None or base.nbytes >= WIDTH
-        self._slots = rows
+        self._slots = [slot[0].data.numpy() for slot in self.layout.slots]
         self._generation = self.tables.generation.numpy()
         self._arrays = [
             array.numpy()
@@ -84,10 +85,12 @@ class Forward:
         ]
         self._loads: npt.NDArray[np.int32] = self.counters.numpy()
 
-    def launch(self, stream: VirtualStream, name: str, step: int) -> None:
-        """A step of one reader: every layer in turn."""
+    def launch(self, readers: Mapping[str, VirtualStream], step: int) -> None:
+        """A step: every layer in turn, on every stream that reads."""
         for layer in range(self.shape.layers):
-            stream.perform(lambda layer=layer: self._read(layer, name, step))  # type: ignore[misc]
+            with self.guard.reading(layer, step):
+                for name, stream in readers.items():
+                    stream.perform(partial(self._read, layer, name, step))
 
     def count(self, stream: VirtualStream, hot: int) -> None:
         """Add a step's rows: most of them for one expert, another one in each layer."""

@@ -34,15 +34,17 @@ PASSING = frozenset(
         FaultKind.OTHER_TABLES,
         FaultKind.BLOB_FLIPPED,
         FaultKind.STAGING_FLIPPED,
+        FaultKind.WRITE_FLIPPED,
         FaultKind.SLOW,
     }
 )
 """Faults that cost an epoch or two, and leave everything whole."""
 SETTLING = 3
 """Eager boundaries after which ranks that ended an epoch apart are together again."""
-DRAINS = "a rank still drains an aborted epoch"
-LATE = DRAINS, "a rank is still in the epoch before"
-"""Reasons of an epoch that comes too soon behind one that went wrong."""
+REWRITES = frozenset({FaultKind.MOVER_RAISES})
+"""The same where slots are rewritten in place: behind the decision there is no way back."""
+BEHIND = ("a rank still drains an aborted epoch", "a rank is still in the epoch before")
+"""Reasons for which a rank that comes late to an epoch is left out of it, with all others."""
 REASONS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.PLANNER_RAISES: ("planner failed",),
     FaultKind.MOVER_RAISES: ("move failed", "staged bytes differ"),
@@ -54,7 +56,6 @@ REASONS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.STAGING_FLIPPED: ("staged bytes differ",),
     FaultKind.MESSAGE_LOST: ("move failed", "staged bytes differ"),
     FaultKind.EXCHANGE_EXPIRES: ("move failed",),
-    FaultKind.SLOW: (),
 }
 """What a fault may be aborted for."""
 
@@ -74,7 +75,7 @@ def one_generation(record: Record) -> Iterator[str]:
 def right_weights(record: Record) -> Iterator[str]:
     """Every slot holds, whole, the expert that the table says which the same stream read."""
     for story in record.stories:
-        for sight in story.sights:
+        for sight in _valid(record, story):
             expected = _expected(record.case, sight.layer, sight.table, sight.rank)
             if sight.first != expected or sight.second != expected:
                 kind = "wrong" if sight.first == sight.second else "torn"
@@ -116,7 +117,7 @@ def explained(record: Record) -> Iterator[str]:
     for story in record.stories:
         for reason in story.aborts:
             aborted = True
-            if reason not in LATE and not reason.startswith(tuple(allowed)) and not _lost(record):
+            if not reason.startswith((*allowed, *BEHIND)) and not _lost(record):
                 yield f"rank {story.rank} aborts for {reason!r}"
         if story.error is not None and not (_lost(record) and _may_end(story.error)):
             yield f"rank {story.rank} ends by {story.error!r}"
@@ -126,16 +127,19 @@ def explained(record: Record) -> Iterator[str]:
 
 def decided(record: Record) -> Iterator[str]:
     """What is committed was decided, and what was decided is committed by whoever serves on."""
-    commits = sum(decision.startswith(b"commit") for decision in record.decisions.values())
+    word = b"move" if record.case.locked else b"commit"
+    decisions = sum(decision.startswith(word) for decision in record.decisions.values())
+    most = decisions * (record.case.shape.layers if record.case.locked else 1)
     for story in record.stories:
         size = 4 * record.case.shape.layers * record.case.shape.slots
         placements = [layout[:size] for layout in story.after]
         changes = sum(a != b for a, b in pairwise(placements))
-        if changes > commits:
-            yield f"rank {story.rank} commits {changes} times where {commits} were decided"
+        if changes > most:
+            yield f"rank {story.rank} commits {changes} times where {decisions} were decided"
         last = story.open is not None  # its vote may have ended behind the last boundary
-        if changes < commits - last and not story.gone and story.error is None:
-            yield f"rank {story.rank} commits {changes} times, though {commits} were decided"
+        serves = not story.gone and story.error is None
+        if serves and not record.case.locked and changes < decisions - last:
+            yield f"rank {story.rank} commits {changes} times, though {decisions} were decided"
 
 
 def recovers(record: Record) -> Iterator[str]:
@@ -183,7 +187,7 @@ def violations(record: Record) -> dict[str, str]:
 def _by_layer(record: Record) -> dict[tuple[int, int], list[Sight]]:
     seen: dict[tuple[int, int], list[Sight]] = defaultdict(list)
     for story in record.stories:
-        for sight in story.sights:
+        for sight in _valid(record, story):
             seen[sight.step, sight.layer].append(sight)
     return seen
 
@@ -218,7 +222,16 @@ def _too_long(record: Record, story: Story) -> Iterator[str]:
 
 
 def _lost(record: Record) -> bool:
-    return any(fault.kind in ENDS_RANKS for fault in record.struck)
+    ends = ENDS_RANKS | (REWRITES if record.case.locked else frozenset())
+    return any(fault.kind in ends for fault in record.struck)
+
+
+def _valid(record: Record, story: Story) -> Iterator[Sight]:
+    """Sights but those of steps that are void: a lock was poisoned, and the rank has stopped."""
+    end = len(story.after)
+    if record.case.locked and isinstance(story.error, AgreementLost):
+        end -= 1 + record.case.ahead
+    return (sight for sight in story.sights if sight.step < end)
 
 
 def _may_end(error: BaseException) -> bool:

@@ -131,6 +131,10 @@ def play(case: Case, patches: Patches | None = None) -> Record:
     """What comes of a case, with these patches of the engine."""
     with closing(WORLDS[case.world].world(case.shape.ranks, b"")) as world, patched(patches or {}):
         played = Play(case, world)
-        hooks = {"voyages.draft": played.draft, "voyages.ready_lot": played.ready_lot}
+        hooks = {
+            "voyages.draft": played.draft,
+            "updates.draft": played.draft,
+            "voyages.ready_lot": played.ready_lot,
+        }
         with patched(hooks):
             return played.record()

@@ -1,6 +1,6 @@
 """What stands between an engine and its world, so that a fault can strike just there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,7 @@ class RiggedCommunicator(Around):
 
 
 class RiggedStore(Around):
-    """Flips a bit of what was packed, or of what was staged."""
+    """Flips a bit of what was packed, of what was staged, or of what was written."""
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         self._inner.pack(slots, blob, stream)
@@ -106,3 +106,15 @@ class RiggedStore(Around):
         if self._traps.spring(FaultKind.STAGING_FLIPPED):
             row = self._inner._staging[staging[-1]]
             stream.launch(lambda: row.__setitem__(2, row[2] ^ 0x20))
+
+    def write(
+        self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
+    ) -> None:
+        self._inner.write(slots, sources, stream)
+        self.spoil(slots, lambda flip: stream.launch(flip))
+
+    def spoil(self, slots: Sequence[int], let: Callable[[Callable[[], object]], object]) -> None:
+        """Flip a bit of the last of these slots, if that is due; `let` says when."""
+        if self._traps.spring(FaultKind.WRITE_FLIPPED):
+            row = self._inner._slots[slots[-1]][0]
+            let(lambda: row.__setitem__(3, row[3] ^ 0x10))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from engine.case import Case
 from engine.forward import Forward, weights
 from engine.lane import LaneWorker
+from engine.locked import way
 from engine.rigged import RiggedFabric, RiggedStore, Traps
 
 from equipoise.backends.virtual.stream import VirtualStream
@@ -96,8 +97,7 @@ class Seat:
 
     def _forward(self, step: int, readers: dict[str, VirtualStream]) -> Job[Event]:
         """One step: all layers on every reader, then the exchange of tokens with all ranks."""
-        for name, stream in readers.items():
-            self.forward.launch(stream, name, step)
+        self.forward.launch(readers, step)
         compute, hot = readers["compute"], self.case.hot
         self.forward.count(compute, hot[step // 3 % len(hot)])
         if not self.tokens.capabilities.stream_ordered:
@@ -127,8 +127,9 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
         return workers[kind]
 
     store = RiggedStore(accelerator.slot_store(slots), traps)
-    balancer = open_balancer(accelerator, fabric, store, shape, layout, case.config, hire=hire)
-    installed, counters = balancer.installed, balancer.load.counters
-    forward = Forward(rank, shape, slots, installed.tables, counters)
+    path = way(case, accelerator, store)
+    balancer = open_balancer(accelerator, fabric, store, shape, layout, case.config, path, hire)
+    tables, counters = balancer.installed.tables, balancer.load.counters
+    forward = Forward(rank, shape, slots, tables, counters, balancer.parts.guard)
     tokens = fabric.open("tokens")
     return Seat(world, case, rank, traps, fabric, balancer, tokens, forward, workers)

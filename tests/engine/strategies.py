@@ -1,6 +1,6 @@
 """Cases to explore."""
 
-from engine.case import Cadence, Case, Fault, FaultKind, Lag
+from engine.case import Cadence, Case, Fault, FaultKind, Lag, Path
 from engine.worlds import WORLDS
 from hypothesis import strategies as st
 
@@ -11,6 +11,16 @@ LANES = ("mover", "mover", "host", "clerk", "aux", "copy", "compute", "planner",
 """The lane on which most depends is there twice."""
 OFTEN = (FaultKind.HASTY_CLERK, FaultKind.HASTY_CLERK, FaultKind.STORE_CUT, FaultKind.OTHER_PLAN)
 """Faults that matter at few moments only are tried at more."""
+ON_THE_WAY = frozenset(
+    {
+        FaultKind.OTHER_TABLES,
+        FaultKind.BLOB_FLIPPED,
+        FaultKind.STAGING_FLIPPED,
+        FaultKind.MESSAGE_LOST,
+        FaultKind.EXCHANGE_EXPIRES,
+    }
+)
+"""Faults of weights that come from peers."""
 LONGEST = 96
 """Bytes of a schedule, which is played over and over."""
 STEPS = (4, 8)
@@ -35,10 +45,10 @@ def _lags(ranks: int) -> st.SearchStrategy[tuple[Lag, ...]]:
     return st.lists(lag, max_size=4).map(tuple)
 
 
-def _faults(ranks: int) -> st.SearchStrategy[tuple[Fault, ...]]:
+def _faults(ranks: int, kinds: list[FaultKind]) -> st.SearchStrategy[tuple[Fault, ...]]:
     fault = st.builds(
         Fault,
-        st.sampled_from((*FaultKind, *OFTEN)),
+        st.sampled_from(kinds),
         st.integers(0, ranks - 1),
         st.integers(0, STEPS[1]),
         st.integers(0, 40),
@@ -46,7 +56,12 @@ def _faults(ranks: int) -> st.SearchStrategy[tuple[Fault, ...]]:
     return st.lists(fault, min_size=1, max_size=2).map(tuple)
 
 
-def _of(shape: Shape, faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.SearchStrategy[Case]:
+def _of(
+    shape: Shape,
+    paths: tuple[Path, ...],
+    worlds: list[str],
+    faults: st.SearchStrategy[tuple[Fault, ...]],
+) -> st.SearchStrategy[Case]:
     size = shape.slots_per_rank
     choices = st.binary(max_size=LONGEST) | st.binary(min_size=16, max_size=LONGEST)
     return st.builds(
@@ -54,7 +69,8 @@ def _of(shape: Shape, faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.Search
         shape=st.just(shape),
         staging=st.sampled_from((size, size + 1, shape.layers * size)),
         parcel=st.integers(1, 4),
-        world=st.sampled_from(list(WORLDS)),
+        path=st.sampled_from(paths),
+        world=st.sampled_from(worlds),
         shares=st.sampled_from((ShareMode.STATIC, ShareMode.LAGGED)),
         cadence=st.sampled_from((Cadence(1, 1, 2), Cadence(1, 1, 1), Cadence(2, 2, 2))),
         patience=st.sampled_from((64, 2, 4)),
@@ -69,7 +85,26 @@ def _of(shape: Shape, faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.Search
     )
 
 
-HEALTHY = st.one_of([_of(shape, st.just(())) for shape in SHAPES])
+def _travelling(kinds: list[FaultKind]) -> list[st.SearchStrategy[Case]]:
+    """Weights come from peers."""
+    return [
+        _of(shape, (Path.BOUNDARY,), list(WORLDS), _some(shape.ranks, kinds)) for shape in SHAPES
+    ]
+
+
+def _rewriting(kinds: list[FaultKind]) -> list[st.SearchStrategy[Case]]:
+    """Slots are rewritten in place: on every other shape, since there is less to go wrong."""
+    paths, kinds = (Path.BY_STREAM, Path.BY_HOST), [k for k in kinds if k not in ON_THE_WAY]
+    worlds = [name for name, world in WORLDS.items() if world.capabilities.stream_lock]
+    return [_of(shape, paths, worlds, _some(shape.ranks, kinds)) for shape in SHAPES[::2]]
+
+
+def _some(ranks: int, kinds: list[FaultKind]) -> st.SearchStrategy[tuple[Fault, ...]]:
+    return _faults(ranks, kinds) if kinds else st.just(())
+
+
+KINDS = [*FaultKind, *OFTEN]
+HEALTHY = st.one_of([*_travelling([]), *_rewriting([])])
 """Nothing goes wrong, but anything may be late."""
-FAULTY = st.one_of([_of(shape, _faults(shape.ranks)) for shape in SHAPES])
+FAULTY = st.one_of([*_travelling(KINDS), *_rewriting(KINDS)])
 """One or two faults at any point."""
