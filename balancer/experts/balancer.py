@@ -29,6 +29,7 @@ from equipoise.balancer.experts.salvage import agree, refill, salvage
 from equipoise.balancer.experts.staff import threads
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
+from equipoise.hal.errors import EngineError
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Stream
 
@@ -156,6 +157,7 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
 
     Raises:
         Unsupported: the accelerator lacks what the path needs.
+        EngineError: the configuration asks for log lines, and there is no journal.
     """
     means = _means(accelerator, fabric, store, config, path, hire or threads(config), journal)
     return ExpertBalancer(means, shape, assemble(means, shape, layout))
@@ -184,5 +186,7 @@ def _means(
     hire: Hire,
     journal: Journal,
 ) -> Means:
+    if config.log_balancedness and journal is SILENT:
+        raise EngineError("log_balancedness takes a journal, and none was given")
     members = Members(tuple(range(fabric.control.size)), fabric.control.rank)
     return Means(accelerator, fabric, store, config, path, hire, members, journal=journal)

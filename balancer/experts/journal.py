@@ -204,15 +204,25 @@ class Balance:
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """A step within an epoch took `seconds` longer than steps outside usually do."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Lost:
     """So many entries were dropped, because journals did not keep up."""
 
     entries: int
 
 
-Entry = (
-    Span | Stepped | Passed | Entered | Summed | Ended | Closed | Settled | Balance | Lost
-)  # fmt: skip
+Told = Span | Stepped | Passed | Entered | Summed | Ended | Closed
+"""What happens."""
+Derived = Settled | Balance | Stalled | Lost
+"""What it comes to."""
+Entry = Told | Derived
 
 
 class Journal(Protocol):

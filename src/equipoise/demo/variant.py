@@ -14,11 +14,14 @@ from equipoise.balancer.experts.balancer import (
 from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.expert_model import Family
+from equipoise.balancer.experts.journal import Journal
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
 from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.balancer.observe.spans import SpanBook
 from equipoise.demo.model import HOST
 from equipoise.demo.moe import ExpertParallel, HostWeights, SlotWeights
+from equipoise.demo.observers import Observers
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk
 from equipoise.demo.serve import Meter, Post, ServeLoop
@@ -71,6 +74,7 @@ class Pass:
     desk: Desk
     reports: tuple[EpochReport, ...]
     aborts: dict[str, int]
+    spans: SpanBook
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Site:
     fabric: Fabric
     post: Post
     traffic: Traffic
+    observers: Observers
     layout: Layout | None
     """What was given to be served unchanged; None where nothing was."""
 
@@ -92,11 +97,20 @@ class Site:
 
 
 def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
-    """Serve the whole traffic one way; collective."""
+    """Serve the whole traffic one way, under observation; collective."""
+    with site.observers.watching(engine_config(site, variant)) as seen:
+        meter, desk, balancer = _serve(site, variant, watch, seen.journal)
+    reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
+    return Pass(meter, desk, reports, aborts, seen.spans)
+
+
+def _serve(
+    site: Site, variant: Variant, watch: Watch, journal: Journal
+) -> tuple[Meter, Desk, ExpertBalancer]:
     site.post.control.enter(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant)
     weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
-    balancer = _open(site, variant, weights, shape)
+    balancer = _open(site, variant, weights, shape, journal)
     meter = Meter.sized(site.traffic.steps, shape.layers, shape.experts)
     experts = site.fabric.open(f"{variant.name}.experts")
     compute, deadline = site.post.compute, site.post.deadline
@@ -118,13 +132,16 @@ def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
         boundary=balancer.boundary,
         watch=lambda step: watch(step, meter.experts[step], balancer.observed()),
         name=variant.name,
+        journal=journal,
     )
     desk = loop.run()
     balancer.close()
-    return Pass(meter, desk, tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+    return meter, desk, balancer
 
 
-def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> ExpertBalancer:
+def _open(
+    site: Site, variant: Variant, weights: SlotWeights, shape: Shape, journal: Journal
+) -> ExpertBalancer:
     """The variant's balancer over freshly filled slots."""
     layout = _layout(site, variant, shape)
     staging = LAYERS_IN_FLIGHT * shape.slots_per_rank if variant.balanced else 0
@@ -134,9 +151,10 @@ def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> E
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
     config = engine_config(site, variant)
     if not variant.balanced:
-        return open_static(site.accelerator, site.fabric, store, shape, layout, config)
+        return open_static(site.accelerator, site.fabric, store, shape, layout, config, journal)
     path = _path(site, store)
-    return open_balancer(site.accelerator, site.fabric, store, shape, layout, config, path)
+    accelerator, fabric = site.accelerator, site.fabric
+    return open_balancer(accelerator, fabric, store, shape, layout, config, path, journal=journal)
 
 
 def _path(site: Site, store: SlotStore) -> CommitPath:
@@ -180,5 +198,7 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
         window_size=settings.window_size,
         step_interval=settings.step_interval,
         sub_window=half if halves else 1,
+        log_balancedness=settings.log_balancedness,
+        log_balancedness_interval=settings.log_balancedness_interval,
         deadline=site.post.deadline,
     )
