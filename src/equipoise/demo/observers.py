@@ -78,8 +78,9 @@ def _serve_metrics(settings: RunSettings, rank: int) -> tuple[tuple[Metrics, ...
     if settings.metrics_port is None:
         return (), None
     require_metrics()
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, disable_created_metrics
 
+    disable_created_metrics()  # a second series beside each counter, which nobody asked for
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     return (metrics,), export(registry, settings.metrics_port + rank, settings.metrics_address)
