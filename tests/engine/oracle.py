@@ -10,7 +10,7 @@ from engine.forward import HALF, Sight, mark
 from engine.lane import Planted
 from engine.story import Record, Story
 
-from equipoise.balancer.experts.engine import COMMITTED
+from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError
 
 Property = Callable[[Record], Iterator[str]]

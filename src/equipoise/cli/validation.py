@@ -15,6 +15,7 @@ LAUNCHED = "WORLD_SIZE"
 """Set where `torchrun` has started the ranks."""
 MOST_SLOTS = 4096
 MOST_STEPS = 100_000
+MOST_PORT = 65_535
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
 """Seconds: what a healthy rank may need to answer, and a day."""
 
@@ -33,6 +34,7 @@ def validate_settings(settings: RunSettings) -> None:
     _check_backends(settings)
     _check_commit(settings)
     _check_traffic(settings)
+    _check_watching(settings)
 
 
 def _check_ranks(settings: RunSettings) -> None:
@@ -156,6 +158,7 @@ def _check_outputs(request: RunRequest) -> None:
         (f"--out's {RECORD}", out / RECORD),
         ("--json", request.json),
         ("--html", request.html),
+        *([] if request.trace is None else [("--trace", request.trace)]),
     ):
         check_file(name, path)
         other = taken.setdefault(os.path.realpath(path), name)
@@ -170,6 +173,19 @@ def _check_traffic(settings: RunSettings) -> None:
     phases = load_phases(settings.text)
     if settings.steps < len(phases):
         raise UsageError(f"--steps {settings.steps} is fewer than the {len(phases)} texts")
+
+
+def _check_watching(settings: RunSettings) -> None:
+    check_count("--log-balancedness-interval", settings.log_balancedness_interval, MOST_STEPS)
+    if settings.metrics_port is not None:
+        from equipoise.balancer.observe.metrics import require
+
+        check_count("--metrics-port", settings.metrics_port, MOST_PORT - settings.ranks + 1)
+        require()
+    if settings.wandb:
+        from equipoise.balancer.observe.wandb import require as require_wandb
+
+        require_wandb()
 
 
 def check_folder(flag: str, path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Shape
+from equipoise.demo.observers import Observers
 from equipoise.demo.serve import Post
 from equipoise.demo.settings import RunSettings
 from equipoise.demo.traffic import Traffic
@@ -20,6 +21,7 @@ class Site:
     fabric: Fabric
     post: Post
     traffic: Traffic
+    observers: Observers
     layout: Layout | None
     """What was given to be served unchanged; None where nothing was."""
 

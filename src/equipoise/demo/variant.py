@@ -12,8 +12,10 @@ from equipoise.balancer.experts.balancer import (
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.expert_model import Family
+from equipoise.balancer.experts.journal import Journal
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
+from equipoise.balancer.observe.spans import SpanBook
 from equipoise.demo.carriage import carriage
 from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.record import Counts
@@ -58,6 +60,14 @@ def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
 
 
 @dataclass(frozen=True)
+class Eyes:
+    """Who is told of a pass as it goes: after each step, and whatever the engine does."""
+
+    watch: Watch
+    journal: Journal
+
+
+@dataclass(frozen=True)
 class Pass:
     """What one rank brings home from one pass."""
 
@@ -65,20 +75,31 @@ class Pass:
     desk: Desk
     reports: tuple[EpochReport, ...]
     aborts: dict[str, int]
+    spans: SpanBook
 
 
 def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
-    """Serve the whole traffic one way; collective."""
-    site.post.control.enter(f"the opening of communicators ({variant.name})")
-    shape = site.shape(variant.slots)
-    weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
-    with _opened(site, variant, weights, shape) as balancer:
-        return _serve(site, variant, weights, balancer, watch)
+    """Serve the whole traffic one way, under observation; collective."""
+    with site.observers.watching(engine_config(site, variant)) as seen:
+        meter, desk, balancer = _serve(site, variant, watch, seen.journal)
+    reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
+    return Pass(meter, desk, reports, aborts, seen.spans)
 
 
 def _serve(
-    site: Site, variant: Variant, weights: SlotWeights, balancer: ExpertBalancer, watch: Watch
-) -> Pass:
+    site: Site, variant: Variant, watch: Watch, journal: Journal
+) -> tuple[Meter, Desk, ExpertBalancer]:
+    site.post.control.enter(f"the opening of communicators ({variant.name})")
+    shape = site.shape(variant.slots)
+    weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
+    with _opened(site, variant, weights, shape, journal) as balancer:
+        meter, desk = _loop(site, variant, weights, balancer, Eyes(watch, journal))
+        return meter, desk, balancer
+
+
+def _loop(
+    site: Site, variant: Variant, weights: SlotWeights, balancer: ExpertBalancer, eyes: Eyes
+) -> tuple[Meter, Desk]:
     shape = balancer.shape
     meter = Meter.sized(site.traffic.steps, shape.layers, shape.experts)
     experts = site.fabric.open(f"{variant.name}.experts")
@@ -99,17 +120,18 @@ def _serve(
         moe=moe,
         meter=meter,
         boundary=balancer.boundary,
-        watch=lambda step: watch(step, meter.experts[step], balancer.observed()),
+        watch=lambda step: eyes.watch(step, meter.experts[step], balancer.observed()),
         name=variant.name,
+        journal=eyes.journal,
     )
     desk = loop.run()
     balancer.close()
-    return Pass(meter, desk, tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+    return meter, desk
 
 
 @contextmanager
 def _opened(
-    site: Site, variant: Variant, weights: SlotWeights, shape: Shape
+    site: Site, variant: Variant, weights: SlotWeights, shape: Shape, journal: Journal
 ) -> Iterator[ExpertBalancer]:
     """The variant's balancer over freshly filled slots."""
     layout, config = _layout(site, variant, shape), engine_config(site, variant)
@@ -120,10 +142,12 @@ def _opened(
     mine = site.post.rank * shape.slots_per_rank
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
     if not variant.balanced:
-        yield open_static(accelerator, fabric, store, shape, layout, config)
+        yield open_static(accelerator, fabric, store, shape, layout, config, journal)
         return
     with carriage(site, variant.name, family, store, shape) as path:
-        yield open_balancer(accelerator, fabric, store, shape, layout, config, path)
+        yield open_balancer(
+            accelerator, fabric, store, shape, layout, config, path, journal=journal
+        )
 
 
 def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
@@ -158,5 +182,7 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
         window_size=settings.window_size,
         step_interval=settings.step_interval,
         sub_window=half if halves else 1,
+        log_balancedness=settings.log_balancedness,
+        log_balancedness_interval=settings.log_balancedness_interval,
         deadline=site.post.deadline,
     )
