@@ -255,9 +255,9 @@ def _router(
     accelerator, tables, counters = means.accelerator, installed.tables, load.counters
     place = means.members.place
     match means.config.rule, means.config.shares:
-        case RoutingRule.VLLM, _:
+        case RoutingRule.ROW_HASH, _:
             return RowHashRouter(accelerator, tables, counters)
-        case RoutingRule.TENSORRT_LLM, _:
+        case RoutingRule.BLOCK_TURNS, _:
             return BlockTurnRouter(accelerator, tables, place, counters)
         case _, ShareMode.EXACT:
             return BatchRouter(accelerator, opened[-1], tables, counters)

@@ -8,7 +8,7 @@ class RoutingRule(StrEnum):
 
     SHARES = "shares"
     """By the shares, as the share mode has them."""
-    VLLM = "vllm"
+    ROW_HASH = "vllm"
     """As vLLM does: by the hash of the row, evenly."""
-    TENSORRT_LLM = "tensorrt_llm"
+    BLOCK_TURNS = "tensorrt_llm"
     """As TensorRT-LLM does: by turns within a block, evenly."""

@@ -49,7 +49,7 @@ def test_every_rank_commits_the_same_layout_before_the_same_step(shares: ShareMo
     assert sum(report.slots for report in stories[0].reports) > 0
 
 
-@pytest.mark.parametrize("rule", [RoutingRule.VLLM, RoutingRule.TENSORRT_LLM])
+@pytest.mark.parametrize("rule", [RoutingRule.ROW_HASH, RoutingRule.BLOCK_TURNS])
 def test_experts_move_under_another_engine_s_rule_too(rule: RoutingRule) -> None:
     stories = rebalance(rule=rule)
     assert violations(stories) == []
@@ -61,7 +61,7 @@ def test_a_rule_that_reads_no_shares_takes_none() -> None:
         EngineConfig(
             label="x",
             shares=ShareMode.LAGGED,
-            rule=RoutingRule.VLLM,
+            rule=RoutingRule.ROW_HASH,
             window_size=2,
             step_interval=2,
             sub_window=2,

@@ -81,7 +81,7 @@ class Trap:
     def snap(self) -> None:
         """The end, or what looks like one."""
         os.kill(os.getpid(), SIGNALS[self.how])
-        time.sleep(3600)
+        signal.pause()
 
 
 def survive(fabric: Fabric, where: str, how: str, commit: str, victim: int) -> Any:
