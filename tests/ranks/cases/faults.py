@@ -25,7 +25,7 @@ from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.writers import StreamWriter, Supply
 from equipoise.hal import registry
-from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.accelerator import Accelerator, open_for
 from equipoise.hal.checksum import checksum
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EquipoiseError
@@ -39,6 +39,18 @@ STEPS = 30
 MORE = 16
 """Steps that those who are left serve by themselves."""
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+
+
+CONFIG = EngineConfig(
+    label="t",
+    shares=ShareMode.STATIC,
+    window_size=2,
+    step_interval=4,
+    sub_window=2,
+    parcel=1,
+    layer_updates_per_iter=1,
+    deadline=4.0,
+)
 
 
 class Numbers:
@@ -84,24 +96,16 @@ class Trap:
         signal.pause()
 
 
-def survive(fabric: Fabric, where: str, how: str, commit: str, victim: int) -> Any:
+def survive(
+    fabric: Fabric, where: str, how: str, commit: str, victim: int, backend: str = "cpu"
+) -> Any:
     """Serve until the victim is gone; then go on without it. Returns what was seen."""
-    accelerator = registry.accelerator("cpu").open(0)
-    weights = _weights(fabric.control.rank)
+    accelerator = open_for(registry.accelerator(backend), fabric.control.rank)
+    weights = _weights(fabric.control.rank, accelerator.device)
     store = accelerator.slot_store(weights)
     layout = Layout(START, even_shares(START, SHAPE.experts))
     path = _path(accelerator, store, commit)
-    config = EngineConfig(
-        label="t",
-        shares=ShareMode.STATIC,
-        window_size=2,
-        step_interval=4,
-        sub_window=2,
-        parcel=1,
-        layer_updates_per_iter=1,
-        deadline=4.0,
-    )
-    balancer = open_balancer(accelerator, fabric, store, SHAPE, layout, config, path)
+    balancer = open_balancer(accelerator, fabric, store, SHAPE, layout, CONFIG, path)
     trap = Trap(where if fabric.control.rank == victim else "nowhere", how)
     trap.set_in(balancer)
     loop = Loop(fabric, accelerator, weights, trap)
@@ -161,7 +165,7 @@ class Loop:
                     held.append(_held(self._weights, layer))
             placement = installed.layout.placement.tolist()
             seen.append([step, installed.tables.generation.tolist(), placement, held])
-            balancer.load.counters += LOAD.roll(step // 8, 1)
+            balancer.load.counters += LOAD.roll(step // 8, 1).to(balancer.load.counters.device)
 
         compute.launch(program)
         compute.synchronize(30.0)
@@ -174,10 +178,11 @@ def _held(weights: SlotLayout, layer: int) -> list[int]:
     return [int(slot[0].data[0]) - 1 for slot in slots]
 
 
-def _weights(rank: int) -> SlotLayout:
+def _weights(rank: int, device: torch.device) -> SlotLayout:
     mine = START[:, rank * 3 : rank * 3 + 3]
     stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
-    return SlotLayout(tuple((Segment("weight", row),) for row in stacked), staging=3)
+    slots = stacked.to(device)
+    return SlotLayout(tuple((Segment("weight", row),) for row in slots), staging=3)
 
 
 def _path(accelerator: Accelerator, store: SlotStore, commit: str) -> CommitPath:

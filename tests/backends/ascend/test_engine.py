@@ -1,0 +1,39 @@
+"""Ranks are killed and stopped while experts move, on NPUs of the simulated driver."""
+
+import pytest
+from hypothesis import settings
+from ranks.cases import faults
+from support.left_over import VICTIM, healthy
+from support.ranks import Case, Ranks
+
+pytestmark = pytest.mark.npusim
+MATRIX = [
+    (where, how)
+    for where in ("Planning", "Agreeing", "Moving", "Committing", "Decided")
+    for how in ("killed", "stopped")
+]
+SAMPLE = [("Committing", "killed"), ("Moving", "stopped")]
+"""Of the matrix, on every commit; all of it in the deep profile."""
+DEEP = settings.get_current_profile_name() == "deep"
+
+
+@pytest.mark.parametrize(("where", "how"), MATRIX if DEEP else SAMPLE)
+def test_npus_that_are_left_serve_one_layout_and_go_on(ranks: Ranks, where: str, how: str) -> None:
+    arguments = {
+        "where": where,
+        "how": how,
+        "commit": "boundary",
+        "victim": VICTIM,
+        "backend": "ascend",
+    }
+    answers = ranks.play(
+        Case(
+            program=f"{faults.survive.__module__}:{faults.survive.__qualname__}",
+            size=3,
+            arguments=arguments,
+            deadline=4.0,
+            lost=frozenset({VICTIM}),
+            communicator="equipoise.backends.ascend:HCCL",
+        )
+    )
+    healthy([answers[0], answers[2]])

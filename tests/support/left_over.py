@@ -1,0 +1,36 @@
+"""What two ranks that are left of three may have seen, and what not."""
+
+from typing import Any
+
+from ranks.cases import faults
+
+VICTIM = 1
+HUNG = 30.0
+"""Seconds within which everybody has noticed; several times what deadlines add up to."""
+
+
+def healthy(stories: list[dict[str, Any]]) -> None:
+    """They served one layout all the time, noticed the loss soon, and rebalance by themselves."""
+    first, second = stories
+    assert mixed(stories, "before") == []
+    assert mixed(stories, "after") == []
+    assert first["last"] == second["last"]
+    assert first["last"] < faults.STEPS - 1, "the fault was never reached"
+    assert len(first["after"]) == len(second["after"]) == faults.MORE
+    assert "committed" in first["epochs"], "two ranks rebalance by themselves"
+    assert first["epochs"] == second["epochs"]
+    assert max(story["lasted"] for story in stories) < HUNG, "somebody hung"
+
+
+def mixed(stories: list[dict[str, Any]], part: str) -> list[str]:
+    """Steps in which ranks had other generations or layouts, or slots held what nobody promised."""
+    found = []
+    for first, second in zip(*(story[part] for story in stories), strict=False):
+        if first[:3] != second[:3]:
+            found.append(f"step {first[0]}: {first[:3]} and {second[:3]}")
+        for place, (_, _, placement, held) in enumerate((first, second)):
+            rank = place if part == "after" or place < VICTIM else place + 1
+            promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
+            if held != promised:
+                found.append(f"step {first[0]}: rank {rank} holds {held}, promised {promised}")
+    return found
