@@ -80,7 +80,8 @@ def _serve_metrics(settings: RunSettings, rank: int) -> tuple[tuple[Metrics, ...
     require_metrics()
     from prometheus_client import CollectorRegistry, disable_created_metrics
 
-    disable_created_metrics()  # a second series beside each counter, which nobody asked for
+    # A second series beside each counter, which nobody asked for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     return (metrics,), export(registry, settings.metrics_port + rank, settings.metrics_address)
