@@ -72,13 +72,14 @@ class StallMeter:
 class Digest:
     """Reads entries in order, and says what they come to.
 
-    An epoch's record is settled by the first sub-window that began when the epoch was over; an
-    aborted epoch's at once, since nothing was promised of it.
+    An epoch's record is settled by the first sub-window that began when the epoch was over; without
+    an actual imbalance, if before that another epoch has moved copies, or the engine was closed. An
+    aborted epoch's is settled at once, since nothing was promised of it.
     """
 
     def __init__(self) -> None:
         self._stalls = StallMeter()
-        self._waiting: EpochRecord | None = None
+        self._waiting: list[EpochRecord] = []
 
     def read(self, entry: Entry) -> tuple[Entry, ...]:
         """What is known now that `entry` is, and was not before."""
@@ -92,7 +93,7 @@ class Digest:
             case Ended():
                 return self._ended(entry)
             case Closed():
-                return self._settle(None)
+                return self._settle(self._waiting, None)
         return ()
 
     def _stepped(self, entry: Stepped) -> tuple[Entry, ...]:
@@ -101,24 +102,22 @@ class Digest:
 
     def _summed(self, entry: Summed) -> tuple[Entry, ...]:
         balance = balance_of(entry)
-        waiting = self._waiting
-        if waiting is None or entry.closed - entry.steps < waiting.ended:
-            return (balance,)
-        return balance, *self._settle(balance.imbalance)
+        began = entry.closed - entry.steps
+        over = [record for record in self._waiting if record.ended <= began]
+        return balance, *self._settle(over, balance.imbalance)
 
     def _ended(self, entry: Ended) -> tuple[Entry, ...]:
-        left = self._settle(None)
         copies = arrivals(*entry.placements, entry.place, entry.shape)
-        here = copies * entry.slot_bytes
-        self._waiting = replace(entry.record, here=here, stall=self._stalls.take())
-        return left if entry.record.outcome == COMMITTED else (*left, *self._settle(None))
+        record = replace(entry.record, here=copies * entry.slot_bytes, stall=self._stalls.take())
+        left = self._settle(self._waiting, None) if record.copies else ()
+        if record.outcome != COMMITTED:
+            return *left, Settled(record)
+        self._waiting.append(record)
+        return left
 
-    def _settle(self, actual: float | None) -> tuple[Entry, ...]:
-        if self._waiting is None:
-            return ()
-        settled = Settled(replace(self._waiting, actual=actual))
-        self._waiting = None
-        return (settled,)
+    def _settle(self, records: list[EpochRecord], actual: float | None) -> tuple[Entry, ...]:
+        self._waiting = [record for record in self._waiting if record not in records]
+        return tuple(Settled(replace(record, actual=actual)) for record in records)
 
 
 def rank_loads(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.float64]:

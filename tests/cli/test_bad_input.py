@@ -50,6 +50,17 @@ BAD = {
     "a deadline of aeons": (("--deadline", "1e300"), "seconds, got 1e+300"),
     "a deadline that is no number": (("--deadline", "nan"), "expected a number of seconds"),
     "an endless deadline": (("--deadline", "inf"), "expected a number of seconds"),
+    "no port": (("--metrics-port", "0"), "--metrics-port must be at least 1, got 0"),
+    "a port too high for the last rank": (
+        ("--metrics-port", "65533"),
+        "--metrics-port must be at most 65532, got 65533",
+    ),
+    "an interval of no step": (
+        ("--log-balancedness", "--log-balancedness-interval", "0"),
+        "--log-balancedness-interval must be at least 1",
+    ),
+    "a library that is not here": (("--wandb", "mine"), "pip install 'equipoise[wandb]'"),
+    "a folder as trace": (("--trace", "."), "--trace: . is a folder, not a file"),
     "a negative seed": (("--seed", "-1"), "--seed must be at least 0"),
     "an unknown option": (("--rank", "4"), "unrecognized arguments: --rank 4"),
     "a missing text": (("--text", "missing.txt"), "missing.txt"),

@@ -12,10 +12,10 @@ from equipoise.backends.cpu.accelerator import CpuBackend
 from equipoise.cli import findings
 from equipoise.cli.doctor import describe
 from equipoise.cli.findings import Check, Found, examine, in_words, look_at
-from equipoise.cli.memory import demo_memory
+from equipoise.cli.memory import demo_memory, render_ledger
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.model.invariance import NotBatchInvariant
-from equipoise.demo.settings import RunSettings
+from equipoise.demo.settings import Balance, RunSettings
 from equipoise.hal.capabilities import Capabilities, SlotFormat, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -114,3 +114,17 @@ def test_memory_is_what_slots_of_the_models_experts_take() -> None:
     assert memory["experts held without balancing"] == 8 * 6 * expert
     assert memory["redundant slots"] == 2 * 6 * expert
     assert memory["staging"] == 10 * 6 * expert
+    assert memory["communicators"] == 0  # over gloo they buffer in the host's memory
+
+
+def test_without_balancing_there_is_no_staging_and_no_redundant_slot() -> None:
+    memory = demo_memory(RunSettings(balance=Balance.OFF))
+    assert memory["redundant slots"] == memory["staging"] == 0
+
+
+def test_a_communicator_that_does_not_say_what_it_takes_is_unknown() -> None:
+    settings = RunSettings(backend="virtual")
+    assert demo_memory(settings)["communicators"] is None
+    ledger = render_ledger(settings).splitlines()
+    assert "unknown" in ledger[-2]
+    assert ledger[-1].endswith("at least")

@@ -36,6 +36,48 @@ def test_figures_and_report_go_where_they_are_told_to(
     assert [path.name for path in (tmp_path / "equipoise-run").iterdir()] == ["record.npz"]
 
 
+def test_a_trace_is_written_where_it_is_asked_for(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    answer = equipoise("run", "--trace", "t/trace.json")
+    assert answer.code == 0
+    trace = json.loads((tmp_path / "t" / "trace.json").read_text())
+    assert trace["otherData"]["shares"] == "exact"
+    assert "trace: t/trace.json" in answer.err
+
+
+def test_the_trace_does_not_go_where_something_else_goes(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    answer = equipoise("run", "--trace", "same", "--json", "same")
+    assert answer.code == 2
+    assert "--trace: same is the file that --json is written to" in answer.err
+    assert asked == []
+
+
+def test_what_watches_the_run_is_passed_on(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text("metrics_port: 9400\nlog_balancedness: true\n")
+    words = ("--config", "run.yaml", "--log-balancedness-interval", "5", "--log-epochs")
+    assert equipoise("run", *words).code == 0
+    (settings,) = asked
+    assert settings.metrics_port == 9400
+    assert settings.log_balancedness
+    assert settings.log_balancedness_interval == 5
+    assert settings.log_epochs
+
+
+def test_the_memory_of_a_rank_is_told_before_it_starts(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    lines = equipoise("run").err.splitlines()
+    assert lines[0] == "device memory of a rank:"
+    assert lines.index(next(line for line in lines if "total" in line)) < lines.index(
+        next(line for line in lines if "steps" in line)
+    )
+
+
 def test_quiet_is_silent_but_for_the_table(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
@@ -76,7 +118,7 @@ def test_a_lost_rank_is_one_line_and_exit_code_three(
         raise RankLost(2, "was killed", "dispatch")
 
     monkeypatch.setattr(launcher, "run_demo", lose)
-    answer = equipoise("run")
+    answer = equipoise("run", "--quiet")
     assert answer.code == 3
     assert answer.err.splitlines() == ["equipoise: error: rank 2 was killed during dispatch"]
 
@@ -88,7 +130,7 @@ def test_an_interrupted_run_says_so_and_no_more(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launcher, "run_demo", interrupt)
-    answer = equipoise("run")
+    answer = equipoise("run", "--quiet")
     assert (answer.code, answer.err) == (130, "equipoise: interrupted\n")
 
 

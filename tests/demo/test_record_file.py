@@ -4,20 +4,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from equipoise.balancer.observe.spans import Level, Traced
 from equipoise.demo.record import Epoch, RunRecord, VariantRecord
 from equipoise.demo.record_file import load_record, save_record
 from equipoise.hal.errors import UsageError
 
+EPOCH = Epoch(
+    number=1,
+    planned_at=9,
+    step=13,
+    outcome="committed",
+    slots_moved=3,
+    bytes_moved=99,
+    seconds={"moving": 0.5},
+    before=0.4,
+    predicted=0.1,
+    actual=None,
+)
+
 
 def record() -> RunRecord:
-    epoch = Epoch(
-        number=1, planned_at=9, step=13, outcome="committed", slots_moved=3, bytes_moved=99
-    )
     variant = VariantRecord(
         name="exact",
         rank_rows=np.arange(12, dtype=np.int64).reshape(3, 2, 2),
         step_seconds=np.array([0.5, 0.25, 0.125]),
-        epochs=(epoch,),
+        epochs=(EPOCH,),
         aborts={"plans differ": 2},
         outputs="ab",
     )
@@ -40,6 +51,8 @@ def record() -> RunRecord:
         reference_outputs="ab",
         prompts=("def f", "漢字\ufffd"),
         continuations=("():", "\x01"),
+        spans=(Traced(1, "mover", "move", 1.5, 1.75, {"layers": [0, 2]}),),
+        levels=(Level(0, 1.5, 0.25),),
         machine={"cores": "2"},
     )
 

@@ -21,6 +21,10 @@ def test_a_task_survives_its_line(placement: Path | None, recording: Recording |
         deadline=1.5,
         out=Path("o"),
         placement=placement,
+        metrics_port=9400,
+        wandb="mine",
+        log_epochs=True,
+        log_balancedness_interval=7,
     )
     task = Task(settings, Path("r.npz"), launcher=77, recording=recording)
     line = task.to_json()

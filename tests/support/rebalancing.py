@@ -18,6 +18,7 @@ from equipoise.balancer.experts.balancer import (
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.jobs import at_once
+from equipoise.balancer.experts.journal import SILENT, Journal
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.writers import StreamWriter, Supply
@@ -91,6 +92,8 @@ class Pace:
     hook: Callable[[int], object] = lambda step: None
 
 
+Journals = Callable[[int], Journal]
+"""The journal of a rank."""
 Way = Callable[[Accelerator, SlotStore], CommitPath]
 
 
@@ -122,6 +125,7 @@ def rebalance(
     shares: ShareMode = ShareMode.STATIC,
     pace: Pace | None = None,
     way: Way = by_boundary,
+    journals: Journals = lambda rank: SILENT,
     **config: Any,
 ) -> list[Story]:
     """Run `STEPS` steps on two ranks; `breakage` and `way` are applied on every rank."""
@@ -137,10 +141,17 @@ def rebalance(
             **config,
         }
     )
-    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings, pace, way))
+    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings, pace, way, journals))
 
 
-def _serve(seat: Seat, breakage: Break, settings: EngineConfig, pace: Pace, way: Way) -> Story:
+def _serve(
+    seat: Seat,
+    breakage: Break,
+    settings: EngineConfig,
+    pace: Pace,
+    way: Way,
+    journals: Journals,
+) -> Story:
     weights = _weights(seat.rank)
     store = seat.accelerator.slot_store(weights)
     parts = breakage(Parts(seat.rank, seat.fabric, store))
@@ -148,7 +159,14 @@ def _serve(seat: Seat, breakage: Break, settings: EngineConfig, pace: Pace, way:
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
     path = way(seat.accelerator, parts.store)
     balancer = open_balancer(
-        seat.accelerator, parts.fabric, parts.store, SHAPE, layout, settings, path
+        seat.accelerator,
+        parts.fabric,
+        parts.store,
+        SHAPE,
+        layout,
+        settings,
+        path,
+        journal=journals(seat.rank),
     )
     lockstep = seat.fabric.open("lockstep")
     sights: list[Sight] = []

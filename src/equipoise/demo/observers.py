@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -78,12 +78,10 @@ def _serve_metrics(settings: RunSettings, rank: int) -> tuple[tuple[Metrics, ...
     if settings.metrics_port is None:
         return (), None
     require_metrics()
-    import prometheus_client
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, disable_created_metrics
 
-    # Else there is a second series beside each counter, which nobody asked for.
-    without_created: Callable[[], None] = prometheus_client.disable_created_metrics
-    without_created()
+    # A second series beside each counter, which nobody asked for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     return (metrics,), export(registry, settings.metrics_port + rank, settings.metrics_address)

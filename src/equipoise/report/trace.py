@@ -56,12 +56,14 @@ def _said(name: str, rank: int, track: int, arguments: Event) -> Event:
 
 
 def _complete(span: Traced, origin: float) -> Event:
+    # Both ends are rounded alike, so that what borders on something else goes on doing so.
+    begin, end = _micro(span.begin - origin), _micro(span.end - origin)
     return {
         "name": span.name,
         "cat": span.track,
         "ph": "X",
-        "ts": (span.begin - origin) * MICRO,
-        "dur": max(span.end - span.begin, 0.0) * MICRO,
+        "ts": begin,
+        "dur": max(end - begin, 0.0),
         "pid": span.rank,
         "tid": _thread(span.track),
         "args": span.details,
@@ -75,10 +77,15 @@ def _counters(levels: Iterable[Level], origin: float) -> Iterable[Event]:
             yield {
                 "name": "imbalance",
                 "ph": "C",
-                "ts": max(level.at - origin, 0.0) * MICRO,
+                "ts": max(_micro(level.at - origin), 0.0),
                 "pid": level.rank,
                 "args": {"max/mean - 1": level.imbalance},
             }
+
+
+def _micro(seconds: float) -> float:
+    """Microseconds, to a nanosecond."""
+    return round(seconds * MICRO, 3)
 
 
 def _thread(track: str) -> int:

@@ -53,6 +53,15 @@ def test_a_model_is_told_by_slots_staging_and_tables() -> None:
     assert "1 of 6 slots a layer, over all ranks, are spare" in ledger.entries[0].why
 
 
+def test_what_nobody_can_say_is_unknown_and_the_total_at_least_the_rest() -> None:
+    ledger = Ledger((Entry("slots", 1000, "own"), Entry("links", None, "it does not say")))
+    assert ledger.total == 1000
+    assert str(ledger).splitlines()[-2:] == [
+        "links  unknown  it does not say",
+        "total    1,000  at least",
+    ]
+
+
 def test_staging_is_as_large_as_what_a_slot_store_holds() -> None:
     family = two_families().families[0]
     store = backends.accelerator("cpu").open(0).slot_store(family.layout(staging=4))

@@ -1,0 +1,79 @@
+"""The chart of one epoch."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from equipoise.balancer.observe.spans import Traced
+from equipoise.demo.record import RunRecord
+from equipoise.report.gantt import MOST_RANKS, epoch_gantt, extent_of, telling_epoch
+from equipoise.report.palette import PHASES, WORK
+
+MakeRecord = Callable[..., RunRecord]
+
+
+def spans(number: int, ranks: int = 2) -> tuple[Traced, ...]:
+    """An epoch of two seconds on every rank, each a tenth later than the one before."""
+    found = []
+    for rank in range(ranks):
+        at, of = 100.0 + rank / 10, {"epoch": number}
+        found += [
+            Traced(rank, "epoch", "planning", at, at + 1, of),
+            Traced(rank, "epoch", "moving", at + 1, at + 2, of),
+            Traced(rank, "epoch", f"epoch {number}: committed", at, at + 2, of),
+            Traced(rank, "mover", "move", at + 1.0, at + 1.5),
+            Traced(rank, "compute stream", "step", at - 50, at - 49),
+        ]
+    return tuple(found)
+
+
+def test_the_epoch_that_moved_most_is_shown(make_record: MakeRecord) -> None:
+    record = make_record(spans=spans(0))
+    chosen = telling_epoch(record)
+    assert chosen is not None
+    assert chosen.slots_moved == max(e.slots_moved for e in record.variants["exact"].epochs)
+    picture = epoch_gantt(record)
+    assert picture is not None
+    assert picture.title == f"Epoch {chosen.number}, rank by rank"
+    assert f"{chosen.slots_moved} copies" in picture.caption
+    for rank in (0, 1):
+        assert f">rank {rank}<" in picture.svg
+    assert PHASES["planning"] in picture.svg
+    assert WORK["mover"] in picture.svg
+
+
+def test_only_phases_that_occur_are_explained(make_record: MakeRecord) -> None:
+    picture = epoch_gantt(make_record(spans=spans(0)))
+    assert picture is not None
+    assert ">planning<" in picture.svg
+    assert ">updating<" not in picture.svg
+
+
+def test_what_lies_outside_the_epoch_is_not_drawn(make_record: MakeRecord) -> None:
+    picture = epoch_gantt(make_record(spans=spans(0)))
+    assert picture is not None
+    assert WORK["compute stream"] not in picture.svg
+
+
+def test_the_extent_reaches_from_the_first_rank_to_the_last(make_record: MakeRecord) -> None:
+    epoch = telling_epoch(make_record())
+    assert epoch is not None
+    extent = extent_of(epoch, spans(epoch.number))
+    assert extent is not None
+    assert (extent.first, extent.last) == pytest.approx((100.0, 102.1))
+    assert extent.begin < extent.first
+    assert extent.end > extent.last
+
+
+@pytest.mark.parametrize("kept", [(), spans(99)])
+def test_without_its_spans_there_is_no_picture(
+    make_record: MakeRecord, kept: tuple[Traced, ...]
+) -> None:
+    assert epoch_gantt(make_record(spans=kept)) is None
+
+
+def test_of_many_ranks_the_first_are_drawn(make_record: MakeRecord) -> None:
+    picture = epoch_gantt(make_record(spans=spans(0, ranks=MOST_RANKS + 3)))
+    assert picture is not None
+    assert len(re.findall(r">rank \d+<", picture.svg)) == MOST_RANKS
