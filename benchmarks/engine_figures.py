@@ -173,14 +173,15 @@ def _stage(records: Iterable[Record], stage: int) -> dict[str, float]:
 
 def bars(rounds: Rounds) -> dict[str, Any]:
     """What is asked of both our paths, each with its spread over rounds."""
+    return {ours: _bars(rounds, ours) for ours in OURS}
+
+
+def _bars(rounds: Rounds, ours: str) -> dict[str, Any]:
     return {
-        ours: {
-            "p99": rounds.paired(lambda t: _slow(rounds, ours, t), ours, PERFECT),
-            "p99_pooled": _slow_pooled(rounds, ours),
-            "stall": rounds.paired(lambda t: _stall(rounds, ours, t), ours, STOP, NONE),
-            "throughput": rounds.paired(lambda t: _gain(rounds, ours, t), ours, PERFECT, NONE),
-        }
-        for ours in OURS
+        "p99": rounds.paired(lambda turn: _slow(rounds, ours, turn), ours, PERFECT),
+        "p99_pooled": _slow_pooled(rounds, ours),
+        "stall": rounds.paired(lambda turn: _stall(rounds, ours, turn), ours, STOP, NONE),
+        "throughput": rounds.paired(lambda turn: _gain(rounds, ours, turn), ours, PERFECT, NONE),
     }
 
 
