@@ -61,6 +61,19 @@ void require_counts(const char* name, Counts counts) {
     }
 }
 
+void require_home(Ids start, const std::string& where) {
+    const std::int32_t expert = find_homeless(start);
+    if (expert >= 0)
+        refuse("placement", "a slot for every expert",
+               "none for expert " + std::to_string(expert) + where);
+}
+
+void require_whole(std::int32_t expert, const std::string& where) {
+    if (expert >= 0)
+        refuse("shares", "a sum of 65536 for every expert",
+               "another for expert " + std::to_string(expert) + where);
+}
+
 void require_runs(Ids start, Ids replicas) {
     if (start.size < 2) refuse("start", "at least 2 elements", std::to_string(start.size));
     const auto slots = static_cast<std::int32_t>(replicas.size);

@@ -29,6 +29,12 @@ void require_size(const char* name, std::size_t size, std::size_t wanted);
 // Raises ValueError unless no count is negative and their sum is at most kMaxTokens.
 void require_counts(const char* name, Counts counts);
 
+// Raises ValueError unless every run has a slot; `where` ends the message.
+void require_home(Ids start, const std::string& where);
+
+// Raises ValueError if `expert`, whose shares do not sum to one, is not -1.
+void require_whole(std::int32_t expert, const std::string& where);
+
 // Raises ValueError unless `start` and `replicas` describe a run for every expert.
 void require_runs(Ids start, Ids replicas);
 

@@ -19,19 +19,13 @@ struct Runs {
     Ids slots() const { return {replicas.data(), replicas.size()}; }
 };
 
-void require_home(Ids start) {
-    const std::int32_t expert = find_homeless(start);
-    if (expert >= 0)
-        refuse("placement", "a slot for every expert", "none for expert " + std::to_string(expert));
-}
-
 // Shares of one layer, by slot.
 void solve_layer(Counts counts, Ids placement, std::int64_t ranks, std::int64_t sweeps,
                  std::int32_t* out) {
     Runs runs(counts.size, placement.size);
     sort_slots(placement, {runs.start.data(), runs.start.size()},
                {runs.replicas.data(), runs.replicas.size()});
-    require_home(runs.starts());
+    require_home(runs.starts(), "");
     solve_shares(counts, runs.starts(), runs.slots(), ranks, sweeps,
                  {runs.shares.data(), runs.shares.size()});
     for (std::size_t i = 0; i < placement.size; ++i) out[runs.replicas[i]] = runs.shares[i];
@@ -72,28 +66,6 @@ void py_solve_cumulative(nb::handle counts, nb::handle start, nb::handle replica
     accumulate_runs(starts.view(), out.span());
 }
 
-void py_build_table(nb::handle placement, nb::handle shares, std::int64_t experts,
-                    nb::handle start, nb::handle replicas, nb::handle cumulative) {
-    const IdArray places("placement", placement, 1), parts("shares", shares, 1);
-    const Output starts("start", start, 1), slots("replicas", replicas, 1),
-        sums("cumulative", cumulative, 1);
-    require_range("experts", experts, 1, INT32_MAX - 1);
-    require_range("placement", places.view(), 0, experts - 1);
-    require_size("shares", parts.size(), places.size());
-    require_range("shares", parts.view(), 0, kShareOne);
-    require_size("start", starts.size(), static_cast<std::size_t>(experts) + 1);
-    require_size("replicas", slots.size(), places.size());
-    require_size("cumulative", sums.size(), places.size());
-    nb::gil_scoped_release unlocked;
-    sort_slots(places.view(), starts.span(), slots.span());
-    const Ids runs{starts.span().data, starts.size()}, order{slots.span().data, slots.size()};
-    require_home(runs);
-    const std::int32_t expert = accumulate(parts.view(), runs, order, sums.span());
-    if (expert >= 0)
-        refuse("shares", "a sum of 65536 for every expert",
-               "another for expert " + std::to_string(expert));
-}
-
 }  // namespace
 
 void bind_shares(nb::module_& m) {
@@ -102,8 +74,6 @@ void bind_shares(nb::module_& m) {
     m.def("solve_cumulative", &py_solve_cumulative, "counts"_a, "start"_a, "replicas"_a, "ranks"_a,
           "sweeps"_a, "cumulative"_a,
           "solve_shares for one layer, straight into its routing table.");
-    m.def("build_table", &py_build_table, "placement"_a, "shares"_a, "experts"_a, "start"_a,
-          "replicas"_a, "cumulative"_a, "Writes the routing table of one layer.");
 }
 
 }  // namespace equipoise

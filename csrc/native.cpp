@@ -1,11 +1,16 @@
 #include "bindings.h"
 
 NB_MODULE(_native, m) {
-    m.doc() = "Native core of equipoise: planner, shares, host routing, checksum, shipment.";
+    m.doc() =
+        "Native core of equipoise: planner, shares, host routing, checksum, shipment, copier.";
     equipoise::bind_plan(m);
     equipoise::bind_planner(m);
     equipoise::bind_shares(m);
+    equipoise::bind_tables(m);
+    equipoise::bind_lists(m);
     equipoise::bind_routing(m);
+    equipoise::bind_routing_rules(m);
     equipoise::bind_checksum(m);
     equipoise::bind_shipment(m);
+    equipoise::bind_copier(m);
 }

@@ -8,10 +8,6 @@
 namespace equipoise {
 namespace {
 
-bool inside(std::int32_t id, std::int32_t experts) {
-    return static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(experts);
-}
-
 // The replica that takes the next occurrences of an expert.
 struct Cursor {
     std::int32_t replica;
@@ -60,7 +56,7 @@ void count_experts(Ids ids, Span<std::int32_t> counts) {
     const auto experts = static_cast<std::int32_t>(counts.size);
     std::fill(counts.begin(), counts.end(), 0);
     for (std::int32_t id : ids)
-        if (inside(id, experts)) ++counts[id];
+        if (is_expert(id, experts)) ++counts[id];
 }
 
 void route_hashed(Ids ids, const Table& table, std::uint32_t seed, Span<std::int32_t> slots,
@@ -69,7 +65,7 @@ void route_hashed(Ids ids, const Table& table, std::uint32_t seed, Span<std::int
     std::fill(counts.begin(), counts.end(), 0);
     for (std::size_t j = 0; j < ids.size; ++j) {
         const std::int32_t id = ids[j];
-        if (!inside(id, experts)) {
+        if (!is_expert(id, experts)) {
             slots[j] = table.slots();
             continue;
         }
@@ -87,7 +83,7 @@ void route_apportioned(Ids ids, const Table& table, std::uint32_t seed, Span<std
     count_experts(ids, counts);
     Quotas quotas(table, seed, {counts.data, counts.size});
     for (std::size_t j = 0; j < ids.size; ++j)
-        slots[j] = inside(ids[j], table.experts()) ? quotas.next_slot(ids[j]) : table.slots();
+        slots[j] = is_expert(ids[j], table.experts()) ? quotas.next_slot(ids[j]) : table.slots();
 }
 
 }  // namespace equipoise

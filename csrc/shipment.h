@@ -10,12 +10,14 @@ namespace equipoise {
 struct Shipment {
     // By lot, rank that they end on, round (local ones first), layer, slot.
     std::vector<Move> moves;
-    std::vector<std::int32_t> arrivals;    // [lots * ranks + 1]: where those of a lot and rank begin
+    std::vector<std::int32_t> arrivals;  // [lots * ranks + 1]: where those of a lot and rank begin
+
     // Moves between ranks, by lot, rank that they leave, round, layer, slot.
     std::vector<std::int32_t> departures;
-    std::vector<std::int32_t> leaving;     // [lots * ranks + 1]: likewise
-    std::vector<std::int32_t> lots;        // [lots + 1]: where they begin in the order of layers
-    std::vector<std::int32_t> rounds;      // [lots]
+    std::vector<std::int32_t> leaving;  // [lots * ranks + 1]: likewise
+
+    std::vector<std::int32_t> lots;    // [lots + 1]: where they begin in the order of layers
+    std::vector<std::int32_t> rounds;  // [lots]
 };
 
 // Lots: csrc/lots.h. Sources: csrc/sources.h. Rounds: csrc/rounds.h; a blob has the moves between

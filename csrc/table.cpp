@@ -15,6 +15,21 @@ void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> repl
     start[0] = 0;
 }
 
+void sort_runs(Ids alias, Ids start, Span<std::int32_t> slots) {
+    for (std::size_t e = 0; e + 1 < start.size; ++e)
+        std::sort(slots.data + start[e], slots.data + start[e + 1],
+                  [alias](std::int32_t a, std::int32_t b) {
+                      return alias[a] != alias[b] ? alias[a] < alias[b] : a < b;
+                  });
+}
+
+std::int32_t find_stray(Ids placement, Ids alias) {
+    for (std::size_t s = 0; s < alias.size; ++s)
+        if (placement[alias[s]] != placement[s] || alias[alias[s]] != alias[s])
+            return static_cast<std::int32_t>(s);
+    return -1;
+}
+
 std::int32_t find_homeless(Ids start) {
     for (std::size_t e = 0; e + 1 < start.size; ++e)
         if (start[e] == start[e + 1]) return static_cast<std::int32_t>(e);

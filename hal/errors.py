@@ -29,9 +29,26 @@ EquipoiseError
 │   └── RanksUnsaid           it does not say for how many ranks it is, and nobody else did
 └── EngineError
     ├── PlacementError        a placement, share table or load is malformed
+    ├── ExpertsLost           a loss of ranks took the last copies of some experts
+    ├── RegistrationError     tensors cannot be taken for the expert weights of a layer
+    │   └── ModelIncomplete   the model holds tensors of experts that nobody registered
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
-    └── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
+    ├── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
+    ├── CopierError           the host copier cannot do that; nothing was copied
+    │   ├── CopyPending       a copy was not done in time; it goes on
+    │   └── CopyAbandoned     the copier ended before the copy did: discard the destination
+    └── ExpertPoolError       the host pool of expert weights cannot be made, or used so
+        ├── NoRoom            the node's memory does not suffice; says wanted and free
+        ├── ForeignMemory     what a peer offered is not the pool that it promised
+        ├── PoolIncomplete    a rank of the node has not filled, or not reserved, its part
+        ├── PoolDamaged       bytes in the pool are not those that were written
+        └── PoolLeased        a reader still holds parts of the pool
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class EquipoiseError(Exception):
@@ -190,9 +207,88 @@ class PlacementError(EngineError):
     """A placement, a share table or a load is malformed."""
 
 
+class ExpertsLost(EngineError):
+    """The last copies of some experts were on ranks that are gone, and nothing else has them.
+
+    Attributes:
+        gone: the experts, by layer.
+    """
+
+    def __init__(self, gone: "Mapping[int, Sequence[int]]") -> None:
+        layers = "; ".join(f"layer {layer}: {list(gone[layer])}" for layer in sorted(gone))
+        super().__init__(f"no copy is left of expert(s) in {layers}")
+        self.gone = {layer: tuple(experts) for layer, experts in gone.items()}
+
+
+class RegistrationError(EngineError):
+    """Tensors cannot be taken for the expert weights of a layer; names model, layer and tensor."""
+
+
+class ModelIncomplete(RegistrationError):
+    """What is registered, and what the model holds for its experts, are not the same.
+
+    Attributes:
+        missing: names of tensors that look like experts' and would stay behind when experts move.
+        strangers: registered tensors, as "layer 3, tensor 'w'", that the model does not hold.
+    """
+
+    def __init__(self, what: str, missing: tuple[str, ...], strangers: tuple[str, ...]) -> None:
+        super().__init__(what)
+        self.missing = missing
+        self.strangers = strangers
+
+
 class GenerationMismatch(EngineError):
     """A peer dispatched with routing tables of another generation; raised before compute."""
 
 
 class AgreementLost(EngineError):
     """The outcome of a vote could not be learnt by its deadline: this rank fail-stops."""
+
+
+class CopierError(EngineError):
+    """The host copier cannot do what was asked; nothing was copied."""
+
+
+class CopyPending(CopierError):
+    """A copy was not done in time; it goes on, and its ticket owns the memory."""
+
+
+class CopyAbandoned(CopierError):
+    """The copier ended before the copy did: the destination holds parts of it at most."""
+
+
+class ExpertPoolError(EngineError):
+    """The host pool of expert weights cannot be made, or not be used so."""
+
+
+class NoRoom(ExpertPoolError):
+    """The node's memory does not suffice.
+
+    Attributes:
+        wanted: bytes that the pool takes.
+        free: bytes that could be had.
+        whose: limit that is, in words.
+    """
+
+    def __init__(self, wanted: int, free: int, whose: str) -> None:
+        super().__init__(f"the expert pool wants {wanted} bytes, and {whose} leaves {free}")
+        self.wanted = wanted
+        self.free = free
+        self.whose = whose
+
+
+class ForeignMemory(ExpertPoolError):
+    """What a peer offered is not the pool that it promised, or cannot be opened from here."""
+
+
+class PoolIncomplete(ExpertPoolError):
+    """A rank of the node has not filled, or could not reserve, its part."""
+
+
+class PoolDamaged(ExpertPoolError):
+    """Bytes in the pool are not those that were written."""
+
+
+class PoolLeased(ExpertPoolError):
+    """A reader still holds parts of the pool, so it cannot be closed."""

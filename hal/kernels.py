@@ -1,6 +1,7 @@
-"""The four small kernels that run on every step, and the persistent tables they read.
+"""The small kernels that run on every step, and the persistent tables they read.
 
-Semantics and torch references: `equipoise.hal.routing`. None of them synchronises the host.
+Semantics and torch references: `equipoise.hal.routing` and `equipoise.hal.routing_rules`. None of
+them synchronises the host.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from equipoise.hal.routing_rules import Rule
 from equipoise.hal.stream import Stream
 
 
@@ -22,7 +24,7 @@ class Tables:
     Attributes:
         generation: int64 [layers], counts commits of the layer.
         start: int32 [2, layers, experts + 1], exclusive prefix sums of replica counts.
-        replicas: int32 [2, layers, slots], slots by expert, ascending.
+        replicas: int32 [2, layers, slots], slots by expert, ascending; one may occur twice.
         cumulative: int32 [2, layers, slots], inclusive cumulative shares within the expert, in
             units of 1 / 65536.
     """
@@ -125,6 +127,19 @@ class Kernels(Protocol):
         stream: Stream,
     ) -> None:
         """Expert ids to slot ids by integer quotas of this batch; shares from `cumulative`."""
+        ...
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Expert ids to slot ids as another engine would; the shares are not read."""
         ...
 
     def solve_shares(

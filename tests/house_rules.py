@@ -25,8 +25,14 @@ VENDORS = frozenset(
     {"nvidia", "cuda", "cudnn", "nccl", "cupti", "triton", "rocm", "hip", "amdgpu", "xpu", "oneccl"}
     | {"ascend", "npu", "hccl", "cann", "mindie", "vllm", "sglang", "tensorrt", "deepep"}
 )
-PUBLISHED = ("balancer/compat/", "balancer/formats/", "src/equipoise/compat/")
-"""Where other systems' formats and signatures are spoken, and so their names."""
+PUBLISHED = (
+    "balancer/compat/",
+    "balancer/experts/routing_rule.py",
+    "balancer/formats/",
+    "src/equipoise/compat/",
+)
+"""Where other systems' formats and signatures are spoken, and so their names; and where a routing
+mode is named after the system whose rule it keeps."""
 # Put together from parts, so that this file does not violate its own rule.
 STRANGE_WORDS = re.compile(
     "|".join(

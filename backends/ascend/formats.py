@@ -46,6 +46,11 @@ def is_private(tensor: Tensor) -> bool:
     return int(_module().get_npu_format(tensor)) not in BASE
 
 
+def format_of(tensor: Tensor) -> SlotFormat:
+    """How the bytes of a tensor are laid out, in the contract's word."""
+    return SlotFormat.PRIVATE if is_private(tensor) else SlotFormat.STRIDED
+
+
 def stored(tensor: Tensor) -> Tensor:
     """Everything that the tensor stores, padding included: plain uint8 [n] over the same memory.
 

@@ -7,12 +7,13 @@ values are defined bit for bit (clause G4).
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend import routing
+from equipoise.backends.ascend import routing, rules
 from equipoise.backends.ascend.bits import fingerprint
 from equipoise.backends.ascend.memory import copy, used_on
 from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.ascend.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
 
@@ -62,6 +63,33 @@ class AscendKernels:
             counted = routing.count(ids, counts.numel())
             copy(slots, routing.apportioned(ids, table, cumulative, counted, salt))
             copy(counts, counted)
+
+        stream.launch(program)
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route as another engine would."""
+
+        def program() -> None:
+            used_on(stream, ids, slots, counts)
+            table = routing.live(tables, layer)
+            match rule:
+                case RowHash(top_k, rows):
+                    used_on(stream, rows)
+                    counted = rules.first_rows(ids, top_k, rows, table.experts)
+                    copy(slots, rules.by_row(ids, table, top_k))
+                case BlockTurns(offset):
+                    counted = ids
+                    copy(slots, rules.by_turn(ids, table, offset))
+            copy(counts, routing.count(counted, counts.numel()))
 
         stream.launch(program)
 

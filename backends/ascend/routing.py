@@ -21,7 +21,7 @@ def live(tables: Tables, layer: int) -> RoutingTable:
 
 def count(ids: Tensor, experts: int) -> Tensor:
     """Tokens per expert, int32 [experts]; padding is counted into one more and left out."""
-    kinds = ids.masked_fill(_strays(ids, experts), experts).long()
+    kinds = ids.masked_fill(strays(ids, experts), experts).long()
     total = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
     return total.scatter_add_(0, kinds, torch.ones_like(ids))[:experts]
 
@@ -33,7 +33,7 @@ def hashed(ids: Tensor, table: RoutingTable, salt: Salt) -> Tensor:
     # Runs follow each other, so with an offset per expert one sorted array serves all.
     ends = table.cumulative.long() + _owners(table) * SHARE_ONE
     chosen = torch.searchsorted(ends, draw + ids.long() * SHARE_ONE, right=True)
-    return _pick(ids, table, chosen)
+    return pick(ids, table, chosen)
 
 
 def apportioned(
@@ -46,17 +46,17 @@ def apportioned(
     dither = shift(mix32(experts, salt.rank, salt.layer, 0), 16)
     quotas = cumulative.long() * counted.index_select(0, owners)
     ends = shift(quotas + dither.index_select(0, owners), SHARE_BITS)
-    kinds = ids.masked_fill(_strays(ids, table.experts), table.experts)
+    kinds = ids.masked_fill(strays(ids, table.experts), table.experts)
     # As float32, which is exact here: the device sorts no integers but on its own processors.
     order = torch.argsort(kinds.float(), stable=True)
     # Sorted by expert, an element's position is its occurrence plus the experts before it.
     positions = torch.arange(ids.numel(), device=ids.device)
     position = torch.zeros_like(order).index_copy_(0, order, positions)
     chosen = torch.searchsorted(ends + first.index_select(0, owners), position, right=True)
-    return _pick(ids, table, chosen)
+    return pick(ids, table, chosen)
 
 
-def _strays(ids: Tensor, experts: int) -> Tensor:
+def strays(ids: Tensor, experts: int) -> Tensor:
     """Where the padding is."""
     return (ids < 0) | (ids >= experts)
 
@@ -68,6 +68,7 @@ def _owners(table: RoutingTable) -> Tensor:
     return found.clamp(max=table.experts - 1)
 
 
-def _pick(ids: Tensor, table: RoutingTable, chosen: Tensor) -> Tensor:
+def pick(ids: Tensor, table: RoutingTable, chosen: Tensor) -> Tensor:
+    """The slots at `chosen` places of the table; padding goes to the invalid one."""
     slots = table.replicas.index_select(0, chosen.clamp(max=table.slots - 1))
-    return slots.masked_fill(_strays(ids, table.experts), table.slots)
+    return slots.masked_fill(strays(ids, table.experts), table.slots)

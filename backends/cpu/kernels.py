@@ -6,6 +6,7 @@ from torch import Tensor
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
 SWEEPS = 16
@@ -13,7 +14,7 @@ SWEEPS = 16
 
 
 class CpuKernels:
-    """Kernels over `equipoise._native`; semantics in `equipoise.hal.routing`."""
+    """Kernels over `equipoise._native`; semantics where `equipoise.hal.kernels` says."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
@@ -64,6 +65,30 @@ class CpuKernels:
                 slots.numpy(),
                 counts.numpy(),
             )
+
+        stream.launch(program)
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route as another engine would."""
+
+        def program() -> None:
+            live = _live(tables, layer)
+            batch = ids.numpy(), tables.start[live].numpy(), tables.replicas[live].numpy()
+            out = slots.numpy(), counts.numpy()
+            match rule:
+                case RowHash(top_k, rows):
+                    _native.route_by_row_hash(*batch, top_k, int(rows), *out)
+                case BlockTurns(offset):
+                    _native.route_by_block_turns(*batch, offset, *out)
 
         stream.launch(program)
 

@@ -12,6 +12,7 @@ from equipoise.backends.virtual.queue import in_turn
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
@@ -68,6 +69,30 @@ class VirtualKernels:
             start, replicas, _ = self.arrays(tables, live)
             place = (salt.rank, salt.layer)
             _native.route_apportioned(ids, start, replicas, cumulative, *place, slots, counts)
+
+        own_stream(stream).perform(steps)
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route as another engine would."""
+
+        def steps() -> Iterator[None]:
+            live = self.live(tables, layer)
+            yield
+            start, replicas, _ = self.arrays(tables, live)
+            match rule:
+                case RowHash(top_k, rows):
+                    _native.route_by_row_hash(ids, start, replicas, top_k, int(rows), slots, counts)
+                case BlockTurns(offset):
+                    _native.route_by_block_turns(ids, start, replicas, offset, slots, counts)
 
         own_stream(stream).perform(steps)
 

@@ -1,98 +1,119 @@
-"""One rank's expert balancer, put together: what a model's serve loop holds."""
+"""One rank's expert balancer: what a model's serve loop holds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Path
-from equipoise.balancer.experts.gates import Gates, Guard, NoGates, StepKind
+from equipoise.balancer.experts.assembly import (
+    BY_BOUNDARY,
+    Assembly,
+    AtBoundary,
+    CommitPath,
+    Engine,
+    Means,
+    UnderLock,
+    assemble,
+    assemble_still,
+)
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.gates import StepKind
 from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Hire, finish
+from equipoise.balancer.experts.jobs import Hire
 from equipoise.balancer.experts.layout import Layout, imbalance
 from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.mover import Mover
+from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape
-from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
-from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
-from equipoise.balancer.experts.staff import Staff, threads
-from equipoise.balancer.experts.updates import Updates
-from equipoise.balancer.experts.voyages import Voyages
-from equipoise.balancer.experts.writers import Supply
+from equipoise.balancer.experts.router import Router
+from equipoise.balancer.experts.salvage import agree, refill, rewrite, salvage
+from equipoise.balancer.experts.staff import threads
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.errors import Unsupported
 from equipoise.hal.slots import SlotStore
+from equipoise.hal.stream import Stream
 
-
-class Engine(Protocol):
-    """What happens at boundaries."""
-
-    @property
-    def reports(self) -> Sequence[EpochReport]:
-        """How each epoch so far ended."""
-        ...
-
-    @property
-    def aborts(self) -> Mapping[str, int]:
-        """Aborted epochs by reason."""
-        ...
-
-    def boundary(self, step: int) -> None:
-        """Between two steps."""
-        ...
-
-    def close(self) -> None:
-        """End what runs in the background; bounded."""
-        ...
-
-
-class StillEngine:
-    """Static mode: the start layout stays; loads are observed all the same."""
-
-    def __init__(self, load: LoadWindow, config: EngineConfig) -> None:
-        self._load = load
-        self._deadline = config.deadline
-        self.reports: tuple[EpochReport, ...] = ()
-        self.aborts: dict[str, int] = {}
-
-    def boundary(self, step: int) -> None:
-        """Take and close sub-windows."""
-        finish(self._load.advance(step), self._deadline)
-
-    def close(self) -> None:
-        """Wait for a sum under way."""
-        finish(self._load.drain(), self._deadline)
+__all__ = [
+    "AtBoundary",
+    "CommitPath",
+    "ExpertBalancer",
+    "UnderLock",
+    "open_balancer",
+    "open_static",
+]
 
 
 @dataclass(frozen=True)
 class ExpertBalancer:
-    """Router for the step path, engine for the boundaries, and what is installed."""
+    """Routes tokens, moves experts, and says what it sees."""
 
-    installed: Installed
-    load: LoadWindow
-    router: Router
-    engine: Engine
+    means: Means
     shape: Shape
-    guard: Guard
+    parts: Assembly
+
+    @property
+    def router(self) -> Router:
+        """For the step path."""
+        return self.parts.router
+
+    @property
+    def installed(self) -> Installed:
+        """Slots, tables and their layout."""
+        return self.parts.installed
+
+    @property
+    def load(self) -> LoadWindow:
+        """Global loads."""
+        return self.parts.load
+
+    @property
+    def engine(self) -> Engine:
+        """Of the boundaries."""
+        return self.parts.engine
 
     def boundary(self, step: int) -> None:
         """Call before every step, on every rank; raises as `ExpertEngine.boundary` does."""
-        self.engine.boundary(step)
+        self.parts.engine.boundary(step)
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that `step` launches that reads the slots of `layer`."""
-        return self.guard.reading(layer, step)
+        return self.parts.guard.reading(layer, step)
 
     def step_kind(self, step: int) -> StepKind:
         """Which locks `step` carries, for engines that capture one graph a kind."""
-        return self.guard.kind(step)
+        return self.parts.guard.kind(step)
 
     def close(self) -> None:
         """End the engine; bounded."""
-        self.engine.close()
+        self.parts.engine.close()
+
+    def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ExpertBalancer":
+        """Go on without the ranks that are gone; collective among `active_ranks`.
+
+        This balancer is closed. Every expert that has a copy left is served from there; one that
+        has none is written anew from the host's memory, in the place of a copy that is not the
+        last of its expert. Layers that were being rewritten are written once more. Slots keep
+        their places; ranks close up, in ascending order.
+
+        Args:
+            active_ranks: numbers on the control plane of those that are left.
+            step: the next boundary to come.
+
+        Raises:
+            ExpertsLost: names the experts that no rank and no host has any more.
+            PlacementError: too few slots are left for all experts.
+            AgreementLost: the others mean another group, another step, or hold another layout.
+            BallotIncomplete: one of `active_ranks` does not come.
+        """
+        members = self.means.members.without(active_ranks)
+        nodes = self.means.config.nodes if len(members.ranks) % self.means.config.nodes == 0 else 1
+        config = replace(self.means.config, nodes=nodes)
+        means = replace(self.means, members=members, first=step, config=config)
+        unsettled, layout = self.engine.unsettled, self.installed.layout
+        self.parts.retire()
+        agree(means.fabric.control, members, means.config, layout, step)
+        saved = salvage(layout, self.shape, self.means.members, members)
+        refill(means, saved)
+        rewrite(means, saved, unsettled)
+        return ExpertBalancer(means, saved.shape, assemble(means, saved.shape, saved.layout))
 
     def observed(self) -> float:
         """Imbalance of the last summed sub-window under the installed layout; nan before one.
@@ -105,26 +126,9 @@ class ExpertBalancer:
         applied = Layout(layout.placement, self.router.shares(load, layout, self.shape))
         return float(imbalance(load, applied, self.shape).mean()) / SHARE_ONE
 
-
-@dataclass(frozen=True)
-class AtBoundary:
-    """Weights come from peers, beside the forward, and are committed between two steps."""
-
-
-@dataclass(frozen=True)
-class UnderLock:
-    """Weights come from the host's memory, and layers are rewritten in place, a few a step.
-
-    Attributes:
-        supply: the weights, and who writes them.
-        capabilities: of the accelerator's backend, which has to have what this takes.
-    """
-
-    supply: Supply
-    capabilities: Capabilities
-
-
-CommitPath = AtBoundary | UnderLock
+    def attach(self, stream: Stream) -> None:
+        """A further stream reads slots or tables, until the balancer is closed."""
+        self.installed.attach(stream)
 
 
 def open_balancer(
@@ -134,7 +138,7 @@ def open_balancer(
     shape: Shape,
     layout: Layout,
     config: EngineConfig,
-    path: CommitPath = AtBoundary(),
+    path: CommitPath = BY_BOUNDARY,
     hire: Hire | None = None,
 ) -> ExpertBalancer:
     """Put a balancer together; collective: it opens one communicator a purpose.
@@ -152,50 +156,8 @@ def open_balancer(
     Raises:
         Unsupported: the accelerator lacks what the path needs.
     """
-    installed = Installed(accelerator, store, shape, layout)
-    gates = _gates(accelerator, installed, shape, config, path)
-    load = _window(accelerator, fabric, shape, config)
-    staff = Staff.hired(hire or threads(config))
-    renewal = _renewal(installed, load, shape, config, staff)
-    router = _router(accelerator, fabric, installed, load, config)
-    match path, gates:
-        case UnderLock(supply, _), Gates():
-            carrier: Path = Updates(
-                accelerator,
-                installed,
-                gates,
-                supply,
-                staff.mover,
-                fabric.control.rank,
-                shape,
-                config,
-            )
-        case _:
-            mover = Mover(accelerator, fabric.open(f"{config.label}.moves"), store)
-            rank = fabric.control.rank
-            carrier = Voyages(installed, mover, staff.mover, rank, shape, config)
-    engine = ExpertEngine(installed, load, carrier, renewal, fabric.control, config, staff)
-    return ExpertBalancer(installed, load, router, engine, shape, gates)
-
-
-def _gates(
-    accelerator: Accelerator,
-    installed: Installed,
-    shape: Shape,
-    config: EngineConfig,
-    path: CommitPath,
-) -> Guard:
-    """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
-    if isinstance(path, AtBoundary):
-        return NoGates()
-    if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
-        # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
-        # for the copy.
-        raise Unsupported(
-            f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
-            "copy_independent_of_launch"
-        )
-    return Gates(accelerator, shape.layers, installed.readers, config.deadline)
+    means = _means(accelerator, fabric, store, config, path, hire or threads(config))
+    return ExpertBalancer(means, shape, assemble(means, shape, layout))
 
 
 def open_static(
@@ -207,35 +169,17 @@ def open_static(
     config: EngineConfig,
 ) -> ExpertBalancer:
     """The same without epochs: `layout` stays, its shares too; collective."""
-    installed = Installed(accelerator, store, shape, layout)
-    load = _window(accelerator, fabric, shape, config)
-    router = TableRouter(accelerator, installed.tables, fabric.control.rank, load.counters)
-    return ExpertBalancer(installed, load, router, StillEngine(load, config), shape, NoGates())
+    means = _means(accelerator, fabric, store, config, BY_BOUNDARY, threads(config))
+    return ExpertBalancer(means, shape, assemble_still(means, shape, layout))
 
 
-def _window(
-    accelerator: Accelerator, fabric: Fabric, shape: Shape, config: EngineConfig
-) -> LoadWindow:
-    loads = fabric.open(f"{config.label}.loads")
-    return LoadWindow(accelerator, loads, shape, config.sub_window, config.window_size)
-
-
-def _renewal(
-    installed: Installed, load: LoadWindow, shape: Shape, config: EngineConfig, staff: Staff
-) -> ShareRenewal:
-    if config.shares is ShareMode.LAGGED:
-        return LaggedShares(installed, load, shape, config.hysteresis, staff.solver)
-    return KeepShares(installed, shape)
-
-
-def _router(
+def _means(
     accelerator: Accelerator,
     fabric: Fabric,
-    installed: Installed,
-    load: LoadWindow,
+    store: SlotStore,
     config: EngineConfig,
-) -> Router:
-    if config.shares is ShareMode.EXACT:
-        routing = fabric.open(f"{config.label}.routing")
-        return BatchRouter(accelerator, routing, installed.tables, load.counters)
-    return TableRouter(accelerator, installed.tables, fabric.control.rank, load.counters)
+    path: CommitPath,
+    hire: Hire,
+) -> Means:
+    members = Members(tuple(range(fabric.control.size)), fabric.control.rank)
+    return Means(accelerator, fabric, store, config, path, hire, members)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from equipoise.balancer.experts.routing_rule import RoutingRule
+
 
 class ShareMode(StrEnum):
     """How the tokens of an expert are divided among its replicas."""
@@ -25,6 +27,23 @@ class CommitMode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Aims:
+    """What plans aim at; `equipoise.balancer.experts.plan` says what each is.
+
+    Attributes:
+        target: imbalance (max/mean - 1), mean over layers, that is good enough.
+        slack: room that is kept on each rank for shares, as part of the mean.
+        survive: 0 nothing, 1 the loss of a rank, 2 of a node: every expert has copies elsewhere.
+        sigma: deviations over the windows of the load that a rank counts with.
+    """
+
+    target: float = 0.02
+    slack: float = 0.1
+    survive: int = 0
+    sigma: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Cadence and bounds.
 
@@ -34,6 +53,8 @@ class EngineConfig:
         window_size: steps of load that a plan is made from.
         step_interval: steps between the boundaries at which epochs open.
         sub_window: steps summed at a time; divides both.
+        rule: whose rule picks a replica; another engine's divides evenly and reads no shares.
+        aims: of plans.
         hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
             65536.
         patience: steps without progress after which an epoch is aborted.
@@ -49,6 +70,8 @@ class EngineConfig:
     window_size: int
     step_interval: int
     sub_window: int
+    rule: RoutingRule = RoutingRule.SHARES
+    aims: Aims = Aims()
     hysteresis: int = 655
     patience: int = 64
     parcel: int = 16
@@ -68,6 +91,10 @@ class EngineConfig:
             raise ValueError(
                 f"window_size {self.window_size} and step_interval {self.step_interval} "
                 f"must be multiples of sub_window {self.sub_window}"
+            )
+        if self.rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
+            raise ValueError(
+                f"rule {self.rule} reads no shares: they must be static, not {self.shares}"
             )
         if self.step_interval < self.window_size:
             raise ValueError(

@@ -11,12 +11,13 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from equipoise.balancer.experts.ballot import Abort, Commit, Move, Verdict, Wait
+from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Verdict, Wait
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
+from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Load
 from equipoise.balancer.experts.planner import Proposal
 from equipoise.balancer.experts.renewal import ShareRenewal
@@ -44,7 +45,7 @@ from equipoise.balancer.experts.states import (
     Voting,
     Voyage,
 )
-from equipoise.balancer.experts.vote import Question, vote
+from equipoise.balancer.experts.vote import Question, decline, vote
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError
 
@@ -54,11 +55,26 @@ KEPT = 1024
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Who takes part, and since when.
+
+    Attributes:
+        control: ballots and decisions.
+        members: the ranks.
+        first: the step of the first boundary.
+    """
+
+    control: ControlPlane
+    members: Members
+    first: int
+
+
 class Path(Protocol):
     """How an epoch that was agreed on comes into slots: by the boundary, or under a lock."""
 
-    def propose(self, load: Load, layout: Layout) -> Proposal:
-        """Plan, on a worker."""
+    def propose(self, windows: Load, layout: Layout) -> Proposal:
+        """Plan for the load of these windows, on a worker."""
         ...
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Updating | Landed:
@@ -107,7 +123,7 @@ class ExpertEngine:
         load: global loads.
         path: how what was agreed on comes into slots.
         renewal: what becomes of shares between epochs.
-        control: ballots and decisions.
+        group: who takes part, and since when.
         config: cadence and bounds.
         staff: works beside the forward.
     """
@@ -118,7 +134,7 @@ class ExpertEngine:
         load: LoadWindow,
         path: Path,
         renewal: ShareRenewal,
-        control: ControlPlane,
+        group: Group,
         config: EngineConfig,
         staff: Staff,
     ) -> None:
@@ -126,12 +142,13 @@ class ExpertEngine:
         self._load = load
         self._path = path
         self._renewal = renewal
-        self._control = control
+        self._control = group.control
+        self._members = group.members
         self._config = config
         self._staff = staff
         self._state: State = Observing()
         self._vote: Task[Verdict] | None = None
-        self._next = 0
+        self._next = group.first
         self.reports: deque[EpochReport] = deque(maxlen=KEPT)
         self.aborts: Counter[str] = Counter()
 
@@ -139,6 +156,17 @@ class ExpertEngine:
     def state(self) -> State:
         """Where the engine is."""
         return self._state
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """Layers whose slots may hold old weights, new ones, or a part of each.
+
+        Only while they are rewritten in place, and only of use to whoever leaves that half done.
+        """
+        if not isinstance(self._state, Updating):
+            return ()
+        begun = self._state.proposal.changes[: len(self._state.writing)]
+        return tuple(layer for change in begun for layer in change.layers)
 
     def boundary(self, step: int) -> None:
         """Between two steps, before `step`: settle what is due, act on it, begin what follows.
@@ -185,16 +213,24 @@ class ExpertEngine:
 
     def _due(self, step: int) -> bool:
         """Whether the window that closed one step ago opens an epoch here."""
-        on_time = step > 1 and (step - 1) % self._config.step_interval == 0
-        return on_time and self._load.full and isinstance(self._state, Observing | Draining)
+        return step > 1 and (step - 1) % self._config.step_interval == 0 and self._load.full
 
-    def _open(self, state: State, step: int) -> Voting:
+    def _open(self, state: State, step: int) -> State:
         epoch = Epoch(step // self._config.step_interval, step)
-        if isinstance(state, Draining):
-            reason = "a rank still drains an aborted epoch"
-            return Barred(epoch, reason, state)
-        load, layout = self._load.total, self._installed.layout
-        plan = at_once(lambda: self._path.propose(load, layout))
+        match state:
+            case Draining():
+                return Barred(epoch, "a rank still drains an aborted epoch", state)
+            case Updating():
+                return state
+            case Observing():
+                return self._plan(epoch)
+        # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
+        self._decline(epoch, step + 1, "a rank is still in the epoch before")
+        return state
+
+    def _plan(self, epoch: Epoch) -> Planning:
+        windows, layout = self._load.windows, self._installed.layout
+        plan = at_once(lambda: self._path.propose(windows, layout))
         return Planning(epoch, self._staff.planner.start(plan))
 
     def _progress(self, state: Voting) -> Voting:
@@ -211,11 +247,12 @@ class ExpertEngine:
 
     def _cast(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
-        epoch = f"{self._config.label}/{state.epoch.number}"
+        label = self._members.named(self._config.label)
         question = Question(
-            ballots=f"{epoch}/{due}",
-            outcome=f"{epoch}/{outcome_of(state)}",
+            ballots=self._question(state.epoch, due),
+            outcome=f"{label}/{state.epoch.number}/{outcome_of(state)}",
             last=due - since(state) > self._config.patience,
+            ranks=self._members.ranks,
         )
         self._vote = self._staff.clerk.start(vote(self._control, question, ballot_of(state)))
 
@@ -250,7 +287,18 @@ class ExpertEngine:
         """Leave the epoch; what it has not committed stays as installed, on every rank."""
         self.aborts[reason] += 1
         self._report(state.epoch, step, reason, copies_of(state))
+        # Whoever judged to wait where this rank missed a ballot asks again, and is told.
+        self._decline(state.epoch, step + 1, reason)
         return Draining(work_of(state))
+
+    def _decline(self, epoch: Epoch, due: int, reason: str) -> None:
+        """Say, on a vote that others may have begun, that this rank takes no part."""
+        self._staff.clerk.start(
+            decline(self._control, self._question(epoch, due), Ballot(Stand.FAILED, reason=reason))
+        )
+
+    def _question(self, epoch: Epoch, due: int) -> str:
+        return f"{self._members.named(self._config.label)}/{epoch.number}/{due}"
 
     def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes

@@ -1,8 +1,8 @@
 """What this rank has installed: slots, tables, and the layout they stand for."""
 
+from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Shape, check
-from equipoise.balancer.experts.tables import Change, change_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.readers import Readers
@@ -54,7 +54,11 @@ class Installed:
         return self._settled
 
     def attach(self, stream: Stream) -> Reader:
-        """A further stream that reads slots or tables: a micro-batch, a draft model, a graph."""
+        """A further stream that reads slots or tables: a micro-batch, a draft model, a graph.
+
+        What it launches from now on comes behind the last change.
+        """
+        stream.wait(self._settled)
         return self.readers.attach(stream)
 
     def generation(self, layer: int) -> int:

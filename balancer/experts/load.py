@@ -69,9 +69,14 @@ class LoadWindow:
         return len(self.sums) == self.sums.maxlen
 
     @property
+    def windows(self) -> Load:
+        """(sub-windows, layers, experts): rows of each over all ranks, oldest first."""
+        return np.stack(self.sums)
+
+    @property
     def total(self) -> Load:
         """(layers, experts): rows over the window and all ranks."""
-        total: Load = np.stack(self.sums).sum(axis=0)
+        total: Load = self.windows.sum(axis=0)
         return total
 
     @property

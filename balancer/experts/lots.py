@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.ballot import LotMark
+from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.mover import Staged
-from equipoise.balancer.experts.tables import Change
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,14 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.experts.change import Change, change_of
+from equipoise.balancer.experts.choices import Split
+from equipoise.balancer.experts.config import Aims, EngineConfig
 from equipoise.balancer.experts.layout import Layout, imbalance
-from equipoise.balancer.experts.placement import Load, Shape, check
-from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.placement import Load, Placement, Shape, check
+from equipoise.balancer.experts.planning import Plan, plan
+from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.shipment import Shipment, ship
-from equipoise.balancer.experts.tables import Change, change_of
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,16 @@ class Limits:
     Attributes:
         hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
         staging: staging buffers of a rank: a layer that needs more stays as it is.
+        aims: what the plan aims at.
+        nodes: that the ranks divide among.
+        split: how rows are divided among copies.
     """
 
     hysteresis: int
     staging: int
+    aims: Aims
+    nodes: int
+    split: Split
 
 
 @dataclass(frozen=True)
@@ -87,11 +96,23 @@ class Freight:
     staging: int
 
 
-def draft(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
+def limits_of(config: EngineConfig, staging: int) -> Limits:
+    """As configured, for so many staging buffers."""
+    split = Split.LEVEL if config.rule is RoutingRule.SHARES else Split.EVEN
+    return Limits(
+        hysteresis=config.hysteresis,
+        staging=staging,
+        aims=config.aims,
+        nodes=config.nodes,
+        split=split,
+    )
+
+
+def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
     """Plan an epoch incrementally; every rank gets the same answer from the same load.
 
     Args:
-        load: (layers, experts), int64, summed over ranks.
+        windows: (windows, layers, experts), int64, summed over ranks.
         installed: what is installed now.
         shape: how many of everything.
         limits: what it may cost.
@@ -100,15 +121,35 @@ def draft(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
         PlacementError: the planner returned a malformed placement.
     """
     before = installed.placement
-    stays = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before, max_copies=0)
-    moves = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before)
+    stays = _planned(windows, before, shape, limits, max_copies=0)
+    moves = _planned(windows, before, shape, limits, max_copies=None)
     kept = Layout(before, stays.shares)
     fresh = Layout(moves.placement, moves.shares)
+    load: Load = windows.sum(axis=0)
     old, new = imbalance(load, kept, shape), imbalance(load, fresh, shape)
     order = _worth_it(old - new, moves.placement != before, shape, limits)
     layout = _mix(kept, fresh, order)
     check(layout.placement, shape)
     return Draft(layout, order, old, imbalance(load, layout, shape))
+
+
+def _planned(
+    windows: Load, before: Placement, shape: Shape, limits: Limits, max_copies: int | None
+) -> Plan:
+    aims = limits.aims
+    return plan(
+        windows,
+        slots=shape.slots,
+        ranks=shape.ranks,
+        nodes=limits.nodes,
+        installed=before,
+        target=aims.target,
+        slack=aims.slack,
+        survive=aims.survive,
+        sigma=aims.sigma,
+        split=limits.split,
+        max_copies=max_copies,
+    )
 
 
 def by_ship(drafted: Draft, installed: Layout, shape: Shape, freight: Freight) -> Shipped:

@@ -5,13 +5,13 @@ from typing import Protocol
 
 import numpy as np
 
+from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.following import Follower
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, Worker, at_once
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.tables import Change, change_of
 
 
 class ShareRenewal(Protocol):

@@ -103,6 +103,8 @@ class Moves:
 class Shipment:
     """All of an epoch, the same on every rank; `ship` makes it.
 
+    Methods raise ValueError on a rank or a lot that there is not.
+
     Attributes:
         shape: how many of everything.
         staging: buffers of a rank.
@@ -144,16 +146,17 @@ class Shipment:
 
     def arriving(self, rank: int) -> int:
         """How many slots of `rank` are filled, in all lots."""
-        return int(self.needs[:, rank].sum())
+        return int(self.needs[:, _within("rank", rank, self.shape.ranks)].sum())
 
     def layers(self, lot: int) -> tuple[int, ...]:
         """The layers of a lot, in the order that was given."""
+        lot = self._lot(lot)
         first, last = self._lots[lot : lot + 2].tolist()
         return tuple(self.order[first:last].tolist())
 
     def rounds(self, lot: int) -> int:
         """Rounds of a lot: the most blobs that one rank sends or receives in it."""
-        return int(self._rounds[lot])
+        return int(self._rounds[self._lot(lot)])
 
     def fits_beside(self, lot: int, other: int) -> bool:
         """Whether two lots may be in flight together.
@@ -161,7 +164,7 @@ class Shipment:
         Only neighbours ever can be, as lots are launched and committed in order; they may exactly
         if no rank needs more buffers for both than it has.
         """
-        both = self.needs[lot] + self.needs[other]
+        both = self.needs[self._lot(lot)] + self.needs[self._lot(other)]
         return abs(lot - other) == 1 and bool((both <= self.staging).all())
 
     def leg(self, rank: int, lot: int) -> Leg:
@@ -183,11 +186,10 @@ class Shipment:
         )
 
     def _place(self, rank: int, lot: int) -> int:
-        if not (0 <= rank < self.shape.ranks and 0 <= lot < self.lots):
-            raise ValueError(
-                f"no rank {rank} and lot {lot} among {self.shape.ranks} ranks and {self.lots} lots"
-            )
-        return lot * self.shape.ranks + rank
+        return self._lot(lot) * self.shape.ranks + _within("rank", rank, self.shape.ranks)
+
+    def _lot(self, lot: int) -> int:
+        return _within("lot", lot, self.lots)
 
     def _sends(self, place: int) -> dict[int, Sending]:
         """By round."""
@@ -218,6 +220,13 @@ class Shipment:
     def _local(self, layers: Ids, slots: Ids) -> tuple[int, ...]:
         per_rank = self.shape.slots_per_rank
         return tuple((layers * per_rank + slots % per_rank).tolist())
+
+
+def _within(what: str, number: int, count: int) -> int:
+    """The number itself; one below 0 would be counted from the end."""
+    if not 0 <= number < count:
+        raise ValueError(f"{what}: expected 0 to {count - 1}, got {number}")
+    return number
 
 
 def _runs(rounds: Ids) -> list[tuple[int, int]]:

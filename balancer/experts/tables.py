@@ -1,92 +1,61 @@
 """From a layout to the tables that the routing kernel reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from equipoise import _native
 from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.placement import Placement, Shape, Shares
+from equipoise.balancer.experts.placement import Shape
 from equipoise.hal.kernels import TableUpdate
 
-
-@dataclass(frozen=True)
-class Change:
-    """Another layout for some layers, with its tables: made beside the forward, then installed.
-
-    Attributes:
-        placement: int32 (len(layers), slots).
-        shares: int32 (len(layers), slots).
-        update: their tables, on the host; says which layers.
-    """
-
-    placement: Placement
-    shares: Shares
-    update: TableUpdate
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Which layers change."""
-        return self.update.layers
-
-    @property
-    def digest(self) -> str:
-        """Equal on two ranks exactly when the tables are."""
-        state = blake2b(repr(self.layers).encode(), digest_size=16)
-        for table in (self.update.start, self.update.replicas, self.update.cumulative):
-            state.update(table.numpy().data)
-        return state.hexdigest()
-
-    def on(self, layout: Layout) -> Layout:
-        """The layout with these layers changed."""
-        placement, shares = layout.placement.copy(), layout.shares.copy()
-        placement[list(self.layers)] = self.placement
-        shares[list(self.layers)] = self.shares
-        return Layout(placement, shares)
-
-    def where_placed(self, layout: Layout) -> "Change | None":
-        """The part for layers whose placement is that of `layout`; None where there is none."""
-        fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
-        if fits.all():
-            return self
-        kept = np.flatnonzero(fits)
-        if not kept.size:
-            return None
-        rows, old = torch.from_numpy(kept), self.update
-        update = TableUpdate(
-            layers=tuple(old.layers[row] for row in kept.tolist()),
-            start=old.start[rows],
-            replicas=old.replicas[rows],
-            cumulative=old.cumulative[rows],
-        )
-        return Change(self.placement[kept], self.shares[kept], update)
-
-
-def change_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Change:
-    """The change that brings `layers` to what `layout` says. Raises `ValueError` as below."""
-    rows = list(layers)
-    update = table_update(layout, shape, layers)
-    return Change(layout.placement[rows], layout.shares[rows], update)
+Alias = npt.NDArray[np.int32]
+"""(layers, slots): the slot that an entry of the table names: another one where a slot retires."""
 
 
 def table_update(layout: Layout, shape: Shape, layers: Sequence[int]) -> TableUpdate:
     """Routing tables of `layers`, on the host. Raises `ValueError` for a malformed layout."""
+    return _update(layout, shape, layers, None)
+
+
+def aliased_update(
+    layout: Layout, shape: Shape, layers: Sequence[int], alias: Alias
+) -> TableUpdate:
+    """As `table_update`; the entry of slot s names slot `alias[layer, s]`, of the same expert.
+
+    Raises `ValueError` for a malformed layout, or for an alias of another expert.
+    """
+    return _update(layout, shape, layers, alias[list(layers)])
+
+
+def table_digests(update: TableUpdate) -> tuple[int, ...]:
+    """Of each of its layers a fingerprint below 2**64; equal where the tables are.
+
+    It is `equipoise.hal.checksum` of the bytes of start, replicas and cumulative.
+    """
+    parts = (update.start.numpy(), update.replicas.numpy(), update.cumulative.numpy())
+    return tuple(_native.digest_tables(*parts).tolist())
+
+
+def _update(
+    layout: Layout, shape: Shape, layers: Sequence[int], alias: Alias | None
+) -> TableUpdate:
+    rows = list(layers)
     update = TableUpdate(
-        layers=tuple(layers),
-        start=torch.empty((len(layers), shape.experts + 1), dtype=torch.int32),
-        replicas=torch.empty((len(layers), shape.slots), dtype=torch.int32),
-        cumulative=torch.empty((len(layers), shape.slots), dtype=torch.int32),
+        layers=tuple(rows),
+        start=torch.empty((len(rows), shape.experts + 1), dtype=torch.int32),
+        replicas=torch.empty((len(rows), shape.slots), dtype=torch.int32),
+        cumulative=torch.empty((len(rows), shape.slots), dtype=torch.int32),
     )
-    for place, layer in enumerate(layers):
-        _native.build_table(
-            layout.placement[layer],
-            layout.shares[layer],
-            shape.experts,
-            update.start[place].numpy(),
-            update.replicas[place].numpy(),
-            update.cumulative[place].numpy(),
-        )
+    _native.build_tables(
+        layout.placement[rows],
+        layout.shares[rows],
+        shape.experts,
+        update.start.numpy(),
+        update.replicas.numpy(),
+        update.cumulative.numpy(),
+        alias,
+    )
     return update

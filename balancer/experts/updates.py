@@ -5,21 +5,20 @@ was agreed on, placement, shares, tables, and the weights' checksums, is what th
 behind it there is no abort: a write that goes wrong is repeated once, then this rank stops.
 """
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import torch
 
 from equipoise import _native
+from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.gates import Gates
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Load, Placement, Shape
-from equipoise.balancer.experts.planner import Limits, Proposal, by_groups, draft
+from equipoise.balancer.experts.planner import Proposal, by_groups, draft, limits_of
 from equipoise.balancer.experts.states import (
     Barred,
     Committing,
@@ -30,26 +29,10 @@ from equipoise.balancer.experts.states import (
     Updating,
     Voyage,
 )
-from equipoise.balancer.experts.tables import Change
-from equipoise.balancer.experts.waits import Released, all_of
-from equipoise.balancer.experts.writers import Supply
+from equipoise.balancer.experts.waits import Released
+from equipoise.balancer.experts.writers import Supply, write_checked
 from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.checksum import MASK64
-from equipoise.hal.errors import AgreementLost, LockPoisoned, SlotError
-from equipoise.hal.stream import Role
-
-ATTEMPTS = 2
-"""Times that a layer is written before its bytes count as wrong for good."""
-LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Filling:
-    """What a rank writes of one layer: local slots, and the experts that they get."""
-
-    layer: int
-    slots: tuple[int, ...]
-    experts: tuple[int, ...]
+from equipoise.hal.errors import AgreementLost, LockPoisoned
 
 
 class Updates:
@@ -83,17 +66,17 @@ class Updates:
         self._accelerator = accelerator
         self._installed = installed
         self._gates = gates
-        self._source, self._writer = supply.source, supply.writer
+        self._supply = supply
         self._worker = worker
         self._mine = slice(rank * shape.slots_per_rank, (rank + 1) * shape.slots_per_rank)
         self._shape = shape
         self._config = config
         self._before = installed.layout.placement
 
-    def propose(self, load: Load, layout: Layout) -> Proposal:
+    def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
-        limits = Limits(hysteresis=self._config.hysteresis, staging=self._shape.slots)
-        drafted = draft(load, layout, self._shape, limits)
+        limits = limits_of(self._config, self._shape.slots_per_rank)
+        drafted = draft(windows, layout, self._shape, limits)
         return by_groups(drafted, self._shape, self._config.layer_updates_per_iter)
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Updating | Landed:
@@ -167,41 +150,19 @@ class Updates:
         try:
             for layer in change.layers:
                 yield Released(self._gates.locks[layer])
-                yield from self._fill(self._filling(layer, layout.placement))
+                yield from self._fill(layer, layout.placement)
                 self._gates.locks[layer].signal(epochs[layer])
         except BaseException:
             self._gates.poison(change.layers)
             raise
 
-    def _filling(self, layer: int, placement: Placement) -> Filling:
+    def _fill(self, layer: int, placement: Placement) -> Job[None]:
+        """Write what changes of this rank's slots of a layer."""
         mine = placement[layer, self._mine]
         places = np.flatnonzero(mine != self._before[layer, self._mine])
         slots = (layer * self._shape.slots_per_rank + places).tolist()
-        return Filling(layer, tuple(slots), tuple(mine[places].tolist()))
-
-    def _fill(self, filling: Filling) -> Job[None]:
-        """Write one layer, and look at what was written."""
-        if not filling.slots:
-            return
-        for _ in range(ATTEMPTS):
-            sources = [self._source.view(filling.layer, expert) for expert in filling.experts]
-            yield from self._writer.write(filling.slots, sources)
-            if (yield from self._right(filling)):
-                return
-            LOG.warning("layer %d: slots hold other bytes than were written", filling.layer)
-        raise SlotError(f"layer {filling.layer}: {ATTEMPTS} writes left other bytes in slots")
-
-    def _right(self, filling: Filling) -> Job[bool]:
-        """Whether the slots hold what the source does."""
-        copy = self._accelerator.stream(Role.COPY)
-        with copy.current():
-            sums = torch.empty(
-                len(filling.slots), dtype=torch.int64, device=self._accelerator.device
-            )
-        self._installed.store.checksum_slots(filling.slots, sums, copy)
-        yield all_of(self._accelerator, copy)
-        wanted = [self._source.checksum(filling.layer, expert) for expert in filling.experts]
-        return [value & MASK64 for value in sums.tolist()] == wanted
+        store, experts = self._installed.store, mine[places].tolist()
+        return write_checked(self._accelerator, store, self._supply, layer, slots, experts)
 
     def _copies(self, proposal: Proposal) -> int:
         """Copies that a rank did not hold, over all ranks."""

@@ -14,11 +14,11 @@ from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Load, Shape
 from equipoise.balancer.experts.planner import (
     Freight,
-    Limits,
     Proposal,
     Shipped,
     by_ship,
     draft,
+    limits_of,
 )
 from equipoise.balancer.experts.states import (
     Barred,
@@ -65,12 +65,12 @@ class Voyages:
         self._shape = shape
         self._config = config
 
-    def propose(self, load: Load, layout: Layout) -> Shipped:
+    def propose(self, windows: Load, layout: Layout) -> Shipped:
         """Plan; runs beside the forward. Raises `PlacementError`."""
         staging = self._installed.store.layout.staging
-        limits = Limits(hysteresis=self._config.hysteresis, staging=staging)
+        limits = limits_of(self._config, staging)
         freight = Freight(self._config.parcel, self._config.nodes, staging)
-        return by_ship(draft(load, layout, self._shape, limits), layout, self._shape, freight)
+        return by_ship(draft(windows, layout, self._shape, limits), layout, self._shape, freight)
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Landed:
         """All ranks have the same proposal, at the boundary before `step`: let its lots go."""

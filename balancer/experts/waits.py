@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.control import ControlPlane
-from equipoise.hal.errors import BallotIncomplete, StreamTimeout
+from equipoise.hal.errors import BallotIncomplete, ControlLost, StreamTimeout
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.stream import Event, Stream
 from equipoise.hal.work import Work
@@ -68,22 +68,25 @@ def all_of(accelerator: Accelerator, stream: Stream) -> Reached:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Every rank has cast its ballot on a question."""
+    """Every one of these ranks has cast its ballot on a question."""
 
     control: ControlPlane
     question: str
+    ranks: tuple[int, ...]
 
     def ready(self) -> bool:
         """Whether they have; asks the store."""
         try:
-            self.control.collect(self.question, 0.0)
+            self.control.collect(self.question, 0.0, self.ranks)
         except BallotIncomplete:
             return False
+        except ControlLost:
+            return True
         return True
 
     def take(self, timeout: float) -> tuple[bytes, ...]:
-        """The ballots in rank order. Raises as `ControlPlane.collect` does."""
-        return self.control.collect(self.question, timeout)
+        """The ballots, in the order of the ranks. Raises as `ControlPlane.collect` does."""
+        return self.control.collect(self.question, timeout, self.ranks)
 
 
 class Released:

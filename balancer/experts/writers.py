@@ -1,16 +1,22 @@
 """Who writes weights from the host's memory into slots that nobody reads."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.waits import all_of
 from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.checksum import MASK64
+from equipoise.hal.errors import SlotError
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Role
+
+LOG = logging.getLogger(__name__)
 
 
 class WeightSource(Protocol):
@@ -58,3 +64,42 @@ class StreamWriter:
         """See `SlotWriter`."""
         self._store.write(slots, sources, self._copy)
         yield all_of(self._accelerator, self._copy)
+
+
+ATTEMPTS = 2
+"""Times that slots are written before their bytes count as wrong for good."""
+
+
+def write_checked(
+    accelerator: Accelerator,
+    store: SlotStore,
+    supply: Supply,
+    layer: int,
+    slots: Sequence[int],
+    experts: Sequence[int],
+) -> Job[None]:
+    """Fill local slots with experts of `layer`, and look at what was written.
+
+    Raises:
+        SlotError: twice the slots held other bytes than the source.
+    """
+    if not slots:
+        return
+    wanted = [supply.source.checksum(layer, expert) for expert in experts]
+    for _ in range(ATTEMPTS):
+        sources = [supply.source.view(layer, expert) for expert in experts]
+        yield from supply.writer.write(slots, sources)
+        if (yield from _sums(accelerator, store, slots)) == wanted:
+            return
+        LOG.warning("layer %d: slots hold other bytes than were written", layer)
+    raise SlotError(f"layer {layer}: {ATTEMPTS} writes left other bytes in slots {list(slots)}")
+
+
+def _sums(accelerator: Accelerator, store: SlotStore, slots: Sequence[int]) -> Job[list[int]]:
+    """Checksums of slots, in [0, 2**64)."""
+    copy = accelerator.stream(Role.COPY)
+    with copy.current():
+        sums = torch.empty(len(slots), dtype=torch.int64, device=accelerator.device)
+    store.checksum_slots(slots, sums, copy)
+    yield all_of(accelerator, copy)
+    return [value & MASK64 for value in sums.tolist()]

@@ -18,9 +18,10 @@ from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import StreamTimeout
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import SHARE_ONE
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Role, Stream
 
-KERNELS = ("count", "hashed", "apportioned", "solve", "checksum")
+KERNELS = ("count", "hashed", "apportioned", "row_hash", "block_turns", "solve", "checksum")
 EXPERTS = 4
 """Also slots and tokens: every expert has one slot, of its own number."""
 MOST_STEPS = 8
@@ -49,6 +50,7 @@ class _Desk:
         ids: int32 [EXPERTS], all of one expert.
         load: int64 [EXPERTS], for the shares.
         slots: int32 [EXPERTS], counts and shares likewise; total is int64 [1]: results.
+        rules: of other engines.
         rows: a copy of the result of each kernel, int64.
     """
 
@@ -61,6 +63,7 @@ class _Desk:
     counts: Tensor
     shares: Tensor
     total: Tensor
+    rules: dict[str, Rule]
     graphs: dict[str, Graph] = field(default_factory=dict)
     rows: list[Tensor] = field(default_factory=list)
     let_go: Callable[[], None] = lambda: None
@@ -102,6 +105,8 @@ class _Desk:
         elif name == "apportioned":
             given = live.cumulative[1, 0]
             kernels.route_apportioned(ids, live, given, salt, slots, counts, self.stream)
+        elif name in ("row_hash", "block_turns"):
+            kernels.route_by_rule(self.rules[name], ids, live, 0, slots, counts, self.stream)
         elif name == "solve":
             kernels.solve_shares(self.load, live, 0, self.shares, self.stream)
         else:
@@ -133,6 +138,10 @@ def _desk(bench: Bench) -> _Desk:
         counts=of(-1, torch.int32),
         shares=of(-1, torch.int32),
         total=bench.filled((1,), -1, torch.int64),
+        rules={
+            "row_hash": RowHash(1, of(EXPERTS, torch.int32)[:1]),
+            "block_turns": BlockTurns(0),
+        },
     )
 
 

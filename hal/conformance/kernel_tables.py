@@ -14,6 +14,7 @@ from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import RoutingTable, route_hashed
+from equipoise.hal.routing_rules import BlockTurns, route_by_block_turns
 from equipoise.hal.stream import Event, Role
 
 FAMILY = "kernels"
@@ -22,6 +23,7 @@ PLACEMENTS = ((0, 0, 0, 1), (1, 1, 1, 0), (1, 0, 0, 1))
 WEIGHTS = ((1, 1, 1, 1), (1, 2, 3, 4), (4, 3, 2, 1))
 EXPERTS, SLOTS, TOKENS = 2, 4, 32
 SALT = Salt(rank=0, layer=0, step=0)
+RULE = BlockTurns(offset=0)
 MOST_STEPS = 7
 
 
@@ -116,6 +118,22 @@ def _routed(kind: int) -> tuple[int, ...]:
     return tuple(route_hashed(_ids(), _table(kind), SALT.rank, SALT.layer, SALT.step)[0].tolist())
 
 
+def _route_by_rule(desk: _Desk) -> Tensor:
+    bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
+    ids, out = bench.of(_ids()), routes.routed(bench, TOKENS, EXPERTS)
+    bench.accelerator.kernels.route_by_rule(
+        RULE, ids, desk.live, SALT.layer, out.slots, out.counts, stream
+    )
+    desk.kept += [ids, out]
+    return out.slots
+
+
+@cache
+def _ruled(kind: int) -> tuple[int, ...]:
+    """Where the rule sends the tokens by these tables."""
+    return tuple(route_by_block_turns(_ids(), _table(kind), RULE)[0].tolist())
+
+
 def _play(
     bench: Bench, found: Program, clause: str, read: Read, due: Callable[[int], tuple[int, ...]]
 ) -> Play:
@@ -144,6 +162,10 @@ def _play_routes(bench: Bench, found: Program) -> Play:
     return _play(bench, found, "G1", _route, _routed)
 
 
+def _play_rules(bench: Bench, found: Program) -> Play:
+    return _play(bench, found, "G1", _route_by_rule, _ruled)
+
+
 COMMITTED = Property(
     name="a-commit-of-tables-writes-the-word-last",
     family=FAMILY,
@@ -159,4 +181,12 @@ ONE_GENERATION = Property(
     claim="A routing pass beside a commit routes by the old tables or by the new ones.",
     programs=_programs,
     play=_play_routes,
+)
+ONE_GENERATION_BY_RULE = Property(
+    name="a-pass-by-a-rule-reads-one-generation",
+    family=FAMILY,
+    clauses=("G1",),
+    claim="So does a pass by another engine's rule.",
+    programs=_programs,
+    play=_play_rules,
 )

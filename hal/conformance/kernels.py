@@ -2,8 +2,23 @@
 
 from equipoise.hal.conformance.graphs import GRAPHS
 from equipoise.hal.conformance.kernel_launches import FOLLOWING
-from equipoise.hal.conformance.kernel_tables import COMMITTED, ONE_GENERATION
+from equipoise.hal.conformance.kernel_rules import RULES
+from equipoise.hal.conformance.kernel_tables import (
+    COMMITTED,
+    ONE_GENERATION,
+    ONE_GENERATION_BY_RULE,
+)
 from equipoise.hal.conformance.kernel_values import SALTED, VALUES
 from equipoise.hal.conformance.kernel_weights import TOGETHER
 
-PROPERTIES = (VALUES, SALTED, COMMITTED, ONE_GENERATION, TOGETHER, GRAPHS, FOLLOWING)
+PROPERTIES = (
+    VALUES,
+    RULES,
+    SALTED,
+    COMMITTED,
+    ONE_GENERATION,
+    ONE_GENERATION_BY_RULE,
+    TOGETHER,
+    GRAPHS,
+    FOLLOWING,
+)

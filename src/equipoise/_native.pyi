@@ -1,4 +1,4 @@
-"""The native core, in C++17: planner, shares, host routing, checksum, shipment.
+"""The native core, in C++17: planner, shares, host routing, checksum, shipment, copier.
 
 Every array is C-contiguous and in host memory, of numpy or a CPU tensor of torch; `counts`,
 `slots`, `start`, `replicas` and `cumulative` are written where the text says so. All integers:
@@ -90,11 +90,37 @@ def build_table(
     start: _Int32,
     replicas: _Int32,
     cumulative: _Int32,
+    alias: _Int32 | None = None,
 ) -> None:
     """Write the table of one layer from `placement` and `shares`, both int32 [S].
 
-    Raises ValueError when an expert has no slot or its shares do not sum to 65536; what was
-    written is then of no use.
+    With `alias`, int32 [S], the entry of slot s names slot alias[s], of the same expert and its own
+    alias, which so takes the share of s too; a run keeps its length and is sorted by what it names.
+
+    Raises ValueError when an expert has no slot, its shares do not sum to 65536 or an alias is
+    none; what was written is then of no use.
+    """
+
+def build_tables(
+    placement: _Int32,
+    shares: _Int32,
+    experts: int,
+    start: _Int32,
+    replicas: _Int32,
+    cumulative: _Int32,
+    alias: _Int32 | None = None,
+) -> None:
+    """`build_table` for several layers; every array has a row for each."""
+
+def digest_tables(start: _Int32, replicas: _Int32, cumulative: _Int32) -> NDArray[np.uint64]:
+    """Of each layer's table, a row of every array, `checksum` of all its bytes in this order."""
+
+def fill_lists(placement: _Int32, shares: _Int32, order: _Int32, lists: _Int32) -> None:
+    """Write `lists`, int32 [L, E, W], from `placement` and `shares`, int32 [L, S].
+
+    Each slot of an expert stands in its list in proportion to its share, by largest remainder
+    (ties: lower slot). Entry j is the one at order[j], int32 [W], of a line in which equal entries
+    stand together, by ascending slot.
     """
 
 def count_experts(ids: _Int32, counts: _Int32) -> None:
@@ -129,6 +155,28 @@ def route_apportioned(
     """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
 
     Semantics: `equipoise.hal.routing.route_apportioned`.
+    """
+
+def route_by_row_hash(
+    ids: _Int32,
+    start: _Int32,
+    replicas: _Int32,
+    top_k: int,
+    rows: int,
+    slots: _Int32,
+    counts: _Int32,
+) -> None:
+    """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
+
+    Semantics: `equipoise.hal.routing_rules.route_by_row_hash`.
+    """
+
+def route_by_block_turns(
+    ids: _Int32, start: _Int32, replicas: _Int32, offset: int, slots: _Int32, counts: _Int32
+) -> None:
+    """Write `slots`, int32 [n], and `counts`, int32 [E], of `ids`, int32 [n].
+
+    Semantics: `equipoise.hal.routing_rules.route_by_block_turns`.
     """
 
 def checksum(data: _Bytes) -> int:
@@ -167,3 +215,35 @@ def ship(
     in `order`, an expert is proposed that its layer does not hold, or a layer fills more slots of
     a rank than `staging`.
     """
+
+class CopyThreads:
+    """Threads that copy host memory; the semantics stand in csrc/copier.h.
+
+    `cpus` lists, for each thread, the CPUs it may run on: an empty list leaves it unpinned. Chunks
+    are of at most `chunk` bytes, a multiple of 64; all threads together begin at most `rate` bytes
+    a second, where that is not 0. Raises RuntimeError when a thread cannot be started or pinned.
+    """
+
+    def __init__(self, cpus: list[list[int]], chunk: int, rate: float) -> None:
+        """Start the threads."""
+
+    def submit(self, copies: NDArray[np.int64]) -> CopyTicket:
+        """Begin to copy `copies`, int64 [n, 3] of source and destination address and bytes.
+
+        The memory is the caller's to keep until the ticket is no longer pending. Raises ValueError
+        before any effect, also where a destination overlaps a source, another destination, or
+        memory that a pending ticket reads or writes.
+        """
+
+    def close(self, seconds: float) -> int:
+        """Let tickets end for up to `seconds`, then give them up; how many were given up.
+
+        Raises RuntimeError if a thread stays within one chunk for 10 seconds more: then tickets
+        that are pending stay so.
+        """
+
+class CopyTicket:
+    """A list of copies under way."""
+
+    def wait(self, seconds: float) -> int:
+        """0 if it is pending after `seconds`, 1 once it is done, 2 once it was given up."""

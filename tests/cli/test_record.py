@@ -214,7 +214,7 @@ def test_every_option_of_record_reaches_its_request(tmp_path: Path) -> None:
     assert (found.range, found.run, found.out, found.format) == tuple(said.values())
     assert (found.settings.ranks, found.settings.steps, found.progress) == (8, 5, "hidden")
     assert resolve({}, {}) == RecordRequest(settings=RunSettings(balance=Balance.OFF))
-    absent = {"placement", "json", "html"}
+    absent = {"placement", "commit", "json", "html"}
     assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)
 
 

@@ -78,7 +78,7 @@ def serve_on(seat: Seat, layout: Layout, shape: Shape, held: Placement) -> list[
     weights = SlotWeights(CONFIG, shape.slots_per_rank)
     compute = seat.accelerator.stream(Role.COMPUTE)
     _fill(seat, weights, held, shape)
-    store = seat.accelerator.slot_store(weights.layout(staging=0))
+    store = seat.accelerator.slot_store(weights.family().layout(staging=0))
     balancer = open_static(seat.accelerator, seat.fabric, store, shape, layout, ENGINE)
     exchange = ExpertExchange(seat.fabric.open("experts"), shape.slots_per_rank, compute, 20.0)
     moe = ExpertParallel(

@@ -52,6 +52,30 @@ def table(placement: NDArray[np.int32], shares: NDArray[np.int32], experts: int 
     return lambda: _native.build_table(placement, shares, experts, *out)
 
 
+def rule(name: str, **changed: object) -> Call:
+    """A call of another engine's rule that is right except for what is changed."""
+    right: dict[str, object] = {
+        "ids": i32(0, 1),
+        "start": i32(0, 1, 3),
+        "replicas": i32(2, 0, 1),
+        "slots": zeros(2),
+        "counts": zeros(2),
+    }
+    own = {"route_by_row_hash": {"top_k": 1, "rows": 2}, "route_by_block_turns": {"offset": 0}}
+    return lambda: getattr(_native, name)(**(right | own[name] | changed))
+
+
+def lists(**changed: object) -> Call:
+    """A call of fill_lists that is right except for what is changed."""
+    right: dict[str, object] = {
+        "placement": i32(0, 1)[None],
+        "shares": i32(65536, 65536)[None],
+        "order": i32(1, 0),
+        "lists": zeros(4).reshape(1, 2, 2),
+    }
+    return lambda: _native.fill_lists(**(right | changed))  # type: ignore[arg-type]
+
+
 REFUSED: dict[str, tuple[Call, str]] = {
     "list": (lambda: _native.checksum([1]), "data: expected uint8 of 1 dimension"),  # type: ignore[arg-type]
     "dtype": (hashed(ids=np.zeros(2)), "ids: expected int32 .* got float64 of 1 dimension"),
@@ -112,6 +136,21 @@ REFUSED: dict[str, tuple[Call, str]] = {
     "table homeless": (table(i32(0, 0), i32(1, 65535)), "got none for expert 1"),
     "table sum": (table(i32(0, 1), i32(65536, 65535)), "sum of 65536 .* expert 1"),
     "table share": (table(i32(0, 1), i32(65536, -1)), "shares: expected 0 to 65536, got -1"),
+    "rows of none": (rule("route_by_row_hash", top_k=0), "top_k: expected 1 to .*, got 0"),
+    "offset": (rule("route_by_block_turns", offset=-1), "offset: expected 0 to .*, got -1"),
+    "rule slots": (rule("route_by_row_hash", slots=zeros(1)), "slots: expected 2 elements, got 1"),
+    "rule counts": (rule("route_by_block_turns", counts=zeros(3)), "counts: expected 2 elements"),
+    "rule replica": (
+        rule("route_by_row_hash", replicas=i32(2, 0, 3)),
+        "replicas: expected 0 to 2, got 3",
+    ),
+    "rule run": (rule("route_by_block_turns", start=i32(0, 3, 3)), "start: expected a slot for"),
+    "lists order": (lists(order=i32(1, 1)), "order: expected every place once"),
+    "lists place": (lists(order=i32(0, 2)), "order: expected every place once"),
+    "lists shares": (lists(shares=i32(65536)[None]), "shares columns: expected 2 elements, got 1"),
+    "lists width": (lists(order=i32(0)), "lists of a layer: expected 1 elements, got 2"),
+    "lists layers": (lists(lists=zeros(8).reshape(2, 2, 2)), "lists: expected 1 elements, got 2"),
+    "lists stranger": (lists(placement=i32(0, 2)[None]), "placement: expected 0 to 1, got 2"),
     "table sizes": (table(i32(0, 1), i32(65536)), "shares: expected 2 elements, got 1"),
 }
 
@@ -127,6 +166,16 @@ def test_the_call_that_the_cases_change_is_accepted() -> None:
     counts = zeros(2)
     hashed(counts=counts)()
     assert counts.tolist() == [1, 1]
+
+
+def test_the_calls_of_rules_and_lists_that_the_cases_change_are_accepted() -> None:
+    for name in ("route_by_row_hash", "route_by_block_turns"):
+        counts = zeros(2)
+        rule(name, counts=counts)()
+        assert counts.tolist() == [1, 1]
+    made = zeros(4).reshape(1, 2, 2)
+    lists(lists=made)()
+    assert made.tolist() == [[[0, 0], [1, 1]]]
 
 
 def test_read_only_inputs_are_accepted() -> None:

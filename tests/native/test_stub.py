@@ -10,30 +10,60 @@ from equipoise import _native
 STUB = Path(equipoise.__file__).parent / "_native.pyi"
 
 
-def signature(function: ast.FunctionDef) -> tuple[list[str], list[str]]:
+Overload = tuple[str, str, tuple[object, ...] | None]
+Signature = tuple[list[str], list[str]]
+
+
+def signature(function: ast.FunctionDef) -> Signature:
     arguments = function.args
     return [a.arg for a in arguments.args], [ast.unparse(d) for d in arguments.defaults]
 
 
-def stubbed() -> dict[str, tuple[list[str], list[str]]]:
+def defined(body: list[ast.stmt], owner: str = "") -> dict[str, ast.FunctionDef]:
+    """Functions by name, methods by class and name; how an object is made counts as the class."""
+    found: dict[str, ast.FunctionDef] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            found |= defined(node.body, node.name + ".")
+        elif isinstance(node, ast.FunctionDef):
+            found[owner + node.name] = node
+    return found
+
+
+def stubbed() -> dict[str, Signature]:
     body = ast.parse(STUB.read_text()).body
-    return {node.name: signature(node) for node in body if isinstance(node, ast.FunctionDef)}
+    return {name: signature(node) for name, node in defined(body).items()}
 
 
-def compiled() -> dict[str, tuple[list[str], list[str]]]:
-    functions = {n: f.__nb_signature__ for n, f in vars(_native).items() if not n.startswith("_")}
-    return {name: parse(name, *overloads) for name, overloads in functions.items()}
+def compiled() -> dict[str, Signature]:
+    return {name: parse(name, *overloads) for name, overloads in offered(_native).items()}
 
 
-def parse(
-    name: str, only: tuple[str, str, tuple[object, ...] | None]
-) -> tuple[list[str], list[str]]:
+def offered(owner: object, prefix: str = "") -> dict[str, tuple[Overload]]:
+    """What `owner` offers, as the module says it."""
+    found: dict[str, tuple[Overload]] = {}
+    for name, value in vars(owner).items():
+        if isinstance(value, type):
+            found |= offered(value, name + ".")
+        elif not name.startswith("_") or (name == "__init__" and prefix):
+            found |= signed(prefix + name, value)
+    return found
+
+
+def signed(name: str, value: object) -> dict[str, tuple[Overload]]:
+    """Nothing for what the interpreter brings along: no one can make such an object."""
+    told = getattr(value, "__nb_signature__", None)
+    assert told is not None or name.endswith(".__init__"), name
+    return {} if told is None else {name: told}
+
+
+def parse(name: str, only: Overload) -> Signature:
     text, _, defaults = only
     parameters = re.search(r"\((.*?)\) ->", text)
     assert parameters is not None, name
     # A default stands in the text as a backslash and its place in the tuple.
     filled = re.sub(r"\\(\d+)", lambda m: repr((defaults or ())[int(m[1])]), parameters[1])
-    (parsed,) = ast.parse(f"def {name}({filled}): ...").body
+    (parsed,) = ast.parse(f"def function({filled}): ...").body
     assert isinstance(parsed, ast.FunctionDef)
     return signature(parsed)
 
@@ -44,6 +74,5 @@ def test_the_stub_names_every_function_with_its_parameters_and_no_other() -> Non
 
 def test_every_function_of_the_stub_says_what_it_does() -> None:
     body = ast.parse(STUB.read_text()).body
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-    assert functions
-    assert all(ast.get_docstring(node) for node in functions)
+    assert defined(body)
+    assert all(ast.get_docstring(node) for node in defined(body).values())

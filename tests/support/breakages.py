@@ -14,6 +14,7 @@ from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlLo
 from equipoise.hal.stream import Stream
 
 VICTIM = 1
+Ranks = Sequence[int] | None
 
 
 class Around:
@@ -148,8 +149,8 @@ class BlindOnce(Around):
         self._delay = delay
         self._blind = threading.Event()
 
-    def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
-        found: tuple[bytes, ...] = self._inner.collect(question, timeout)
+    def collect(self, question: str, timeout: float, ranks: Ranks = None) -> tuple[bytes, ...]:
+        found: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
         if all(self._word in ballot for ballot in found) and not self._blind.is_set():
             self._blind.set()
             time.sleep(self._delay)
@@ -169,7 +170,7 @@ class SlowToDecide(Around):
 class NoStore(Around):
     """Has lost the store."""
 
-    def collect(self, question: str, timeout: float) -> tuple[bytes, ...]:
+    def collect(self, question: str, timeout: float, ranks: Ranks = None) -> tuple[bytes, ...]:
         raise ControlLost("ballots unreadable: connection lost")
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing_rules import Rule, route_by_rule
 from equipoise.hal.stream import Stream
 
 
@@ -46,6 +47,19 @@ class InlineKernels:
             _fill(routing.route_apportioned(ids, table, salt.rank, salt.layer), slots, counts)
 
         stream.launch(program)
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route as another engine would."""
+        stream.launch(lambda: _fill(route_by_rule(ids, _live(tables, layer), rule), slots, counts))
 
     def solve_shares(
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise import _native
+from equipoise.balancer.experts.expert_model import Family
+from equipoise.balancer.experts.registration import ModelRegistry
 from equipoise.balancer.experts.router import Router
 from equipoise.demo.model import (
     HOST,
@@ -16,7 +18,6 @@ from equipoise.demo.model import (
     combine_in_order,
     expert_rows,
 )
-from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.pipeline.exchange import ExpertExchange, Route
 
 
@@ -34,15 +35,19 @@ class SlotWeights:
         slots_per_rank: int,
         device: torch.device = HOST,
     ) -> None:
+        self._experts = config.experts
         lead = (config.layers, slots_per_rank)
         self.gate_up = torch.zeros(*lead, config.hidden, 2 * config.expert_width).to(device)
         self.down = torch.zeros(*lead, config.expert_width, config.hidden).to(device)
 
-    def layout(self, staging: int) -> SlotLayout:
-        """Slots numbered layer * slots_per_rank + local slot."""
-        pairs = zip(self.gate_up.flatten(0, 1), self.down.flatten(0, 1), strict=True)
-        slots = tuple((Segment("gate_up", gate), Segment("down", down)) for gate, down in pairs)
-        return SlotLayout(slots, staging)
+    def family(self) -> Family:
+        """All slots: every layer has the same descriptor."""
+        registry = ModelRegistry("demo", self.down.shape[1], self._experts)
+        for layer, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            registry.register(layer, gate_up=gate_up, down=down)
+        model = registry.finalize([("gate_up", self.gate_up), ("down", self.down)])
+        (family,) = model.families
+        return family
 
 
 Reading = Callable[[int, int], AbstractContextManager[None]]
@@ -122,8 +127,8 @@ class HostWeights:
         self._weights = weights
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
-        """The segments of a slot, in the order of `SlotWeights.layout`."""
-        return self._weights.gate_up[layer, expert], self._weights.down[layer, expert]
+        """The segments of a slot, in the order of the family: by name."""
+        return self._weights.down[layer, expert], self._weights.gate_up[layer, expert]
 
     def checksum(self, layer: int, expert: int) -> int:
         """Of both, back to back."""

@@ -13,6 +13,7 @@ from equipoise.balancer.experts.balancer import (
 )
 from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.expert_model import Family
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
 from equipoise.balancer.experts.writers import StreamWriter, Supply
@@ -127,8 +128,10 @@ def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> E
     """The variant's balancer over freshly filled slots."""
     layout = _layout(site, variant, shape)
     staging = LAYERS_IN_FLIGHT * shape.slots_per_rank if variant.balanced else 0
-    store = site.accelerator.slot_store(weights.layout(staging))
-    _fill(site, store, shape, layout.placement)
+    family = weights.family()
+    store = site.accelerator.slot_store(family.layout(staging))
+    mine = site.post.rank * shape.slots_per_rank
+    _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
     config = engine_config(site, variant)
     if not variant.balanced:
         return open_static(site.accelerator, site.fabric, store, shape, layout, config)
@@ -154,14 +157,13 @@ def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
     return Layout(placement, even_shares(placement, shape.experts))
 
 
-def _fill(site: Site, store: SlotStore, shape: Shape, placement: Placement) -> None:
-    """Write this rank's experts into its slots."""
-    mine = slice(site.post.rank * shape.slots_per_rank, (site.post.rank + 1) * shape.slots_per_rank)
+def _fill(site: Site, store: SlotStore, family: Family, held: Placement) -> None:
+    """Write experts into this rank's slots; `held` is the part of the placement that is here."""
     model = site.post.weights
     sources = [
-        (model.gate_up[layer, expert], model.down[layer, expert])
-        for layer in range(shape.layers)
-        for expert in placement[layer, mine].tolist()
+        family.sources({"gate_up": model.gate_up[layer, expert], "down": model.down[layer, expert]})
+        for layer, row in enumerate(held.tolist())
+        for expert in row
     ]
     store.write(range(len(sources)), sources, site.post.compute)
     site.post.compute.synchronize(site.post.deadline)

@@ -24,6 +24,7 @@ from equipoise.hal.routing import (
     route_hashed,
     solve_cumulative,
 )
+from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 from equipoise.hal.stream import Role
 
 pytestmark = pytest.mark.npusim
@@ -94,6 +95,28 @@ def test_routing_equals_the_reference(
     stream.synchronize(SOON)
     assert slots.tolist() == route_apportioned(ids, made, rank, 1)[0].tolist()
     assert counts.tolist() == count_experts(ids, EXPERTS).tolist()
+
+
+@settings(max_examples=20)
+@given(ANY_IDS, st.sampled_from((1, 40)), st.integers(0, 5), st.sampled_from((0, 7, 2**31 - 1)))
+def test_rules_of_other_engines_equal_the_reference(
+    open_npu: AscendAccelerator, drawn: list[int], repeat: int, number: int, rows: int
+) -> None:
+    npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
+    made, ids, live = table([0] * SLOTS), torch.tensor(drawn * repeat).int(), fresh(npu)
+    npu.kernels.commit_tables(update(1, made), live, stream)
+    counted = torch.tensor([rows], dtype=torch.int32)
+    turns = BlockTurns(number)
+    for rule, reference in (
+        (turns, turns),
+        (RowHash(number + 1, on(npu, counted)), RowHash(number + 1, counted)),
+    ):
+        slots, counts = outputs(npu, ids.numel())
+        npu.kernels.route_by_rule(rule, on(npu, ids), live, 1, slots, counts, stream)
+        stream.synchronize(SOON)
+        due = route_by_rule(ids, made, reference)
+        assert slots.tolist() == due[0].tolist()
+        assert counts.tolist() == due[1].tolist()
 
 
 @settings(max_examples=20)
@@ -206,16 +229,26 @@ def test_a_layer_may_be_named_once(npu: AscendAccelerator) -> None:
         npu.kernels.commit_tables(twice, fresh(npu), npu.stream(Role.COMPUTE))
 
 
-def launch_all(npu: AscendAccelerator, stream: AscendStream, live: Tables) -> dict[str, Tensor]:
+def launch_all(npu: AscendAccelerator, stream: AscendStream, live: Tables) -> dict[object, Tensor]:
     """Every kernel, on fresh outputs."""
     ids = on(npu, torch.arange(16, dtype=torch.int32) % EXPERTS)
     slots, counts = outputs(npu, 16)
     load, shares = on(npu, torch.arange(EXPERTS)), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
     total = on(npu, torch.zeros(1, dtype=torch.int64))
+    rule = RowHash(2, on(npu, torch.tensor([3], dtype=torch.int32)))
+    ruled, turned = outputs(npu, 16), outputs(npu, 16)
     npu.kernels.solve_shares(load, live, 0, shares, stream)
     npu.kernels.route_apportioned(ids, live, shares, Salt(0, 0, 0), slots, counts, stream)
+    npu.kernels.route_by_rule(rule, ids, live, 0, *ruled, stream)
+    npu.kernels.route_by_rule(BlockTurns(1), ids, live, 0, *turned, stream)
     npu.kernels.checksum(slots, total, stream)
-    return {"shares": shares, "slots": slots, "counts": counts, "total": total}
+    results: dict[object, Tensor] = {
+        "shares": shares,
+        "slots": slots,
+        "counts": counts,
+        "total": total,
+    }
+    return results | dict(enumerate((*ruled, *turned)))
 
 
 def test_no_kernel_waits_for_the_stream_and_all_may_be_captured(npu: AscendAccelerator) -> None:
@@ -224,7 +257,7 @@ def test_no_kernel_waits_for_the_stream_and_all_may_be_captured(npu: AscendAccel
     eager = launch_all(npu, stream, live)
     stream.synchronize(SOON)
     due = {name: made.tolist() for name, made in eager.items()}
-    lock, graph, captured = npu.stream_lock(SOON), npu.graph(), dict[str, Tensor]()
+    lock, graph, captured = npu.stream_lock(SOON), npu.graph(), dict[object, Tensor]()
     lock.acquire(stream)
     held = launch_all(npu, stream, live)
     graph.capture(stream, lambda: captured.update(launch_all(npu, stream, live)))

@@ -1,5 +1,6 @@
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.breakages import (
@@ -25,6 +26,7 @@ from support.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, vio
 from equipoise.balancer.experts import vote as vote_module
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, LotMark, Verdict, judge
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.states import Barred, Committing, Travelling, Voyage
 from equipoise.balancer.experts.voyages import Voyages
 from equipoise.hal.errors import AgreementLost
@@ -45,6 +47,25 @@ def test_every_rank_commits_the_same_layout_before_the_same_step(shares: ShareMo
     assert len(stories[0].commits) >= 2
     assert installed_at_the_end(stories) != {START}
     assert sum(report.slots for report in stories[0].reports) > 0
+
+
+@pytest.mark.parametrize("rule", [RoutingRule.VLLM, RoutingRule.TENSORRT_LLM])
+def test_experts_move_under_another_engine_s_rule_too(rule: RoutingRule) -> None:
+    stories = rebalance(rule=rule)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) != {START}
+
+
+def test_a_rule_that_reads_no_shares_takes_none() -> None:
+    with pytest.raises(ValueError, match="reads no shares"):
+        EngineConfig(
+            label="x",
+            shares=ShareMode.LAGGED,
+            rule=RoutingRule.VLLM,
+            window_size=2,
+            step_interval=2,
+            sub_window=2,
+        )
 
 
 def test_bytes_are_counted_with_the_slots_that_travelled() -> None:
@@ -188,7 +209,7 @@ def test_the_oracle_sees_a_copy_that_was_not_committed() -> None:
 
 
 def test_the_oracle_sees_a_commit_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.balancer.experts.balancer.Voyages", CommitsEarly)
+    monkeypatch.setattr("equipoise.balancer.experts.assembly.Voyages", CommitsEarly)
     assert any("differ" in line for line in violations(rebalance()))
 
 
@@ -214,6 +235,6 @@ def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_cadence_that_cannot_be_kept_is_refused(wrong: dict[str, int], says: str) -> None:
-    cadence = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
+    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
     with pytest.raises(ValueError, match=says):
         EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)

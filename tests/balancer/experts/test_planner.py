@@ -3,6 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.balancer.experts.choices import Split
+from equipoise.balancer.experts.config import Aims
 from equipoise.balancer.experts.layout import Layout, even_shares, imbalance, solve_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
 from equipoise.balancer.experts.planner import Freight, Limits, Shipped, by_ship, draft
@@ -35,12 +37,12 @@ def test_shares_of_an_expert_make_a_whole(case: tuple[Shape, Load]) -> None:
 
 
 def limits(hysteresis: int, staging: int) -> Limits:
-    return Limits(hysteresis=hysteresis, staging=staging)
+    return Limits(hysteresis=hysteresis, staging=staging, aims=Aims(), nodes=1, split=Split.LEVEL)
 
 
 def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Shipped:
     freight = Freight(parcel=4, nodes=1, staging=limits.staging)
-    return by_ship(draft(load, installed, shape, limits), installed, shape, freight)
+    return by_ship(draft(load[None], installed, shape, limits), installed, shape, freight)
 
 
 @given(cases())

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import ThreadWorker, finish
 from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Load, Shape, contiguous
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares
-from equipoise.balancer.experts.tables import Change, change_of
 
 SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
 SKEWED = np.array([[10, 300, 300, 10]] * 2, dtype=np.int64)

@@ -1,11 +1,11 @@
 """Shipments: which slots move, from where, in which lots and rounds, and through which buffers."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from equipoise.balancer.experts.moves import itinerary
 from hypothesis import given
 from hypothesis import strategies as st
 from support.shipments import Change, by_lot, changes, fewest_sends, largest_degree, routes
@@ -26,16 +26,32 @@ def legs(shipment: Shipment, lot: int) -> list[Leg]:
 @given(changes())
 def test_exactly_the_slots_that_change_are_filled(change: Change) -> None:
     shipment = change.ship()
-    old = itinerary(change.installed, change.proposed, change.shape)
     moves = routes(shipment)
     near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
     far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
-    assert near == {(m.layer, m.slot, m.expert) for m in old.local}
-    assert far == {(m.layer, m.slot, m.expert) for m in old.travelling}
+    assert (near, far) == wanted(change)
     assert shipment.total == len(moves) == len(near) + len(far)
     assert shipment.travelling == len(far)
     for rank in range(change.shape.ranks):
-        assert shipment.arriving(rank) == old.arriving(rank)
+        per = change.shape.slots_per_rank
+        filled = change.installed != change.proposed
+        assert shipment.arriving(rank) == filled[:, rank * per : (rank + 1) * per].sum()
+
+
+Filled = set[tuple[int, int, int]]
+
+
+def wanted(change: Change) -> tuple[Filled, Filled]:
+    """(layer, slot, expert) of what a rank has already, and of what has to travel."""
+    near: Filled = set()
+    far: Filled = set()
+    per = change.shape.slots_per_rank
+    for layer, slot in np.argwhere(change.installed != change.proposed).tolist():
+        first = slot // per * per
+        expert = int(change.proposed[layer, slot])
+        held = expert in change.installed[layer, first : first + per]
+        (near if held else far).add((layer, slot, expert))
+    return near, far
 
 
 @given(changes())
@@ -123,6 +139,15 @@ def test_a_commit_copies_every_buffer_that_was_filled_to_its_slot(change: Change
             for read, slot in zip(leg.local.sources, leg.local.slots, strict=True):
                 held = at(change, change.installed, rank, read)
                 assert held == at(change, change.proposed, rank, slot)
+
+
+@given(changes())
+def test_even_lots_have_the_first_buffers_and_odd_lots_the_last(change: Change) -> None:
+    shipment = change.ship()
+    for lot in range(shipment.lots):
+        for leg, need in zip(legs(shipment, lot), shipment.needs[lot].tolist(), strict=True):
+            first = (0, change.staging - need)[lot % 2]
+            assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
 
 
 @given(changes())
@@ -262,11 +287,23 @@ def test_nodes_have_as_many_ranks_each() -> None:
         ship(six, six, (), Shape(1, 6, 6, 6), nodes=4, staging=1, parcel=1)
 
 
-@pytest.mark.parametrize(("rank", "lot"), [(2, 0), (-1, 0), (0, 1), (0, -1)])
-def test_a_leg_that_does_not_exist_is_refused(rank: int, lot: int) -> None:
-    shipment = ship(**small())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"no rank .* and lot"):
-        shipment.leg(rank, lot)
+ASKED: dict[str, tuple[Callable[[Shipment], object], str]] = {
+    "leg of no rank": (lambda s: s.leg(2, 0), "rank: expected 0 to 1, got 2"),
+    "leg of the last rank": (lambda s: s.leg(-1, 0), "rank: .* got -1"),
+    "leg of no lot": (lambda s: s.leg(0, 1), "lot: expected 0 to 0, got 1"),
+    "layers": (lambda s: s.layers(-1), "lot: .* got -1"),
+    "rounds": (lambda s: s.rounds(1), "lot: .* got 1"),
+    "beside": (lambda s: s.fits_beside(0, -1), "lot: .* got -1"),
+    "arriving": (lambda s: s.arriving(-2), "rank: .* got -2"),
+}
+
+
+@pytest.mark.parametrize(("ask", "message"), ASKED.values(), ids=ASKED)
+def test_a_rank_or_a_lot_that_there_is_not_is_refused(
+    ask: Callable[[Shipment], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask(ship(**small()))  # type: ignore[arg-type]
 
 
 @given(changes(), st.data())

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from support.shipments import Change, changes
 
+from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.shipment import Leg, Shipment
 
 Task = tuple[str, int, int, int]
@@ -32,7 +34,6 @@ class Fleet:
     tasks: list[Task] = field(default_factory=list)
     open: list[int] = field(default_factory=list)
     committed: int = 0
-    together: int = 0
 
     def __post_init__(self) -> None:
         shape = self.change.shape
@@ -53,7 +54,6 @@ class Fleet:
 
     def launch(self, lot: int) -> None:
         self.open.append(lot)
-        self.together += len(self.open) == 2
         for rank in range(self.change.shape.ranks):
             self.tasks.append(("turn", rank, lot, 0))
             for number, step in enumerate(self.leg(rank, lot).rounds):
@@ -133,3 +133,27 @@ def test_every_interleaving_of_two_lots_ends_in_the_proposed_placement(
     assert fleet.slots == blocks.transpose(1, 0, 2).reshape(shape.ranks, -1).tolist()
     assert not any(buffer for rank in fleet.staging for buffer in rank)
     assert fleet.wire == {}
+
+
+def test_a_third_lot_is_launched_behind_the_commit_of_the_first() -> None:
+    before = np.array([(0, 1)] * 3, dtype=np.int32)
+    after = before[:, ::-1].copy()
+    change = Change(before, after, (0, 1, 2), Shape(3, 2, 2, 2), nodes=1, staging=2, parcel=1)
+    fleet = Fleet(change.ship(), change)
+    fleet.launch(0)
+    assert fleet.launches() == [1]
+    fleet.launch(1)
+    while ready := fleet.ready():
+        fleet.do(ready[-1])
+    assert (fleet.launches(), fleet.commits()) == ([], [0])
+    fleet.commit(0)
+    assert fleet.launches() == [2]
+
+
+def test_a_lot_that_does_not_fit_beside_another_waits_for_its_commit() -> None:
+    before = np.array([(0, 1)] * 2, dtype=np.int32)
+    after = before[:, ::-1].copy()
+    change = Change(before, after, (0, 1), Shape(2, 2, 2, 2), nodes=1, staging=1, parcel=1)
+    fleet = Fleet(change.ship(), change)
+    fleet.launch(0)
+    assert fleet.launches() == []

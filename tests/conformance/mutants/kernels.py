@@ -13,6 +13,8 @@ from equipoise.backends.virtual.graph import VirtualGraph
 from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import RoutingTable
+from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule, route_by_rule
 from equipoise.hal.stream import Stream
 
 
@@ -126,6 +128,105 @@ class PaddingIsRouted(VirtualKernels):
         stream.launch(lambda: slots.clamp_(max=tables.slots - 1))
 
 
+class RuleWordByWord(VirtualKernels):
+    """A pass by a rule looks at the generation word again for every array."""
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        def steps() -> Iterator[None]:
+            start, _, _ = self.arrays(tables, self.live(tables, layer))
+            yield
+            _, replicas, cumulative = self.arrays(tables, self.live(tables, layer))
+            found = route_by_rule(ids, RoutingTable(start, replicas, cumulative), rule)
+            slots.copy_(found[0])
+            counts.copy_(found[1])
+
+        own_stream(stream).perform(steps)
+
+
+class NoOffset(VirtualKernels):
+    """All ranks begin their turns at the first replica."""
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        alike = BlockTurns(0) if isinstance(rule, BlockTurns) else rule
+        super().route_by_rule(alike, ids, tables, layer, slots, counts, stream)
+
+
+class ElementsForRows(VirtualKernels):
+    """vLLM's hash takes the element's place for its row's."""
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        single = RowHash(1, rule.rows) if isinstance(rule, RowHash) else rule
+        super().route_by_rule(single, ids, tables, layer, slots, counts, stream)
+
+
+class EveryRowCounts(VirtualKernels):
+    """Rows that only fill a batch up are counted too."""
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        super().route_by_rule(rule, ids, tables, layer, slots, counts, stream)
+        self.count(ids, counts, stream)
+
+
+class SmallerBlocks(VirtualKernels):
+    """Turns begin anew after 512 elements."""
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        if isinstance(rule, RowHash):
+            super().route_by_rule(rule, ids, tables, layer, slots, counts, stream)
+            return
+        for number, (some, out) in enumerate(
+            zip(torch.split(ids, 512), torch.split(slots, 512), strict=True)
+        ):
+            turned = BlockTurns(rule.offset + number)
+            super().route_by_rule(turned, some, tables, layer, out, counts, stream)
+        self.count(ids, counts, stream)
+
+
 class RunningCapture(VirtualGraph):
     """What is captured runs as well."""
 
@@ -143,6 +244,8 @@ class OneReplay(VirtualGraph):
 
 
 VALUES = "kernels-equal-the-reference"
+RULES = "kernels-keep-the-rules-of-other-engines"
+RULED = "a-pass-by-a-rule-reads-one-generation"
 SALTED = "ranks-and-layers-make-choices-of-their-own"
 COMMITTED = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
@@ -166,7 +269,7 @@ MUTANTS = (
         property=COMMITTED,
         subject=device_with(kernels=WordFirst),
         # A routing pass is a reader of the tables like any other.
-        also=(ROUTED,),
+        also=(ROUTED, RULED),
     ),
     Mutant(
         name="tables-change-at-the-call",
@@ -178,6 +281,7 @@ MUTANTS = (
         also=(
             COMMITTED,
             ROUTED,
+            RULED,
             MACHINE,
         ),
     ),
@@ -231,6 +335,41 @@ MUTANTS = (
         broken="Padding is sent to the last slot.",
         property=VALUES,
         subject=device_with(kernels=PaddingIsRouted),
+    ),
+    Mutant(
+        name="a-rule-reads-the-word-for-every-array",
+        clause="G1",
+        broken="A pass by another engine's rule mixes arrays of two generations (vLLM #55228).",
+        property=RULED,
+        subject=device_with(kernels=RuleWordByWord),
+    ),
+    Mutant(
+        name="all-ranks-begin-at-the-first-replica",
+        clause="G8",
+        broken="TensorRT-LLM's rule is kept without the rank's offset.",
+        property=RULES,
+        subject=device_with(kernels=NoOffset),
+    ),
+    Mutant(
+        name="blocks-are-smaller",
+        clause="G8",
+        broken="TensorRT-LLM's turns begin anew after 512 elements.",
+        property=RULES,
+        subject=device_with(kernels=SmallerBlocks),
+    ),
+    Mutant(
+        name="the-elements-of-a-row-part",
+        clause="G8",
+        broken="vLLM's hash takes the number of the element for the number of its row.",
+        property=RULES,
+        subject=device_with(kernels=ElementsForRows),
+    ),
+    Mutant(
+        name="rows-that-fill-up-are-counted",
+        clause="G8",
+        broken="All rows are counted, not the first ones only.",
+        property=RULES,
+        subject=device_with(kernels=EveryRowCounts),
     ),
     Mutant(
         name="capturing-runs",

@@ -153,6 +153,7 @@ KERNELS = "kernels-follow-their-stream"
 SEEN = "who-waits-for-a-commit-sees-it"
 TABLES = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
+RULED = "a-pass-by-a-rule-reads-one-generation"
 TOGETHER = "no-token-finds-another-experts-weights"
 MUTANTS = (
     Mutant(
@@ -181,6 +182,7 @@ MUTANTS = (
             SEEN,
             TABLES,
             ROUTED,
+            RULED,
             TOGETHER,
             "everything-at-once-shows-what-is-due",
         ),

@@ -1,0 +1,255 @@
+"""The parts of one rank's balancer, put together."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
+from equipoise.balancer.experts.gates import Gates, Guard, NoGates
+from equipoise.balancer.experts.installed import Installed
+from equipoise.balancer.experts.jobs import Hire, finish
+from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.load import LoadWindow
+from equipoise.balancer.experts.members import Members
+from equipoise.balancer.experts.mover import Mover
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
+from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
+from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter
+from equipoise.balancer.experts.routing_rule import RoutingRule
+from equipoise.balancer.experts.staff import Staff
+from equipoise.balancer.experts.updates import Updates
+from equipoise.balancer.experts.voyages import Voyages
+from equipoise.balancer.experts.writers import Supply
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.errors import CommunicatorError, Unsupported
+from equipoise.hal.slots import SlotStore
+
+
+class Engine(Protocol):
+    """What happens at boundaries."""
+
+    @property
+    def reports(self) -> Sequence[EpochReport]:
+        """How each epoch so far ended."""
+        ...
+
+    @property
+    def aborts(self) -> Mapping[str, int]:
+        """Aborted epochs by reason."""
+        ...
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """Layers whose slots may hold anything."""
+        ...
+
+    def boundary(self, step: int) -> None:
+        """Between two steps."""
+        ...
+
+    def close(self) -> None:
+        """End what runs in the background; bounded."""
+        ...
+
+
+class StillEngine:
+    """Static mode: the start layout stays; loads are observed all the same."""
+
+    def __init__(self, load: LoadWindow, deadline: float) -> None:
+        self._load = load
+        self._deadline = deadline
+        self.reports: tuple[EpochReport, ...] = ()
+        self.aborts: dict[str, int] = {}
+        self.unsettled: tuple[int, ...] = ()
+
+    def boundary(self, step: int) -> None:
+        """Take and close sub-windows."""
+        finish(self._load.advance(step), self._deadline)
+
+    def close(self) -> None:
+        """Wait for a sum under way."""
+        finish(self._load.drain(), self._deadline)
+
+
+@dataclass(frozen=True)
+class AtBoundary:
+    """Weights come from peers, beside the forward, and are committed between two steps.
+
+    Attributes:
+        spare: where else weights are to be had when ranks are lost that held the last copies;
+            empty where they are nowhere else.
+    """
+
+    spare: tuple[Supply, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnderLock:
+    """Weights come from the host's memory, and layers are rewritten in place, a few a step.
+
+    Attributes:
+        supply: the weights, and who writes them.
+        capabilities: of the accelerator's backend, which has to have what this takes.
+    """
+
+    supply: Supply
+    capabilities: Capabilities
+
+
+CommitPath = AtBoundary | UnderLock
+BY_BOUNDARY = AtBoundary()
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a rank balances with, whatever is installed.
+
+    Attributes:
+        accelerator: this rank's device.
+        fabric: this rank's connection to the others.
+        store: this rank's slots.
+        config: cadence, bounds and share mode.
+        path: how weights come into slots.
+        hire: makes who works beside the forward.
+        members: the ranks among which experts are spread.
+        first: the step of the first boundary.
+    """
+
+    accelerator: Accelerator
+    fabric: Fabric
+    store: SlotStore
+    config: EngineConfig
+    path: CommitPath
+    hire: Hire
+    members: Members
+    first: int = 0
+
+    def open(self, what: str) -> Communicator:
+        """A communicator among the members; collective."""
+        name = f"{self.members.named(self.config.label)}.{what}"
+        return self.fabric.open(name, self.members.ranks)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Router for the step path, engine for the boundaries, and what is installed.
+
+    Attributes:
+        guard: says which layers a step reads under a lock.
+        communicators: all that were opened for it.
+    """
+
+    installed: Installed
+    load: LoadWindow
+    router: Router
+    engine: Engine
+    guard: Guard
+    communicators: tuple[Communicator, ...]
+
+    def retire(self) -> None:
+        """End what works beside, and give the communicators back; some may have failed."""
+        with suppress(CommunicatorError):
+            self.engine.close()
+        for communicator in self.communicators:
+            communicator.close()
+
+
+def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
+    """With an engine. Raises `Unsupported` where the accelerator lacks what the path needs."""
+    installed = Installed(means.accelerator, means.store, shape, layout)
+    guard = _guard(means, installed, shape)
+    loads, *others = _communicators(means)
+    load = _window(means, loads, shape)
+    staff = Staff.hired(means.hire)
+    renewal = _renewal(means, installed, load, shape, staff)
+    router = _router(means, installed, load, others)
+    path = _path(means, installed, guard, others, staff, shape)
+    group = Group(means.fabric.control, means.members, means.first)
+    engine = ExpertEngine(installed, load, path, renewal, group, means.config, staff)
+    return Assembly(installed, load, router, engine, guard, (loads, *others))
+
+
+def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
+    """Without epochs: `layout` stays, its shares too."""
+    installed = Installed(means.accelerator, means.store, shape, layout)
+    loads = means.open("loads")
+    load = _window(means, loads, shape)
+    router = _router(means, installed, load, ())
+    still = StillEngine(load, means.config.deadline)
+    return Assembly(installed, load, router, still, NoGates(), (loads,))
+
+
+def _communicators(means: Means) -> list[Communicator]:
+    """One a purpose: loads; then, as configured, moves and routing. All ranks open alike."""
+    wanted = ["loads"]
+    if isinstance(means.path, AtBoundary):
+        wanted.append("moves")
+    if means.config.shares is ShareMode.EXACT:
+        wanted.append("routing")
+    return [means.open(what) for what in wanted]
+
+
+def _guard(means: Means, installed: Installed, shape: Shape) -> Guard:
+    """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
+    path, accelerator = means.path, means.accelerator
+    if isinstance(path, AtBoundary):
+        return NoGates()
+    if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
+        # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
+        # for the copy.
+        raise Unsupported(
+            f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
+            "copy_independent_of_launch"
+        )
+    return Gates(accelerator, shape.layers, installed.readers, means.config.deadline)
+
+
+def _window(means: Means, loads: Communicator, shape: Shape) -> LoadWindow:
+    config = means.config
+    return LoadWindow(means.accelerator, loads, shape, config.sub_window, config.window_size)
+
+
+def _renewal(
+    means: Means, installed: Installed, load: LoadWindow, shape: Shape, staff: Staff
+) -> ShareRenewal:
+    if means.config.shares is ShareMode.LAGGED:
+        return LaggedShares(installed, load, shape, means.config.hysteresis, staff.solver)
+    return KeepShares(installed, shape)
+
+
+def _router(
+    means: Means, installed: Installed, load: LoadWindow, opened: Sequence[Communicator]
+) -> Router:
+    accelerator, tables, counters = means.accelerator, installed.tables, load.counters
+    place = means.members.place
+    match means.config.rule, means.config.shares:
+        case RoutingRule.VLLM, _:
+            return RowHashRouter(accelerator, tables, counters)
+        case RoutingRule.TENSORRT_LLM, _:
+            return BlockTurnRouter(accelerator, tables, place, counters)
+        case _, ShareMode.EXACT:
+            return BatchRouter(accelerator, opened[-1], tables, counters)
+    return TableRouter(accelerator, tables, place, counters)
+
+
+def _path(
+    means: Means,
+    installed: Installed,
+    guard: Guard,
+    opened: Sequence[Communicator],
+    staff: Staff,
+    shape: Shape,
+) -> Path:
+    place, config = means.members.place, means.config
+    match means.path, guard:
+        case UnderLock(supply, _), Gates():
+            return Updates(
+                means.accelerator, installed, guard, supply, staff.mover, place, shape, config
+            )
+    mover = Mover(means.accelerator, opened[0], means.store)
+    return Voyages(installed, mover, staff.mover, place, shape, config)

@@ -1,0 +1,70 @@
+"""Another layout for some layers, ready to be installed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.placement import Placement, Shape, Shares
+from equipoise.balancer.experts.tables import table_digests, table_update
+from equipoise.hal.kernels import TableUpdate
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another layout for some layers, with its tables: made beside the forward, then installed.
+
+    Attributes:
+        placement: int32 (len(layers), slots).
+        shares: int32 (len(layers), slots).
+        update: their tables, on the host; says which layers.
+    """
+
+    placement: Placement
+    shares: Shares
+    update: TableUpdate
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Which layers change."""
+        return self.update.layers
+
+    @property
+    def digest(self) -> str:
+        """Equal on two ranks exactly when the tables are."""
+        words = np.array([*self.layers, *table_digests(self.update)], dtype="<u8")
+        return blake2b(words.tobytes(), digest_size=16).hexdigest()
+
+    def on(self, layout: Layout) -> Layout:
+        """The layout with these layers changed."""
+        placement, shares = layout.placement.copy(), layout.shares.copy()
+        placement[list(self.layers)] = self.placement
+        shares[list(self.layers)] = self.shares
+        return Layout(placement, shares)
+
+    def where_placed(self, layout: Layout) -> "Change | None":
+        """The part for layers whose placement is that of `layout`; None where there is none."""
+        fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
+        if fits.all():
+            return self
+        kept = np.flatnonzero(fits)
+        if not kept.size:
+            return None
+        rows, old = torch.from_numpy(kept), self.update
+        update = TableUpdate(
+            layers=tuple(old.layers[row] for row in kept.tolist()),
+            start=old.start[rows],
+            replicas=old.replicas[rows],
+            cumulative=old.cumulative[rows],
+        )
+        return Change(self.placement[kept], self.shares[kept], update)
+
+
+def change_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Change:
+    """The change that brings `layers` to what `layout` says. Raises `ValueError` as below."""
+    rows = list(layers)
+    update = table_update(layout, shape, layers)
+    return Change(layout.placement[rows], layout.shares[rows], update)

@@ -1,0 +1,90 @@
+"""What balancing takes of a device's memory, told at the start."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.expert_model import ExpertModel
+from equipoise.balancer.experts.placement import Shape
+from equipoise.hal.kernels import Tables
+
+HEADER = ("what", "bytes", "why")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Memory of one kind; `nbytes` on one rank."""
+
+    what: str
+    nbytes: int
+    why: str
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            raise ValueError(f"{self.what} cannot take {self.nbytes} bytes")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Entries in the order in which they are printed; ledgers add up."""
+
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Bytes of all entries."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(self.entries + other.entries)
+
+    def __str__(self) -> str:
+        rows = [HEADER, *((e.what, f"{e.nbytes:,}", e.why) for e in self.entries)]
+        rows.append(("total", f"{self.total:,}", ""))
+        first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+        return "\n".join(f"{a:<{first}}  {b:>{second}}  {c}".rstrip() for a, b, c in rows)
+
+
+def model_ledger(model: ExpertModel, ranks: int, staging: Sequence[int]) -> Ledger:
+    """Slots, staging and routing tables of one model on one rank.
+
+    Args:
+        model: what is registered.
+        ranks: over how many ranks its experts are spread.
+        staging: staging buffers of each family.
+
+    Raises:
+        PlacementError: the slots of so many ranks cannot hold the experts.
+        ValueError: not one number a family.
+    """
+    shape = model.shape(ranks)
+    if len(staging) != len(model.families):
+        raise ValueError(f"{len(staging)} numbers of staging for {len(model.families)} families")
+    entries = [_slots(model, shape)]
+    for number, (family, buffers) in enumerate(zip(model.families, staging, strict=True)):
+        what = f"{model.name}: staging of family {number}"
+        why = f"{buffers} buffers of {family.slot_bytes:,} bytes, where weights arrive"
+        entries.append(Entry(what, family.slot_bytes * buffers, why))
+    why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
+    entries.append(Entry(f"{model.name}: routing tables", tables_bytes(shape), why))
+    return Ledger(tuple(entries))
+
+
+def tables_bytes(shape: Shape) -> int:
+    """Bytes of `equipoise.hal.kernels.Tables` for a shape."""
+    # Made where nothing is stored, so that the figure is that of the tables and no second formula.
+    nowhere = torch.device("meta")
+    tables = Tables.empty(shape.layers, shape.experts, shape.slots, shape.ranks, nowhere)
+    values = (getattr(tables, field.name) for field in fields(tables))
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+
+def _slots(model: ExpertModel, shape: Shape) -> Entry:
+    spare = shape.slots - shape.experts
+    why = (
+        f"the model's own weights in {model.layers} layers x {model.slots_per_rank} slots; "
+        f"{spare} of {shape.slots} slots a layer, over all ranks, are spare"
+    )
+    return Entry(f"{model.name}: slots", model.nbytes, why)

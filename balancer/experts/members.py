@@ -1,0 +1,42 @@
+"""The ranks among which experts are spread, at present."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equipoise.hal.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who takes part.
+
+    Attributes:
+        ranks: numbers on the control plane, ascending. The slots of a layer are spread over them
+            in this order.
+        own: this rank's number there.
+        incarnation: how often the group has been made anew.
+    """
+
+    ranks: tuple[int, ...]
+    own: int
+    incarnation: int = 0
+
+    def __post_init__(self) -> None:
+        if list(self.ranks) != sorted(set(self.ranks)) or self.own not in self.ranks:
+            raise UsageError(f"rank {self.own} is not one of the ascending ranks {self.ranks}")
+
+    @property
+    def place(self) -> int:
+        """Where this rank stands among them."""
+        return self.ranks.index(self.own)
+
+    def named(self, label: str) -> str:
+        """A name that no other incarnation has used."""
+        return f"{label}.{self.incarnation}" if self.incarnation else label
+
+    def without(self, active: Sequence[int]) -> "Members":
+        """The next incarnation, of `active` only. Raises `UsageError`."""
+        strangers = sorted(set(active) - set(self.ranks))
+        if strangers:
+            raise UsageError(f"rank(s) {strangers} were no members: {self.ranks}")
+        return Members(tuple(sorted(active)), self.own, self.incarnation + 1)

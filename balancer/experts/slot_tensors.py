@@ -1,0 +1,190 @@
+"""From the tensors of a layer to the segments of its slots.
+
+What a model gives is *stacked*, one tensor with the slots in front, or a *sequence*, one tensor a
+slot. What a slot store takes are contiguous segments of equal descriptors. Nothing is copied: a
+segment is a view of the model's own memory, since it is that memory which kernels and captured
+graphs read.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.errors import RegistrationError
+from equipoise.hal.slots import Segment
+
+SlotTensors = Tensor | Iterable[Tensor]
+"""Stacked, [slots_per_rank, ...], or one tensor a slot."""
+FormatOf = Callable[[Tensor], SlotFormat]
+"""Says how the bytes of a tensor are laid out; only the accelerator's side knows."""
+
+
+def strided(tensor: Tensor) -> SlotFormat:
+    """The format of everything, where there are no private ones."""
+    return SlotFormat.STRIDED
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor belongs; every refusal names it."""
+
+    model: str
+    layer: int
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"layer {self.layer}, tensor {self.tensor!r}"
+
+    def refusal(self, what: str) -> RegistrationError:
+        """The error that says what is wrong here, in one line."""
+        return RegistrationError(f"model {self.model!r}, {self}: {what}")
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One named tensor of a layer, slot by slot.
+
+    Attributes:
+        place: where it belongs.
+        segments: by local slot.
+        order: the model's dimensions in the order in which memory holds them, outermost first.
+            Scales are often kept column by column; their bytes are dense all the same.
+    """
+
+    place: Place
+    segments: tuple[Segment, ...]
+    order: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.segments[0].data.device
+
+    def arranged(self, tensor: Tensor) -> Tensor:
+        """A tensor of one expert, shaped as the model has it, as a segment holds it."""
+        return tensor.detach().permute(self.order).contiguous()
+
+
+def column(place: Place, given: SlotTensors, slots_per_rank: int, format_of: FormatOf) -> Column:
+    """The slots' segments of one named tensor. Raises `RegistrationError`."""
+    # A view that is made in inference mode cannot be written outside of it, and the worker that
+    # commits an epoch is outside.
+    with torch.inference_mode(False), torch.no_grad():
+        tensors = _by_slot(place, given, slots_per_rank, format_of)
+        for number, tensor in enumerate(tensors):
+            if tensor.device != tensors[0].device:
+                here, there = tensor.device, tensors[0].device
+                raise place.refusal(f"slot {number} is on {here}, slot 0 on {there}")
+            _check_kind(place, tensor)
+            _check_alike(place, tensor, number, tensors[0])
+        order = memory_order(tensors[0])
+        segments = tuple(_segment(place, tensor, order, format_of) for tensor in tensors)
+    for number, segment in enumerate(segments):
+        if segment.type != segments[0].type:
+            raise place.refusal(f"slot {number} is {segment.type}, slot 0 is {segments[0].type}")
+    return Column(place, segments, order)
+
+
+def is_on(at: torch.device, wanted: torch.device) -> bool:
+    """Whether `at` is the device that is wanted; one without an index is any of its kind."""
+    return at.type == wanted.type and wanted.index in (None, at.index)
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions by falling stride; those of one element, whose strides mean nothing, last."""
+    if tensor.is_contiguous():
+        return tuple(range(tensor.dim()))
+    steps = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: -steps[dim]))
+
+
+def _by_slot(
+    place: Place, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
+) -> tuple[Tensor, ...]:
+    if not isinstance(given, Tensor):
+        return _each(place, given, slots_per_rank)
+    _check_kind(place, given)
+    if given.dim() == 0:
+        raise place.refusal(f"is one number, not one for each of {slots_per_rank} slots")
+    if given.shape[0] != slots_per_rank:
+        raise place.refusal(f"stacks {given.shape[0]} slots, a rank has {slots_per_rank}")
+    if format_of(given) is not SlotFormat.STRIDED:
+        # A private format cannot be cut: it needs offset 0 and a storage to itself (clause A6).
+        raise place.refusal(f"is stacked in a {format_of(given)} format; register one a slot")
+    if slots_per_rank > 1 and given.stride(0) == 0:
+        raise place.refusal("is expanded: all its slots are the same memory")
+    return given.detach().unbind(0)
+
+
+def _each(place: Place, given: Iterable[Tensor], slots_per_rank: int) -> tuple[Tensor, ...]:
+    tensors = tuple(given)
+    if len(tensors) != slots_per_rank:
+        raise place.refusal(f"has {len(tensors)} tensors, a rank has {slots_per_rank} slots")
+    for number, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise place.refusal(f"slot {number} is a {type(tensor).__name__}, not a tensor")
+    return tensors
+
+
+def _check_kind(place: Place, tensor: Tensor) -> None:
+    """Refuse what has no plain memory of its own, or none that the model would read again."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        raise place.refusal(f"is a {type(tensor).__name__}; register the tensors that it wraps")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise place.refusal(f"is {tensor.layout} of {tensor.dtype}; only plain tensors can move")
+    if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
+        raise place.refusal("has no memory yet; register after the weights are loaded")
+    if tensor.is_conj() or tensor.is_neg():
+        raise place.refusal("is a lazy conjugate or negative; its memory holds other values")
+    if tensor.grad_fn is not None and not tensor._is_view():
+        raise place.refusal("is the result of a computation, not what the model holds")
+    if tensor.numel() == 0:
+        raise place.refusal(f"of shape {list(tensor.shape)} holds nothing; leave it out")
+
+
+def _check_alike(place: Place, tensor: Tensor, number: int, first: Tensor) -> None:
+    """Equal bytes must mean equal values in every slot."""
+    for what, mine, other in (
+        ("of shape", list(tensor.shape), list(first.shape)),
+        ("of", tensor.dtype, first.dtype),
+        ("in memory order", memory_order(tensor), memory_order(first)),
+    ):
+        if mine != other:
+            raise place.refusal(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
+
+
+def _segment(place: Place, tensor: Tensor, order: tuple[int, ...], format_of: FormatOf) -> Segment:
+    form = format_of(tensor)
+    data = _normal(tensor.detach()).permute(order)
+    if not data.is_contiguous():
+        shape, strides = list(tensor.shape), list(tensor.stride())
+        raise place.refusal(f"a slot of shape {shape} and strides {strides} is not dense")
+    if form is SlotFormat.PRIVATE and data.storage_offset() != 0:
+        raise place.refusal("a private format needs storage offset 0 and a storage to itself")
+    segment = Segment(place.tensor, data, form)
+    if form is SlotFormat.STRIDED:
+        _check_bytes(place, segment)
+    return segment
+
+
+def _check_bytes(place: Place, segment: Segment) -> None:
+    """Better now than at the first copy."""
+    try:
+        shown = segment.bytes
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise place.refusal(f"{segment.data.dtype} cannot be shown as bytes: {why}") from error
+    if shown.data_ptr() != segment.data.data_ptr():
+        raise place.refusal(f"{segment.data.dtype} shows its bytes only in a copy")
+
+
+def _normal(tensor: Tensor) -> Tensor:
+    """The same memory, writable outside inference mode too."""
+    if not tensor.is_inference():
+        return tensor
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    storage = tensor.untyped_storage()
+    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,0 +1,100 @@
+import threading
+
+import pytest
+
+from equipoise.balancer.experts.jobs import Dismissed, Job, ThreadWorker, at_once, finish
+
+
+class Given:
+    """A wait whose end somebody else decides."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.error: Exception | None = None
+
+    def ready(self) -> bool:
+        return self.came.is_set()
+
+    def take(self, timeout: float) -> str:
+        if not self.came.wait(timeout):
+            raise TimeoutError
+        if self.error is not None:
+            raise self.error
+        return "came"
+
+
+def collecting(*waits: Given) -> Job[list[str]]:
+    found = []
+    for wait in waits:
+        found.append((yield wait))
+    return found
+
+
+def test_a_job_is_sent_what_it_waits_for() -> None:
+    waits = Given(), Given()
+    for wait in waits:
+        wait.came.set()
+    assert finish(collecting(*waits), 1.0) == ["came", "came"]
+
+
+def test_what_a_wait_raises_is_raised_in_the_job_which_may_go_on() -> None:
+    wait = Given()
+    wait.error = ValueError("broken")
+    wait.came.set()
+
+    def forgiving() -> Job[str]:
+        try:
+            yield wait
+        except ValueError as error:
+            return f"caught {error}"
+        return "nothing"
+
+    assert finish(forgiving(), 1.0) == "caught broken"
+    with pytest.raises(ValueError, match="broken"):
+        finish(collecting(wait), 1.0)
+
+
+def test_a_wait_that_does_not_come_ends_by_its_deadline() -> None:
+    with pytest.raises(TimeoutError):
+        finish(collecting(Given()), 0.01)
+
+
+def test_a_worker_carries_jobs_out_one_after_another() -> None:
+    worker, gate, order = ThreadWorker("test", 20.0), Given(), list[str]()
+
+    def first() -> Job[None]:
+        yield gate
+        order.append("first")
+
+    tasks = worker.start(first()), worker.start(at_once(lambda: order.append("second")))
+    assert not any(task.done() for task in tasks)
+    gate.came.set()
+    for task in tasks:
+        task.result(20.0)
+    worker.close()
+    assert order == ["first", "second"]
+
+
+def test_a_job_that_fails_is_heard_and_leaves_its_worker_working() -> None:
+    worker = ThreadWorker("test", 20.0)
+
+    def broken() -> None:
+        raise ValueError("heard")
+
+    failed = worker.start(at_once(broken))
+    assert isinstance(failed.exception(20.0), ValueError)
+    assert worker.start(at_once(lambda: 7)).result(20.0) == 7
+    worker.close()
+
+
+def test_closing_a_worker_ends_a_job_at_its_next_wait() -> None:
+    worker, gate, never = ThreadWorker("test", 20.0), Given(), Given()
+    task = worker.start(collecting(gate, never))
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    while worker._open:
+        pass
+    gate.came.set()
+    closing.join(20.0)
+    assert not closing.is_alive()
+    assert isinstance(task.exception(0.0), Dismissed)

@@ -1,0 +1,38 @@
+"""Several models on one rank."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.expert_model import ExpertModel
+from equipoise.balancer.experts.model_set import ModelSet
+from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.hal.errors import RegistrationError
+
+
+def model(name: str, weights: Tensor, number: int = 0) -> ExpertModel:
+    registry = ModelRegistry(name, weights.shape[0], 4)
+    registry.register(number, w=weights)
+    return registry.finalize([("w", weights)])
+
+
+def test_models_are_found_by_name() -> None:
+    target, draft = model("target", torch.zeros(2, 3)), model("draft", torch.zeros(4, 1))
+    both = ModelSet((target, draft))
+    assert (both["draft"], list(both), len(both)) == (draft, [target, draft], 2)
+    assert both.nbytes == target.nbytes + draft.nbytes
+    assert both.describe() == f"{target.describe()}\n{draft.describe()}"
+    with pytest.raises(RegistrationError, match="no model is named 'other'; there are: target, dr"):
+        both["other"]
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(RegistrationError, match="two models are named 'm'"):
+        ModelSet((model("m", torch.zeros(2, 3)), model("m", torch.zeros(2, 3))))
+
+
+def test_two_models_that_share_weights_are_refused() -> None:
+    weights = torch.zeros(3, 5)
+    says = r"model 'draft', layer 9, tensor 'w': slot 0 shares memory with model 'target', layer 7"
+    with pytest.raises(RegistrationError, match=says):
+        ModelSet((model("target", weights[:2], 7), model("draft", weights[1:], 9)))

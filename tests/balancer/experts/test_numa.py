@@ -1,0 +1,83 @@
+"""Which processors are near, and how many threads they carry."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts import numa
+from equipoise.hal.errors import CopierError
+
+
+def written(cpus: set[int]) -> str:
+    """As the kernel lists them."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs) + "\n"
+
+
+def machine(root: Path, **lists: str) -> Path:
+    for node, text in lists.items():
+        (root / node).mkdir()
+        (root / node / "cpulist").write_text(text)
+    return root
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_a_list_of_processors_is_read_as_the_kernel_writes_it(cpus: set[int]) -> None:
+    assert numa.parse_cpus(written(cpus)) == cpus
+
+
+def test_near_are_the_processors_of_the_node_that_the_process_may_use(tmp_path: Path) -> None:
+    root = machine(tmp_path, node0="0-3,8\n", node1="4-7\n", node2="\n")
+    assert numa.cpus_of(0, root) == {0, 1, 2, 3, 8}
+    assert numa.near_cpus(0, frozenset({2, 3, 4}), root) == {2, 3}
+    assert numa.near_cpus(1, frozenset({0}), root) == frozenset()
+    assert numa.near_cpus(2, frozenset({0}), root) == frozenset()
+    assert numa.near_cpus(numa.UNKNOWN, frozenset({0}), root) == frozenset()
+
+
+@pytest.mark.parametrize("text", ["x", "3-", "1-2-3"])
+def test_a_node_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
+    root = machine(tmp_path, node1=text)
+    with pytest.raises(CopierError, match="NUMA node 1"):
+        numa.cpus_of(1, root)
+    with pytest.raises(CopierError, match="NUMA node 7"):
+        numa.cpus_of(7, root)
+
+
+def test_this_process_may_use_some_processor() -> None:
+    assert numa.available_cpus() == os.sched_getaffinity(0)
+
+
+# Processors of the node and accelerators on it, and the threads by the published rule, which never
+# are more than processors.
+COUNTS = [
+    (72, 1, 16),
+    (64, 2, 16),
+    (56, 4, 7),
+    (32, 4, 4),
+    (8, 1, 4),
+    (6, 8, 4),
+    (3, 1, 3),
+    (1, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("cpus", "accelerators", "threads"), COUNTS)
+def test_threads_follow_the_published_rule_but_never_outnumber_processors(
+    cpus: int, accelerators: int, threads: int
+) -> None:
+    assert numa.thread_count(cpus, accelerators) == threads
+
+
+@pytest.mark.parametrize(("cpus", "accelerators"), [(0, 1), (4, 0)])
+def test_nothing_to_run_on_is_refused(cpus: int, accelerators: int) -> None:
+    with pytest.raises(CopierError, match="no threads"):
+        numa.thread_count(cpus, accelerators)
