@@ -6,6 +6,7 @@ no earlier than latency + bytes / rate behind that, also while the device comput
 """
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from emulated_device import now, wait_until
@@ -129,9 +130,9 @@ class LinkedFabric:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def open(self, purpose: str) -> Communicator:
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
         """See `Fabric`."""
-        opened = self._inner.open(purpose)
+        opened = self._inner.open(purpose, ranks)
         self._opened.append(opened)
         if purpose.endswith(MOVES):
             return LinkedCommunicator(opened, self._link)  # type: ignore[return-value]

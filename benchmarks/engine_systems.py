@@ -20,6 +20,7 @@ from engine_traffic import SHAPE, Given, start
 from straightforward import InUse, install
 
 from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock, open_balancer
+from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, ThreadWorker, finish
@@ -29,7 +30,6 @@ from equipoise.balancer.experts.placement import Load
 from equipoise.balancer.experts.planner import Draft, Freight, Proposal, by_groups, by_ship
 from equipoise.balancer.experts.router import Router, TableRouter
 from equipoise.balancer.experts.shipment import Shipment, ship
-from equipoise.balancer.experts.tables import Change, change_of
 from equipoise.balancer.experts.writers import StreamWriter, Supply
 from equipoise.hal import registry
 from equipoise.hal.slots import Segment, SlotLayout

@@ -38,11 +38,11 @@ from evidence import save
 from straightforward import InUse, install
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.installed import Copies, Installed
 from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.placement import Shape, contiguous
-from equipoise.balancer.experts.tables import Change, change_of
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
 
