@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from equipoise.hal.capabilities import Unavailable as Unavailable
     from equipoise.hal.communicator import Communicator as Communicator
     from equipoise.hal.communicator import CommunicatorBackend as CommunicatorBackend
+    from equipoise.hal.communicator import CountsMemory as CountsMemory
     from equipoise.hal.communicator import Exchange as Exchange
     from equipoise.hal.communicator import Fabric as Fabric
     from equipoise.hal.communicator import Parcel as Parcel
@@ -56,6 +57,7 @@ HOMES = {
     "communicator": (
         "Communicator",
         "CommunicatorBackend",
+        "CountsMemory",
         "Exchange",
         "Fabric",
         "Parcel",

@@ -183,6 +183,15 @@ class RendezvousHost(Protocol):
 
 
 @runtime_checkable
+class CountsMemory(Protocol):
+    """What a backend may have besides: it knows the memory that its communicators take."""
+
+    def device_bytes(self, communicators: int, links: int) -> int:
+        """Bytes of a device that so many communicators, and links of one rank, will hold."""
+        ...
+
+
+@runtime_checkable
 class CommunicatorBackend(Protocol):
     """What an entry point of `equipoise.communicators` names."""
 

@@ -6,6 +6,7 @@ from equipoise.backends.ascend import native
 from equipoise.backends.ascend.building import Builder
 from equipoise.backends.ascend.communicator import HcclCommunicator, hccl_capabilities
 from equipoise.backends.ascend.incarnation import Setting
+from equipoise.backends.ascend.ledger import estimate
 from equipoise.backends.ascend.parting import Partings
 from equipoise.backends.ascend.settings import obstacle
 from equipoise.backends.ascend.watchdog import Watchdog
@@ -92,6 +93,10 @@ class HcclBackend:
     def probe(self) -> Probe:
         """Whether torch_npu is here and sees a device, and is not set to block the host."""
         return Unavailable(why) if (why := obstacle()) else native.probe()
+
+    def device_bytes(self, communicators: int, links: int) -> int:
+        """With today's settings; HCCL itself says it nowhere."""
+        return estimate(communicators, links)
 
     def joined(self) -> Rendezvous | None:
         """HCCL brings no launcher."""

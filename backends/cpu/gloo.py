@@ -66,6 +66,10 @@ class GlooBackend:
             return Available("torch.distributed with gloo")
         return Unavailable("this build of torch has no torch.distributed gloo")
 
+    def device_bytes(self, communicators: int, links: int) -> int:
+        """None: what it buffers is in the host's memory."""
+        return 0
+
     def joined(self) -> Rendezvous | None:
         """Gloo brings no launcher."""
         return None

@@ -36,6 +36,10 @@ class MpiBackend:
             return Unavailable(f"mpi4py is not installed: {REMEDY}")
         return Available(f"mpi4py {_version()}")
 
+    def device_bytes(self, communicators: int, links: int) -> int:
+        """None: what it buffers is in the host's memory."""
+        return 0
+
     def joined(self) -> Rendezvous | None:
         """Where mpiexec put this process; rank 0 holds a new store each time, to its end.
 

@@ -5,11 +5,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle, Subject, Written
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
 from equipoise.balancer.experts.gates import Gates, Guard, NoGates
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Hire, finish
+from equipoise.balancer.experts.journal import SILENT, Journal
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
@@ -20,6 +22,7 @@ from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
 from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.staff import Staff
+from equipoise.balancer.experts.timed import timed
 from equipoise.balancer.experts.updates import Updates
 from equipoise.balancer.experts.voyages import Voyages
 from equipoise.balancer.experts.writers import Supply
@@ -60,20 +63,26 @@ class Engine(Protocol):
 class StillEngine:
     """Static mode: the start layout stays; loads are observed all the same."""
 
-    def __init__(self, load: LoadWindow, deadline: float) -> None:
+    def __init__(
+        self, load: LoadWindow, installed: Installed, deadline: float, chronicle: Chronicle
+    ) -> None:
         self._load = load
+        self._layout = installed.layout
         self._deadline = deadline
+        self._chronicle = chronicle
         self.reports: tuple[EpochReport, ...] = ()
         self.aborts: dict[str, int] = {}
         self.unsettled: tuple[int, ...] = ()
 
     def boundary(self, step: int) -> None:
         """Take and close sub-windows."""
-        finish(self._load.advance(step), self._deadline)
+        if finish(self._load.advance(step), self._deadline):
+            self._chronicle.summed(step - 1, self._load.latest, self._layout)
 
     def close(self) -> None:
         """Wait for a sum under way."""
         finish(self._load.drain(), self._deadline)
+        self._chronicle.close()
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ class Means:
         hire: makes who works beside the forward.
         members: the ranks among which experts are spread.
         first: the step of the first boundary.
+        journal: told what happens; returns at once and never raises.
     """
 
     accelerator: Accelerator
@@ -128,6 +138,7 @@ class Means:
     hire: Hire
     members: Members
     first: int = 0
+    journal: Journal = SILENT
 
     def open(self, what: str) -> Communicator:
         """A communicator among the members; collective."""
@@ -165,12 +176,13 @@ def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
     guard = _guard(means, installed, shape)
     loads, *others = _communicators(means)
     load = _window(means, loads, shape)
-    staff = Staff.hired(means.hire)
+    staff = Staff.hired(_hire(means))
     renewal = _renewal(means, installed, load, shape, staff)
     router = _router(means, installed, load, others)
     path = _path(means, installed, guard, others, staff, shape)
     group = Group(means.fabric.control, means.members, means.first)
-    engine = ExpertEngine(installed, load, path, renewal, group, means.config, staff)
+    chronicle = _chronicle(means, shape, router)
+    engine = ExpertEngine(installed, load, path, renewal, group, means.config, staff, chronicle)
     return Assembly(installed, load, router, engine, guard, (loads, *others))
 
 
@@ -180,8 +192,23 @@ def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
     loads = means.open("loads")
     load = _window(means, loads, shape)
     router = _router(means, installed, load, ())
-    still = StillEngine(load, means.config.deadline)
+    chronicle = _chronicle(means, shape, router)
+    still = StillEngine(load, installed, means.config.deadline, chronicle)
     return Assembly(installed, load, router, still, NoGates(), (loads,))
+
+
+def _hire(means: Means) -> Hire:
+    """Workers whose work is noted, where anybody wants to know."""
+    return means.hire if means.journal is SILENT else timed(means.hire, means.journal)
+
+
+def _chronicle(means: Means, shape: Shape, router: Router) -> Chronicle:
+    """What boundaries are told to."""
+    if means.journal is SILENT:
+        return UNWRITTEN
+    slot_bytes, sub_window = means.store.layout.slot_bytes, means.config.sub_window
+    subject = Subject(shape, means.members.place, slot_bytes, sub_window, router.shares)
+    return Written(means.journal, subject)
 
 
 def _communicators(means: Means) -> list[Communicator]:
@@ -251,5 +278,5 @@ def _path(
             return Updates(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )
-    mover = Mover(means.accelerator, opened[0], means.store)
+    mover = Mover(means.accelerator, opened[0], means.store, means.journal)
     return Voyages(installed, mover, staff.mover, place, shape, config)

@@ -19,6 +19,7 @@ from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.gates import StepKind
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Hire
+from equipoise.balancer.experts.journal import SILENT, Journal
 from equipoise.balancer.experts.layout import Layout, imbalance
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
@@ -28,6 +29,7 @@ from equipoise.balancer.experts.salvage import agree, refill, rewrite, salvage
 from equipoise.balancer.experts.staff import threads
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
+from equipoise.hal.errors import EngineError
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Stream
 
@@ -131,7 +133,7 @@ class ExpertBalancer:
         self.installed.attach(stream)
 
 
-def open_balancer(
+def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     accelerator: Accelerator,
     fabric: Fabric,
     store: SlotStore,
@@ -140,6 +142,7 @@ def open_balancer(
     config: EngineConfig,
     path: CommitPath = BY_BOUNDARY,
     hire: Hire | None = None,
+    journal: Journal = SILENT,
 ) -> ExpertBalancer:
     """Put a balancer together; collective: it opens one communicator a purpose.
 
@@ -152,11 +155,13 @@ def open_balancer(
         config: cadence, bounds and share mode.
         path: how weights come into slots.
         hire: makes who works beside the forward: threads by default.
+        journal: told what happens, by threads that cannot wait; whoever opened it closes it.
 
     Raises:
         Unsupported: the accelerator lacks what the path needs.
+        EngineError: the configuration asks for log lines, and there is no journal.
     """
-    means = _means(accelerator, fabric, store, config, path, hire or threads(config))
+    means = _means(accelerator, fabric, store, config, path, hire or threads(config), journal)
     return ExpertBalancer(means, shape, assemble(means, shape, layout))
 
 
@@ -167,9 +172,10 @@ def open_static(
     shape: Shape,
     layout: Layout,
     config: EngineConfig,
+    journal: Journal = SILENT,
 ) -> ExpertBalancer:
     """The same without epochs: `layout` stays, its shares too; collective."""
-    means = _means(accelerator, fabric, store, config, BY_BOUNDARY, threads(config))
+    means = _means(accelerator, fabric, store, config, BY_BOUNDARY, threads(config), journal)
     return ExpertBalancer(means, shape, assemble_still(means, shape, layout))
 
 
@@ -180,6 +186,9 @@ def _means(
     config: EngineConfig,
     path: CommitPath,
     hire: Hire,
+    journal: Journal,
 ) -> Means:
+    if config.log_balancedness and journal is SILENT:
+        raise EngineError("log_balancedness takes a journal, and none was given")
     members = Members(tuple(range(fabric.control.size)), fabric.control.rank)
-    return Means(accelerator, fabric, store, config, path, hire, members)
+    return Means(accelerator, fabric, store, config, path, hire, members, journal=journal)

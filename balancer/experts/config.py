@@ -62,6 +62,8 @@ class EngineConfig:
         layer_updates_per_iter: layers that are rewritten a step on the locked path.
         nodes: that the ranks divide among evenly, neighbours together: weights come from the same
             node where one of its ranks has them.
+        log_balancedness: whether the journal writes how even the load is, every so often.
+        log_balancedness_interval: steps from one such line to the next.
         deadline: seconds that any wait may last.
     """
 
@@ -77,6 +79,8 @@ class EngineConfig:
     parcel: int = 16
     layer_updates_per_iter: int = 2
     nodes: int = 1
+    log_balancedness: bool = False
+    log_balancedness_interval: int = 1
     deadline: float = 20.0
 
     @property
@@ -96,6 +100,8 @@ class EngineConfig:
             raise ValueError(
                 f"rule {self.rule} reads no shares: they must be static, not {self.shares}"
             )
+        if self.log_balancedness_interval < 1:
+            raise ValueError("log_balancedness_interval is at least one step")
         if self.step_interval < self.window_size:
             raise ValueError(
                 f"step_interval {self.step_interval} is shorter than window_size {self.window_size}"

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Verdict, Wait
+from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
+from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
@@ -49,7 +51,6 @@ from equipoise.balancer.experts.vote import Question, decline, vote
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError
 
-COMMITTED = "committed"
 KEPT = 1024
 """Reports of epochs that are kept."""
 LOG = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class ExpertEngine:
         group: who takes part, and since when.
         config: cadence and bounds.
         staff: works beside the forward.
+        chronicle: told what happens at boundaries that have something to do.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class ExpertEngine:
         group: Group,
         config: EngineConfig,
         staff: Staff,
+        chronicle: Chronicle = UNWRITTEN,
     ) -> None:
         self._installed = installed
         self._load = load
@@ -146,6 +149,7 @@ class ExpertEngine:
         self._members = group.members
         self._config = config
         self._staff = staff
+        self._chronicle = chronicle
         self._state: State = Observing()
         self._vote: Task[Verdict] | None = None
         self._next = group.first
@@ -185,7 +189,10 @@ class ExpertEngine:
         """The same, for whoever wants to do the waiting."""
         if step > self._next:
             raise EngineError(f"boundary {self._next} was left out: now comes {step}")
+        self._chronicle.begin(step)
         summed = yield from self._load.advance(step)
+        if summed:
+            self._chronicle.summed(step - 1, self._load.latest, self._installed.layout)
         yield from self._renewal.boundary(summed)
         if isinstance(self._state, Updating):
             self._state = self._landing(self._path.advance(self._state, step), step)
@@ -199,11 +206,13 @@ class ExpertEngine:
             self._state = self._progress(self._state)
             self._cast(self._state, step + 1)
         self._next = self._when(step)
+        self._chronicle.end(self._state, self._installed.layout)
 
     def close(self) -> None:
         """End what works beside; each wait under way lasts as long as its own deadline."""
         self._staff.close()
         finish(self._load.drain(), self._config.deadline)
+        self._chronicle.close()
 
     def _when(self, step: int) -> int:
         """The next boundary at which there is something to do."""
@@ -220,11 +229,10 @@ class ExpertEngine:
         match state:
             case Draining():
                 return Barred(epoch, "a rank still drains an aborted epoch", state)
-            case Updating():
-                return state
             case Observing():
                 return self._plan(epoch)
         # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
+        # Under locks each leaves alone, when its own streams have read what was written.
         self._decline(epoch, step + 1, "a rank is still in the epoch before")
         return state
 
@@ -302,4 +310,6 @@ class ExpertEngine:
 
     def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes
-        self.reports.append(EpochReport(epoch.number, epoch.opened, step, outcome, copies, size))
+        report = EpochReport(epoch.number, epoch.opened, step, outcome, copies, size)
+        self.reports.append(report)
+        self._chronicle.ended(self._state, report)

@@ -15,15 +15,20 @@ HEADER = ("what", "bytes", "why")
 
 @dataclass(frozen=True)
 class Entry:
-    """Memory of one kind; `nbytes` on one rank."""
+    """Memory of one kind; `nbytes` on one rank, None where nobody can say."""
 
     what: str
-    nbytes: int
+    nbytes: int | None
     why: str
 
     def __post_init__(self) -> None:
-        if self.nbytes < 0:
+        if self.nbytes is not None and self.nbytes < 0:
             raise ValueError(f"{self.what} cannot take {self.nbytes} bytes")
+
+    @property
+    def figure(self) -> str:
+        """Bytes, as they are printed."""
+        return "unknown" if self.nbytes is None else f"{self.nbytes:,}"
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,16 @@ class Ledger:
 
     @property
     def total(self) -> int:
-        """Bytes of all entries."""
-        return sum(entry.nbytes for entry in self.entries)
+        """Bytes of all entries that are known."""
+        return sum(entry.nbytes or 0 for entry in self.entries)
 
     def __add__(self, other: "Ledger") -> "Ledger":
         return Ledger(self.entries + other.entries)
 
     def __str__(self) -> str:
-        rows = [HEADER, *((e.what, f"{e.nbytes:,}", e.why) for e in self.entries)]
-        rows.append(("total", f"{self.total:,}", ""))
+        rows = [HEADER, *((e.what, e.figure, e.why) for e in self.entries)]
+        unknown = any(entry.nbytes is None for entry in self.entries)
+        rows.append(("total", f"{self.total:,}", "at least" if unknown else ""))
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
         return "\n".join(f"{a:<{first}}  {b:>{second}}  {c}".rstrip() for a, b, c in rows)
 

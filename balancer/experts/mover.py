@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.balancer.experts.ballot import WORD
 from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.journal import SILENT, Journal, Span, Track, now
 from equipoise.balancer.experts.shipment import Leg, RoundLeg
 from equipoise.balancer.experts.waits import Ended, all_of
 from equipoise.hal.accelerator import Accelerator
@@ -76,15 +77,21 @@ class Mover:
         accelerator: whose copy stream and memory are used.
         communicator: used for nothing else.
         store: this rank's slots, numbered layer * slots_per_rank + local slot.
+        journal: told of each round, from the wait for it to when it is unpacked.
     """
 
     def __init__(
-        self, accelerator: Accelerator, communicator: Communicator, store: SlotStore
+        self,
+        accelerator: Accelerator,
+        communicator: Communicator,
+        store: SlotStore,
+        journal: Journal = SILENT,
     ) -> None:
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
         self._copy = accelerator.stream(Role.COPY)
+        self._journal = journal
 
     def begin(self, leg: Leg, after: Event) -> Job[Staged]:
         """Begin to stage a lot; the result goes on with it, on any thread.
@@ -112,17 +119,22 @@ class Mover:
             packed = self._pack(part, hold)
             if not self._communicator.capabilities.stream_ordered:
                 yield all_of(self._accelerator, self._copy)
-            passage = self._depart(part, packed, hold)
-            yield Ended(passage.work)
-            self._unpack(passage, hold)
+            yield from self._arrival(self._depart(part, packed, hold), hold)
         return (yield from self._land(leg, hold))
 
     def _landing(self, leg: Leg, hold: _Hold, passages: Sequence[_Passage]) -> Job[Staged]:
         """What is left to do where all rounds are under way."""
         for passage in passages:
-            yield Ended(passage.work)
-            self._unpack(passage, hold)
+            yield from self._arrival(passage, hold)
         return (yield from self._land(leg, hold))
+
+    def _arrival(self, passage: _Passage, hold: _Hold) -> Job[None]:
+        """Wait for a round, and fill staging with what it has brought."""
+        begin = now()
+        yield Ended(passage.work)
+        self._unpack(passage, hold)
+        details = _details(passage.leg)
+        self._journal.note(Span("round", Track.COPY, begin, now(), details))
 
     def _issue(self, part: RoundLeg, hold: _Hold) -> _Passage:
         """Pack and exchange without a wait, as a communicator on the stream's order allows."""
@@ -200,6 +212,16 @@ class Mover:
 
 def _name(source: int, destination: int) -> str:
     return f"{source}>{destination}"
+
+
+def _details(leg: RoundLeg) -> dict[str, object]:
+    """Whom a round is with, and how many slots go each way."""
+    details: dict[str, object] = {}
+    if leg.send is not None:
+        details |= {"to": leg.send.peer, "sent": len(leg.send.slots)}
+    if leg.receive is not None:
+        details |= {"from": leg.receive.peer, "received": len(leg.receive.slots)}
+    return details
 
 
 def _parcel(peer: int, blob: Tensor | None) -> Parcel:

@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from equipoise.balancer.experts.host_copier import Copy, HostCopier, Ticket
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.waits import all_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.checksum import MASK64
-from equipoise.hal.errors import SlotError
+from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Role
 
@@ -64,6 +65,56 @@ class StreamWriter:
         """See `SlotWriter`."""
         self._store.write(slots, sources, self._copy)
         yield all_of(self._accelerator, self._copy)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A ticket's copies are done."""
+
+    ticket: Ticket
+
+    def ready(self) -> bool:
+        """Whether they are, or have failed."""
+        return self.ticket.done()
+
+    def take(self, timeout: float) -> None:
+        """Raises as `Ticket.wait` does."""
+        self.ticket.wait(timeout)
+
+
+class HostWriter:
+    """Threads of the host, into slots that the host can write.
+
+    Args:
+        copier: whose threads.
+        store: whose slots.
+        patience: seconds that a copy may take which nobody waits for any more.
+
+    Raises:
+        Unsupported: slots are in memory of a device.
+    """
+
+    def __init__(self, copier: HostCopier, store: SlotStore, patience: float) -> None:
+        for segment in store.layout.slots[0]:
+            if segment.data.device.type != "cpu":
+                raise Unsupported(f"segment {segment.name!r} is not in the host's memory")
+        self._copier = copier
+        self._slots = store.layout.slots
+        self._patience = patience
+
+    def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
+        """See `SlotWriter`."""
+        copies = [
+            Copy(tensor.view(-1).view(torch.uint8), segment.bytes)
+            for slot, tensors in zip(slots, sources, strict=True)
+            for tensor, segment in zip(tensors, self._slots[slot], strict=True)
+        ]
+        ticket = self._copier.submit(copies)
+        try:
+            yield Copied(ticket)
+        finally:
+            # Whoever is dismissed meanwhile leaves no thread behind that still writes slots.
+            ticket.wait(self._patience)
 
 
 ATTEMPTS = 2

@@ -12,6 +12,10 @@ import pytest
 BAD = {
     "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
     "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
+    "a lock where a step waits for its device": (
+        ("--backend", "support.faulty:FORGETFUL", "--commit", "locked"),
+        "--commit locked is for --backend cpu here, not support.faulty:FORGETFUL",
+    ),
     "too few devices": (
         ("--backend", "support.crowded:BACKEND"),
         "--ranks 4: 4 ranks need 4 devices, and crowded has 2 here: links takes one rank a device",

@@ -72,8 +72,8 @@ def alive(process: int) -> bool:
 def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
     """Wait until the first lines of progress: all ranks serve."""
     assert process.stderr is not None
-    line = process.stderr.readline()
-    assert "steps" in line, line
+    lines = iter(process.stderr.readline, "")
+    assert next((line for line in lines if "steps" in line), None), "it ended before any step"
     found = workers(process.pid)
     assert len(found) == ranks
     return found

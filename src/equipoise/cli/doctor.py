@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from equipoise.cli.files import write_file
 from equipoise.cli.findings import Check, Findings, Found, examine
+from equipoise.cli.memory import words
 from equipoise.cli.validation import check_file
-from equipoise.report.table import human_bytes
 
 INDENT = 32
 WIDTH = 80
@@ -39,7 +39,7 @@ def describe(findings: Findings) -> str:
         *_section("checks", (_check(check) for check in findings.checks)),
         *_section(
             "memory of `equipoise run`, per rank, with default options",
-            (_line(purpose, human_bytes(count)) for purpose, count in memory.items()),
+            (_line(purpose, words(count)) for purpose, count in memory.items()),
         ),
         "",
         _verdict(findings),

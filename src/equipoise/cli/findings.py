@@ -14,7 +14,9 @@ from equipoise.hal.accelerator import Backend
 from equipoise.hal.capabilities import Available, Probe
 from equipoise.hal.errors import BackendUnavailable, EquipoiseError
 
-CHECKED_PACKAGES = ("torch", "numpy", "safetensors", "matplotlib")
+CHECKED_PACKAGES = ("torch", "numpy", "safetensors", "matplotlib", "prometheus_client")
+EXTRAS = {"matplotlib": "plots", "prometheus_client": "serve"}
+"""What brings a package that is optional."""
 
 
 class Probed(Protocol):
@@ -62,7 +64,7 @@ class Findings:
     communicators: tuple[Found, ...]
     checks: tuple[Check, ...]
     machine: dict[str, str]
-    demo_memory: dict[str, int]
+    demo_memory: dict[str, int | None]
 
     @property
     def exit_code(self) -> int:
@@ -122,7 +124,7 @@ def _package(name: str) -> Check:
     try:
         return Check(name, True, metadata.version(name))
     except metadata.PackageNotFoundError:
-        extra = "equipoise[plots]" if name == "matplotlib" else name
+        extra = f"equipoise[{EXTRAS[name]}]" if name in EXTRAS else name
         return Check(name, False, f"not installed: pip install '{extra}'")
 
 

@@ -20,6 +20,7 @@ RECORD = "record.npz"
 """File in the folder of a run that holds everything measured."""
 
 RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
+WATCHING = "watching"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,22 @@ OPTIONS = (
            help="steps of load that a plan is made from"),
     Option(key="step_interval", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
            help="steps from one plan to the next"),
+    Option(key="log_epochs", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
+           help="a line an epoch on standard error; aborted ones are told anyway"),
+    Option(key="log_balancedness", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
+           help="lines on standard error that say how even the load is"),
+    Option(key="log_balancedness_interval", kind=kinds.WHOLE, group=WATCHING, metavar="STEPS",
+           help="steps from one such line to the next"),
+    Option(key="metrics_port", kind=kinds.WHOLE, group=WATCHING, metavar="PORT",
+           shown_default="none",
+           help="serve Prometheus metrics while the run lasts: rank 0 on this port, rank r on "
+           "PORT + r; takes equipoise[serve]"),
+    Option(key="metrics_address", kind=kinds.NAME, group=WATCHING, metavar="ADDRESS",
+           help="address to serve them on"),
+    Option(key="trace", kind=kinds.PATH, group=WATCHING, metavar="FILE", shown_default="none",
+           help="write there what every rank did when, for Perfetto or Chrome, as JSON"),
+    Option(key="wandb", kind=kinds.NAME, group=WATCHING, metavar="PROJECT", shown_default="none",
+           help="log epochs to this project at Weights & Biases; takes equipoise[wandb]"),
     Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR",
            help="folder of summary.json and report.html"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
@@ -98,13 +115,15 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 class RunRequest:
     """What one `equipoise run` was asked for; `progress` is `shown` or `hidden`.
 
-    `said` are the keys that anybody gave a value to, on the command line or in a file.
+    `trace` is None where none is asked for; `said` are the keys that anybody gave a
+    value to, on the command line or in a file.
     """
 
     settings: RunSettings
     json: Path
     html: Path
     progress: str
+    trace: Path | None = None
     said: frozenset[str] = frozenset()
 
 
@@ -120,6 +139,7 @@ def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequ
         json=values.get("json", settings.out / "summary.json"),
         html=values.get("html", settings.out / "report.html"),
         progress="hidden" if values.get("quiet") else "shown",
+        trace=values.get("trace"),
         said=frozenset(values),
     )
 

@@ -1,6 +1,7 @@
 """`equipoise run`."""
 
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from equipoise.report.html import PlotsMissing, render_html
 from equipoise.report.ink import ink_of_stdout
 from equipoise.report.summary import Summary, summarise
 from equipoise.report.table import render
+from equipoise.report.trace import render_trace
 
 
 def run(arguments: Namespace, command: str) -> int:
@@ -51,8 +53,11 @@ def request_of(given: Mapping[str, Any]) -> RunRequest:
 
 
 def _serve(request: RunRequest) -> RunRecord | None:
+    from equipoise.cli.memory import render_ledger
     from equipoise.demo.launcher import run_demo
 
+    if request.progress == "shown" and os.environ.get("RANK", "0") == "0":
+        print(render_ledger(request.settings), file=sys.stderr, flush=True)
     progress = progress_for(request.progress)
     try:
         return run_demo(request.settings, progress)
@@ -66,6 +71,9 @@ def _write(request: RunRequest, record: RunRecord, summary: Summary, command: st
     # Everything measured, for pictures and questions that come later.
     _save(record, ensure_folder(request.settings.out) / RECORD)
     written = [f"figures: {request.json}"]
+    if request.trace is not None:
+        write_file(request.trace, render_trace(record))
+        written.append(f"trace: {request.trace} (ui.perfetto.dev or chrome://tracing opens it)")
     try:
         write_file(request.html, render_html(record, summary, command))
         written.append(f"report: {request.html}")

@@ -5,14 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from equipoise.cli.options import EXPERTS, RECORD, RunRequest
-from equipoise.demo.settings import Balance, RunSettings
+from equipoise.demo.settings import Balance, CommitMode, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
+HOST = "cpu"
+"""The backend whose streams are threads of the host."""
 MOST_RANKS = 64
 LAUNCHED = "WORLD_SIZE"
 """Set where `torchrun` has started the ranks."""
 MOST_SLOTS = 4096
 MOST_STEPS = 100_000
+MOST_PORT = 65_535
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
 """Seconds: what a healthy rank may need to answer, and a day."""
 
@@ -29,7 +32,9 @@ def validate_settings(settings: RunSettings) -> None:
     _check_slots(settings)
     _check_cadence(settings)
     _check_backends(settings)
+    _check_commit(settings)
     _check_traffic(settings)
+    _check_watching(settings)
 
 
 def _check_ranks(settings: RunSettings) -> None:
@@ -92,6 +97,18 @@ def _check_backends(settings: RunSettings) -> None:
         check_devices(settings.backend, settings.communicator, settings.ranks)
 
 
+def _check_commit(settings: RunSettings) -> None:
+    """A step of the demo is one program that waits for its device: elsewhere it holds the mover up.
+
+    The device would wait for the mover's copy, and the mover for the end of the program.
+    """
+    if settings.commit is CommitMode.LOCKED and settings.backend != HOST:
+        raise UsageError(
+            f"--commit locked is for --backend {HOST} here, not {settings.backend}: the demo waits "
+            "for its device within a step; --commit boundary works everywhere"
+        )
+
+
 def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
     """Raises UsageError where this machine has too few devices for so many ranks to start here."""
     from equipoise.hal import registry
@@ -141,6 +158,7 @@ def _check_outputs(request: RunRequest) -> None:
         (f"--out's {RECORD}", out / RECORD),
         ("--json", request.json),
         ("--html", request.html),
+        *([] if request.trace is None else [("--trace", request.trace)]),
     ):
         check_file(name, path)
         other = taken.setdefault(os.path.realpath(path), name)
@@ -155,6 +173,19 @@ def _check_traffic(settings: RunSettings) -> None:
     phases = load_phases(settings.text)
     if settings.steps < len(phases):
         raise UsageError(f"--steps {settings.steps} is fewer than the {len(phases)} texts")
+
+
+def _check_watching(settings: RunSettings) -> None:
+    check_count("--log-balancedness-interval", settings.log_balancedness_interval, MOST_STEPS)
+    if settings.metrics_port is not None:
+        from equipoise.balancer.observe.metrics import require
+
+        check_count("--metrics-port", settings.metrics_port, MOST_PORT - settings.ranks + 1)
+        require()
+    if settings.wandb:
+        from equipoise.balancer.observe.wandb import require as require_wandb
+
+        require_wandb()
 
 
 def check_folder(flag: str, path: Path) -> None:

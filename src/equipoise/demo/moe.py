@@ -7,14 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise import _native
 from equipoise.balancer.experts.expert_model import Family
 from equipoise.balancer.experts.registration import ModelRegistry
 from equipoise.balancer.experts.router import Router
 from equipoise.demo.model import (
     HOST,
     ModelConfig,
-    ModelWeights,
     combine_in_order,
     expert_rows,
 )
@@ -114,23 +112,3 @@ class ExpertParallel:
         if computed:
             out[by_slot] = torch.cat(computed)
         return out
-
-
-class HostWeights:
-    """The model's own weights, as a source to rewrite slots from.
-
-    Args:
-        weights: in the host's memory.
-    """
-
-    def __init__(self, weights: ModelWeights) -> None:
-        self._weights = weights
-
-    def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
-        """The segments of a slot, in the order of the family: by name."""
-        return self._weights.down[layer, expert], self._weights.gate_up[layer, expert]
-
-    def checksum(self, layer: int, expert: int) -> int:
-        """Of both, back to back."""
-        parts = [part.reshape(-1).view(torch.uint8) for part in self.view(layer, expert)]
-        return _native.checksum(torch.cat(parts))

@@ -1,27 +1,33 @@
 """What one rank of a run does, from meeting the others to the record of the run."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import takewhile
 
 import torch
 
 from equipoise import __version__
+from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.journal import EpochRecord
 from equipoise.balancer.formats import Recorder
+from equipoise.balancer.observe.spans import Traced
 from equipoise.demo.gather import Gatherer
 from equipoise.demo.given import agree, read_given
 from equipoise.demo.machine import describe_machine
 from equipoise.demo.model import load_weights
 from equipoise.demo.model.invariance import check_batch_invariance
+from equipoise.demo.observers import Observers
 from equipoise.demo.progress import Progress
 from equipoise.demo.record import Counts, Epoch, RunRecord, VariantRecord
 from equipoise.demo.reference import serve_alone
 from equipoise.demo.requests import Desk, outputs_digest
 from equipoise.demo.serve import Post
 from equipoise.demo.settings import Recording, RunSettings
+from equipoise.demo.site import Site
 from equipoise.demo.traffic import Traffic, load_phases
-from equipoise.demo.variant import UNBALANCED, Pass, Site, Variant, serve_variant, variants
+from equipoise.demo.variant import UNBALANCED, Pass, Variant, serve_variant, variants
 from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -85,6 +91,7 @@ def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendez
 
 
 def _part(site: Site) -> None:
+    site.observers.close()
     site.fabric.close()
     site.accelerator.close()
 
@@ -117,7 +124,8 @@ def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) ->
     layout = read_given(settings, weights.config)
     if layout is not None:
         agree(layout, fabric.open("placement"), accelerator.device, rendezvous.deadline)
-    return Site(settings, accelerator, fabric, post, traffic, layout)
+    observers = Observers(settings, rendezvous.rank)
+    return Site(settings, accelerator, fabric, post, traffic, observers, layout)
 
 
 def _recorder(site: Site, recording: Recording) -> Recorder:
@@ -133,7 +141,7 @@ def _recorder(site: Site, recording: Recording) -> Recorder:
     )
 
 
-Served = tuple[Variant, Pass, VariantRecord, torch.Tensor]
+Served = tuple[Variant, Pass, VariantRecord, torch.Tensor, tuple[Traced, ...]]
 
 
 def _pass(
@@ -154,7 +162,7 @@ def _pass(
 
 def _serve(
     site: Site, variant: Variant, progress: Progress
-) -> tuple[Pass, VariantRecord, torch.Tensor]:
+) -> tuple[Pass, VariantRecord, torch.Tensor, tuple[Traced, ...]]:
     """One pass, and what all ranks together made of it."""
     done = _pass(site, variant, progress)
     site.post.control.enter(f"gathering the results ({variant.name})")
@@ -165,21 +173,39 @@ def _serve(
         name=variant.name,
         rank_rows=gatherer.rank_rows(done.meter),
         step_seconds=gatherer.slowest(done.meter),
-        epochs=tuple(
-            Epoch(
-                number=report.number,
-                planned_at=report.opened,
-                step=report.step,
-                outcome=report.outcome,
-                slots_moved=report.slots,
-                bytes_moved=report.bytes,
-            )
-            for report in done.reports
-        ),
+        epochs=_epochs(done),
         aborts=done.aborts,
         outputs=outputs_digest(gatherer.digests(done.desk.finished, requests)),
     )
-    return done, record, torch.from_numpy(gatherer.expert_rows(done.meter))
+    rows = torch.from_numpy(gatherer.expert_rows(done.meter))
+    return done, record, rows, _spans(done, gatherer)
+
+
+def _epochs(done: Pass) -> tuple[Epoch, ...]:
+    """How each ended, with what the journal knows beside."""
+    known = {record.number: record for record in done.spans.epochs}
+    return tuple(_epoch(report, known.get(report.number)) for report in done.reports)
+
+
+def _epoch(report: EpochReport, known: EpochRecord | None) -> Epoch:
+    return Epoch(
+        number=report.number,
+        planned_at=report.opened,
+        step=report.step,
+        outcome=report.outcome,
+        slots_moved=report.slots,
+        bytes_moved=report.bytes,
+        seconds=dict(known.seconds) if known else {},
+        before=known.before if known else None,
+        predicted=known.predicted if known else None,
+        actual=known.actual if known else None,
+    )
+
+
+def _spans(done: Pass, gatherer: Gatherer) -> tuple[Traced, ...]:
+    """What every rank did when; they travel as JSON."""
+    mine = json.dumps([asdict(span) for span in done.spans.spans])
+    return tuple(Traced(**span) for text in gatherer.texts(mine) for span in json.loads(text))
 
 
 def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
@@ -204,10 +230,12 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
         switch_steps=traffic.switch_steps,
         step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,
         expert_rows=expert_rows,
-        variants={record.name: record for _, _, record, _ in served},
+        variants={record.name: record for _, _, record, _, _ in served},
         reference_outputs=outputs_digest(reference.finished),
         prompts=prompts,
         continuations=continuations,
+        spans=served[-1][4],
+        levels=served[-1][1].spans.levels,
         machine=describe_machine(),
     )
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.observe.spans import Level, Traced
+
 Counts = npt.NDArray[np.int64]
 
 
@@ -20,6 +22,14 @@ class Epoch:
     slots_moved: int
     """Copies that the receiving ranks did not hold; 0 where only shares changed."""
     bytes_moved: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By phase, on rank 0."""
+    before: float | None = None
+    """Imbalance, under the load planned on, of what was installed; None where no plan was made."""
+    predicted: float | None = None
+    """The same of the plan."""
+    actual: float | None = None
+    """In the first sub-window behind it; None where it was not seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,5 +82,9 @@ class RunRecord:
     """A sample prompt of each phase."""
     continuations: tuple[str, ...] = ()
     """What the model wrote after it."""
+    spans: tuple[Traced, ...] = ()
+    """What every rank did when, in the variant that the run is about."""
+    levels: tuple[Level, ...] = ()
+    """The imbalance that rank 0 saw meanwhile."""
     machine: dict[str, str] = field(default_factory=dict)
     """Processor, cores, operating system, versions of Python, torch and numpy."""

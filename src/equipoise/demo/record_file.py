@@ -8,6 +8,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from equipoise.balancer.observe.spans import Level, Traced
 from equipoise.demo.record import Epoch, RunRecord, VariantRecord
 from equipoise.hal.errors import UsageError
 
@@ -48,6 +49,9 @@ def _restore(facts: dict[str, Any], arrays: dict[str, Any]) -> RunRecord:
     tuples: dict[str, Any] = {
         key: tuple(facts.pop(key)) for key in ("phases", "switch_steps", "prompts", "continuations")
     }
+    # Runs that were recorded before spans were have none.
+    tuples["spans"] = tuple(Traced(**span) for span in facts.pop("spans", ()))
+    tuples["levels"] = tuple(Level(**level) for level in facts.pop("levels", ()))
     return RunRecord(
         variants=variants, **tuples, **{name: arrays[name] for name in ARRAYS}, **facts
     )

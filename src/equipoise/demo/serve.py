@@ -1,6 +1,5 @@
 """One pass of one rank over the traffic."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from equipoise.balancer.experts.journal import SILENT, Journal, Span, Stepped, Track, now
 from equipoise.balancer.experts.router import Router
 from equipoise.demo.model import Decoder, KVCache, ModelWeights, MoeLayer
 from equipoise.demo.record import Counts
@@ -96,6 +96,7 @@ class ServeLoop:
     boundary: Callable[[int], None]
     watch: Callable[[int], None]
     name: str
+    journal: Journal = SILENT
     desk: Desk = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,9 +116,11 @@ class ServeLoop:
         """
         for step in range(self.traffic.steps):
             self.meter.step = step
-            began = time.perf_counter()
+            began = now()
             self._step(step)
-            self.meter.seconds[step] = time.perf_counter() - began
+            ended = now()
+            self.meter.seconds[step] = ended - began
+            self.journal.note(Stepped(step, began, ended))
             self.watch(step)
         self.desk.close()
         return self.desk
@@ -127,10 +130,13 @@ class ServeLoop:
         enter(f"the vote before step {step} ({self.name})")
         self.boundary(step)
         enter(f"step {step} ({self.name})")
+        began = now()
         batch = self.desk.batch(step)
         logits: list[torch.Tensor] = []
         self.post.compute.launch(
             lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
         )
         self.post.compute.synchronize(self.post.deadline * 2)
+        details = {"step": step, "tokens": batch.rows}
+        self.journal.note(Span("step", Track.COMPUTE, began, now(), details))
         self.desk.take(batch, logits[0].cpu())

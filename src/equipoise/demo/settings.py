@@ -25,7 +25,7 @@ class RunSettings:
     `slots` counts physical experts per layer over all ranks, `window_size` and `step_interval`
     are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples, and
     an empty `communicator` the one that goes with the backend. A `placement` is a file of the one
-    that is served unchanged.
+    that is served unchanged. Rank r serves metrics on `metrics_port` + r, where there is one.
     """
 
     ranks: int = 4
@@ -42,6 +42,12 @@ class RunSettings:
     step_interval: int = 8
     deadline: float = 20.0
     seed: int = 0
+    metrics_port: int | None = None
+    metrics_address: str = "127.0.0.1"
+    wandb: str = ""
+    log_epochs: bool = False
+    log_balancedness: bool = False
+    log_balancedness_interval: int = 1
     out: Path = Path("equipoise-run")
 
 

@@ -1,32 +1,28 @@
 """The ways in which a run serves its traffic, and one rank's part in serving it one way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.balancer import (
-    AtBoundary,
-    CommitPath,
     ExpertBalancer,
-    UnderLock,
     open_balancer,
     open_static,
 )
-from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.expert_model import Family
+from equipoise.balancer.experts.journal import Journal
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Placement, Shape, contiguous
-from equipoise.balancer.experts.writers import StreamWriter, Supply
-from equipoise.demo.model import HOST
-from equipoise.demo.moe import ExpertParallel, HostWeights, SlotWeights
+from equipoise.balancer.observe.spans import SpanBook
+from equipoise.demo.carriage import carriage
+from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk
-from equipoise.demo.serve import Meter, Post, ServeLoop
+from equipoise.demo.serve import Meter, ServeLoop
 from equipoise.demo.settings import Balance, RunSettings
-from equipoise.demo.traffic import Traffic
-from equipoise.hal import registry
-from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Fabric
+from equipoise.demo.site import Site
 from equipoise.hal.slots import SlotStore
 from equipoise.pipeline.exchange import ExpertExchange
 
@@ -64,6 +60,14 @@ def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
 
 
 @dataclass(frozen=True)
+class Eyes:
+    """Who is told of a pass as it goes: after each step, and whatever the engine does."""
+
+    watch: Watch
+    journal: Journal
+
+
+@dataclass(frozen=True)
 class Pass:
     """What one rank brings home from one pass."""
 
@@ -71,32 +75,32 @@ class Pass:
     desk: Desk
     reports: tuple[EpochReport, ...]
     aborts: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Site:
-    """All that outlives a pass on one rank."""
-
-    settings: RunSettings
-    accelerator: Accelerator
-    fabric: Fabric
-    post: Post
-    traffic: Traffic
-    layout: Layout | None
-    """What was given to be served unchanged; None where nothing was."""
-
-    def shape(self, variant: Variant) -> Shape:
-        """Of the model under a variant's number of slots."""
-        config = self.post.weights.config
-        return Shape(config.layers, config.experts, variant.slots, self.post.ranks)
+    spans: SpanBook
 
 
 def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
-    """Serve the whole traffic one way; collective."""
+    """Serve the whole traffic one way, under observation; collective."""
+    with site.observers.watching(engine_config(site, variant)) as seen:
+        meter, desk, balancer = _serve(site, variant, watch, seen.journal)
+    reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
+    return Pass(meter, desk, reports, aborts, seen.spans)
+
+
+def _serve(
+    site: Site, variant: Variant, watch: Watch, journal: Journal
+) -> tuple[Meter, Desk, ExpertBalancer]:
     site.post.control.enter(f"the opening of communicators ({variant.name})")
-    shape = site.shape(variant)
+    shape = site.shape(variant.slots)
     weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
-    balancer = _open(site, variant, weights, shape)
+    with _opened(site, variant, weights, shape, journal) as balancer:
+        meter, desk = _loop(site, variant, weights, balancer, Eyes(watch, journal))
+        return meter, desk, balancer
+
+
+def _loop(
+    site: Site, variant: Variant, weights: SlotWeights, balancer: ExpertBalancer, eyes: Eyes
+) -> tuple[Meter, Desk]:
+    shape = balancer.shape
     meter = Meter.sized(site.traffic.steps, shape.layers, shape.experts)
     experts = site.fabric.open(f"{variant.name}.experts")
     compute, deadline = site.post.compute, site.post.deadline
@@ -116,36 +120,34 @@ def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
         moe=moe,
         meter=meter,
         boundary=balancer.boundary,
-        watch=lambda step: watch(step, meter.experts[step], balancer.observed()),
+        watch=lambda step: eyes.watch(step, meter.experts[step], balancer.observed()),
         name=variant.name,
+        journal=eyes.journal,
     )
     desk = loop.run()
     balancer.close()
-    return Pass(meter, desk, tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+    return meter, desk
 
 
-def _open(site: Site, variant: Variant, weights: SlotWeights, shape: Shape) -> ExpertBalancer:
+@contextmanager
+def _opened(
+    site: Site, variant: Variant, weights: SlotWeights, shape: Shape, journal: Journal
+) -> Iterator[ExpertBalancer]:
     """The variant's balancer over freshly filled slots."""
-    layout = _layout(site, variant, shape)
+    layout, config = _layout(site, variant, shape), engine_config(site, variant)
     staging = LAYERS_IN_FLIGHT * shape.slots_per_rank if variant.balanced else 0
     family = weights.family()
-    store = site.accelerator.slot_store(family.layout(staging))
+    accelerator, fabric = site.accelerator, site.fabric
+    store = accelerator.slot_store(family.layout(staging))
     mine = site.post.rank * shape.slots_per_rank
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
-    config = engine_config(site, variant)
     if not variant.balanced:
-        return open_static(site.accelerator, site.fabric, store, shape, layout, config)
-    path = _path(site, store)
-    return open_balancer(site.accelerator, site.fabric, store, shape, layout, config, path)
-
-
-def _path(site: Site, store: SlotStore) -> CommitPath:
-    """How weights come into slots."""
-    if site.settings.commit is CommitMode.BOUNDARY:
-        return AtBoundary()
-    source = HostWeights(site.post.weights.to(HOST))
-    backend = registry.accelerator(site.settings.backend)
-    return UnderLock(Supply(source, StreamWriter(site.accelerator, store)), backend.capabilities)
+        yield open_static(accelerator, fabric, store, shape, layout, config, journal)
+        return
+    with carriage(site, variant.name, family, store, shape) as path:
+        yield open_balancer(
+            accelerator, fabric, store, shape, layout, config, path, journal=journal
+        )
 
 
 def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
@@ -180,5 +182,7 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
         window_size=settings.window_size,
         step_interval=settings.step_interval,
         sub_window=half if halves else 1,
+        log_balancedness=settings.log_balancedness,
+        log_balancedness_interval=settings.log_balancedness_interval,
         deadline=site.post.deadline,
     )

@@ -22,6 +22,26 @@ DIVERGING = ("#2456a4", "#82aedb", "#f3f0e8", "#eda268", "#b3331d")
 
 SEQUENTIAL = ("#f3f0e8", "#f0c987", "#e08e4f", "#b3441f", "#5c1a1b")
 
+PHASES = {
+    "planning": "#c99a2e",
+    "agreeing": "#d9c08a",
+    "moving": "#3d6fb6",
+    "committing": "#1f7a4d",
+    "updating": "#4f8f8b",
+    "draining": "#c8553d",
+    "barred": "#b3331d",
+}
+"""What an epoch is in."""
+
+WORK = {
+    "compute stream": "#9aa7ba",
+    "mover": "#82aedb",
+    "copy stream": "#2456a4",
+    "planner": "#c99a2e",
+    "clerk": "#7a5ba6",
+}
+"""Work by the thread or stream that does it."""
+
 STYLE: dict[str, object] = {
     "font.size": 10.0,
     "font.family": "DejaVu Sans",

@@ -49,7 +49,7 @@ def test_a_model_is_told_by_slots_staging_and_tables() -> None:
         5 * model.families[1].slot_bytes,
         tables_bytes(model.shape(RANKS)),
     ]
-    assert ledger.total == sum(entry.nbytes for entry in ledger.entries)
+    assert ledger.total == sum(entry.nbytes or 0 for entry in ledger.entries)
     assert "1 of 6 slots a layer, over all ranks, are spare" in ledger.entries[0].why
 
 

@@ -1,0 +1,1 @@
+"""What becomes of an engine's entries: log lines, metrics, traces."""

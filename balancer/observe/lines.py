@@ -1,0 +1,125 @@
+"""Log lines: one an epoch, and how even the load is, now and then. In logfmt: `key=value`."""
+
+import json
+import logging
+import math
+
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.journal import (
+    COMMITTED,
+    Balance,
+    Entry,
+    EpochRecord,
+    Journal,
+    Settled,
+)
+
+EPOCHS = logging.getLogger("equipoise.epochs")
+"""INFO for a committed epoch, WARNING for an aborted one."""
+BALANCEDNESS = logging.getLogger("equipoise.balancedness")
+"""INFO."""
+
+
+class EpochLines:
+    """One line an epoch, when all is known of it.
+
+    Args:
+        label: whose epochs they are.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def note(self, entry: Entry) -> None:
+        """See `Journal`."""
+        if isinstance(entry, Settled):
+            level = logging.INFO if entry.record.outcome == COMMITTED else logging.WARNING
+            fields = {"engine": self._label, **fields_of(entry.record)}
+            EPOCHS.log(level, "%s", logfmt(fields), extra={"equipoise": fields})
+
+    def close(self) -> None:
+        """See `Journal`."""
+
+
+class BalancednessLines:
+    """A line every `interval` steps, or with the first sum behind them.
+
+    The word, its meaning and the interval are vLLM's; sums are those that the engine takes anyway,
+    so there is no further collective.
+
+    Args:
+        label: whose load it is.
+        interval: steps.
+    """
+
+    def __init__(self, label: str, interval: int) -> None:
+        if interval < 1:
+            raise ValueError(f"log_balancedness_interval must be positive, got {interval}")
+        self._label = label
+        self._interval = interval
+        self._due = 0
+
+    def note(self, entry: Entry) -> None:
+        """See `Journal`."""
+        if isinstance(entry, Balance) and entry.step >= self._due:
+            self._due = (entry.step // self._interval + 1) * self._interval
+            fields = {
+                "engine": self._label,
+                "step": entry.step,
+                "avg_tokens": entry.average,
+                "max_tokens": entry.largest,
+                "balancedness": entry.balancedness,
+                "imbalance": entry.imbalance,
+            }
+            BALANCEDNESS.info("%s", logfmt(fields), extra={"equipoise": fields})
+
+    def close(self) -> None:
+        """See `Journal`."""
+
+
+def lines_for(config: EngineConfig, rank: int) -> tuple[Journal, ...]:
+    """The lines that a configuration asks for, of the rank that writes them: the first.
+
+    All ranks know the same, and seventy copies of a line help nobody.
+    """
+    if rank:
+        return ()
+    epochs = EpochLines(config.label)
+    if not config.log_balancedness:
+        return (epochs,)
+    return epochs, BalancednessLines(config.label, config.log_balancedness_interval)
+
+
+def fields_of(record: EpochRecord) -> dict[str, object]:
+    """What a line, or a point of a chart, says of an epoch; None is left out."""
+    aborted = record.outcome != COMMITTED
+    fields: dict[str, object | None] = {
+        "epoch": record.number,
+        "outcome": "aborted" if aborted else COMMITTED,
+        "reason": record.outcome if aborted else None,
+        "opened": record.opened,
+        "ended": record.ended,
+        "layers": record.layers,
+        "lots": record.lots,
+        "copies": record.copies,
+        "bytes": record.bytes,
+        **{f"{phase}_s": seconds for phase, seconds in record.seconds.items()},
+        "stall_s": record.stall,
+        "imbalance_before": record.before,
+        "imbalance_predicted": record.predicted,
+        "imbalance_actual": record.actual,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def logfmt(fields: dict[str, object]) -> str:
+    """`key=value`, blanks between; a value with a blank, a quote or an equals sign is quoted."""
+    return " ".join(f"{key}={_word(value)}" for key, value in fields.items())
+
+
+def _word(value: object) -> str:
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else f"{value:.6g}"
+    text = str(value)
+    plain = text.isprintable() and text and not set(text) & set(' "=')
+    return text if plain else json.dumps(text)

@@ -1,0 +1,189 @@
+"""Metrics for Prometheus: names, units and labels are those of `docs/observability.md`.
+
+Labels have few values, known beforehand: no series a layer, an expert or a rank. A rank exports
+for itself, so its number is the scraper's `instance`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from equipoise.balancer.experts.journal import (
+    COMMITTED,
+    Balance,
+    Entry,
+    EpochRecord,
+    Lost,
+    Passed,
+    Settled,
+    Stalled,
+)
+from equipoise.balancer.observe.reasons import LABELS, label_of
+from equipoise.hal.errors import EquipoiseError, UsageError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+PHASES = ("planning", "agreeing", "moving", "committing", "updating", "barred")
+"""States of the engine in which an epoch spends its time."""
+PHASE_SECONDS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
+BOUNDARY_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.01, 0.1)
+LOOPBACK = "127.0.0.1"
+MISSING = "prometheus_client is missing: pip install 'equipoise[serve]'"
+
+
+class MetricsMissing(UsageError):
+    """prometheus_client, which is optional, is not installed."""
+
+
+class PortTaken(EquipoiseError):
+    """Metrics cannot be served there."""
+
+
+def require() -> None:
+    """Raises `MetricsMissing` where there is nothing to export with."""
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise MetricsMissing(MISSING) from error
+    del prometheus_client
+
+
+class Metrics:
+    """A journal that keeps what Prometheus asks for.
+
+    Args:
+        registry: where the metrics are registered; one a rank.
+
+    Raises:
+        MetricsMissing: prometheus_client is not installed.
+    """
+
+    def __init__(self, registry: "CollectorRegistry") -> None:
+        require()
+        self._gauges = _gauges(registry)
+        self._counters = _counters(registry)
+        self._aborted, self._phases, self._boundaries = _by_label(registry)
+        for reason in LABELS:
+            self._aborted.labels(reason=reason)
+        for phase in PHASES:
+            self._phases.labels(phase=phase)
+
+    def note(self, entry: Entry) -> None:
+        """See `Journal`."""
+        match entry:
+            case Passed(_, begin, end):
+                self._boundaries.observe(end - begin)
+            case Balance():
+                self._gauges["balancedness"].set(entry.balancedness)
+                self._gauges["actual_imbalance"].set(entry.imbalance)
+            case Stalled(_, seconds):
+                self._counters["stall_seconds"].inc(seconds)
+            case Settled(record):
+                self._settled(record)
+            case Lost(entries):
+                self._counters["journal_lost"].inc(entries)
+
+    def close(self) -> None:
+        """What was counted stays as it is."""
+
+    def _settled(self, record: EpochRecord) -> None:
+        self._counters["epochs"].inc()
+        self._counters["slot_copy_bytes"].inc(record.here)
+        for phase, seconds in record.seconds.items():
+            self._phases.labels(phase=phase).observe(seconds)
+        if record.outcome != COMMITTED:
+            self._aborted.labels(reason=label_of(record.outcome)).inc()
+        elif record.predicted is not None:
+            self._gauges["predicted_imbalance"].set(record.predicted)
+
+
+def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
+    from prometheus_client import Gauge
+
+    what = {
+        "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
+        "actual_imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
+        "predicted_imbalance": "the same as the last committed plan has it",
+    }
+    return {
+        name: Gauge(f"equipoise_{name}", text, registry=registry) for name, text in what.items()
+    }
+
+
+def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
+    from prometheus_client import Counter
+
+    what = {
+        "epochs": "epochs that ended, committed or not",
+        "slot_copy_bytes": "weights that this rank installed and did not hold",
+        "stall_seconds": "what steps within epochs took longer than the median step outside",
+        "journal_lost": "entries of the journal that were dropped",
+    }
+    return {
+        name: Counter(f"equipoise_{name}", text, registry=registry) for name, text in what.items()
+    }
+
+
+def _by_label(registry: "CollectorRegistry") -> tuple[Any, Any, Any]:
+    from prometheus_client import Counter, Histogram
+
+    aborted = Counter(
+        "equipoise_epochs_aborted", "epochs that were left", ["reason"], registry=registry
+    )
+    phases = Histogram(
+        "equipoise_epoch_seconds",
+        "seconds of an epoch by phase",
+        ["phase"],
+        buckets=PHASE_SECONDS,
+        registry=registry,
+    )
+    boundaries = Histogram(
+        "equipoise_boundary_seconds",
+        "host seconds of a boundary that had something to do",
+        buckets=BOUNDARY_SECONDS,
+        registry=registry,
+    )
+    return aborted, phases, boundaries
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Serves a registry over HTTP, until it is closed.
+
+    Attributes:
+        port: on which it is served.
+    """
+
+    port: int
+    _stop: Callable[[], None]
+    _thread: Thread
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Serve no more; bounded."""
+        self._stop()
+        self._thread.join(timeout)
+
+
+def export(registry: "CollectorRegistry", port: int, address: str = LOOPBACK) -> Exporter:
+    """Serve `registry` on `address`:`port`; 0 picks a free port.
+
+    Raises:
+        MetricsMissing: prometheus_client is not installed.
+        PortTaken: somebody else is there, or the address is not of this machine.
+    """
+    require()
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, addr=address, registry=registry)
+    except OSError as error:
+        why = error.strerror or error
+        raise PortTaken(f"metrics cannot be served on {address}:{port}: {why}") from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return Exporter(server.server_port, stop, thread)

@@ -1,0 +1,111 @@
+"""Keeps what one rank did, when, and on which track: what a trace and a Gantt chart are made of."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter, time
+from typing import Any
+
+from equipoise.balancer.experts.journal import (
+    Balance,
+    Entry,
+    EpochRecord,
+    Passed,
+    Settled,
+    Span,
+    Track,
+)
+
+MOST = 20_000
+"""Spans that are kept of a rank, the last ones."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A span of a rank.
+
+    Attributes:
+        begin: seconds of the wall clock.
+        end: likewise.
+        details: numbers and words, as JSON has them.
+    """
+
+    rank: int
+    track: str
+    name: str
+    begin: float
+    end: float
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The imbalance that was seen at a time."""
+
+    rank: int
+    at: float
+    imbalance: float
+
+
+def wall_clock_lead() -> float:
+    """Seconds that the wall clock is ahead of the journal's clock, read once for a whole trace.
+
+    Of several readings the one with the least time between: within a machine all ranks then agree
+    to a microsecond or so; between machines as well as their wall clocks do.
+    """
+    readings = []
+    for _ in range(9):
+        before, wall, behind = perf_counter(), time(), perf_counter()
+        readings.append((behind - before, wall - (before + behind) / 2))
+    return min(readings)[1]
+
+
+class SpanBook:
+    """A journal that keeps spans.
+
+    Args:
+        rank: whose they are.
+        most: spans that are kept; older ones are forgotten, and counted.
+    """
+
+    def __init__(self, rank: int, most: int = MOST) -> None:
+        self._rank = rank
+        self._lead = wall_clock_lead()
+        self._spans: deque[Traced] = deque(maxlen=most)
+        self._levels: deque[Level] = deque(maxlen=most)
+        self.forgotten = 0
+        self.epochs: deque[EpochRecord] = deque(maxlen=most)
+        """What is known of each epoch, in order."""
+
+    @property
+    def spans(self) -> tuple[Traced, ...]:
+        """In the order in which they ended."""
+        return tuple(self._spans)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """In order."""
+        return tuple(self._levels)
+
+    def note(self, entry: Entry) -> None:
+        """See `Journal`."""
+        match entry:
+            case Span(name, track, begin, end, details):
+                self._keep(track, name, begin, end, dict(details))
+            case Passed(step, begin, end):
+                self._keep(Track.BOUNDARY, "boundary", begin, end, {"step": step})
+            case Balance():
+                self._levels.append(Level(self._rank, entry.at + self._lead, entry.imbalance))
+
+            case Settled(record):
+                self.epochs.append(record)
+
+    def close(self) -> None:
+        """What was kept stays."""
+
+    def _keep(
+        self, track: Track, name: str, begin: float, end: float, details: dict[str, Any]
+    ) -> None:
+        if len(self._spans) == self._spans.maxlen:
+            self.forgotten += 1
+        begin, end = begin + self._lead, end + self._lead
+        self._spans.append(Traced(self._rank, str(track), name, begin, end, details))

@@ -1,0 +1,63 @@
+"""How the demo's weights come into slots: from peers, or from one copy in the host's memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock
+from equipoise.balancer.experts.config import CommitMode
+from equipoise.balancer.experts.expert_model import Family
+from equipoise.balancer.experts.host.layout import PoolLayout
+from equipoise.balancer.experts.host_copier import HostCopier
+from equipoise.balancer.experts.host_pool import ExpertPool, neighbours
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.writers import HostWriter, SlotWriter, StreamWriter, Supply
+from equipoise.demo.site import Site
+from equipoise.hal import registry
+from equipoise.hal.slots import SlotStore
+
+
+@contextmanager
+def carriage(
+    site: Site, name: str, family: Family, store: SlotStore, shape: Shape
+) -> Iterator[CommitPath]:
+    """The way that the run asks for, and what it takes as long as it is used; collective.
+
+    Args:
+        site: where this rank serves.
+        name: of what is served; a pool's.
+        family: of the slots.
+        store: of the slots.
+        shape: how many of everything.
+
+    Raises:
+        ExpertPoolError: there is no room for a copy of all experts in this machine's memory.
+        ControlError: a rank did not come.
+    """
+    if site.settings.commit is CommitMode.BOUNDARY:
+        yield AtBoundary()
+        return
+    pool = _pool(site, name, family, shape)
+    # The ranks of a machine share its cores, and so do their copiers.
+    with HostCopier.near(site.accelerator.topology(), accelerators=len(pool.ranks)) as copier:
+        supply = Supply(pool, _writer(site, copier, store))
+        yield UnderLock(supply, registry.accelerator(site.settings.backend).capabilities)
+    pool.close()
+
+
+def _writer(site: Site, copier: HostCopier, store: SlotStore) -> SlotWriter:
+    if site.accelerator.device.type == "cpu":
+        return HostWriter(copier, store, site.post.deadline)
+    return StreamWriter(site.accelerator, store)
+
+
+def _pool(site: Site, name: str, family: Family, shape: Shape) -> ExpertPool:
+    """Every expert once in this machine's memory, each written by one of its ranks."""
+    control, deadline, weights = site.post.control, site.post.deadline, site.post.weights
+    ranks = neighbours(control, site.accelerator.topology(), name=name, timeout=deadline)
+    layout = PoolLayout(family.descriptor, shape.layers, shape.experts)
+    pool = ExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
+    for layer, expert in pool.mine():
+        parts = {"gate_up": weights.gate_up[layer, expert], "down": weights.down[layer, expert]}
+        pool.fill(layer, expert, family.sources(parts))
+    pool.seal(deadline)
+    return pool

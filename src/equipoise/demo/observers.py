@@ -1,0 +1,102 @@
+"""What a rank's passes are told to: log lines, metrics, spans, as the settings ask."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.journal import Journal
+from equipoise.balancer.observe.courier import Courier
+from equipoise.balancer.observe.lines import BALANCEDNESS, EPOCHS, lines_for
+from equipoise.balancer.observe.metrics import Exporter, Metrics, export
+from equipoise.balancer.observe.metrics import require as require_metrics
+from equipoise.balancer.observe.spans import SpanBook
+from equipoise.balancer.observe.wandb import WandbJournal
+from equipoise.demo.settings import RunSettings
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One pass under observation.
+
+    Attributes:
+        journal: told what happens.
+        spans: what is kept of it, whole once the pass is over.
+    """
+
+    journal: Journal
+    spans: SpanBook
+
+
+class Observers:
+    """Lives as long as the rank; a pass after another is watched.
+
+    Args:
+        settings: what is asked for.
+        rank: this rank.
+
+    Raises:
+        MetricsMissing, PortTaken: metrics are asked for and cannot be served.
+    """
+
+    def __init__(self, settings: RunSettings, rank: int) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._metrics, self._exporter = _serve_metrics(settings, rank)
+        _write_lines(settings)
+
+    @contextmanager
+    def watching(self, config: EngineConfig) -> Iterator[Watched]:
+        """The journal of one pass; closed when the pass is over, however it ends."""
+        spans = SpanBook(self._rank)
+        journals = [spans, *lines_for(config, self._rank), *self._wandb(config)]
+        courier = Courier([*journals, *self._metrics])
+        try:
+            yield Watched(courier, spans)
+        finally:
+            courier.close()
+
+    def close(self) -> None:
+        """Serve no more metrics."""
+        if self._exporter is not None:
+            self._exporter.close()
+
+    def _wandb(self, config: EngineConfig) -> tuple[Journal, ...]:
+        """A run a pass, of the first rank."""
+        if not self._settings.wandb or self._rank:
+            return ()
+        facts = {key: str(value) for key, value in asdict(self._settings).items()}
+        return (WandbJournal(self._settings.wandb, {**facts, "variant": config.label}),)
+
+
+def _serve_metrics(settings: RunSettings, rank: int) -> tuple[tuple[Metrics, ...], Exporter | None]:
+    """A registry of this rank's own, served on the port of its number."""
+    if settings.metrics_port is None:
+        return (), None
+    require_metrics()
+    import prometheus_client
+    from prometheus_client import CollectorRegistry
+
+    # Else there is a second series beside each counter, which nobody asked for.
+    without_created: Callable[[], None] = prometheus_client.disable_created_metrics
+    without_created()
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    return (metrics,), export(registry, settings.metrics_port + rank, settings.metrics_address)
+
+
+def _write_lines(settings: RunSettings) -> None:
+    """Lines that are asked for go to standard error; aborts do so anyway, as any warning."""
+    asked = [EPOCHS] if settings.log_epochs else []
+    if settings.log_balancedness:
+        asked.append(BALANCEDNESS)
+    for logger in asked:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(FORMAT))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

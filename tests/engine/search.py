@@ -1,0 +1,75 @@
+"""Looks for cases that break a property."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import cast
+
+from engine.case import Case
+from engine.oracle import violations
+from engine.patches import Patches
+from engine.play import play
+from engine.strategies import FAULTY, HEALTHY
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+SEED = 1
+
+
+class Found(Exception):
+    """What was looked for."""
+
+
+def each_of(cases: st.SearchStrategy[Case], count: int, tell: Callable[[Case], object]) -> None:
+    """Tell of `count` cases, always the same."""
+
+    @seed(SEED)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases={Phase.generate},
+        suppress_health_check=cast(list[HealthCheck], list(HealthCheck)),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    @given(cases)
+    def test(case: Case) -> None:
+        tell(case)
+
+    test()
+
+
+@dataclass
+class Search:
+    """Cases until a property is broken.
+
+    Attributes:
+        patches: of the engine.
+        wanted: the property that has to be broken.
+        played: how many cases it took.
+        broken: by property, what the first case that broke it showed.
+        first: by property, how many cases had been played by then.
+    """
+
+    patches: Patches
+    wanted: str
+    played: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+
+    def run(self, cases: int) -> "Search":
+        """At most `cases`, with faults and without."""
+        with suppress(Found):
+            each_of(st.one_of(HEALTHY, FAULTY), cases, self._try)
+        return self
+
+    def _try(self, case: Case) -> None:
+        if self.wanted in self.broken:  # hypothesis plays the case that it found once more
+            raise Found
+        self.played += 1
+        for name, what in violations(play(case, self.patches)).items():
+            self.broken.setdefault(name, what)
+            self.first.setdefault(name, self.played)
+        if self.wanted in self.broken:
+            raise Found

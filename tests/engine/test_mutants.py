@@ -1,0 +1,64 @@
+"""The exploration rejects every broken engine, for the reason it should."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from engine.mutants.collection import mutants
+from engine.mutants.mutant import Mutant
+from engine.oracle import PROPERTIES
+from engine.search import Search
+from engine.smoke import smoke
+
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
+BUDGET = 2_000
+"""Cases at most: what CI explores of the healthy engine."""
+MUTANTS = mutants()
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "design" / "engine-exploration.md"
+each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+
+
+@pytest.fixture(autouse=True)
+def _unlogged() -> Iterator[None]:
+    """Each planted fault would be told."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@cache
+def searched(mutant: Mutant) -> Search:
+    return Search(mutant.patches, mutant.property).run(BUDGET)
+
+
+@each_mutant
+def test_the_property_of_a_mutant_rejects_it(mutant: Mutant) -> None:
+    found = searched(mutant)
+    assert mutant.property in found.broken, f"{mutant.name} lives: {mutant.broken}"
+
+
+@each_mutant
+def test_a_mutant_survives_innocent_use(mutant: Mutant) -> None:
+    assert smoke(mutant.patches) == {}
+
+
+def test_the_healthy_engine_survives_innocent_use() -> None:
+    assert smoke({}) == {}
+
+
+def test_every_property_is_the_one_that_rejects_some_mutant() -> None:
+    assert {mutant.property for mutant in MUTANTS} == set(PROPERTIES)
+
+
+def test_no_mutant_is_there_twice() -> None:
+    assert [name for name, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
+
+
+def test_the_design_page_lists_every_mutant_and_who_rejects_it() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [f"| `{m.name}` | {m.broken} | {m.property} |" for m in MUTANTS]
+    assert [row for row in rows if row not in text] == []
+    assert text.count("\n| `") == len(MUTANTS) + len(PROPERTIES)

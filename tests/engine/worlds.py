@@ -1,0 +1,16 @@
+"""What ranks live on: networks and devices whose traps an engine has to cope with."""
+
+from dataclasses import replace
+
+from equipoise.backends.virtual.backend import EVERY_OPERATION, VirtualBackend
+from equipoise.backends.virtual.profiles import PROFILES
+
+WORLDS = {
+    "independent": VirtualBackend(),
+    "serial-groups": PROFILES["serial-groups"],
+    "off-stream": VirtualBackend(groups=replace(EVERY_OPERATION, stream_ordered=False)),
+    "lagging-query": PROFILES["lagging-query"],
+    "aliasing-pool": PROFILES["aliasing-pool"],
+    "one-signal-one-waiter": PROFILES["one-signal-one-waiter"],
+}
+"""By name; on `off-stream` operations start at once, wherever the streams are."""
