@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import engine_page
 import pictures
 import planner_page
 import tables
@@ -217,6 +218,7 @@ MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "Variance and covariance": ("variance", tables.variance),
     "Active experts": ("decode", tables.decoding),
     "Moves against the next window": ("drip", tables.moving),
+    **engine_page.PARTS,
 }
 """By title: the file of figures, and the table of them."""
 

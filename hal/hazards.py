@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from equipoise.hal.stream import Event, Stream
 
 
-@dataclass
+@dataclass(slots=True)
 class _Trace:
     """Who last wrote a buffer, and who has read it since: one event a stream."""
 
@@ -56,20 +56,32 @@ class Hazards:
         self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
     ) -> list[Event]:
         """The events of other streams to wait for, each once."""
-        writers, readers = self._writers(stream, (*reads, *writes)), self._readers(stream, writes)
-        pending = [event for event in {**writers, **readers} if not event.query()]
-        for event in self._writers(stream, reads):
+        sources = self._writers(stream, reads)
+        pending = [event for event in sources if not event.query()]
+        for event in sources:
             if event.query():
                 event.synchronize(0.0)  # raises if it ended by failing
+        behind = {**self._writers(stream, writes), **self._readers(stream, writes)}
+        pending += [event for event in behind if event not in sources and not event.query()]
         return pending
 
     def _writers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
-        found = (self._traces[buffer].writer for buffer in buffers if buffer in self._traces)
-        return {w[1]: None for w in found if w is not None and w[0] is not stream}
+        found: dict[Event, None] = {}
+        for buffer in buffers:
+            trace = self._traces.get(buffer)
+            if trace is not None and trace.writer is not None and trace.writer[0] is not stream:
+                found[trace.writer[1]] = None
+        return found
 
     def _readers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
-        found = (self._traces[buffer].readers for buffer in buffers if buffer in self._traces)
-        return {event: None for by in found for at, event in by.items() if at is not stream}
+        found: dict[Event, None] = {}
+        for buffer in buffers:
+            trace = self._traces.get(buffer)
+            if trace is not None and trace.readers:
+                found.update(
+                    (event, None) for at, event in trace.readers.items() if at is not stream
+                )
+        return found
 
     def _note(
         self,
@@ -79,6 +91,15 @@ class Hazards:
         done: Event,
     ) -> None:
         for buffer in reads:
-            self._traces.setdefault(buffer, _Trace()).readers[stream] = done
+            trace = self._traces.get(buffer)
+            if trace is None:
+                trace = self._traces[buffer] = _Trace()
+            trace.readers[stream] = done
+        by = stream, done
         for buffer in writes:
-            self._traces[buffer] = _Trace(writer=(stream, done))
+            trace = self._traces.get(buffer)
+            if trace is None:
+                self._traces[buffer] = _Trace(by)
+                continue
+            trace.writer = by
+            trace.readers.clear()

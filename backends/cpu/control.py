@@ -26,7 +26,10 @@ SILENCE = 2.0
 """Seconds without a heartbeat after which a rank counts as silent."""
 SOONEST = 0.001
 LATEST = 0.02
-"""Seconds between two looks at ballots: the pause doubles from the one to the other."""
+"""Seconds between two looks at ballots, at least and at most."""
+LONGER = 0.125
+"""A pause is this part of what was waited so far: so nobody waits much longer than it has to. A
+pause that doubles makes a vote that came after 8 ms be seen after 15, which steps of 12 ms feel."""
 ANSWER = 2.0
 """Seconds that the store may take over a question that it need not wait to answer."""
 
@@ -83,9 +86,10 @@ class StoreControlPlane:
         """The ballots of these ranks, in that order."""
         members = tuple(range(self.size) if ranks is None else ranks)
         keys = [_ballot(question, rank) for rank in members]
-        expiry, pause = time.monotonic() + timeout, SOONEST
+        began = time.monotonic()
         while True:
-            left = max(expiry - time.monotonic(), 0.0)
+            waited = time.monotonic() - began
+            left = max(timeout - waited, 0.0)
             try:
                 found = self.bounded(partial(self._read, keys), ANSWER)
             except DistError as error:
@@ -94,8 +98,7 @@ class StoreControlPlane:
                 return tuple(_decode(text(value)) for value in found)
             if left == 0.0:
                 raise BallotIncomplete(question, self._absent(question, members))
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, LATEST)
+            time.sleep(min(max(SOONEST, LONGER * waited), LATEST, left))
 
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
