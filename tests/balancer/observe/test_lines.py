@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from equipoise.balancer.observe.lines import (
     lines_for,
     logfmt,
 )
+from equipoise.balancer.observe.metrics import PHASES
 
 WORD = re.compile(r'([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)(?: |$)')
 
@@ -56,6 +58,14 @@ def test_an_aborted_epoch_is_a_warning_with_its_reason(caplog: pytest.LogCapture
     fields = parsed(line.message)
     assert fields["outcome"] == "aborted"
     assert fields["reason"] == "staged bytes differ"
+
+
+def test_the_page_explains_every_key_of_a_line() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "observability.md").read_text(encoding="utf-8")
+    seconds = dict.fromkeys(set(PHASES) - {"barred"}, 0.1)
+    whole = record(outcome="plans differ", actual=0.1, stall=0.1, seconds=seconds)
+    for key in ("engine", *fields_of(whole)):
+        assert f"`{key}`" in text, key
 
 
 def test_only_settled_epochs_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,8 @@
 """Metrics as Prometheus sees them."""
 
+import re
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -11,6 +13,7 @@ from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, S
 from equipoise.balancer.observe.metrics import PHASES, Metrics, MetricsMissing, PortTaken, export
 from equipoise.balancer.observe.reasons import LABELS
 
+PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
 MOST_SERIES = 110
 """Of a rank, whatever happens."""
 
@@ -85,6 +88,20 @@ def test_phases_are_the_states_in_which_an_epoch_can_be() -> None:
 
     held = (*states.Voting.__args__, states.Updating)
     assert {state.__name__.lower() for state in held} == set(PHASES)
+
+
+def test_the_page_has_a_row_for_every_metric_and_names_every_label(registry: Any) -> None:
+    Metrics(registry)
+    text = PAGE.read_text(encoding="utf-8")
+    exposed = {
+        metric.name + ("_total" if metric.type == "counter" else "")
+        for metric in registry.collect()
+    }
+    rows = set(re.findall(r"^\| `(equipoise_\w+)` \|", text, re.MULTILINE))
+    assert rows == exposed
+    assert set(re.findall(r"equipoise_\w+", text)) <= exposed
+    for label in (*PHASES, *LABELS):
+        assert f"`{label}`" in text
 
 
 def test_metrics_are_served_until_they_are_not(registry: Any) -> None:
