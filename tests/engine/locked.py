@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from engine.case import Case, Path
@@ -15,6 +16,7 @@ from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLoc
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.writers import SlotWriter, StreamWriter, Supply
 from equipoise.hal.checksum import checksum
+from equipoise.hal.slots import SlotStore
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,6 @@ def way(case: Case, accelerator: VirtualAccelerator, store: RiggedStore) -> Comm
     """How weights come into the slots of a rank."""
     if case.path is Path.BOUNDARY:
         return AtBoundary()
-    by_stream = case.path is Path.BY_STREAM
-    writer: SlotWriter = StreamWriter(accelerator, store) if by_stream else HostWriter(store)
+    by_stream, slots = case.path is Path.BY_STREAM, cast(SlotStore, store)
+    writer: SlotWriter = StreamWriter(accelerator, slots) if by_stream else HostWriter(store)
     return UnderLock(Supply(Marks(case.shape.experts), writer), WORLDS[case.world].capabilities)

@@ -52,7 +52,7 @@ class RiggedFabric(Around):
         self.opened: dict[str, Any] = {}
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        made = RiggedCommunicator(self._inner.open(purpose, ranks), self._traps)
+        made: Any = RiggedCommunicator(self._inner.open(purpose, ranks), self._traps)
         self.opened[purpose] = made
         rigged: Communicator = made
         return rigged

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.case import Case
 from engine.forward import Forward, weights
@@ -116,7 +117,7 @@ class Seat:
 def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> Seat:
     """A rank, put together; nothing has moved yet."""
     shape, traps, accelerator = case.shape, Traps(), world.accelerator(rank)
-    fabric = RiggedFabric(world.fabric(rank), traps)
+    fabric: Any = RiggedFabric(world.fabric(rank), traps)
     placement = contiguous(shape)
     layout = Layout(placement, even_shares(placement, shape.experts))
     slots = weights(placement, rank, shape, case.staging)
@@ -126,7 +127,7 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
         workers[kind] = LaneWorker(rank, kind, act)
         return workers[kind]
 
-    store = RiggedStore(accelerator.slot_store(slots), traps)
+    store: Any = RiggedStore(accelerator.slot_store(slots), traps)
     path = way(case, accelerator, store)
     balancer = open_balancer(accelerator, fabric, store, shape, layout, case.config, path, hire)
     tables, counters = balancer.installed.tables, balancer.load.counters

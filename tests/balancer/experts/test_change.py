@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.layout import Layout, solve_shares
-from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.placement import Placement, Shape, contiguous
 from equipoise.hal.routing import build_table
 
 SHAPE = Shape(layers=4, experts=4, slots=6, ranks=2)
@@ -13,7 +13,8 @@ SHAPE = Shape(layers=4, experts=4, slots=6, ranks=2)
 
 def layout(seed: int) -> Layout:
     random = np.random.default_rng(seed)
-    placement = np.stack([random.permutation(row) for row in contiguous(SHAPE)])
+    rows = [random.permutation(row) for row in contiguous(SHAPE)]
+    placement: Placement = np.stack(rows).astype(np.int32)
     load = random.integers(0, 100, (SHAPE.layers, SHAPE.experts))
     return Layout(placement, solve_shares(load, placement, SHAPE))
 
