@@ -64,6 +64,17 @@ class Point:
         """For JSON."""
         return asdict(self)
 
+    def slower(self, times: float) -> "Point":
+        """A device and links so many times slower: what the host does weighs less beside them."""
+        return replace(
+            self,
+            row=self.row * times,
+            fixed=self.fixed * times,
+            link=self.link / times,
+            host=self.host / times,
+            hbm=self.hbm / times,
+        )
+
 
 CENTRE = Point()
 SWEPT = 1

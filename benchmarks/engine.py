@@ -2,6 +2,7 @@
 
     python benchmarks/engine.py             all points, 5 rounds: about 10 minutes
     python benchmarks/engine.py --quick     the centre, one round: nothing is kept
+    python benchmarks/engine.py --slower 3  a device and links three times slower, as long a run
 
 Compute, links and copies are emulated (`emulation.py` has every constant, `emulated_device.py` what
 it does and does not stand for); routing, counters, votes, plans' tables, shipments and commits are
@@ -25,10 +26,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from emulation import CENTRE, INTERVAL, points, raw
+from emulation import CENTRE, points, raw
 from engine_crew import Run, serve_all
 from engine_figures import AGAIN, NONE, OURS, PERFECT, STOP, point_figures
 from engine_page import text
+from engine_traffic import traffic_of
 from evidence import save
 
 ROUNDS, FEWER = 5, 3
@@ -40,6 +42,11 @@ RAW = NONE, AGAIN, STOP, "one layer a step", *OURS
 """Without the perfect placement, so that nothing is judged."""
 SECONDS = 0.2
 """Of a step at most, stalls included, on a machine that has other things to do."""
+
+
+def slower(runs: Sequence[Run], times: float) -> list[Run]:
+    """The same on a slower device; what is not emulated is not changed by it."""
+    return [replace(run, point=run.point.slower(times)) for run in runs]
 
 
 def schedule(quick: bool) -> list[Run]:
@@ -59,10 +66,10 @@ def schedule(quick: bool) -> list[Run]:
     return [*runs, *(Run(unemulated, s, turn) for turn in range(FEWER) for s in RAW)]
 
 
-def measure(runs: Sequence[Run]) -> dict[str, Any]:
-    """Serve all runs; figures by point."""
-    steps = sum(INTERVAL * (1 + 4 * run.point.stages) for run in runs)
-    told = serve_all(runs, SECONDS * steps)
+def measure(runs: Sequence[Run], times: float) -> dict[str, Any]:
+    """Serve all runs, on a device that is so many times slower; figures by point."""
+    steps = sum(traffic_of(run.point).steps for run in runs)
+    told = serve_all(runs, SECONDS * max(times, 1.0) * steps)
     by_point = {run.point.name: run.point for run in runs}
     return {
         name: point_figures(
@@ -78,11 +85,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="one round of one point; not kept")
+    parser.add_argument("--slower", type=float, default=1.0, help="device and links, so many times")
     chosen = parser.parse_args()
-    figures = measure(schedule(chosen.quick))
+    figures = measure(slower(schedule(chosen.quick), chosen.slower), chosen.slower)
     sys.stdout.write("\n".join(text(figures)) + "\n")
     if not chosen.quick:
-        save("engine", ["python", "benchmarks/engine.py"], figures)
+        command = ["python", "benchmarks/engine.py"]
+        save("engine", command + sys.argv[1:], figures)
 
 
 if __name__ == "__main__":

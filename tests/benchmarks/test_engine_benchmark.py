@@ -112,6 +112,13 @@ class TestEmulation:
         assert wire.book(Exchange(sends=(Parcel(1, blob),), receives=())) <= device.now()
         assert free.row == free.fixed == free.latency == 0.0
 
+    def test_a_slower_device_takes_so_many_times_longer_for_everything(self) -> None:
+        centre, slow = emulation.CENTRE, emulation.CENTRE.slower(3.0)
+        assert (slow.row, slow.fixed) == (3.0 * centre.row, 3.0 * centre.fixed)
+        assert {centre.link / slow.link, centre.host / slow.host, centre.hbm / slow.hbm} == {3.0}
+        free = emulation.raw(centre)
+        assert free.slower(3.0) == free
+
     def test_points_differ_from_the_centre_in_what_they_are_named_for(self) -> None:
         around = emulation.points()[1:]
         assert {p.row / emulation.CENTRE.row for p in around} == {0.5, 1.0, 2.0}
