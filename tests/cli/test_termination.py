@@ -33,7 +33,7 @@ def test_a_signal_ends_a_run_in_one_line_and_closes_what_was_open(
             closed.append(number)
 
     monkeypatch.setattr(launcher, "run_demo", serve)
-    answer = equipoise("run")
+    answer = equipoise("run", "--quiet")
     assert answer.code == 128 + number
     assert answer.err == f"equipoise: terminated by {number.name}\n"
     assert closed == [number]
