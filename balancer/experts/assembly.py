@@ -278,5 +278,5 @@ def _path(
             return Updates(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )
-    mover = Mover(means.accelerator, opened[0], means.store, means.journal)
+    mover = Mover(means.accelerator, opened[0], means.store, config.deadline, means.journal)
     return Voyages(installed, mover, staff.mover, place, shape, config)

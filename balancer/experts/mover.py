@@ -77,6 +77,7 @@ class Mover:
         accelerator: whose copy stream and memory are used.
         communicator: used for nothing else.
         store: this rank's slots, numbered layer * slots_per_rank + local slot.
+        deadline: seconds that packing may take where the host has to wait for it.
         journal: told of each round, from the wait for it to when it is unpacked.
     """
 
@@ -85,11 +86,13 @@ class Mover:
         accelerator: Accelerator,
         communicator: Communicator,
         store: SlotStore,
+        deadline: float,
         journal: Journal = SILENT,
     ) -> None:
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
+        self._deadline = deadline
         self._copy = accelerator.stream(Role.COPY)
         self._journal = journal
 
@@ -110,7 +113,11 @@ class Mover:
         if self._communicator.capabilities.independent_groups:
             return self._one_by_one(leg)
         hold = _Hold()
-        return self._landing(leg, hold, [self._issue(part, hold) for part in leg.rounds])
+        packed = [self._pack(part, hold) for part in leg.rounds]
+        if not self._communicator.capabilities.stream_ordered:
+            all_of(self._accelerator, self._copy).take(self._deadline)
+        rounds = zip(leg.rounds, packed, strict=True)
+        return self._landing(leg, hold, [self._depart(part, blob, hold) for part, blob in rounds])
 
     def _one_by_one(self, leg: Leg) -> Job[Staged]:
         """Round after round, each as soon as the one before has arrived."""
@@ -135,10 +142,6 @@ class Mover:
         self._unpack(passage, hold)
         details = _details(passage.leg)
         self._journal.note(Span("round", Track.COPY, begin, now(), details))
-
-    def _issue(self, part: RoundLeg, hold: _Hold) -> _Passage:
-        """Pack and exchange without a wait, as a communicator on the stream's order allows."""
-        return self._depart(part, self._pack(part, hold), hold)
 
     def _pack(self, part: RoundLeg, hold: _Hold) -> Tensor | None:
         """Read what this rank sends in a round."""
