@@ -1,6 +1,7 @@
 """torch.distributed's TCP store: who holds it, and how it is reached."""
 
 import json
+import os
 import socket
 import time
 from datetime import timedelta
@@ -75,9 +76,9 @@ class StoreHost:
                     True,
                     timedelta(seconds=START),
                     wait_for_workers=False,
-                    master_listen_fd=listener.fileno(),
+                    # Its own: a signal may come while both hold it, and both close what they hold.
+                    master_listen_fd=os.dup(listener.fileno()),
                 )
-                listener.detach()  # the store owns it now
         except (OSError, DistError) as error:
             raise ControlLost(f"no store can be held on {LOOPBACK}: {line(error)}") from error
 
