@@ -7,7 +7,7 @@ from support.left_over import VICTIM, healthy
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
-DEADLINE = 4.0
+DEADLINE = 8.0
 MATRIX = [
     *((where, how, "boundary")
       for where in ("Planning", "Agreeing", "Moving", "Committing", "Decided")

@@ -5,7 +5,7 @@ from typing import Any
 from ranks.cases import faults
 
 VICTIM = 1
-HUNG = 30.0
+HUNG = 60.0
 """Seconds within which everybody has noticed; several times what deadlines add up to."""
 
 

@@ -4,7 +4,7 @@ from equipoise.balancer.experts.config import CommitMode, ShareMode
 from equipoise.balancer.experts.ledger import Entry, Ledger, tables_bytes
 from equipoise.balancer.experts.placement import Shape
 from equipoise.demo.model.config import ModelConfig
-from equipoise.demo.settings import Balance, RunSettings
+from equipoise.demo.settings import Balance, RunSettings, staging_buffers
 from equipoise.hal import registry
 from equipoise.hal.communicator import CountsMemory
 from equipoise.hal.errors import BackendUnavailable
@@ -19,15 +19,15 @@ COUNTER_BYTES = 4 + 8
 def demo_ledger(run: RunSettings) -> Ledger:
     """Bytes per rank by purpose, of the variant that the run is about.
 
-    Staging holds one buffer a slot, so that one epoch may replace every slot of a rank. What a
-    communicator takes is known of those backends that say so.
+    Staging holds a few layers of which every slot changes. What a communicator takes is known of
+    those backends that say so.
     """
     model = ModelConfig()
     expert = 3 * model.hidden * model.expert_width * WEIGHT_BYTES
     home = model.experts // run.ranks * model.layers
     balanced = run.balance is Balance.ON
     slots = run.slots // run.ranks * model.layers if balanced else home
-    staging = slots if balanced and run.placement is None else 0
+    staging = staging_buffers(run) if balanced and run.placement is None else 0
     shape = Shape(model.layers, model.experts, slots // model.layers * run.ranks, run.ranks)
     return Ledger(
         (

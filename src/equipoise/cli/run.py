@@ -54,8 +54,9 @@ def request_of(given: Mapping[str, Any]) -> RunRequest:
 
 def _serve(request: RunRequest) -> RunRecord | None:
     from equipoise.cli.memory import render_ledger
-    from equipoise.demo.launcher import run_demo
+    from equipoise.demo.launcher import run_demo, with_communicator
 
+    with_communicator(request.settings)  # a backend that cannot run says so, and nothing else does
     if request.progress == "shown" and os.environ.get("RANK", "0") == "0":
         print(render_ledger(request.settings), file=sys.stderr, flush=True)
     progress = progress_for(request.progress)

@@ -8,7 +8,7 @@ from equipoise.balancer.experts.config import CommitMode
 from equipoise.balancer.experts.config import ShareMode as Shares
 from equipoise.balancer.formats.iterations import Iterations
 
-__all__ = ["Balance", "CommitMode", "Recording", "RunSettings", "Shares"]
+__all__ = ["Balance", "CommitMode", "Recording", "RunSettings", "Shares", "staging_buffers"]
 
 
 class Balance(StrEnum):
@@ -57,3 +57,14 @@ class Recording:
 
     folder: Path
     steps: Iterations
+
+
+LAYERS_IN_FLIGHT = 2
+"""Staging is enough for so many layers of which every slot changes."""
+
+
+def staging_buffers(run: RunSettings) -> int:
+    """Of a rank that balances; none where weights are written in place."""
+    if run.commit is CommitMode.LOCKED:
+        return 0
+    return LAYERS_IN_FLIGHT * run.slots // run.ranks

@@ -21,7 +21,7 @@ from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk
 from equipoise.demo.serve import Meter, ServeLoop
-from equipoise.demo.settings import Balance, RunSettings
+from equipoise.demo.settings import Balance, RunSettings, staging_buffers
 from equipoise.demo.site import Site
 from equipoise.hal.slots import SlotStore
 from equipoise.pipeline.exchange import ExpertExchange
@@ -30,8 +30,6 @@ Watch = Callable[[int, Counts, float], None]
 """Told after each step: its number, this rank's (layers, experts) rows, the imbalance last seen."""
 UNBALANCED = "unbalanced"
 PLACEMENT = "placement"
-LAYERS_IN_FLIGHT = 2
-"""Staging is enough for so many layers of which every slot changes."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def _opened(
 ) -> Iterator[ExpertBalancer]:
     """The variant's balancer over freshly filled slots."""
     layout, config = _layout(site, variant, shape), engine_config(site, variant)
-    staging = LAYERS_IN_FLIGHT * shape.slots_per_rank if variant.balanced else 0
+    staging = staging_buffers(site.settings) if variant.balanced else 0
     family = weights.family()
     accelerator, fabric = site.accelerator, site.fabric
     store = accelerator.slot_store(family.layout(staging))

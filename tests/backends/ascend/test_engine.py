@@ -31,7 +31,7 @@ def test_npus_that_are_left_serve_one_layout_and_go_on(ranks: Ranks, where: str,
             program=f"{faults.survive.__module__}:{faults.survive.__qualname__}",
             size=3,
             arguments=arguments,
-            deadline=4.0,
+            deadline=8.0,
             lost=frozenset({VICTIM}),
             communicator="equipoise.backends.ascend:HCCL",
         )

@@ -49,7 +49,7 @@ CONFIG = EngineConfig(
     sub_window=2,
     parcel=1,
     layer_updates_per_iter=1,
-    deadline=4.0,
+    deadline=8.0,
 )
 
 
