@@ -38,6 +38,8 @@ class FaultKind(StrEnum):
     """Nobody does."""
     WRITE_FLIPPED = "write flipped"
     """A bit of the next slots that are written in place."""
+    WRITE_FAILS = "write fails"
+    """The next slots cannot be written in place."""
     SLOW = "slow"
     """The rank gets a hundredth of the choices."""
 
@@ -145,4 +147,4 @@ class Case:
     @property
     def tail(self) -> int:
         """Eager steps at the end, in which a healthy epoch that is open comes to its end."""
-        return 4 + 2 * self.shape.layers
+        return 3 + 2 * self.shape.layers

@@ -11,6 +11,10 @@ from equipoise.balancer.experts.waits import Gathered, Wait
 T = TypeVar("T")
 
 
+WAITING = frozenset({"mover", "clerk"})
+"""Kinds whose jobs wait for something: they raise where they wait, not before they have begun."""
+
+
 class Planted(Exception):
     """What a fault raises in a job."""
 
@@ -134,7 +138,7 @@ class LaneWorker:
             task.fail(Dismissed())
 
     def _move(self, run: Run) -> None:
-        if self.poisoned:
+        if self.poisoned and (run.wait is not None or self.kind not in WAITING):
             self.poisoned = False
             run.throw(Planted(f"the {self.kind} raises"))
             return

@@ -52,6 +52,7 @@ class HostWriter:
 
     def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
         """See `SlotWriter`."""
+        self._store.refuse()
         for slot, source in zip(slots, sources, strict=True):
             row, given = self._store.layout.slots[slot][0].data, source[0]
             for half in (slice(0, HALF), slice(HALF, WIDTH)):

@@ -41,7 +41,7 @@ PASSING = frozenset(
 """Faults that cost an epoch or two, and leave everything whole."""
 SETTLING = 3
 """Eager boundaries after which ranks that ended an epoch apart are together again."""
-REWRITES = frozenset({FaultKind.MOVER_RAISES})
+REWRITES = frozenset({FaultKind.MOVER_RAISES, FaultKind.WRITE_FAILS})
 """The same where slots are rewritten in place: behind the decision there is no way back."""
 BEHIND = ("a rank still drains an aborted epoch", "a rank is still in the epoch before")
 """Reasons for which a rank that comes late to an epoch is left out of it, with all others."""
@@ -121,7 +121,8 @@ def explained(record: Record) -> Iterator[str]:
                 yield f"rank {story.rank} aborts for {reason!r}"
         if story.error is not None and not (_lost(record) and _may_end(story.error)):
             yield f"rank {story.rank} ends by {story.error!r}"
-    if record.struck == () and aborted and record.case.patience >= record.case.tail:
+    patient = record.case.patience >= record.case.tail and not record.case.locked
+    if record.struck == () and aborted and patient:
         yield "an abort without a fault"
 
 
@@ -147,9 +148,11 @@ def recovers(record: Record) -> Iterator[str]:
     if record.armed or any(fault.kind not in PASSING for fault in record.struck):
         return
     settled = record.case.steps + (SETTLING if record.struck else 1)
+    aborted = [r for story in record.stories for r in story.reports if r.outcome != COMMITTED]
+    late = [report.step + SETTLING for report in aborted if report.opened < settled]
     for story in record.stories:
         for report in story.reports:
-            if report.opened >= settled and report.outcome != COMMITTED:
+            if report.opened >= max([settled, *late]) and report.outcome != COMMITTED:
                 yield f"rank {story.rank}: epoch {report.number} still aborts: {report.outcome}"
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.case import FaultKind
+from engine.lane import Planted
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange
@@ -110,8 +111,14 @@ class RiggedStore(Around):
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
+        self.refuse()
         self._inner.write(slots, sources, stream)
         self.spoil(slots, lambda flip: stream.launch(flip))
+
+    def refuse(self) -> None:
+        """Raise what a write that fails does, if that is due."""
+        if self._traps.spring(FaultKind.WRITE_FAILS):
+            raise Planted("the slots cannot be written")
 
     def spoil(self, slots: Sequence[int], let: Callable[[Callable[[], object]], object]) -> None:
         """Flip a bit of the last of these slots, if that is due; `let` says when."""

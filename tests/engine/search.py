@@ -9,7 +9,7 @@ from engine.case import Case
 from engine.oracle import violations
 from engine.patches import Patches
 from engine.play import play
-from engine.strategies import FAULTY, HEALTHY
+from engine.strategies import MIXED
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -61,7 +61,7 @@ class Search:
     def run(self, cases: int) -> "Search":
         """At most `cases`, with faults and without."""
         with suppress(Found):
-            each_of(st.one_of(HEALTHY, FAULTY), cases, self._try)
+            each_of(MIXED, cases, self._try)
         return self
 
     def _try(self, case: Case) -> None:

@@ -1,4 +1,11 @@
-"""Cases to explore."""
+"""Cases to explore: each is read off bytes that hypothesis draws.
+
+Not composed of strategies: hypothesis would make most cases by repeating parts of others, and few
+of them differ in what matters here. Bytes it draws evenly, and shrinks well: zeros are simplest.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
 
 from engine.case import Cadence, Case, Fault, FaultKind, Lag, Path
 from engine.worlds import WORLDS
@@ -7,23 +14,27 @@ from hypothesis import strategies as st
 from equipoise.balancer.experts.config import ShareMode
 from equipoise.balancer.experts.placement import Shape
 
-LANES = ("mover", "mover", "host", "clerk", "aux", "copy", "compute", "planner", "solver", "outbox")
-"""The lane on which most depends is there twice."""
-OFTEN = (FaultKind.HASTY_CLERK, FaultKind.HASTY_CLERK, FaultKind.STORE_CUT, FaultKind.OTHER_PLAN)
-"""Faults that matter at few moments only are tried at more."""
-ON_THE_WAY = frozenset(
-    {
-        FaultKind.OTHER_TABLES,
-        FaultKind.BLOB_FLIPPED,
-        FaultKind.STAGING_FLIPPED,
-        FaultKind.MESSAGE_LOST,
-        FaultKind.EXCHANGE_EXPIRES,
-    }
+T = TypeVar("T")
+LANES = ("mover", "mover", "mover", "host", "clerk", "aux", "aux", "copy", "compute", "outbox")
+"""The lanes on which most depends are there more than once."""
+SELDOM = ("planner", "solver")
+ON_THE_WAY = (
+    FaultKind.OTHER_TABLES,
+    FaultKind.BLOB_FLIPPED,
+    FaultKind.STAGING_FLIPPED,
+    FaultKind.MESSAGE_LOST,
+    FaultKind.EXCHANGE_EXPIRES,
 )
 """Faults of weights that come from peers."""
-LONGEST = 96
+IN_PLACE = (FaultKind.WRITE_FLIPPED, FaultKind.WRITE_FAILS)
+"""Faults of weights that are written in place."""
+OFTEN = (FaultKind.HASTY_CLERK, FaultKind.HASTY_CLERK, FaultKind.STORE_CUT, FaultKind.OTHER_PLAN)
+"""Faults that matter at few moments only are tried at more."""
+STEPS = (5, 6, 7, 8, 9, 10)
+LENGTHS = (0, 1, 3, 8, 16, 32, 64, 64)
 """Bytes of a schedule, which is played over and over."""
-STEPS = (4, 8)
+LAGS = 4
+FAULTS = 2
 SHAPES = [
     Shape(layers, experts, ranks * size, ranks)
     for ranks in (2, 3)
@@ -32,79 +43,93 @@ SHAPES = [
     for size in (2, 3)
     if ranks * size >= experts
 ]
+SIZE = 128
+"""Bytes that a case is read off."""
 
 
-def _lags(ranks: int) -> st.SearchStrategy[tuple[Lag, ...]]:
-    lag = st.builds(
-        lambda kind, rank, first, length: Lag(kind, rank, first, first + length),
-        st.sampled_from(LANES),
-        st.integers(0, ranks - 1),
-        st.integers(0, STEPS[1]),
-        st.integers(0, 6),
+class Reader:
+    """Choices, read off bytes one after another."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._read = 0
+
+    def below(self, limit: int) -> int:
+        """In [0, limit)."""
+        return self.byte() % limit
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of them."""
+        return options[self.below(len(options))]
+
+    def byte(self) -> int:
+        """In [0, 256)."""
+        self._read += 1
+        return self._data[self._read - 1]
+
+    def rest(self, length: int) -> bytes:
+        """So many of the bytes that are left."""
+        return self._data[self._read : self._read + length]
+
+
+def read(data: bytes, faults: int) -> Case:
+    """The case that `SIZE` bytes stand for, with at most so many faults, but one at least."""
+    reader = Reader(data)
+    shape = reader.pick(SHAPES)
+    path = reader.pick((*[Path.BOUNDARY] * 4, Path.BY_STREAM, Path.BY_HOST))
+    size, ranks = shape.slots_per_rank, shape.ranks
+    return Case(
+        shape=shape,
+        path=path,
+        staging=reader.pick((size, size + 1, shape.layers * size)),
+        parcel=1 + reader.below(4),
+        world=reader.pick(_worlds(path)),
+        shares=reader.pick((ShareMode.STATIC, ShareMode.LAGGED)),
+        cadence=reader.pick((Cadence(1, 1, 1), Cadence(1, 1, 2), Cadence(2, 2, 2))),
+        patience=reader.pick((64, 2, 4)),
+        readers=reader.pick(((), (0,), tuple(range(ranks)))),
+        ahead=reader.below(3),
+        steps=reader.pick(STEPS),
+        script=reader.byte() * 256 + reader.byte(),
+        hot=tuple(reader.below(shape.experts) for _ in range(4)),
+        lags=_lags(reader, ranks),
+        faults=_faults(reader, ranks, _kinds(path), faults),
+        schedule=reader.rest(reader.pick(LENGTHS)),
     )
-    return st.lists(lag, max_size=4).map(tuple)
 
 
-def _faults(ranks: int, kinds: list[FaultKind]) -> st.SearchStrategy[tuple[Fault, ...]]:
-    fault = st.builds(
-        Fault,
-        st.sampled_from(kinds),
-        st.integers(0, ranks - 1),
-        st.integers(0, STEPS[1]),
-        st.integers(0, 40),
-    )
-    return st.lists(fault, min_size=1, max_size=2).map(tuple)
+def _lags(reader: Reader, ranks: int) -> tuple[Lag, ...]:
+    count, lags = reader.below(LAGS + 1), []
+    for _ in range(LAGS):
+        kind, rank = reader.pick((*LANES, *SELDOM)), reader.below(ranks)
+        first = 1 + reader.below(STEPS[-1])
+        lags.append(Lag(kind, rank, first, first + reader.below(7)))
+    return tuple(lags[:count])
 
 
-def _of(
-    shape: Shape,
-    paths: tuple[Path, ...],
-    worlds: list[str],
-    faults: st.SearchStrategy[tuple[Fault, ...]],
-) -> st.SearchStrategy[Case]:
-    size = shape.slots_per_rank
-    choices = st.binary(max_size=LONGEST) | st.binary(min_size=16, max_size=LONGEST)
-    return st.builds(
-        Case,
-        shape=st.just(shape),
-        staging=st.sampled_from((size, size + 1, shape.layers * size)),
-        parcel=st.integers(1, 4),
-        path=st.sampled_from(paths),
-        world=st.sampled_from(worlds),
-        shares=st.sampled_from((ShareMode.STATIC, ShareMode.LAGGED)),
-        cadence=st.sampled_from((Cadence(1, 1, 2), Cadence(1, 1, 1), Cadence(2, 2, 2))),
-        patience=st.sampled_from((64, 2, 4)),
-        readers=st.sampled_from(((), (0,), tuple(range(shape.ranks)))),
-        ahead=st.integers(0, 2),
-        steps=st.integers(*STEPS),
-        script=st.integers(0, 1 << 16),
-        hot=st.lists(st.integers(0, shape.experts - 1), min_size=1, max_size=4).map(tuple),
-        schedule=choices,
-        lags=_lags(shape.ranks),
-        faults=faults,
-    )
+def _faults(reader: Reader, ranks: int, kinds: Sequence[FaultKind], most: int) -> tuple[Fault, ...]:
+    count, faults = 1 + reader.below(FAULTS), []
+    for _ in range(FAULTS):
+        kind, rank = reader.pick(kinds), reader.below(ranks)
+        faults.append(Fault(kind, rank, 1 + reader.below(STEPS[-1]), reader.below(40)))
+    return tuple(faults[: min(count, most)])
 
 
-def _travelling(kinds: list[FaultKind]) -> list[st.SearchStrategy[Case]]:
-    """Weights come from peers."""
-    return [
-        _of(shape, (Path.BOUNDARY,), list(WORLDS), _some(shape.ranks, kinds)) for shape in SHAPES
-    ]
+def _kinds(path: Path) -> list[FaultKind]:
+    missing = IN_PLACE if path is Path.BOUNDARY else ON_THE_WAY
+    return [kind for kind in (*FaultKind, *OFTEN) if kind not in missing]
 
 
-def _rewriting(kinds: list[FaultKind]) -> list[st.SearchStrategy[Case]]:
-    """Slots are rewritten in place: on every other shape, since there is less to go wrong."""
-    paths, kinds = (Path.BY_STREAM, Path.BY_HOST), [k for k in kinds if k not in ON_THE_WAY]
-    worlds = [name for name, world in WORLDS.items() if world.capabilities.stream_lock]
-    return [_of(shape, paths, worlds, _some(shape.ranks, kinds)) for shape in SHAPES[::2]]
+def _worlds(path: Path) -> list[str]:
+    """Those that have the locks that it takes."""
+    boundary = path is Path.BOUNDARY
+    return [name for name, world in WORLDS.items() if boundary or world.capabilities.stream_lock]
 
 
-def _some(ranks: int, kinds: list[FaultKind]) -> st.SearchStrategy[tuple[Fault, ...]]:
-    return _faults(ranks, kinds) if kinds else st.just(())
-
-
-KINDS = [*FaultKind, *OFTEN]
-HEALTHY = st.one_of([*_travelling([]), *_rewriting([])])
+_BYTES = st.binary(min_size=SIZE, max_size=SIZE)
+HEALTHY = _BYTES.map(lambda data: read(data, 0))
 """Nothing goes wrong, but anything may be late."""
-FAULTY = st.one_of([*_travelling(KINDS), *_rewriting(KINDS)])
+FAULTY = _BYTES.map(lambda data: read(data, FAULTS))
 """One or two faults at any point."""
+MIXED = _BYTES.map(lambda data: read(data[1:] + data[:1], FAULTS * (data[0] % 2)))
+"""Both, by turns."""

@@ -29,8 +29,8 @@ def heard(bell: Bell) -> Job[str]:
     return said
 
 
-def worker() -> LaneWorker:
-    return LaneWorker(0, "mover", lambda rank: None)
+def worker(kind: str = "mover") -> LaneWorker:
+    return LaneWorker(0, kind, lambda rank: None)
 
 
 def test_a_job_moves_from_wait_to_wait_and_ends_with_its_result() -> None:
@@ -67,13 +67,23 @@ def test_a_wait_that_time_passes_for_raises_in_its_job() -> None:
 
 
 def test_a_poisoned_worker_raises_in_its_next_job_only() -> None:
-    lane = worker()
+    lane = worker("planner")
     lane.poisoned = True
     first, second = lane.start(at_once(lambda: 1)), lane.start(at_once(lambda: 2))
     lane.step()
     lane.step()
     assert isinstance(first.exception(), Planted)
     assert second.result() == 2
+
+
+def test_a_poisoned_worker_whose_jobs_wait_raises_where_one_waits() -> None:
+    lane = worker()
+    lane.poisoned = True
+    task = lane.start(heard(Bell()))
+    lane.step()
+    assert not task.done()
+    lane.step()
+    assert isinstance(task.exception(), Planted)
 
 
 def test_a_task_that_has_not_ended_has_no_result() -> None:

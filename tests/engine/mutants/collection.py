@@ -1,9 +1,9 @@
 """All mutants of the engine."""
 
-from engine.mutants import boundaries, commits, votes
+from engine.mutants import boundaries, commits, locks, votes
 from engine.mutants.mutant import Mutant
 
 
 def mutants() -> tuple[Mutant, ...]:
     """In the order of the design page."""
-    return (*votes.MUTANTS, *commits.MUTANTS, *boundaries.MUTANTS)
+    return (*votes.MUTANTS, *commits.MUTANTS, *boundaries.MUTANTS, *locks.MUTANTS)
