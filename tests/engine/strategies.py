@@ -30,6 +30,8 @@ IN_PLACE = (FaultKind.WRITE_FLIPPED, FaultKind.WRITE_FAILS)
 """Faults of weights that are written in place."""
 OFTEN = (FaultKind.HASTY_CLERK, FaultKind.HASTY_CLERK, FaultKind.STORE_CUT, FaultKind.OTHER_PLAN)
 """Faults that matter at few moments only are tried at more."""
+BLOCKING = ("serial-off-stream",)
+"""Worlds where a boundary blocks for its own device, which others may hold up."""
 STEPS = (5, 6, 7, 8, 9, 10)
 LENGTHS = (0, 1, 3, 8, 16, 32, 64, 64)
 """Bytes of a schedule, which is played over and over."""
@@ -78,17 +80,18 @@ def read(data: bytes, faults: int) -> Case:
     shape = reader.pick(SHAPES)
     path = reader.pick((*[Path.BOUNDARY] * 4, Path.BY_STREAM, Path.BY_HOST))
     size, ranks = shape.slots_per_rank, shape.ranks
+    world, ahead = reader.pick(_worlds(path)), reader.below(3)
     return Case(
         shape=shape,
         path=path,
         staging=reader.pick((size, size + 1, shape.layers * size)),
         parcel=1 + reader.below(4),
-        world=reader.pick(_worlds(path)),
+        world=world,
         shares=reader.pick((ShareMode.STATIC, ShareMode.LAGGED)),
         cadence=reader.pick((Cadence(1, 1, 1), Cadence(1, 1, 2), Cadence(2, 2, 2))),
         patience=reader.pick((64, 2, 4)),
         readers=reader.pick(((), (0,), tuple(range(ranks)))),
-        ahead=reader.below(3),
+        ahead=ahead if world not in BLOCKING else 0,
         steps=reader.pick(STEPS),
         script=reader.byte() * 256 + reader.byte(),
         hot=tuple(reader.below(shape.experts) for _ in range(4)),

@@ -5,12 +5,16 @@ from dataclasses import replace
 from equipoise.backends.virtual.backend import EVERY_OPERATION, VirtualBackend
 from equipoise.backends.virtual.profiles import PROFILES
 
+_SERIAL = PROFILES["serial-groups"]
 WORLDS = {
     "independent": VirtualBackend(),
     "serial-groups": PROFILES["serial-groups"],
     "off-stream": VirtualBackend(groups=replace(EVERY_OPERATION, stream_ordered=False)),
+    "serial-off-stream": VirtualBackend(
+        _SERIAL.parts, groups=replace(_SERIAL.groups, stream_ordered=False)
+    ),
     "lagging-query": PROFILES["lagging-query"],
     "aliasing-pool": PROFILES["aliasing-pool"],
     "one-signal-one-waiter": PROFILES["one-signal-one-waiter"],
 }
-"""By name; on `off-stream` operations start at once, wherever the streams are."""
+"""By name; off the stream's order operations start at once, wherever the streams are."""
