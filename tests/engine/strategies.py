@@ -129,10 +129,20 @@ def _worlds(path: Path) -> list[str]:
     return [name for name, world in WORLDS.items() if boundary or world.capabilities.stream_lock]
 
 
+def healthy(data: bytes) -> Case:
+    """Nothing goes wrong, but anything may be late."""
+    return read(data, 0)
+
+
+def faulty(data: bytes) -> Case:
+    """One or two faults at any point."""
+    return read(data, FAULTS)
+
+
+def mixed(data: bytes) -> Case:
+    """Either, by the last byte."""
+    return read(data, FAULTS * (data[-1] % 2))
+
+
 _BYTES = st.binary(min_size=SIZE, max_size=SIZE)
-HEALTHY = _BYTES.map(lambda data: read(data, 0))
-"""Nothing goes wrong, but anything may be late."""
-FAULTY = _BYTES.map(lambda data: read(data, FAULTS))
-"""One or two faults at any point."""
-MIXED = _BYTES.map(lambda data: read(data[1:] + data[:1], FAULTS * (data[0] % 2)))
-"""Both, by turns."""
+HEALTHY, FAULTY, MIXED = map(_BYTES.map, (healthy, faulty, mixed))

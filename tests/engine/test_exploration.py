@@ -11,7 +11,7 @@ from engine.oracle import violations
 from engine.play import play
 from engine.search import each_of
 from engine.strategies import FAULTY, HEALTHY
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
 CASES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 2_000
@@ -43,6 +43,7 @@ def _unlogged() -> Iterator[None]:
 def test_whatever_is_late_every_epoch_commits_everywhere_or_runs_out_of_patience(
     case: Case,
 ) -> None:
+    note(repr(case))
     assert violations(play(case)) == {}
 
 
@@ -51,6 +52,7 @@ def test_whatever_is_late_every_epoch_commits_everywhere_or_runs_out_of_patience
 def test_whatever_goes_wrong_ranks_keep_what_is_installed_or_commit_it_together_or_stop(
     case: Case,
 ) -> None:
+    note(repr(case))
     assert violations(play(case)) == {}
 
 
