@@ -163,8 +163,9 @@ def no_hang(record: Record) -> Iterator[str]:
 
 
 def nothing_left(record: Record) -> Iterator[str]:
-    """What was launched and issued has ended, where nothing was lost."""
-    if record.left and not record.hang and not record.struck:
+    """What was launched and issued has ended, where nothing was lost for good."""
+    whole = all(fault.kind in PASSING for fault in record.struck)
+    if record.left and not record.hang and whole:
         yield f"{record.left} launches and operations never end"
 
 

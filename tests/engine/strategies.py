@@ -106,7 +106,7 @@ def _lags(reader: Reader, ranks: int) -> tuple[Lag, ...]:
     for _ in range(LAGS):
         kind, rank = reader.pick((*LANES, *SELDOM)), reader.below(ranks)
         first = 1 + reader.below(STEPS[-1])
-        lags.append(Lag(kind, rank, first, first + reader.below(7)))
+        lags.append(Lag(kind, rank, first, first + reader.below(9)))
     return tuple(lags[:count])
 
 
