@@ -14,7 +14,6 @@ from typing import Any
 from emulation import RANKS, Point
 from engine_board import Board
 from engine_rank import lines
-from evidence import ROOT
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
@@ -91,7 +90,7 @@ def _start(task: dict[str, Any], errors: Path) -> "subprocess.Popen[str]":
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)]),
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 "RES_OPTIONS": os.environ.get("RES_OPTIONS", "use-vc"),
             },
         )
