@@ -21,19 +21,17 @@ from emulated_device import Clock, Emulated, now, prompt_timers
 from emulated_link import Link, LinkedFabric
 from emulation import Point
 from engine_board import Board
+from engine_place import PER_RANK, Place, weights
 from engine_systems import (
     DEADLINE,
-    PER_RANK,
     Base,
     OneLayer,
     Ours,
     Perfect,
-    Place,
     StopTheWorld,
     System,
     by_boundary,
     by_lock,
-    weights,
 )
 from engine_traffic import SHAPE, Given, Ids, Traffic, as_today, common, digest, given, traffic_of
 
@@ -152,6 +150,7 @@ class Loop:
             self._system.boundary(step)
             for layer, row in enumerate(ids):
                 self._launch(step, layer, row)
+            self._system.launched()
             self._compute.synchronize(DEADLINE)
             self.ended[step] = now()
             self._note()

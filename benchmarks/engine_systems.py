@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from emulated_device import Emulated, EmulatedStore, Library, Unchecked
-from emulated_link import LinkedFabric
+from emulated_device import EmulatedStore, Library, Unchecked
 from emulation import INTERVAL, PARCEL, UPDATES, WINDOW
+from engine_place import PER_RANK, Place, slots_of
 from engine_traffic import SHAPE, Given, start
 from straightforward import InUse, install
 
@@ -32,33 +32,10 @@ from equipoise.balancer.experts.router import Router, TableRouter
 from equipoise.balancer.experts.shipment import Shipment, ship
 from equipoise.balancer.experts.writers import StreamWriter, Supply
 from equipoise.hal import registry
-from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
 DEADLINE = 30.0
 NOTHING: AbstractContextManager[None] = nullcontext()
-PER_RANK = SHAPE.slots_per_rank
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank runs.
-
-    Attributes:
-        device: emulated.
-        fabric: whose exchanges of weights go over the emulated link.
-        rank: this one.
-        label: of the run; no two have the same.
-        rows: int64 (layers, experts, 2), the weights in the host's memory.
-        plans: to be executed, in order.
-    """
-
-    device: Emulated
-    fabric: LinkedFabric
-    rank: int
-    label: str
-    rows: torch.Tensor
-    plans: Sequence[Given]
 
 
 @dataclass(frozen=True)
@@ -87,6 +64,10 @@ class System(Protocol):
         """Between two steps."""
         ...
 
+    def launched(self) -> None:
+        """The step's forward is on its way."""
+        ...
+
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around what reads the slots of a layer."""
         ...
@@ -110,7 +91,7 @@ class Base:
     ) -> None:
         self._place = place
         self._mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
-        self.held, self._store = _slots(place, kind, staging)
+        self.held, self._store = slots_of(place, kind, staging)
         self.ended: list[Ended] = []
         self._prepare()
 
@@ -125,6 +106,9 @@ class Base:
         return False
 
     def boundary(self, step: int) -> None:
+        """Nothing."""
+
+    def launched(self) -> None:
         """Nothing."""
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
@@ -328,16 +312,20 @@ class Ours(Base):
         if not self._own:
             engine = self._balancer.engine
             # The engine, its protocol and its path run as they are; only what is planned is given.
-            engine._path = Told(engine._path, place.plans, isinstance(path, UnderLock))
+            engine._path = Told(engine._path, place, isinstance(path, UnderLock))
 
     def boundary(self, step: int) -> None:
         """The engine's."""
-        self._balancer.boundary(step)
+        self._balancer.engine.boundary(step)
         reports = self._balancer.engine.reports
         for report in list(reports)[len(self.ended) :]:
             if report.outcome != "committed":
                 raise RuntimeError(f"epoch {report.number} ended with: {report.outcome}")
             self.ended.append(Ended(report.opened, report.step, report.slots))
+
+    def launched(self) -> None:
+        """The engine's."""
+        self._balancer.engine.launched()
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """The engine's."""
@@ -351,9 +339,10 @@ class Ours(Base):
 class Told:
     """A path that proposes what it is given, one after the other; all else is the path's own."""
 
-    def __init__(self, inner: Any, plans: Sequence[Given], locked: bool) -> None:
+    def __init__(self, inner: Any, place: Place, locked: bool) -> None:
         self._inner = inner
-        self._plans = iter(plans)
+        self._plans = iter(place.plans)
+        self._freight = Freight(PARCEL, 1, 2 * PER_RANK, place.rank)
         self._locked = locked
 
     def __getattr__(self, name: str) -> Any:
@@ -367,7 +356,7 @@ class Told:
         drafted = Draft(after, tuple(changed.tolist()), nothing, nothing)
         if self._locked:
             return by_groups(drafted, SHAPE, UPDATES)
-        return by_ship(drafted, layout, SHAPE, Freight(PARCEL, 1, 2 * PER_RANK))
+        return by_ship(drafted, layout, SHAPE, self._freight)
 
 
 def by_boundary(place: Place, store: EmulatedStore) -> CommitPath:
@@ -379,22 +368,3 @@ def by_lock(place: Place, store: EmulatedStore) -> CommitPath:
     """Weights come from the host's memory."""
     supply = Supply(Library(place.rows), StreamWriter(place.device, store))
     return UnderLock(supply, registry.accelerator("cpu").capabilities)
-
-
-def weights() -> torch.Tensor:
-    """int64 (layers, experts, 2): what stands for every expert: its layer and its number."""
-    layers = torch.arange(SHAPE.layers).view(-1, 1).expand(-1, SHAPE.experts)
-    experts = torch.arange(SHAPE.experts).view(1, -1).expand(SHAPE.layers, -1)
-    return torch.stack([layers, experts], dim=2).contiguous()
-
-
-def _slots(
-    place: Place, kind: type[EmulatedStore], staging: int
-) -> tuple[torch.Tensor, EmulatedStore]:
-    """This rank's slots, filled with the start layout, and their store."""
-    mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
-    first = torch.from_numpy(start().placement[:, mine].astype(np.int64))
-    held = torch.stack([place.rows[layer, experts] for layer, experts in enumerate(first)])
-    slots = tuple((Segment("stands for 44 MB", row),) for row in held.flatten(0, 1))
-    inner = place.device.slot_store(SlotLayout(slots, staging))
-    return held, kind(inner, place.device)

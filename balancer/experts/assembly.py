@@ -9,8 +9,9 @@ from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle, Subject, 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
 from equipoise.balancer.experts.gates import Gates, Guard, NoGates
+from equipoise.balancer.experts.held_worker import HeldWorker
 from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Hire, finish
+from equipoise.balancer.experts.jobs import Hire, Worker, finish
 from equipoise.balancer.experts.journal import SILENT, Journal
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
@@ -55,6 +56,10 @@ class Engine(Protocol):
         """Between two steps."""
         ...
 
+    def launched(self) -> None:
+        """The forward behind the last boundary is on its way."""
+        ...
+
     def close(self) -> None:
         """End what runs in the background; bounded."""
         ...
@@ -64,9 +69,15 @@ class StillEngine:
     """Static mode: the start layout stays; loads are observed all the same."""
 
     def __init__(
-        self, load: LoadWindow, installed: Installed, deadline: float, chronicle: Chronicle
+        self,
+        load: LoadWindow,
+        installed: Installed,
+        teller: HeldWorker,
+        deadline: float,
+        chronicle: Chronicle,
     ) -> None:
         self._load = load
+        self._teller = teller
         self._layout = installed.layout
         self._deadline = deadline
         self._chronicle = chronicle
@@ -76,13 +87,22 @@ class StillEngine:
 
     def boundary(self, step: int) -> None:
         """Take and close sub-windows."""
+        self._teller.go()
         if finish(self._load.advance(step), self._deadline):
             self._chronicle.summed(step - 1, self._load.latest, self._layout)
 
+    def launched(self) -> None:
+        """Let the sum of loads begin."""
+        self._teller.go()
+
     def close(self) -> None:
         """Wait for a sum under way."""
-        finish(self._load.drain(), self._deadline)
-        self._chronicle.close()
+        self._teller.go()
+        try:
+            finish(self._load.drain(), self._deadline)
+        finally:
+            self._teller.close()
+            self._chronicle.close()
 
 
 @dataclass(frozen=True)
@@ -175,8 +195,8 @@ def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
     installed = Installed(means.accelerator, means.store, shape, layout)
     guard = _guard(means, installed, shape)
     loads, *others = _communicators(means)
-    load = _window(means, loads, shape)
     staff = Staff.hired(_hire(means))
+    load = _window(means, loads, shape, staff.teller)
     renewal = _renewal(means, installed, load, shape, staff)
     router = _router(means, installed, load, others)
     path = _path(means, installed, guard, others, staff, shape)
@@ -190,10 +210,11 @@ def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
     """Without epochs: `layout` stays, its shares too."""
     installed = Installed(means.accelerator, means.store, shape, layout)
     loads = means.open("loads")
-    load = _window(means, loads, shape)
+    teller = HeldWorker(_hire(means)("teller"))
+    load = _window(means, loads, shape, teller)
     router = _router(means, installed, load, ())
     chronicle = _chronicle(means, shape, router)
-    still = StillEngine(load, installed, means.config.deadline, chronicle)
+    still = StillEngine(load, installed, teller, means.config.deadline, chronicle)
     return Assembly(installed, load, router, still, NoGates(), (loads,))
 
 
@@ -236,9 +257,9 @@ def _guard(means: Means, installed: Installed, shape: Shape) -> Guard:
     return Gates(accelerator, shape.layers, installed.readers, means.config.deadline)
 
 
-def _window(means: Means, loads: Communicator, shape: Shape) -> LoadWindow:
-    config = means.config
-    return LoadWindow(means.accelerator, loads, shape, config.sub_window, config.window_size)
+def _window(means: Means, loads: Communicator, shape: Shape, teller: Worker) -> LoadWindow:
+    every, window = means.config.sub_window, means.config.window_size
+    return LoadWindow(means.accelerator, loads, shape, every, window, teller)
 
 
 def _renewal(

@@ -1,7 +1,7 @@
 """One rank's expert balancer: what a model's serve loop holds."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from equipoise.balancer.experts.assembly import (
@@ -71,9 +71,22 @@ class ExpertBalancer:
         """Of the boundaries."""
         return self.parts.engine
 
-    def boundary(self, step: int) -> None:
-        """Call before every step, on every rank; raises as `ExpertEngine.boundary` does."""
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Around what launches `step`, on every rank; raises as `ExpertEngine.boundary` does.
+
+        Work beside the forward begins behind the launch, so that the host is free to launch.
+        """
         self.parts.engine.boundary(step)
+        try:
+            yield
+        finally:
+            self.parts.engine.launched()
+
+    def boundary(self, step: int) -> None:
+        """The same where nothing says when the forward is launched: work beside begins at once."""
+        self.parts.engine.boundary(step)
+        self.parts.engine.launched()
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that `step` launches that reads the slots of `layer`."""

@@ -173,9 +173,10 @@ class ExpertEngine:
         return tuple(layer for change in begun for layer in change.layers)
 
     def boundary(self, step: int) -> None:
-        """Between two steps, before `step`: settle what is due, act on it, begin what follows.
+        """Between two steps, before `step`: settle what is due, act on it, prepare what follows.
 
-        Most boundaries have nothing to do, and cost a comparison.
+        Most boundaries have nothing to do, and cost a comparison. What works beside begins when
+        `launched` says that the forward is on its way, at the next boundary at the latest.
 
         Raises:
             AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
@@ -183,7 +184,12 @@ class ExpertEngine:
         """
         if step < self._next:
             return
+        self._staff.go()
         finish(self.passage(step), self._config.deadline)
+
+    def launched(self) -> None:
+        """The forward behind the last boundary is on its way: let the work beside it begin."""
+        self._staff.go()
 
     def passage(self, step: int) -> Job[None]:
         """The same, for whoever wants to do the waiting."""
@@ -210,9 +216,12 @@ class ExpertEngine:
 
     def close(self) -> None:
         """End what works beside; each wait under way lasts as long as its own deadline."""
-        self._staff.close()
-        finish(self._load.drain(), self._config.deadline)
-        self._chronicle.close()
+        self._staff.teller.go()
+        try:
+            finish(self._load.drain(), self._config.deadline)
+        finally:
+            self._staff.close()
+            self._chronicle.close()
 
     def _when(self, step: int) -> int:
         """The next boundary at which there is something to do."""

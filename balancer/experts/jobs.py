@@ -65,6 +65,7 @@ class ThreadWorker:
 
     def __init__(self, name: str, deadline: float) -> None:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._threads.submit(int)  # to have the thread: making it later would cost a step
         self._deadline = deadline
         self._open = True
 

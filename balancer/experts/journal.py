@@ -36,6 +36,7 @@ class Track(StrEnum):
     MOVER = "mover"
     CLERK = "clerk"
     SOLVER = "solver"
+    TELLER = "teller"
 
 
 @dataclass(frozen=True)

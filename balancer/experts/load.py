@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.jobs import Completed, Job, Task, Worker
 from equipoise.balancer.experts.placement import Load, Shape
 from equipoise.balancer.experts.waits import Ended, Reached
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.stream import Role
+from equipoise.hal.errors import ResultPending
+from equipoise.hal.stream import Event, Role
 from equipoise.hal.work import Work
 
 
@@ -29,11 +30,22 @@ class Summing:
     work: Work
 
 
+@dataclass(frozen=True)
+class Telling:
+    """The same, waited for by a worker."""
+
+    sum: Task[Load]
+
+
 class LoadWindow:
     """The last few sub-windows of global load.
 
     Every rank closes a sub-window before the same step and takes its sum before the next one, so
     all ranks see the same integers at the same step.
+
+    Where the communicator comes behind the stream's launches, the sum is issued at the boundary,
+    and nobody waits. Where it does not, somebody has to wait for the stream first: the worker does,
+    beside the forward, if groups are independent, and otherwise the boundary itself (P4).
 
     Args:
         accelerator: where the counters live.
@@ -41,6 +53,7 @@ class LoadWindow:
         shape: how many of everything.
         sub_window: steps in a sub-window.
         window: steps in a window, a multiple of `sub_window`.
+        worker: sums.
     """
 
     def __init__(
@@ -50,15 +63,17 @@ class LoadWindow:
         shape: Shape,
         sub_window: int,
         window: int,
+        worker: Worker,
     ) -> None:
         if window % sub_window:
             raise ValueError(f"a window of {window} steps is not made of {sub_window}-step parts")
         self._accelerator = accelerator
         self._communicator = communicator
+        self._worker = worker
         self._every = sub_window
         self.sums: deque[Load] = deque(maxlen=window // sub_window)
         """Global rows of the last sub-windows, oldest first."""
-        self._state: Idle | Summing = Idle()
+        self._state: Idle | Summing | Telling = Idle()
         zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
         self.counters = zeros.to(accelerator.device)
         """This rank's rows in the open sub-window; routing adds to it on the compute stream."""
@@ -86,7 +101,7 @@ class LoadWindow:
 
     def due(self, step: int) -> int:
         """The first boundary behind that of `step` at which there is something to do."""
-        if isinstance(self._state, Summing):
+        if not isinstance(self._state, Idle):
             return step + 1
         return (step // self._every + 1) * self._every
 
@@ -102,10 +117,14 @@ class LoadWindow:
 
     def drain(self) -> Job[bool]:
         """Take a sum that is under way; whether there was one."""
-        if not isinstance(self._state, Summing):
-            return False
-        yield Ended(self._state.work)
-        self.sums.append(self._state.counts.cpu().numpy())
+        match self._state:
+            case Idle():
+                return False
+            case Summing(counts, work):
+                yield Ended(work)
+                self.sums.append(counts.cpu().numpy())
+            case Telling(told):
+                self.sums.append((yield from _told(told)))
         self._state = Idle()
         return True
 
@@ -118,9 +137,28 @@ class LoadWindow:
             self.counters.zero_()
 
         compute.launch(program)
-        if not self._communicator.capabilities.stream_ordered:
+        capabilities = self._communicator.capabilities
+        if not capabilities.stream_ordered:
             closed = self._accelerator.event()
             compute.record(closed)
+            if capabilities.independent_groups:
+                self._state = Telling(self._worker.start(self._sum(counts, closed)))
+                return
             yield Reached(closed)
         with compute.current():
             self._state = Summing(counts, self._communicator.all_reduce(counts))
+
+    def _sum(self, counts: Tensor, closed: Event) -> Job[Load]:
+        """Beside the forward."""
+        yield Reached(closed)
+        yield Ended(self._communicator.all_reduce(counts))
+        summed: Load = counts.cpu().numpy()
+        return summed
+
+
+def _told(told: Task[Load]) -> Job[Load]:
+    try:
+        summed: Load = yield Completed(told)
+    except TimeoutError as error:
+        raise ResultPending("the sum of a sub-window's loads has not come") from error
+    return summed

@@ -14,7 +14,7 @@ from equipoise.balancer.experts.layout import Layout, imbalance
 from equipoise.balancer.experts.placement import Load, Placement, Shape, check
 from equipoise.balancer.experts.planning import Plan, plan
 from equipoise.balancer.experts.routing_rule import RoutingRule
-from equipoise.balancer.experts.shipment import Shipment, ship
+from equipoise.balancer.experts.shipment import Leg, Shipment, ship
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Shipped(Proposal):
-    """A proposal whose weights come from peers: change k is lot k of the shipment."""
+    """A proposal whose weights come from peers: change k is lot k of the shipment.
+
+    Attributes:
+        shipment: the same on every rank.
+        legs: what this rank does for each lot.
+    """
 
     shipment: Shipment
+    legs: tuple[Leg, ...]
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,13 @@ class Freight:
         parcel: slots in one blob at most.
         nodes: that the ranks divide among; sources within a node are preferred.
         staging: staging buffers of a rank.
+        rank: this one.
     """
 
     parcel: int
     nodes: int
     staging: int
+    rank: int
 
 
 def limits_of(config: EngineConfig, staging: int) -> Limits:
@@ -165,7 +173,8 @@ def by_ship(drafted: Draft, installed: Layout, shape: Shape, freight: Freight) -
     )
     lots = [shipment.layers(lot) for lot in range(shipment.lots)]
     changes = _changes(drafted, lots, shape)
-    return Shipped(drafted, changes, digest_of(drafted, changes), shipment)
+    legs = tuple(shipment.leg(freight.rank, lot) for lot in range(shipment.lots))
+    return Shipped(drafted, changes, digest_of(drafted, changes), shipment, legs)
 
 
 def by_groups(drafted: Draft, shape: Shape, size: int) -> Proposal:

@@ -3,34 +3,48 @@
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.held_worker import HeldWorker
 from equipoise.balancer.experts.jobs import Hire, ThreadWorker, Worker
 
 
 @dataclass(frozen=True)
 class Staff:
-    """One worker a kind of work, so that none waits for another.
+    """One worker a kind of work, so that none waits for another; all begin at `go`.
 
     Attributes:
         planner: plans epochs.
         mover: stages lots, one after another.
         clerk: votes.
         solver: solves shares.
+        teller: sums loads.
     """
 
-    planner: Worker
-    mover: Worker
-    clerk: Worker
-    solver: Worker
+    planner: HeldWorker
+    mover: HeldWorker
+    clerk: HeldWorker
+    solver: HeldWorker
+    teller: HeldWorker
 
     @staticmethod
     def hired(hire: Hire) -> "Staff":
         """One of each."""
-        return Staff(hire("planner"), hire("mover"), hire("clerk"), hire("solver"))
+        kinds = ("planner", "mover", "clerk", "solver", "teller")
+        return Staff(*(HeldWorker(hire(kind)) for kind in kinds))
+
+    def go(self) -> None:
+        """Let begin what was started."""
+        for worker in self._everybody:
+            worker.go()
 
     def close(self) -> None:
         """Dismiss all; bounded by the waits that are under way."""
-        for worker in (self.clerk, self.solver, self.planner, self.mover):
+        for worker in self._everybody:
             worker.close()
+
+    @property
+    def _everybody(self) -> tuple[HeldWorker, ...]:
+        """Most urgent first."""
+        return (self.clerk, self.teller, self.solver, self.mover, self.planner)
 
 
 def threads(config: EngineConfig) -> Hire:

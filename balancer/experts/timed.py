@@ -13,6 +13,7 @@ WORK = {
     "mover": (Track.MOVER, "move"),
     "clerk": (Track.CLERK, "vote"),
     "solver": (Track.SOLVER, "shares"),
+    "teller": (Track.TELLER, "sum"),
 }
 """Kinds of workers: where their work is shown, and as what."""
 

@@ -69,7 +69,7 @@ class Voyages:
         """Plan; runs beside the forward. Raises `PlacementError`."""
         staging = self._installed.store.layout.staging
         limits = limits_of(self._config, staging)
-        freight = Freight(self._config.parcel, self._config.nodes, staging)
+        freight = Freight(self._config.parcel, self._config.nodes, staging, self._rank)
         return by_ship(draft(windows, layout, self._shape, limits), layout, self._shape, freight)
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Landed:
@@ -127,9 +127,8 @@ class Voyages:
 
     def _let_go(self, proposal: Shipped, lot: int) -> Task[ReadyLot]:
         """Begin here, end on the worker; what fails here fails the epoch as it would there."""
-        leg = proposal.shipment.leg(self._rank, lot)
         try:
-            staging = self._mover.begin(leg, self._installed.settled)
+            staging = self._mover.begin(proposal.legs[lot], self._installed.settled)
         except Exception as error:
             return self._worker.start(_failing(error))
         return self._worker.start(ready_lot(staging, proposal.changes[lot]))

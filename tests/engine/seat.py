@@ -73,6 +73,8 @@ class Seat:
             if step >= self.engine._next:  # what `boundary` does before it begins
                 yield from self.engine.passage(step)
             self._note()
+            if (step + self.rank) % 2:
+                self.engine.launched()  # by whoever does not know when the forward is launched
             begun.append((yield from self._forward(step, readers)))
             while len(begun) > self.case.ahead:
                 yield Reached(begun.popleft())
@@ -101,6 +103,7 @@ class Seat:
         self.forward.launch(readers, step)
         compute, hot = readers["compute"], self.case.hot
         self.forward.count(compute, hot[step // 3 % len(hot)])
+        self.engine.launched()
         if not self.tokens.capabilities.stream_ordered:
             yield Reached(self._recorded(compute))
         with compute.current():

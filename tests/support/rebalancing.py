@@ -186,6 +186,7 @@ def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     assert isinstance(balancer.engine, ExpertEngine)
     staff = balancer.engine._staff
     through = [worker.start(at_once(lambda: None)) for worker in (staff.planner, staff.mover)]
+    staff.go()
     for task in through:
         with suppress(TimeoutError):
             task.result(pace.patience)

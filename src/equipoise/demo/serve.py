@@ -1,33 +1,19 @@
 """One pass of one rank over the traffic."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from equipoise.balancer.experts.journal import SILENT, Journal, Span, Stepped, Track, now
-from equipoise.balancer.experts.router import Router
 from equipoise.demo.model import Decoder, KVCache, ModelWeights, MoeLayer
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk, capacity
 from equipoise.demo.traffic import Traffic
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.stream import Stream
-
-
-class Balancer(Protocol):
-    """What the serve loop asks of a balancer."""
-
-    @property
-    def router(self) -> Router:
-        """Chooses slots."""
-        ...
-
-    def boundary(self, step: int) -> None:
-        """Called before every step."""
-        ...
 
 
 @dataclass
@@ -93,7 +79,7 @@ class ServeLoop:
     traffic: Traffic
     moe: MoeLayer
     meter: Meter
-    boundary: Callable[[int], None]
+    around: Callable[[int], AbstractContextManager[None]]
     watch: Callable[[int], None]
     name: str
     journal: Journal = SILENT
@@ -128,14 +114,14 @@ class ServeLoop:
     def _step(self, step: int) -> None:
         enter = self.post.control.enter
         enter(f"the vote before step {step} ({self.name})")
-        self.boundary(step)
-        enter(f"step {step} ({self.name})")
-        began = now()
-        batch = self.desk.batch(step)
         logits: list[torch.Tensor] = []
-        self.post.compute.launch(
-            lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
-        )
+        with self.around(step):
+            enter(f"step {step} ({self.name})")
+            began = now()
+            batch = self.desk.batch(step)
+            self.post.compute.launch(
+                lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
+            )
         self.post.compute.synchronize(self.post.deadline * 2)
         details = {"step": step, "tokens": batch.rows}
         self.journal.note(Span("step", Track.COMPUTE, began, now(), details))

@@ -117,7 +117,7 @@ def _loop(
         traffic=site.traffic,
         moe=moe,
         meter=meter,
-        boundary=balancer.boundary,
+        around=balancer.step,
         watch=lambda step: eyes.watch(step, meter.experts[step], balancer.observed()),
         name=variant.name,
         journal=eyes.journal,

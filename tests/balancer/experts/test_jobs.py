@@ -10,12 +10,14 @@ class Given:
 
     def __init__(self) -> None:
         self.came = threading.Event()
+        self.begun = threading.Event()
         self.error: Exception | None = None
 
     def ready(self) -> bool:
         return self.came.is_set()
 
     def take(self, timeout: float) -> str:
+        self.begun.set()
         if not self.came.wait(timeout):
             raise TimeoutError
         if self.error is not None:
@@ -90,6 +92,7 @@ def test_a_job_that_fails_is_heard_and_leaves_its_worker_working() -> None:
 def test_closing_a_worker_ends_a_job_at_its_next_wait() -> None:
     worker, gate, never = ThreadWorker("test", 20.0), Given(), Given()
     task = worker.start(collecting(gate, never))
+    assert gate.begun.wait(20.0)
     closing = threading.Thread(target=worker.close)
     closing.start()
     while worker._open:

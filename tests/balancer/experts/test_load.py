@@ -3,16 +3,28 @@ import pytest
 import torch
 from support.threads import Seat, on_ranks
 
-from equipoise.balancer.experts.jobs import finish
+from equipoise.balancer.experts.jobs import ThreadWorker, finish
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Shape
+from equipoise.hal.stream import Role
 
 pytestmark = pytest.mark.ranks
 SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
 
 
 def window(seat: Seat, sub_window: int = 2, total: int = 4) -> LoadWindow:
-    return LoadWindow(seat.accelerator, seat.fabric.open("loads"), SHAPE, sub_window, total)
+    loads, teller = seat.fabric.open("loads"), ThreadWorker("teller", 20.0)
+    return LoadWindow(seat.accelerator, loads, SHAPE, sub_window, total, teller)
+
+
+def count(seat: Seat, load: LoadWindow, *rows: int) -> None:
+    """As routing does: on the compute stream."""
+    more = torch.tensor([rows], dtype=torch.int32)
+
+    def program() -> None:
+        load.counters.add_(more)
+
+    seat.accelerator.stream(Role.COMPUTE).launch(program)
 
 
 def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
@@ -23,7 +35,7 @@ def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
         taken = finish(load.advance(step), 20.0)
         total = load.total[0].tolist() if load.sums else []
         seen.append((taken, load.full, total))
-        load.counters += torch.tensor([[1, 10 * (seat.rank + 1)]], dtype=torch.int32)
+        count(seat, load, 1, 10 * (seat.rank + 1))
     finish(load.drain(), 20.0)
     return seen
 
@@ -42,7 +54,7 @@ def test_a_window_holds_only_its_last_sub_windows() -> None:
         load = window(seat)
         for step in range(10):
             finish(load.advance(step), 20.0)
-            load.counters += torch.tensor([[step, 0]], dtype=torch.int32)
+            count(seat, load, step, 0)
         return load.total[0].tolist(), load.latest[0].tolist()
 
     ((total, latest),) = on_ranks(1, program)
@@ -55,7 +67,8 @@ def test_large_counts_are_summed_as_integers() -> None:
         load = window(seat)
         for step in range(4):
             finish(load.advance(step), 20.0)
-            load.counters[0, 0] = 2**30 + 1
+            if step % 2 == 0:
+                count(seat, load, 2**30 + 1, 0)
         return int(load.latest[0, 0])
 
     assert on_ranks(2, program) == [2**31 + 2] * 2
@@ -77,7 +90,7 @@ def test_no_count_is_lost_between_two_sub_windows() -> None:
         for step in range(9):
             if finish(load.advance(step), 20.0):
                 total += int(np.sum(load.latest))
-            load.counters[0, 1] += 3
+            count(seat, load, 0, 3)
         return total
 
     assert on_ranks(1, program) == [7 * 3]

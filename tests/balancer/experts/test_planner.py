@@ -41,7 +41,7 @@ def limits(hysteresis: int, staging: int) -> Limits:
 
 
 def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Shipped:
-    freight = Freight(parcel=4, nodes=1, staging=limits.staging)
+    freight = Freight(parcel=4, nodes=1, staging=limits.staging, rank=0)
     return by_ship(draft(load[None], installed, shape, limits), installed, shape, freight)
 
 
