@@ -49,6 +49,6 @@ def slots_of(
     mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
     first = torch.from_numpy(start().placement[:, mine].astype(np.int64))
     held = torch.stack([place.rows[layer, experts] for layer, experts in enumerate(first)])
-    slots = tuple((Segment("stands for 44 MB", row),) for row in held.flatten(0, 1))
+    slots = tuple((Segment("stands for an expert", row),) for row in held.flatten(0, 1))
     inner = place.device.slot_store(SlotLayout(slots, staging))
     return held, kind(inner, place.device)
