@@ -2,9 +2,9 @@
 
 Where they come from:
 
-- A step between two tokens of a request takes 60 to 80 ms where stop-the-world was published, and an
-  expert of such a model is 44 MB in 8 bits. Eight layers are emulated; each stands for four, which
-  compute one after the other and whose experts travel together: a step here takes 80 to 90 ms.
+- A step takes 60 to 80 ms where stop-the-world was published, and an expert of such a model is
+  44 MB in 8 bits. Eight layers are emulated; each stands for four, which compute one after the
+  other and whose experts travel together: a step here takes 80 to 90 ms.
 - A stop-the-world rebalance of it was published as 0.91 s, in which each of 32 ranks receives some
   22 GB: 24 GB/s a rank. So the link is that of a card of 200 Gbit/s; half and double beside it.
 - A copy within the device reads and writes: half of 4.8 TB/s, less a fifth.

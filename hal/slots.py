@@ -7,6 +7,7 @@ only by `commit`, which is ordered on the stream that reads the slot.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -104,12 +105,12 @@ class SlotLayout:
             if types != self.descriptor:
                 raise SlotError(f"slot {number} is {types}, slot 0 is {self.descriptor}")
 
-    @property
+    @cached_property
     def descriptor(self) -> tuple[SegmentType, ...]:
         """Segment types of a slot, in order."""
         return tuple(segment.type for segment in self.slots[0])
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Bytes of one slot."""
         return sum(segment.nbytes for segment in self.descriptor)

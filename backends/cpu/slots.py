@@ -39,7 +39,9 @@ class CpuSlotStore:
                 raise Unsupported(f"segment {wanted.name!r}: the CPU has no {wanted.format} format")
         self._layout = layout
         self._slots = [[_bytes(segment.data) for segment in slot] for slot in layout.slots]
+        self._sizes = [wanted.nbytes for wanted in layout.descriptor]
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
+        self._staged = [self._parts(row) for row in self._staging]
         self._hazards = Hazards(CpuEvent)
         self._readers = Readers(CpuEvent)
         self._leases = Leases()
@@ -56,7 +58,7 @@ class CpuSlotStore:
 
         def program() -> None:
             for row, slot in zip(rows, numbers, strict=True):
-                for piece, segment in self._pieces(row, slot):
+                for piece, segment in zip(self._parts(row), self._slots[slot], strict=True):
                     piece.copy_(segment)
 
         self._issue(program, stream, reads=_slots(numbers))
@@ -95,7 +97,7 @@ class CpuSlotStore:
 
         def program() -> None:
             for staging, slot in zip(buffers, numbers, strict=True):
-                for piece, segment in self._pieces(self._staging[staging], slot):
+                for piece, segment in zip(self._staged[staging], self._slots[slot], strict=True):
                     segment.copy_(piece)
 
         self._alter(program, stream, numbers, reads=_staging(buffers))
@@ -107,8 +109,9 @@ class CpuSlotStore:
 
         def program() -> None:
             scratch = torch.empty(self._layout.slot_bytes, dtype=torch.uint8)
+            pieces = self._parts(scratch)
             for place, slot in enumerate(numbers):
-                for piece, segment in self._pieces(scratch, slot):
+                for piece, segment in zip(pieces, self._slots[slot], strict=True):
                     piece.copy_(segment)
                 out[place] = as_int64(_native.checksum(scratch.numpy()))
 
@@ -171,11 +174,9 @@ class CpuSlotStore:
 
         own_stream(stream).issue(Verb(issue, lambda: self._leases.barred(slots)))
 
-    def _pieces(self, row: Tensor, slot: int) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of (part of a packed row, segment of the slot)."""
-        views = self._slots[slot]
-        parts = torch.split(row, [view.numel() for view in views])
-        return list(zip(parts, views, strict=True))
+    def _parts(self, row: Tensor) -> tuple[Tensor, ...]:
+        """The parts of a packed row that the segments of any slot fit; slots are all alike."""
+        return torch.split(row, self._sizes)
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
         check_packed(self._layout, blob, count)
