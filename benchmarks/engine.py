@@ -1,8 +1,8 @@
 """Does rebalancing cost serving anything? Four ranks on an emulated device, one process each.
 
-    python benchmarks/engine.py             all points, 5 rounds: about 10 minutes
-    python benchmarks/engine.py --quick     the centre, one round: nothing is kept
-    python benchmarks/engine.py --slower 3  a device and links three times slower, as long a run
+    python benchmarks/engine.py                all points, 5 rounds: about 50 minutes
+    python benchmarks/engine.py --quick        the centre, one round, a minute: nothing is kept
+    python benchmarks/engine.py --slower 0.25  one layer each: device and links four times as fast
 
 Compute, links and copies are emulated (`emulation.py` has every constant, `emulated_device.py` what
 it does and does not stand for); routing, counters, votes, plans' tables, shipments and commits are

@@ -191,7 +191,7 @@ class Travelling(Base):
     def __init__(self, place: Place, staging: int, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(place, staging=staging)
         moves = place.fabric.open(f"{place.label}.moves")
-        self._mover = Mover(place.device, moves, self._store, DEADLINE)
+        self._mover = Mover(place.device, moves, self._store, range(SHAPE.ranks), DEADLINE)
         self._votes = place.fabric.open(f"{place.label}.votes")
         self._ready = prepared(place.plans, groups)
 

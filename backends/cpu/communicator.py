@@ -207,12 +207,13 @@ class GlooCommunicator:
 
     def _join(self, ranks: tuple[int, ...]) -> None:
         self._ranks = ranks
-        self._failure = None
+        self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was not built")
         self._inflight: list[tuple[GlooWork, Callable[[], bool]]] = []
         members = "-".join(str(rank) for rank in ranks)
         prefix = f"{self._purpose}/{self._incarnation}/{members}"
         store = PrefixStore(prefix, self._store)
         self._group = make_group(store, self.rank, self.size, self._deadline)
+        self._failure = None
 
     def _collective(
         self, what: str, issue: Callable[[Group], Native], *buffers: Tensor

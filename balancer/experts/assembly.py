@@ -299,5 +299,6 @@ def _path(
             return Updates(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )
-    mover = Mover(means.accelerator, opened[0], means.store, config.deadline, means.journal)
+    ranks, journal = means.members.ranks, means.journal
+    mover = Mover(means.accelerator, opened[0], means.store, ranks, config.deadline, journal)
     return Voyages(installed, mover, staff.mover, place, shape, config)

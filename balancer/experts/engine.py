@@ -94,6 +94,10 @@ class Path(Protocol):
         """The next boundary of an update that nobody votes on."""
         ...
 
+    def mend(self, reason: str) -> tuple[Task[None], ...]:
+        """Begin to mend what broke an epoch that all ranks abort for `reason`."""
+        ...
+
 
 @dataclass(frozen=True)
 class EpochReport:
@@ -306,7 +310,7 @@ class ExpertEngine:
         self._report(state.epoch, step, reason, copies_of(state))
         # Whoever judged to wait where this rank missed a ballot asks again, and is told.
         self._decline(state.epoch, step + 1, reason)
-        return Draining(work_of(state))
+        return Draining((*work_of(state), *self._path.mend(reason)))
 
     def _decline(self, epoch: Epoch, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""

@@ -6,6 +6,7 @@ are leased by the protocol: no layer is committed anywhere before every rank has
 is, has read all it needs of it.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -23,6 +24,8 @@ from equipoise.hal.communicator import Communicator, Exchange, Parcel
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Event, Role
 from equipoise.hal.work import Work
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Mover:
         accelerator: whose copy stream and memory are used.
         communicator: used for nothing else.
         store: this rank's slots, numbered layer * slots_per_rank + local slot.
+        ranks: the numbers on the control plane of those who use the communicator.
         deadline: seconds that packing may take where the host has to wait for it.
         journal: told of each round, from the wait for it to when it is unpacked.
     """
@@ -86,12 +90,14 @@ class Mover:
         accelerator: Accelerator,
         communicator: Communicator,
         store: SlotStore,
+        ranks: Sequence[int],
         deadline: float,
         journal: Journal = SILENT,
     ) -> None:
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
+        self._ranks = tuple(ranks)
         self._deadline = deadline
         self._copy = accelerator.stream(Role.COPY)
         self._journal = journal
@@ -118,6 +124,24 @@ class Mover:
             all_of(self._accelerator, self._copy).take(self._deadline)
         rounds = zip(leg.rounds, packed, strict=True)
         return self._landing(leg, hold, [self._depart(part, blob, hold) for part, blob in rounds])
+
+    @property
+    def mendable(self) -> bool:
+        """Whether the communicator can be built again beside the forward.
+
+        Where groups do not progress independently that would come between the step's own operations
+        at another place on every rank (P4); there it stays failed until `reconfigure`.
+        """
+        found = self._communicator.capabilities
+        return found.rebuild and found.independent_groups
+
+    def mend(self) -> Job[None]:
+        """Build the communicator again, as all ranks do behind a move that failed."""
+        yield from ()
+        try:
+            self._communicator.rebuild(self._ranks)
+        except Exception as error:  # said here: nobody asks what became of an aborted epoch's work
+            LOG.warning("moves fail until their communicator is built again: %s", error)
 
     def _one_by_one(self, leg: Leg) -> Job[Staged]:
         """Round after round, each as soon as the one before has arrived."""

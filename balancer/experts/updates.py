@@ -15,7 +15,7 @@ from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.gates import Gates
 from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Job, Worker
+from equipoise.balancer.experts.jobs import Job, Task, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Load, Placement, Shape
 from equipoise.balancer.experts.planner import Proposal, by_groups, draft, limits_of
@@ -115,6 +115,10 @@ class Updates:
     def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
         """Nothing is staged on this path."""
         raise AgreementLost(f"told to commit {lots} lots on a path that has no staging")
+
+    def mend(self, reason: str) -> tuple[Task[None], ...]:
+        """Nothing of this path breaks in an epoch that is aborted."""
+        return ()
 
     def _check(self, state: Updating) -> None:
         """Raise for what has gone wrong behind the decision."""

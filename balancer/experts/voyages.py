@@ -34,6 +34,7 @@ from equipoise.hal.errors import AgreementLost
 
 FLYING = 2
 """Lots on the way at once: one travels while the other is voted on."""
+MOVE_FAILED = "move failed"
 LOG = logging.getLogger(__name__)
 
 
@@ -85,7 +86,7 @@ class Voyages:
                 break
             if (error := task.exception()) is not None:
                 LOG.warning("epoch %d: move failed: %s", voyage.epoch.number, error)
-                return Barred(voyage.epoch, "move failed", voyage)
+                return Barred(voyage.epoch, MOVE_FAILED, voyage)
             staged.append(task.result())
         return Committing(voyage, tuple(staged)) if staged else Moving(voyage)
 
@@ -106,6 +107,17 @@ class Voyages:
     def advance(self, state: Updating, step: int) -> Updating | Landed:
         """Nothing is rewritten in place on this path."""
         raise AgreementLost(f"epoch {state.epoch.number} is an update on a path that has no locks")
+
+    def mend(self, reason: str) -> tuple[Task[None], ...]:
+        """Behind a failed move on any rank all build the mover's communicator again.
+
+        All abort for the same reason, so all come. The mover's worker does it behind the lots that
+        still fly; until it is through, the epoch drains. Who comes too late finds it failed still:
+        the next epoch's move fails, and all try once more.
+        """
+        if reason != MOVE_FAILED or not self._mover.mendable:
+            return ()
+        return (self._worker.start(self._mover.mend()),)
 
     def _go_on(self, voyage: Voyage) -> Moving | Landed:
         """Let go as many lots as there is staging for; or land, if all are committed."""

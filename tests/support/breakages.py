@@ -84,6 +84,24 @@ class NoExchange(Around):
         raise CommunicatorFailed("exchange of 'test.moves' lost its peer")
 
 
+class BrokenUntilBuilt(Around):
+    """Fails at its first exchange, and says so until it is built again."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._state = "sound"
+
+    def exchange(self, round: Exchange) -> Any:
+        if self._state != "built again":
+            self._state = "failed"
+            raise CommunicatorFailed("exchange of 'test.moves' lost its peer")
+        return self._inner.exchange(round)
+
+    def rebuild(self, ranks: Sequence[int]) -> None:
+        self._inner.rebuild(ranks)
+        self._state = "built again"
+
+
 class SerialGroup(Around):
     """Declares that groups do not progress independently; remembers which threads issue on it."""
 

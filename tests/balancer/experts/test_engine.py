@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from support.breakages import (
     BlindOnce,
+    BrokenUntilBuilt,
     DropsOneCopy,
     FalseLoads,
     FlippedByte,
@@ -136,10 +137,22 @@ def test_where_groups_are_not_independent_one_thread_issues_everything(shares: S
 
 
 def test_an_exchange_that_cannot_begin_fails_the_epoch_and_not_the_step() -> None:
+    peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
     cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
-    stories = rebalance(cannot, deadline=4.0)
+    stories = rebalance(both(peer, cannot), deadline=4.0)
     assert violations(stories) == []
     assert all("move failed" in story.aborts for story in stories)
+
+
+def test_behind_a_failed_move_the_communicator_is_built_again_and_epochs_go_on() -> None:
+    # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
+    stories = rebalance(fabric(".moves", BrokenUntilBuilt), deadline=4.0)
+    assert violations(stories) == []
+    for story in stories:
+        assert story.aborts["move failed"] == 1
+        assert story.reports[-1].outcome == "committed"
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits
 
 
 def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:
