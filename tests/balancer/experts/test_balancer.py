@@ -1,0 +1,101 @@
+"""What a serve loop holds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from support.threads import Seat, on_ranks
+
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.jobs import Job, T, Task, ThreadWorker, Worker
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.hal.slots import Segment, SlotLayout
+
+pytestmark = pytest.mark.ranks
+SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
+STEPS = 9
+
+
+class Watched:
+    """A worker; tells of what begins."""
+
+    def __init__(self, inner: Worker, kind: str, begun: list[str]) -> None:
+        self._inner = inner
+        self._kind = kind
+        self._begun = begun
+
+    def start(self, job: Job[T]) -> Task[T]:
+        self._begun.append(self._kind)
+        return self._inner.start(job)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@contextmanager
+def opened(seat: Seat, begun: list[str]) -> Iterator[ExpertBalancer]:
+    layout = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+    slots = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(2, 4)), staging=2)
+    config = EngineConfig(
+        label="test", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
+    )
+    balancer = open_balancer(
+        seat.accelerator,
+        seat.fabric,
+        seat.accelerator.slot_store(slots),
+        SHAPE,
+        layout,
+        config,
+        hire=lambda kind: Watched(ThreadWorker(kind, 20.0), kind, begun),
+    )
+    try:
+        yield balancer
+    finally:
+        balancer.close()
+
+
+def test_work_beside_a_step_begins_behind_its_launch() -> None:
+    def program(seat: Seat) -> list[tuple[int, list[str]]]:
+        begun: list[str] = []
+        behind = []
+        with opened(seat, begun) as balancer:
+            for step in range(STEPS):
+                before = len(begun)
+                with balancer.step(step):
+                    assert len(begun) == before, f"step {step} is not launched"
+                behind.append((step, begun[before:]))
+        return behind
+
+    ((*began,),) = on_ranks(1, program)
+    found = dict(began)
+    assert {step for step in found if "teller" in found[step]} == {2, 4, 6, 8}
+    assert found[3] == ["solver"]
+    assert found[5] == ["clerk", "solver", "planner"]
+    assert found[0] == found[1] == []
+
+
+def test_a_loop_that_does_not_say_when_it_launches_has_its_work_begun_at_once() -> None:
+    def program(seat: Seat) -> list[str]:
+        begun: list[str] = []
+        with opened(seat, begun) as balancer:
+            for step in range(3):
+                balancer.boundary(step)
+            return list(begun)
+
+    assert on_ranks(1, program) == [["teller"]]
+
+
+def test_a_forward_that_fails_to_launch_leaves_no_work_behind_that_never_begins() -> None:
+    def program(seat: Seat) -> list[str]:
+        begun: list[str] = []
+        with opened(seat, begun) as balancer:
+            balancer.boundary(0)
+            balancer.boundary(1)
+            with pytest.raises(RuntimeError, match="no memory"), balancer.step(2):
+                raise RuntimeError("no memory")
+            return list(begun)
+
+    assert on_ranks(1, program) == [["teller"]]
