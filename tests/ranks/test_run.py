@@ -19,6 +19,8 @@ CADENCE = ("--window-size", "2", "--step-interval", "2", "--quiet")
 TEXT = str(files("equipoise.demo").joinpath("text", "python.txt"))
 SMALL = ("--text", TEXT, "--steps", "14", *CADENCE)
 """One phase; whether two epochs fit in depends on the machine."""
+SHORT = ("--text", TEXT, "--steps", "18", *CADENCE)
+"""One phase; two epochs fit in wherever the tests run."""
 SWITCHING = ("--steps", "54", *CADENCE)
 """Three phases of 18 steps; an epoch takes five or six."""
 SUPPORT = Path(__file__).parent.parent
@@ -141,7 +143,7 @@ def test_one_copy_that_is_not_committed_makes_the_outputs_differ(tmp_path: Path)
     report = tmp_path / "figures.json"
     broken = ("--ranks", "4", "--backend", "support.faulty:FORGETFUL")
     where = ("--json", str(report), "--out", str(tmp_path))
-    code, out, _ = finish(start(*broken, *where, *SWITCHING))
+    code, out, _ = finish(start(*broken, *where, *SHORT))
     figures = json.loads(report.read_text())
     assert figures["slots_moved"] > 0
     assert figures["outputs_identical"] is False
