@@ -23,6 +23,7 @@ from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
 from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.staff import Staff
+from equipoise.balancer.experts.sub_windows import SubWindows
 from equipoise.balancer.experts.timed import timed
 from equipoise.balancer.experts.updates import Updates
 from equipoise.balancer.experts.voyages import Voyages
@@ -196,7 +197,7 @@ def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
     guard = _guard(means, installed, shape)
     loads, *others = _communicators(means)
     staff = Staff.hired(_hire(means))
-    load = _window(means, loads, shape, staff.teller)
+    load = _window(means, loads, shape, _period(means), staff.teller)
     renewal = _renewal(means, installed, load, shape, staff)
     router = _router(means, installed, load, others)
     path = _path(means, installed, guard, others, staff, shape)
@@ -211,7 +212,7 @@ def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
     installed = Installed(means.accelerator, means.store, shape, layout)
     loads = means.open("loads")
     teller = HeldWorker(_hire(means)("teller"))
-    load = _window(means, loads, shape, teller)
+    load = _window(means, loads, shape, means.config.window_size, teller)
     router = _router(means, installed, load, ())
     chronicle = _chronicle(means, shape, router)
     still = StillEngine(load, installed, teller, means.config.deadline, chronicle)
@@ -257,9 +258,18 @@ def _guard(means: Means, installed: Installed, shape: Shape) -> Guard:
     return Gates(accelerator, shape.layers, installed.readers, means.config.deadline)
 
 
-def _window(means: Means, loads: Communicator, shape: Shape, teller: Worker) -> LoadWindow:
-    every, window = means.config.sub_window, means.config.window_size
-    return LoadWindow(means.accelerator, loads, shape, every, window, teller)
+def _window(
+    means: Means, loads: Communicator, shape: Shape, period: int, teller: Worker
+) -> LoadWindow:
+    parts = SubWindows(means.config.sub_window, means.config.window_size, period)
+    return LoadWindow(means.accelerator, loads, shape, parts, teller)
+
+
+def _period(means: Means) -> int:
+    """Steps from one window of load to the next: all are summed where others look than plans."""
+    config = means.config
+    looked_at = config.shares is ShareMode.LAGGED or means.journal is not SILENT
+    return config.window_size if looked_at else config.step_interval
 
 
 def _renewal(

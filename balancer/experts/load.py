@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.balancer.experts.jobs import Completed, Job, Task, Worker
 from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.balancer.experts.sub_windows import SubWindows
 from equipoise.balancer.experts.waits import Ended, Reached
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
@@ -51,8 +52,7 @@ class LoadWindow:
         accelerator: where the counters live.
         communicator: used for nothing else.
         shape: how many of everything.
-        sub_window: steps in a sub-window.
-        window: steps in a window, a multiple of `sub_window`.
+        parts: which sub-windows are summed.
         worker: sums.
     """
 
@@ -61,18 +61,15 @@ class LoadWindow:
         accelerator: Accelerator,
         communicator: Communicator,
         shape: Shape,
-        sub_window: int,
-        window: int,
+        parts: SubWindows,
         worker: Worker,
     ) -> None:
-        if window % sub_window:
-            raise ValueError(f"a window of {window} steps is not made of {sub_window}-step parts")
         self._accelerator = accelerator
         self._communicator = communicator
         self._worker = worker
-        self._every = sub_window
-        self.sums: deque[Load] = deque(maxlen=window // sub_window)
-        """Global rows of the last sub-windows, oldest first."""
+        self._parts = parts
+        self.sums: deque[Load] = deque(maxlen=parts.window // parts.every)
+        """Global rows of the last sub-windows that were summed, oldest first."""
         self._state: Idle | Summing | Telling = Idle()
         zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
         self.counters = zeros.to(accelerator.device)
@@ -103,7 +100,7 @@ class LoadWindow:
         """The first boundary behind that of `step` at which there is something to do."""
         if not isinstance(self._state, Idle):
             return step + 1
-        return (step // self._every + 1) * self._every
+        return self._parts.following(step)
 
     def advance(self, step: int) -> Job[bool]:
         """Before `step`: take the sum that is due, then close the sub-window that ends here.
@@ -111,8 +108,10 @@ class LoadWindow:
         Returns whether a new sum was taken.
         """
         taken = yield from self.drain()
-        if step and step % self._every == 0:
+        if self._parts.ends(step):
             yield from self._close()
+        elif self._parts.opens(step):
+            self._accelerator.stream(Role.COMPUTE).launch(self.counters.zero_)
         return taken
 
     def drain(self) -> Job[bool]:

@@ -6,15 +6,17 @@ from support.threads import Seat, on_ranks
 from equipoise.balancer.experts.jobs import ThreadWorker, finish
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.sub_windows import SubWindows
 from equipoise.hal.stream import Role
 
 pytestmark = pytest.mark.ranks
 SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
 
 
-def window(seat: Seat, sub_window: int = 2, total: int = 4) -> LoadWindow:
+def window(seat: Seat, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
     loads, teller = seat.fabric.open("loads"), ThreadWorker("teller", 20.0)
-    return LoadWindow(seat.accelerator, loads, SHAPE, sub_window, total, teller)
+    parts = SubWindows(sub_window, total, period or total)
+    return LoadWindow(seat.accelerator, loads, SHAPE, parts, teller)
 
 
 def count(seat: Seat, load: LoadWindow, *rows: int) -> None:
@@ -74,13 +76,18 @@ def test_large_counts_are_summed_as_integers() -> None:
     assert on_ranks(2, program) == [2**31 + 2] * 2
 
 
-def test_a_window_that_is_not_made_of_its_parts_is_refused() -> None:
-    def program(seat: Seat) -> str:
-        with pytest.raises(ValueError, match="not made of") as caught:
-            window(seat, sub_window=3, total=4)
-        return str(caught.value)
+def test_what_is_counted_outside_the_windows_is_forgotten_and_costs_no_sum() -> None:
+    def program(seat: Seat) -> list[tuple[int, int]]:
+        load = window(seat, sub_window=1, total=2, period=5)
+        seen = []
+        for step in range(12):
+            if finish(load.advance(step), 20.0):
+                seen.append((step, int(load.latest[0, 0])))
+            count(seat, load, 2**step, 0)
+        return seen
 
-    assert on_ranks(1, program)
+    # Windows are steps 3 and 4, 8 and 9; a sum is taken one boundary after its sub-window.
+    assert on_ranks(1, program) == [[(5, 2**3), (6, 2**4), (10, 2**8), (11, 2**9)]]
 
 
 def test_no_count_is_lost_between_two_sub_windows() -> None:

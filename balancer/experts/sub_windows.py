@@ -1,0 +1,48 @@
+"""Which sub-windows of load are summed over ranks."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SubWindows:
+    """Steps in which load is counted to be summed; all numbers are steps.
+
+    A plan is made from the last window before its boundary. Where nothing else needs loads, only
+    the sub-windows of such windows are summed, and what is counted before is forgotten.
+
+    Attributes:
+        every: length of a sub-window.
+        window: length of a window, a multiple of `every`.
+        period: from the end of one window to the end of the next, a multiple of `every`; at least
+            `window`, and then every sub-window is summed.
+
+    Raises:
+        ValueError: they are not multiples, or windows overlap.
+    """
+
+    every: int
+    window: int
+    period: int
+
+    def __post_init__(self) -> None:
+        if self.window % self.every or self.period % self.every:
+            raise ValueError(
+                f"a window of {self.window} steps, one in {self.period}, is not made of "
+                f"{self.every}-step parts"
+            )
+        if self.period < self.window:
+            raise ValueError(f"windows of {self.window} steps overlap, one in {self.period}")
+
+    def ends(self, step: int) -> bool:
+        """Whether a sub-window that is summed ends before `step`."""
+        return step > 0 and step % self.every == 0 and -step % self.period < self.window
+
+    def opens(self, step: int) -> bool:
+        """Whether a window begins with `step` behind steps that nobody sums."""
+        return self.window < self.period and -step % self.period == self.window
+
+    def following(self, step: int) -> int:
+        """The first step behind `step` before which one of both is due."""
+        found = (step // self.every + 1) * self.every
+        left = -found % self.period
+        return found + max(0, left - self.window)
