@@ -32,7 +32,11 @@ def test_a_task_survives_its_line(placement: Path | None, recording: Recording |
     task = Task(settings, Path("r.npz"), launcher=77, recording=recording)
     line = task.to_json()
     assert "\n" not in line
-    assert Task.from_json(line) == task
+    found = Task.from_json(line)
+    assert found == task
+    # A word equals its text, but is not it: what asks for the word itself would not find it.
+    kinds = {key: type(value) for key, value in vars(settings).items()}
+    assert {key: type(value) for key, value in vars(found.settings).items()} == kinds
 
 
 def test_the_meeting_point_comes_from_the_environment() -> None:
