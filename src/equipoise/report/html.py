@@ -121,8 +121,12 @@ def _engine(summary: Summary) -> list[str]:
     """What the engine was told; nothing where there was none."""
     if not summary.engine:
         return []
-    note = '<p class="soft">By option of the command; in_flight is in bytes of a rank.</p>'
-    return [_section("What the engine was told", note + _list(summary.engine.items()))]
+    note = '<p class="soft">By option of the command; in_flight is of a rank.</p>'
+    facts = (
+        (key, human_bytes(int(value)) if key == "in_flight" else value)
+        for key, value in summary.engine.items()
+    )
+    return [_section("What the engine was told", note + _list(facts))]
 
 
 def _machine(summary: Summary, command: str) -> str:
