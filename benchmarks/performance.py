@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import copier_page
 import engine_page
 import pictures
 import planner_page
@@ -219,6 +220,7 @@ MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "Active experts": ("decode", tables.decoding),
     "Moves against the next window": ("drip", tables.moving),
     **engine_page.PARTS,
+    **copier_page.PARTS,
 }
 """By title: the file of figures, and the table of them."""
 

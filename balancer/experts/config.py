@@ -26,6 +26,12 @@ class CommitMode(StrEnum):
     """From the host's memory into slots, a few layers a step, each under a stream lock."""
 
 
+AIMED = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
+"""The most that each aim may be; the least is 0."""
+COUNTED = "parcel", "layer_updates_per_iter", "patience", "nodes", "log_balancedness_interval"
+"""What an engine has at least one of."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Aims:
     """What plans aim at; `equipoise.balancer.experts.plan` says what each is.
@@ -35,12 +41,20 @@ class Aims:
         slack: room that is kept on each rank for shares, as part of the mean.
         survive: 0 nothing, 1 the loss of a rank, 2 of a node: every expert has copies elsewhere.
         sigma: deviations over the windows of the load that a rank counts with.
+
+    Raises ValueError for what no plan can aim at: every epoch would end with a planner that failed.
     """
 
     target: float = 0.02
     slack: float = 0.1
     survive: int = 0
     sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, most in AIMED.items():
+            # So written, nan is refused too.
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +114,11 @@ class EngineConfig:
             raise ValueError(
                 f"rule {self.rule} reads no shares: they must be static, not {self.shares}"
             )
-        if self.log_balancedness_interval < 1:
-            raise ValueError("log_balancedness_interval is at least one step")
+        for name in COUNTED:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.hysteresis < 0:
+            raise ValueError(f"hysteresis is at least 0, got {self.hysteresis}")
         if self.step_interval < self.window_size:
             raise ValueError(
                 f"step_interval {self.step_interval} is shorter than window_size {self.window_size}"

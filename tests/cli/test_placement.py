@@ -10,8 +10,7 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import Arrangement
-from equipoise.cli.options import EXPERTS, LAYERS
-from equipoise.demo.settings import RunSettings
+from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings
 
 
 def arrangement(
@@ -88,6 +87,14 @@ BAD = {
     ),
     "shares": (("good.json", "--shares", "static"), "--shares has no meaning with --placement"),
     "an interval": (("good.json", "--step-interval", "9"), "--step-interval has no meaning with"),
+    "a target": (
+        ("good.json", "--target", "0"),
+        "--target has no meaning with --placement: nothing",
+    ),
+    "a budget": (
+        ("good.json", "--in-flight", "9MiB"),
+        "--in-flight has no meaning with --placement",
+    ),
     "no balancing": (("good.json", "--no-balance"), "--placement and --no-balance: give one"),
     "no rank": (("good.yaml", "--ranks", "0"), "--ranks must be at least 1"),
     "ranks that do not divide": (("good.yaml", "--ranks", "5"), "--ranks 5 does not divide 32"),

@@ -36,6 +36,8 @@ def test_bytes_are_decimal_or_binary() -> None:
         "24MiB": 24 << 20,
         "1.5GiB": 3 << 29,
         "2kB": 2000,
+        "600KiB": 600 << 10,
+        "600ki": 600 << 10,
         "1TB": 10**12,
     }
     assert {text: bytes_of_text(text) for text in said} == said
@@ -62,6 +64,7 @@ BAD = (
     "1 M",
     "1m",
     "1KB",
+    "1K",
     "1e9",
     "nan",
     "9E",

@@ -10,13 +10,13 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import Iterations, Recorder
-from equipoise.cli.options import EXPERTS, LAYERS, WATCHING
+from equipoise.cli.options import MOVES, PLANS, WATCHING
 from equipoise.cli.options import OPTIONS as RUN_OPTIONS
 from equipoise.cli.record_options import BY_KEY, RecordRequest, resolve
 from equipoise.demo import launcher
 from equipoise.demo.progress import Progress
 from equipoise.demo.record_file import save_record
-from equipoise.demo.settings import Balance, Recording, RunSettings
+from equipoise.demo.settings import EXPERTS, LAYERS, Balance, Recording, RunSettings
 from equipoise.hal.errors import RankLost
 
 Asked = list[tuple[RunSettings, Recording]]
@@ -215,8 +215,10 @@ def test_every_option_of_record_reaches_its_request(tmp_path: Path) -> None:
     assert (found.settings.ranks, found.settings.steps, found.progress) == (8, 5, "hidden")
     assert resolve({}, {}) == RecordRequest(settings=RunSettings(balance=Balance.OFF))
     absent = {"placement", "commit", "json", "html"}
-    # A recording is short and looked at afterwards: nothing watches it.
-    absent |= {option.key for option in RUN_OPTIONS if option.group == WATCHING}
+    # A recording is short and looked at afterwards, and counts come before any copy is chosen:
+    # nothing watches it, and how experts move is nothing to it.
+    groups = WATCHING, PLANS, MOVES
+    absent |= {"rule"} | {option.key for option in RUN_OPTIONS if option.group in groups}
     assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from equipoise.cli.options import EXPERTS, LAYERS, OPTIONS, default_of
+from equipoise.cli.options import OPTIONS, default_of
 from equipoise.demo import launcher
 from equipoise.demo.model.config import ModelConfig
-from equipoise.demo.settings import RunSettings
+from equipoise.demo.moe import SlotWeights
+from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
 from equipoise.hal.errors import RankLost
 
 
@@ -171,3 +172,4 @@ def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[
 def test_the_experts_that_options_speak_of_are_the_models() -> None:
     assert ModelConfig().experts == EXPERTS
     assert ModelConfig().layers == LAYERS
+    assert SlotWeights(ModelConfig(), 2).family().slot_bytes == SLOT_BYTES

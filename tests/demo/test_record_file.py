@@ -45,6 +45,7 @@ def record() -> RunRecord:
         shares="exact",
         phases=("one", "zwei"),
         switch_steps=(2,),
+        engine={"commit": "boundary", "target": 0.02, "in_flight": 9},
         step_tokens=np.array([1, 2, 3], dtype=np.int64),
         expert_rows=np.ones((3, 2, 4), dtype=np.int64),
         variants={"exact": variant},

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.balancer.formats import Iterations
-from equipoise.demo.settings import Balance, Recording, RunSettings, Shares
+from equipoise.demo.settings import Balance, Recording, RoutingRule, RunSettings, Shares
 from equipoise.demo.worker import Task, rendezvous_from
 from equipoise.hal.errors import ControlLost
 
@@ -18,6 +18,9 @@ def test_a_task_survives_its_line(placement: Path | None, recording: Recording |
         text=(Path("a b.txt"), Path("ü.txt")),
         shares=Shares.LAGGED,
         balance=Balance.OFF,
+        rule=RoutingRule.BLOCK_TURNS,
+        in_flight=1 << 30,
+        sigma=0.5,
         deadline=1.5,
         out=Path("o"),
         placement=placement,
@@ -29,7 +32,11 @@ def test_a_task_survives_its_line(placement: Path | None, recording: Recording |
     task = Task(settings, Path("r.npz"), launcher=77, recording=recording)
     line = task.to_json()
     assert "\n" not in line
-    assert Task.from_json(line) == task
+    found = Task.from_json(line)
+    assert found == task
+    # A word equals its text, but is not it: what asks for the word itself would not find it.
+    kinds = {key: type(value) for key, value in vars(settings).items()}
+    assert {key: type(value) for key, value in vars(found.settings).items()} == kinds
 
 
 def test_the_meeting_point_comes_from_the_environment() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from equipoise.demo.record import Counts, Epoch, RunRecord, VariantRecord
+from equipoise.demo.settings import RunSettings
+from equipoise.demo.told import told
 
 
 def epoch(number: int, step: int, slots: int = 3, outcome: str = "committed") -> Epoch:
@@ -64,6 +66,7 @@ def record(**changes: object) -> RunRecord:
             "exact": variant("exact", exact, *epochs),
         },
         "reference_outputs": "a",
+        "engine": told(RunSettings()),
         "prompts": ("def f():", "<script>alert(1)</script> & \x00\ufffd"),
         "continuations": ("    return", "</html>"),
         "machine": {"processor": "a processor", "cores": "2"},

@@ -152,3 +152,12 @@ def test_visible_text_is_escaped_and_free_of_control_characters(text: str) -> No
     shown = visible(text)
     assert not set(shown) & set("<>\"'")
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
+
+
+def test_it_says_what_the_engine_was_told_where_there_was_one(make_record: MakeRecord) -> None:
+    _, told = outline(make_record())
+    assert "What the engine was told" in told.text
+    assert "in_flight1.2 MiB" in told.text
+    page, still = outline(make_record(engine={}))
+    assert "What the engine was told" not in still.text
+    assert "What the engine was told" not in page

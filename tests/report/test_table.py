@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from equipoise.demo.record import RunRecord
+from equipoise.demo.settings import CommitMode, RoutingRule, RunSettings, Shares
+from equipoise.demo.told import told
 from equipoise.report.ink import Ink
 from equipoise.report.summary import summarise
 from equipoise.report.table import human_bytes, render
@@ -65,3 +67,36 @@ def test_aborted_epochs_are_counted_by_reason(make_record: MakeRecord) -> None:
 )
 def test_bytes_are_given_in_binary_units(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (RunSettings(), "path       boundary: 1.2 MiB in flight into a rank, messages of 16 slots"),
+        (
+            RunSettings(commit=CommitMode.LOCKED, layer_updates_per_iter=3),
+            "path       locked: 3 layer(s) a step",
+        ),
+        (
+            RunSettings(rule=RoutingRule.ROW_HASH, shares=Shares.STATIC),
+            "rule       vllm: even parts, no shares",
+        ),
+    ],
+)
+def test_how_weights_moved_is_told(
+    make_record: MakeRecord, settings: RunSettings, line: str
+) -> None:
+    assert line in render(summarise(make_record(engine=told(settings))), Ink.PLAIN).splitlines()
+
+
+def test_the_widest_bounds_still_fit_a_terminal(make_record: MakeRecord) -> None:
+    widest = told(RunSettings(slots=4096, in_flight=1 << 60, parcel=4096))
+    text = render(summarise(make_record(engine=widest)), Ink.PLAIN)
+    assert "messages of 4096 slots" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_record_of_before_says_nothing_of_its_engine(make_record: MakeRecord) -> None:
+    text = render(summarise(make_record(engine={})), Ink.PLAIN)
+    assert "path " not in text
+    assert "rule " not in text

@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 from equipoise.cli.offline import ranks_asked_for, refused
-from equipoise.cli.options import EXPERTS, LAYERS, RunRequest
+from equipoise.cli.options import MOVES, OPTIONS, PLANS, RunRequest
 from equipoise.cli.validation import MOST_RANKS, check_count
-from equipoise.demo.settings import Balance
+from equipoise.demo.settings import EXPERTS, LAYERS, Balance
 from equipoise.hal.errors import UsageError
 
 NEEDLESS = {
     "shares": "the placement has shares of its own",
-    "commit": "no weight moves",
     "step_interval": "nothing is planned anew",
+    **{option.key: "nothing is planned anew" for option in OPTIONS if option.group == PLANS},
+    **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
 }
 """What makes no sense beside a placement that is served unchanged, and why."""
 

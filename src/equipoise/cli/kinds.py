@@ -7,7 +7,7 @@ from pathlib import Path
 
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.cli import quantities
-from equipoise.demo.settings import Balance, CommitMode, Shares
+from equipoise.demo.settings import Balance, CommitMode, RoutingRule, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 
@@ -123,6 +123,11 @@ COMMIT = Kind(
     " or ".join(CommitMode),
     lambda text: CommitMode(text),
     lambda value: CommitMode(_str_from_yaml(value)),
+)
+RULE = Kind(
+    " or ".join(RoutingRule),
+    lambda text: RoutingRule(text),
+    lambda value: RoutingRule(_str_from_yaml(value)),
 )
 BALANCE = Kind("on or off", lambda text: Balance(text), _balance_from_yaml)
 SWITCH = Kind("true or false", lambda text: text == "true", _bool_from_yaml)

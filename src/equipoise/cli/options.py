@@ -7,20 +7,14 @@ from typing import Any
 
 from equipoise.cli import kinds
 from equipoise.cli.kinds import Kind
-from equipoise.demo.settings import RunSettings
+from equipoise.demo.settings import EXPERTS, RoutingRule, RunSettings, Shares
 from equipoise.hal.errors import UsageError
-
-EXPERTS = 32
-"""Logical experts per layer of the shipped model."""
-
-LAYERS = 6
-"""Its layers, all with experts."""
 
 RECORD = "record.npz"
 """File in the folder of a run that holds everything measured."""
 
 RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
-WATCHING = "watching"
+PLANS, MOVES, WATCHING = "what plans aim at", "how weights move", "watching"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +64,9 @@ OPTIONS = (
     Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="static|lagged|exact",
            help="how an expert's tokens are divided among its replicas: as planned, from the "
            "last load, or on each batch's own counts"),
-    Option(key="commit", kind=kinds.COMMIT, group=BALANCING, metavar="boundary|locked",
-           help="how weights come into slots: from peers, between two steps; or from the host's "
-           "memory, a few layers a step, each under a stream lock"),
+    Option(key="rule", kind=kinds.RULE, group=BALANCING, metavar="|".join(RoutingRule),
+           help="who picks a replica: the shares, or another engine's rule to the bit, which "
+           "divides evenly, so that only --shares static goes with it and is its default"),
     Option(key="balance", kind=kinds.BALANCE, group=BALANCING, flag="--no-balance",
            shown_default="balance",
            help="serve without balancing only (key: `balance: off`)"),
@@ -83,6 +77,33 @@ OPTIONS = (
            help="steps of load that a plan is made from"),
     Option(key="step_interval", kind=kinds.WHOLE, group=BALANCING, metavar="STEPS",
            help="steps from one plan to the next"),
+    Option(key="target", kind=kinds.REAL, group=PLANS, metavar="X",
+           help="imbalance, max/mean - 1 of the ranks, mean over layers, that is good enough"),
+    Option(key="slack", kind=kinds.REAL, group=PLANS, metavar="X",
+           help="room that is kept on each rank for shares, as part of the mean: 0 to 1"),
+    Option(key="sigma", kind=kinds.REAL, group=PLANS, metavar="Z",
+           help="plan for the load of the window and so many standard deviations more: 0 to 100"),
+    Option(key="hysteresis", kind=kinds.REAL, group=PLANS, metavar="X",
+           help="imbalance, max/mean - 1, that a layer must gain for any of its weights to move"),
+    Option(key="survive", kind=kinds.WHOLE, group=PLANS, metavar="0|1|2",
+           help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node; "
+           f"from 1 on takes --slots {2 * EXPERTS}"),
+    Option(key="nodes", kind=kinds.WHOLE, group=PLANS, metavar="N",
+           help="machines that the ranks count as being on, evenly, neighbours together: copies "
+           "come from the same one where they can"),
+    Option(key="commit", kind=kinds.COMMIT, group=MOVES, metavar="boundary|locked",
+           help="how weights come into slots: from peers, between two steps; or from the host's "
+           "memory, a few layers a step, each under a stream lock"),
+    Option(key="in_flight", kind=kinds.BYTES, group=MOVES, metavar="BYTES",
+           shown_default="two layers of which every slot changes",
+           help="boundary: weights on their way into a rank at once, such as 2MiB, which is "
+           "memory of the device; at least what it holds of a layer, at most of all"),
+    Option(key="parcel", kind=kinds.WHOLE, group=MOVES, metavar="SLOTS",
+           help="boundary: slots that travel in one message at most"),
+    Option(key="layer_updates_per_iter", kind=kinds.WHOLE, group=MOVES, metavar="LAYERS",
+           help="locked: layers that are rewritten in one step"),
+    Option(key="patience", kind=kinds.WHOLE, group=MOVES, metavar="STEPS",
+           help="steps without progress after which a rebalance is given up"),
     Option(key="log_epochs", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
            help="a line an epoch on standard error; aborted ones are told anyway"),
     Option(key="log_balancedness", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
@@ -133,7 +154,7 @@ def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequ
     Raises UsageError where one source names both `slots` and `num_redundant_experts`.
     """
     values = merged(command_line, file)
-    settings = settings_of(values)
+    settings = settings_of(_evenly(values))
     return RunRequest(
         settings=settings,
         json=values.get("json", settings.out / "summary.json"),
@@ -167,6 +188,12 @@ def default_of(option: Option) -> str:
     if option.key == "quiet":
         return "off"
     return str({field.name: field.default for field in fields(RunSettings)}[option.key])
+
+
+def _evenly(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the only shares that go with another engine's rule, where nobody says which."""
+    ours = values.get("rule", RoutingRule.SHARES) is RoutingRule.SHARES
+    return dict(values) if ours else {"shares": Shares.STATIC} | dict(values)
 
 
 def _one_slot_count(values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -11,8 +11,9 @@ UNITS = {"": 1} | {
     for power, prefix in enumerate("kMGT", start=1)
     for binary in ("", "i")
 }
+UNITS["Ki"] = UNITS["ki"]  # as the standard writes it; a bare K is left out, which may mean either
 MOST_BYTES = 2**60
-NUMBER = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)([kMGT]i?)?B?")
+NUMBER = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)([kMGT]i?|Ki)?B?")
 
 
 def bytes_of_text(text: str) -> int:

@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.cli.options import EXPERTS, RECORD, RunRequest
-from equipoise.demo.settings import Balance, CommitMode, RunSettings
+from equipoise.cli.engine_validation import check_engine, check_wishes
+from equipoise.cli.options import RECORD, RunRequest
+from equipoise.demo.settings import EXPERTS, Balance, CommitMode, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
 HOST = "cpu"
@@ -23,6 +24,7 @@ SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
 def validate(request: RunRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
     validate_settings(request.settings)
+    check_wishes(request)
     _check_outputs(request)
 
 
@@ -33,6 +35,7 @@ def validate_settings(settings: RunSettings) -> None:
     _check_cadence(settings)
     _check_backends(settings)
     _check_commit(settings)
+    check_engine(settings)
     _check_traffic(settings)
     _check_watching(settings)
 

@@ -26,6 +26,7 @@ from equipoise.demo.requests import Desk, outputs_digest
 from equipoise.demo.serve import Post
 from equipoise.demo.settings import Recording, RunSettings
 from equipoise.demo.site import Site
+from equipoise.demo.told import told
 from equipoise.demo.traffic import Traffic, load_phases
 from equipoise.demo.variant import UNBALANCED, Pass, Variant, serve_variant, variants
 from equipoise.hal import registry
@@ -226,6 +227,7 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
         steps=traffic.steps,
         shares="none" if last.name == UNBALANCED else last.name,
         placement=site.layout.digest if site.layout else "",
+        engine=told(settings),
         phases=tuple(phase.name for phase in traffic.phases),
         switch_steps=traffic.switch_steps,
         step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,

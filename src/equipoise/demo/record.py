@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.observe.spans import Level, Traced
+from equipoise.demo.told import Told
 
 Counts = npt.NDArray[np.int64]
 
@@ -78,6 +79,8 @@ class RunRecord:
     """Digest of one process that served the same requests without any exchange."""
     placement: str = ""
     """Digest of the placement that was given to be served unchanged; empty where none was."""
+    engine: Told = field(default_factory=dict)
+    """What the engine was told, by option; empty without one, and in records of before."""
     prompts: tuple[str, ...] = ()
     """A sample prompt of each phase."""
     continuations: tuple[str, ...] = ()

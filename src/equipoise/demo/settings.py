@@ -6,9 +6,25 @@ from pathlib import Path
 
 from equipoise.balancer.experts.config import CommitMode
 from equipoise.balancer.experts.config import ShareMode as Shares
+from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.formats.iterations import Iterations
 
-__all__ = ["Balance", "CommitMode", "Recording", "RunSettings", "Shares", "staging_buffers"]
+__all__ = [
+    "Balance",
+    "CommitMode",
+    "Recording",
+    "RoutingRule",
+    "RunSettings",
+    "Shares",
+    "least_in_flight",
+    "staging_buffers",
+]
+EXPERTS = 32
+"""Logical experts per layer of the shipped model."""
+LAYERS = 6
+"""Its layers, all with experts."""
+SLOT_BYTES = 61_440
+"""Weights of one of its experts: what travels with a slot."""
 
 
 class Balance(StrEnum):
@@ -26,6 +42,9 @@ class RunSettings:
     are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples, and
     an empty `communicator` the one that goes with the backend. A `placement` is a file of the one
     that is served unchanged. Rank r serves metrics on `metrics_port` + r, where there is one.
+    `in_flight` is bytes of weights on their way into one rank; None for `LAYERS_IN_FLIGHT` layers.
+    `hysteresis` is imbalance, max/mean - 1; the other words are those of
+    `equipoise.balancer.experts.config`.
     """
 
     ranks: int = 4
@@ -35,11 +54,22 @@ class RunSettings:
     text: tuple[Path, ...] = ()
     slots: int = 40
     shares: Shares = Shares.EXACT
+    rule: RoutingRule = RoutingRule.SHARES
     commit: CommitMode = CommitMode.BOUNDARY
     balance: Balance = Balance.ON
     placement: Path | None = None
     window_size: int = 4
     step_interval: int = 8
+    target: float = 0.02
+    slack: float = 0.1
+    sigma: float = 0.0
+    hysteresis: float = 0.01
+    survive: int = 0
+    nodes: int = 1
+    in_flight: int | None = None
+    parcel: int = 16
+    layer_updates_per_iter: int = 2
+    patience: int = 64
     deadline: float = 20.0
     seed: int = 0
     metrics_port: int | None = None
@@ -60,11 +90,22 @@ class Recording:
 
 
 LAYERS_IN_FLIGHT = 2
-"""Staging is enough for so many layers of which every slot changes."""
+"""Staging is enough for so many layers of which every slot changes, where nobody says."""
+
+
+def least_in_flight(run: RunSettings) -> int:
+    """Bytes in flight that any change of a layer goes into: a layer is installed whole."""
+    return run.slots // run.ranks * SLOT_BYTES
 
 
 def staging_buffers(run: RunSettings) -> int:
-    """Of a rank that balances; none where weights are written in place."""
+    """Of a rank that balances; none where weights are written in place.
+
+    No more than the rank has slots: there is nothing that would use them.
+    """
     if run.commit is CommitMode.LOCKED:
         return 0
-    return LAYERS_IN_FLIGHT * run.slots // run.ranks
+    a_layer = run.slots // run.ranks
+    if run.in_flight is None:
+        return LAYERS_IN_FLIGHT * a_layer
+    return min(run.in_flight // SLOT_BYTES, LAYERS * a_layer)

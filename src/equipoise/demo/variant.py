@@ -4,24 +4,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from equipoise.balancer.experts.balancer import (
     ExpertBalancer,
     open_balancer,
     open_static,
 )
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.expert_model import Family
 from equipoise.balancer.experts.journal import Journal
 from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Placement, Shape, contiguous
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, contiguous
+from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.observe.spans import SpanBook
 from equipoise.demo.carriage import carriage
 from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk
 from equipoise.demo.serve import Meter, ServeLoop
-from equipoise.demo.settings import Balance, RunSettings, staging_buffers
+from equipoise.demo.settings import Balance, RoutingRule, RunSettings, staging_buffers
 from equipoise.demo.site import Site
 from equipoise.hal.slots import SlotStore
 from equipoise.pipeline.exchange import ExpertExchange
@@ -53,7 +56,9 @@ def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
         return still, Variant(PLACEMENT, settings.slots)
     if settings.balance is Balance.OFF:
         return (still,)
-    others = [mode for mode in ShareMode if mode is not settings.shares]
+    # Another engine's rule reads no shares, so there is one way to serve under it.
+    ours = settings.rule is RoutingRule.SHARES
+    others = [mode for mode in ShareMode if mode is not settings.shares] if ours else []
     return (still, *(Variant(mode, settings.slots) for mode in (*others, settings.shares)))
 
 
@@ -153,8 +158,24 @@ def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
     if variant.name == PLACEMENT:
         assert site.layout is not None
         return site.layout
-    placement = contiguous(shape)
+    placement = contiguous(shape) if not variant.balanced else first_placement(site.settings, shape)
     return Layout(placement, even_shares(placement, shape.experts))
+
+
+def first_placement(settings: RunSettings, shape: Shape) -> Placement:
+    """Where experts are before the first plan; what has to be survived, is from the first step on:
+    the incremental planner goes on from nothing else."""
+    if not settings.survive:
+        return contiguous(shape)
+    even = np.ones((shape.layers, shape.experts), dtype=np.int64)
+    return plan(
+        even,
+        slots=shape.slots,
+        ranks=shape.ranks,
+        nodes=settings.nodes,
+        policy="connected",
+        survive=settings.survive,
+    ).placement
 
 
 def _fill(site: Site, store: SlotStore, family: Family, held: Placement) -> None:
@@ -170,7 +191,7 @@ def _fill(site: Site, store: SlotStore, family: Family, held: Placement) -> None
 
 
 def engine_config(site: Site, variant: Variant) -> EngineConfig:
-    """The engine's cadence: two sub-windows a window where that is even."""
+    """As asked for; two sub-windows a window where that is even."""
     settings = site.settings
     half = settings.window_size // 2
     halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
@@ -180,6 +201,18 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
         window_size=settings.window_size,
         step_interval=settings.step_interval,
         sub_window=half if halves else 1,
+        rule=settings.rule,
+        aims=Aims(
+            target=settings.target,
+            slack=settings.slack,
+            survive=settings.survive,
+            sigma=settings.sigma,
+        ),
+        hysteresis=int(settings.hysteresis * SHARE_ONE),
+        patience=settings.patience,
+        parcel=settings.parcel,
+        layer_updates_per_iter=settings.layer_updates_per_iter,
+        nodes=settings.nodes,
         log_balancedness=settings.log_balancedness,
         log_balancedness_interval=settings.log_balancedness_interval,
         deadline=site.post.deadline,

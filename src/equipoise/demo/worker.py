@@ -14,7 +14,14 @@ from typing import Any
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.record_file import save_record
-from equipoise.demo.settings import Balance, CommitMode, Recording, RunSettings, Shares
+from equipoise.demo.settings import (
+    Balance,
+    CommitMode,
+    Recording,
+    RoutingRule,
+    RunSettings,
+    Shares,
+)
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import ControlLost, EquipoiseError, RankLost
 
@@ -65,6 +72,7 @@ class Task:
                 "out": Path(fields["out"]),
                 "placement": fields["placement"] and Path(fields["placement"]),
                 "shares": Shares(fields["shares"]),
+                "rule": RoutingRule(fields["rule"]),
                 "commit": CommitMode(fields["commit"]),
                 "balance": Balance(fields["balance"]),
             }

@@ -26,6 +26,7 @@ def render_html(record: RunRecord, summary: Summary, command: str) -> str:
             _section("The same traffic, served in each way", _table(summary)),
             *(_picture(picture) for picture in pictures(record)),
             _section("What the model was asked, and wrote", _samples(record)),
+            *_engine(summary),
             _section("Machine and command", _machine(summary, command)),
             _figures(summary),
         )
@@ -116,6 +117,18 @@ def _samples(record: RunRecord) -> str:
     return f'{note}<div class="samples">{cards}</div>' if cards else "<p>No sample was kept.</p>"
 
 
+def _engine(summary: Summary) -> list[str]:
+    """What the engine was told; nothing where there was none."""
+    if not summary.engine:
+        return []
+    note = '<p class="soft">By option of the command; in_flight is of a rank.</p>'
+    facts = (
+        (key, human_bytes(int(value)) if key == "in_flight" else value)
+        for key, value in summary.engine.items()
+    )
+    return [_section("What the engine was told", note + _list(facts))]
+
+
 def _machine(summary: Summary, command: str) -> str:
     facts: Iterable[tuple[str, str]] = (
         ("command", command),
@@ -124,7 +137,11 @@ def _machine(summary: Summary, command: str) -> str:
         ("outputs", summary.reference_outputs),
         *([("placement", summary.placement)] if summary.is_given else []),
     )
-    items = "".join(f"<dt>{visible(k)}</dt><dd>{visible(v)}</dd>" for k, v in facts)
+    return _list(facts)
+
+
+def _list(facts: Iterable[tuple[str, object]]) -> str:
+    items = "".join(f"<dt>{visible(k)}</dt><dd>{visible(str(v))}</dd>" for k, v in facts)
     return f'<div class="card"><dl>{items}</dl></div>'
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from equipoise.demo.record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.told import Told, is_ours
 from equipoise.report import metrics
 from equipoise.report.metrics import Window
 
@@ -15,7 +16,7 @@ EPOCHS_PER_PHASE = 2
 
 SETUP = (
     *("version", "backend", "communicator", "machine", "ranks", "layers", "experts", "slots"),
-    *("shares", "steps", "phases", "switch_steps", "reference_outputs", "placement"),
+    *("shares", "steps", "phases", "switch_steps", "reference_outputs", "placement", "engine"),
 )
 """Keys that a summary takes over from the record as they are."""
 
@@ -50,6 +51,8 @@ class Summary:
     shares: str
     placement: str
     """Digest of the placement that was given; empty where none was."""
+    engine: Told
+    """What the engine was told, by option; empty without one."""
     steps: int
     tokens: int
     phases: tuple[str, ...]
@@ -90,9 +93,10 @@ class Summary:
     @property
     def way(self) -> str:
         """How the variant that the run is about served, in words."""
+        rule = "" if is_ours(self.engine) else f", rule {self.engine['rule']}"
         if self.is_given:
-            return "the given placement"
-        return "no balancing" if self.main is None else f"{self.shares} shares"
+            return f"the given placement{rule}"
+        return "no balancing" if self.main is None else f"{self.shares} shares{rule}"
 
     @property
     def exit_code(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from equipoise.demo.told import Told, is_ours
 from equipoise.report.ink import Ink, Tint, paint
 from equipoise.report.summary import Summary, VariantSummary
 
@@ -89,7 +90,8 @@ def _moves(summary: Summary) -> list[str]:
     if summary.main is None:
         return ["balancing was off: nothing moved"]
     if summary.is_given:
-        return [f"placement  {summary.placement} served unchanged: nothing moved"]
+        given = f"placement  {summary.placement} served unchanged: nothing moved"
+        return [given, *_engine(summary.engine)]
     per_epoch = summary.slots_moved / summary.epochs if summary.epochs else 0.0
     share = per_epoch / summary.slots_total
     by_phase = ", ".join(
@@ -100,10 +102,27 @@ def _moves(summary: Summary) -> list[str]:
         f"epochs     {summary.epochs} committed ({by_phase})",
         f"copies     {summary.slots_moved:,} moved, {per_epoch:.1f} per epoch "
         f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
+        *_engine(summary.engine),
     ]
     if summary.aborts:
         reasons = ", ".join(f"{why} {n}" for why, n in sorted(summary.aborts.items()))
         lines.append(f"aborted    {reasons}")
+    return lines
+
+
+def _engine(told: Told) -> list[str]:
+    """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
+    lines = []
+    match told:
+        case {"commit": "boundary", "in_flight": room, "parcel": slots}:
+            lines.append(
+                f"path       boundary: {human_bytes(int(room))} in flight into a rank, "
+                f"messages of {slots} slots"
+            )
+        case {"commit": "locked", "layer_updates_per_iter": layers}:
+            lines.append(f"path       locked: {layers} layer(s) a step")
+    if not is_ours(told):
+        lines.append(f"rule       {told['rule']}: even parts, no shares")
     return lines
 
 

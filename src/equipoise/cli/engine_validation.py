@@ -1,0 +1,95 @@
+"""What the engine of a run cannot be asked for: found before any rank starts, each in one line."""
+
+from equipoise.balancer.experts.config import AIMED
+from equipoise.cli.options import BY_KEY, RunRequest
+from equipoise.demo.settings import (
+    EXPERTS,
+    SLOT_BYTES,
+    CommitMode,
+    RoutingRule,
+    RunSettings,
+    Shares,
+    least_in_flight,
+)
+from equipoise.hal.errors import UsageError
+
+MOST_STEPS = 100_000
+MOST_HYSTERESIS = 1000
+"""As the target: no layer can gain so much on so few ranks."""
+COUNTS = {"parcel": 4096, "layer_updates_per_iter": 4096, "patience": MOST_STEPS, "nodes": 64}
+"""The most that each may be; the least is 1."""
+WITHOUT = {
+    CommitMode.BOUNDARY: {"layer_updates_per_iter": "layers are not rewritten in place"},
+    CommitMode.LOCKED: {
+        "in_flight": "nothing is staged",
+        "parcel": "nothing travels between ranks",
+    },
+}
+"""By way to commit: what makes no sense beside it, and why."""
+
+
+def check_engine(settings: RunSettings) -> None:
+    """Raises UsageError naming the option, what it was and what it may be."""
+    for key, most in COUNTS.items():
+        value = getattr(settings, key)
+        if not 1 <= value <= most:
+            raise UsageError(f"{BY_KEY[key].name} must be 1 to {most}, got {value}")
+    for key, most in {**AIMED, "hysteresis": MOST_HYSTERESIS}.items():
+        value = getattr(settings, key)
+        if not 0 <= value <= most:
+            raise UsageError(f"{BY_KEY[key].name} must be 0 to {most}, got {value:g}")
+    _check_rule(settings)
+    _check_nodes(settings)
+    _check_survival(settings)
+    _check_staging(settings)
+
+
+def check_wishes(request: RunRequest) -> None:
+    """Raises UsageError for what was asked for, and would do nothing."""
+    commit = request.settings.commit
+    for key, why in WITHOUT[commit].items():
+        if key in request.said:
+            raise UsageError(f"{BY_KEY[key].name} has no meaning with --commit {commit}: {why}")
+
+
+def _check_rule(settings: RunSettings) -> None:
+    if settings.rule is not RoutingRule.SHARES and settings.shares is not Shares.STATIC:
+        raise UsageError(
+            f"--rule {settings.rule} reads no shares: --shares must be static, "
+            f"not {settings.shares}"
+        )
+
+
+def _check_nodes(settings: RunSettings) -> None:
+    if settings.ranks % settings.nodes:
+        raise UsageError(
+            f"--nodes {settings.nodes} does not divide --ranks {settings.ranks} evenly"
+        )
+
+
+def _check_survival(settings: RunSettings) -> None:
+    """As the planner would say, epoch after epoch."""
+    if not settings.survive:
+        return
+    if settings.slots < 2 * EXPERTS:
+        raise UsageError(
+            f"--survive {settings.survive} takes two slots an expert: --slots must be at least "
+            f"{2 * EXPERTS}, got {settings.slots}"
+        )
+    for key, least in (("ranks", 1), ("nodes", 2)):
+        if settings.survive >= least and getattr(settings, key) < 2:
+            what = f"--survive {settings.survive}"
+            raise UsageError(f"{what} takes --{key} 2 or more, got {getattr(settings, key)}")
+
+
+def _check_staging(settings: RunSettings) -> None:
+    """A layer is installed whole: one that does not go into staging would stay for ever."""
+    if settings.in_flight is None or settings.commit is CommitMode.LOCKED:
+        return
+    slots = settings.slots // settings.ranks
+    least = least_in_flight(settings)
+    if settings.in_flight < least:
+        raise UsageError(
+            f"--in-flight {settings.in_flight} bytes does not hold a layer, which is installed "
+            f"whole: at least {least // 1024}KiB, {slots} slots of {SLOT_BYTES} bytes"
+        )

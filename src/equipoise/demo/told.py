@@ -1,0 +1,35 @@
+"""What the engine of a run was told, for whoever reads the figures later."""
+
+from equipoise.demo.settings import (
+    SLOT_BYTES,
+    Balance,
+    CommitMode,
+    RoutingRule,
+    RunSettings,
+    staging_buffers,
+)
+
+Told = dict[str, str | int | float]
+AIMS = ("window_size", "step_interval", "target", "slack", "sigma", "hysteresis")
+BOUNDS = ("survive", "nodes", "patience")
+
+
+def told(run: RunSettings) -> Told:
+    """By option, in its own words; only what had a meaning in this run.
+
+    `in_flight` is what there was room for, in bytes of a rank.
+    """
+    if run.balance is Balance.OFF:
+        return {}
+    if run.placement is not None:
+        return {"rule": str(run.rule)}
+    heard: Told = {"commit": str(run.commit), "rule": str(run.rule)}
+    heard |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
+    if run.commit is CommitMode.LOCKED:
+        return heard | {"layer_updates_per_iter": run.layer_updates_per_iter}
+    return heard | {"in_flight": staging_buffers(run) * SLOT_BYTES, "parcel": run.parcel}
+
+
+def is_ours(heard: Told) -> bool:
+    """Whether shares picked the replicas, and not another engine's rule."""
+    return heard.get("rule", RoutingRule.SHARES) == RoutingRule.SHARES

@@ -1,0 +1,49 @@
+"""What an engine cannot be configured to do is refused at once, and not epoch after epoch."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.config import AIMED, COUNTED, Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.planning import plan
+from equipoise.hal.errors import PlacementError
+
+LOAD = np.arange(12, dtype=np.int64).reshape(2, 1, 6)
+
+
+def config(**changes: int) -> EngineConfig:
+    return EngineConfig(
+        label="x",
+        shares=ShareMode.STATIC,
+        window_size=2,
+        step_interval=2,
+        sub_window=1,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_of_what_an_engine_needs_there_is_one(name: str) -> None:
+    assert getattr(config(**{name: 1}), name) == 1
+    with pytest.raises(ValueError, match=f"{name} is at least 1, got 0"):
+        config(**{name: 0})
+
+
+def test_hysteresis_is_not_negative() -> None:
+    assert config(hysteresis=0).hysteresis == 0
+    with pytest.raises(ValueError, match="hysteresis is at least 0, got -1"):
+        config(hysteresis=-1)
+
+
+@given(name=st.sampled_from(sorted(AIMED)), value=st.floats(-2.0, 2000.0) | st.just(float("nan")))
+def test_aims_are_refused_where_the_planner_refuses_them(name: str, value: float) -> None:
+    """Two slots an expert on two nodes of two ranks: any survival is possible."""
+    asked = int(value) if name == "survive" and value == value else value
+    try:
+        plan(LOAD, slots=12, ranks=4, nodes=2, **{name: asked})  # type: ignore[arg-type]
+    except PlacementError:
+        with pytest.raises(ValueError, match=f"{name} must be 0 to {AIMED[name]}, got"):
+            Aims(**{name: asked})  # type: ignore[arg-type]
+    else:
+        assert getattr(Aims(**{name: asked}), name) == asked  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""Every bound of the engine is an option: it arrives, and what cannot be is one line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.cli.engine_validation import check_engine
+from equipoise.cli.options import BY_KEY, MOVES, PLANS, resolve
+from equipoise.demo.settings import (
+    LAYERS,
+    SLOT_BYTES,
+    CommitMode,
+    RoutingRule,
+    RunSettings,
+    Shares,
+    least_in_flight,
+    staging_buffers,
+)
+from equipoise.hal.errors import UsageError
+
+SAID: dict[str, tuple[str, object]] = {
+    "rule": ("tensorrt_llm", RoutingRule.BLOCK_TURNS),
+    "target": ("0.05", 0.05),
+    "slack": ("0", 0.0),
+    "sigma": ("1.5", 1.5),
+    "hysteresis": ("0.02", 0.02),
+    "survive": ("1", 1),
+    "nodes": ("2", 2),
+    "commit": ("boundary", CommitMode.BOUNDARY),
+    "in_flight": ("2MiB", 2 << 20),
+    "parcel": ("3", 3),
+    "patience": ("9", 9),
+}
+"""All that goes together: how it is said, and what the run is asked for."""
+BAD = {
+    "no target": (("--target", "good"), "--target: expected a number, got 'good'"),
+    "a target below balance": (("--target", "-0.1"), "--target must be 0 to 1000, got -0.1"),
+    "a target that is no number": (("--target", "nan"), "expected a number, got 'nan'"),
+    "slack beyond the mean": (("--slack", "1.1"), "--slack must be 0 to 1, got 1.1"),
+    "many deviations": (("--sigma", "101"), "--sigma must be 0 to 100, got 101"),
+    "negative hysteresis": (("--hysteresis", "-1"), "--hysteresis must be 0 to 1000, got -1"),
+    "endless hysteresis": (("--hysteresis", "1e300"), "must be 0 to 1000, got 1e+300"),
+    "a third survival": (("--slots", "64", "--survive", "3"), "--survive must be 0 to 2, got 3"),
+    "too few slots to survive": (
+        ("--survive", "1"),
+        "--survive 1 takes two slots an expert: --slots must be at least 64, got 40",
+    ),
+    "one rank that survives itself": (
+        ("--survive", "1", "--slots", "64", "--ranks", "1"),
+        "--survive 1 takes --ranks 2 or more, got 1",
+    ),
+    "one node that survives itself": (
+        ("--survive", "2", "--slots", "64"),
+        "--survive 2 takes --nodes 2 or more, got 1",
+    ),
+    "uneven nodes": (("--nodes", "3"), "--nodes 3 does not divide --ranks 4 evenly"),
+    "no node": (("--nodes", "0"), "--nodes must be 1 to 64, got 0"),
+    "no slot in a message": (("--parcel", "0"), "--parcel must be 1 to 4096, got 0"),
+    "no patience": (("--patience", "0"), "--patience must be 1 to 100000, got 0"),
+    "no layer a step": (
+        ("--commit", "locked", "--layer-updates-per-iter", "0"),
+        "--layer-updates-per-iter must be 1 to 4096, got 0",
+    ),
+    "less than a layer in flight": (
+        ("--in-flight", "599kiB"),
+        "--in-flight 613376 bytes does not hold a layer, which is installed whole: at least "
+        "600KiB, 10 slots of 61440 bytes",
+    ),
+    "nothing in flight": (("--in-flight", "0"), "expected whole bytes such as 24MiB or 44M"),
+    "an unknown rule": (("--rule", "fair"), "expected shares or vllm or tensorrt_llm, got 'fair'"),
+    "shares that a rule does not read": (
+        ("--rule", "vllm", "--shares", "exact"),
+        "--rule vllm reads no shares: --shares must be static, not exact",
+    ),
+    "messages where none is sent": (
+        ("--commit", "locked", "--parcel", "4"),
+        "--parcel has no meaning with --commit locked: nothing travels between ranks",
+    ),
+    "staging where none is": (
+        ("--commit", "locked", "--in-flight", "9MiB"),
+        "--in-flight has no meaning with --commit locked: nothing is staged",
+    ),
+    "rewritten layers where none is": (
+        ("--layer-updates-per-iter", "2"),
+        "--layer-updates-per-iter has no meaning with --commit boundary",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+def test_what_the_engine_cannot_do_is_one_line(
+    equipoise: Callable[..., Any], asked: list[object], arguments: tuple[str, ...], says: str
+) -> None:
+    answer = equipoise("run", *arguments)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+
+
+def test_every_bound_arrives_from_the_command_line(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    flags = [word for key, (text, _) in SAID.items() for word in (BY_KEY[key].name, text)]
+    assert equipoise("run", "--quiet", "--slots", "64", *flags).code == 0
+    [settings] = asked
+    assert {key: getattr(settings, key) for key in SAID} == {k: v for k, (_, v) in SAID.items()}
+
+
+def test_every_bound_arrives_from_a_file(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    lines = [f"{key}: {text}" for key, (text, _) in SAID.items()]
+    (tmp_path / "run.yaml").write_text("\n".join([*lines, "slots: 64", "quiet: true"]))
+    assert equipoise("run", "--config", "run.yaml").code == 0
+    [settings] = asked
+    assert {key: getattr(settings, key) for key in SAID} == {k: v for k, (_, v) in SAID.items()}
+
+
+def test_no_bound_is_left_out_of_these_tests() -> None:
+    """Of the locked path's own there is one, which goes with nothing of the other path."""
+    bounds = {key for key, option in BY_KEY.items() if option.group in (PLANS, MOVES)}
+    assert bounds | {"rule"} == set(SAID) | {"layer_updates_per_iter"}
+
+
+def test_layers_a_step_arrive_on_the_locked_path(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    line = ("run", "--quiet", "--commit", "locked", "--layer-updates-per-iter", "5")
+    assert equipoise(*line).code == 0
+    assert [settings.layer_updates_per_iter for settings in asked] == [5]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RoutingRule if rule is not RoutingRule.SHARES])
+def test_a_rule_that_reads_no_shares_takes_static_ones_where_nobody_says(rule: str) -> None:
+    assert resolve({"rule": rule}, {}).settings.shares is Shares.STATIC
+    assert resolve({}, {"rule": rule}).settings.shares is Shares.STATIC
+    said = resolve({"rule": rule}, {"shares": Shares.LAGGED})
+    assert said.settings.shares is Shares.LAGGED
+    with pytest.raises(UsageError, match="must be static, not lagged"):
+        check_engine(said.settings)
+
+
+def test_shares_are_what_they_were_where_they_pick_the_replicas() -> None:
+    assert resolve({"rule": RoutingRule.SHARES}, {}).settings.shares is RunSettings().shares
+
+
+RUNS = st.builds(
+    lambda ranks, more, room: RunSettings(
+        ranks=ranks, slots=32 + ranks * more, in_flight=None if room is None else room
+    ),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(0, 20),
+    st.none() | st.integers(1, 2**60),
+)
+
+
+@given(run=RUNS)
+def test_staging_keeps_the_budget_and_holds_any_layer(run: RunSettings) -> None:
+    if run.in_flight is not None and run.in_flight < least_in_flight(run):
+        with pytest.raises(UsageError, match=f"at least {least_in_flight(run) // 1024}KiB"):
+            check_engine(run)
+        return
+    check_engine(run)
+    buffers, a_layer = staging_buffers(run), run.slots // run.ranks
+    assert a_layer <= buffers <= LAYERS * a_layer
+    if run.in_flight is None:
+        return
+    assert buffers * SLOT_BYTES <= run.in_flight
+    # Nothing is left over, unless the rank has no more slots.
+    assert (buffers + 1) * SLOT_BYTES > run.in_flight or buffers == LAYERS * a_layer
+
+
+@given(run=RUNS)
+def test_what_is_told_to_be_the_least_is_enough(run: RunSettings) -> None:
+    least = f"{least_in_flight(run) // 1024}KiB"
+    found = resolve({}, {"slots": run.slots, "ranks": run.ranks})
+    room = BY_KEY["in_flight"].kind.from_text(least)
+    assert room == BY_KEY["in_flight"].kind.from_yaml(yaml.safe_load(least))
+    asked = resolve({"in_flight": room}, {"slots": run.slots, "ranks": run.ranks})
+    check_engine(found.settings)
+    check_engine(asked.settings)
