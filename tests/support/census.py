@@ -4,11 +4,11 @@ import ctypes
 import gc
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from support.pooling import LABEL
+from equipoise.balancer.experts.host.memory import LABEL
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CONTAINERS = (dict, list, set, deque, Counter)
@@ -48,7 +48,7 @@ def lengths(root: object) -> dict[str, int]:
 
 def _parts(thing: object) -> Iterator[tuple[str, object]]:
     """Attributes of objects of this package, and items; items of one container share a path."""
-    if isinstance(thing, Mapping):
+    if isinstance(thing, dict):  # not `Mapping`, which would remember every class it is asked about
         yield from (("[]", part) for part in thing.values())
     elif isinstance(thing, list | tuple | set | deque):
         yield from (("[]", part) for part in thing)

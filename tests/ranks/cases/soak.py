@@ -18,7 +18,7 @@ from equipoise.balancer.experts.balancer import (
 )
 from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
 from equipoise.balancer.experts.copy_profile import PLAIN
-from equipoise.balancer.experts.engine import KEPT, ExpertEngine
+from equipoise.balancer.experts.engine import ExpertEngine
 from equipoise.balancer.experts.host.layout import PoolLayout
 from equipoise.balancer.experts.host_copier import HostCopier
 from equipoise.balancer.experts.host_pool import ExpertPool
@@ -26,6 +26,8 @@ from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.writers import HostWriter, Supply
+from equipoise.balancer.observe.courier import Courier
+from equipoise.balancer.observe.lines import BalancednessLines, EpochLines
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric
@@ -60,7 +62,10 @@ def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]
     placement = contiguous(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
     with _path(fabric, store, commit) as path:
-        balancer = open_balancer(accelerator, fabric, store, SHAPE, layout, CONFIG, path)
+        journal = Courier([EpochLines("soak"), BalancednessLines("soak", 1)])
+        balancer = open_balancer(
+            accelerator, fabric, store, SHAPE, layout, CONFIG, path, journal=journal
+        )
         loop = Loop(fabric.open("lockstep"), accelerator, balancer, weights)
         loop.run(warm)
         before = _census(fabric, balancer)
@@ -68,6 +73,7 @@ def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]
         after = _census(fabric, balancer)
         steps, outcomes, wrong = loop.step, dict(loop.outcomes), loop.wrong
         balancer.close()
+        journal.close()
     accelerator.close()
     return {
         "before": before,
@@ -142,16 +148,14 @@ class Loop:
 
 
 def _census(fabric: Fabric, balancer: ExpertBalancer) -> dict[str, Any]:
+    """What is held, apart from reports of epochs, of which an engine keeps the last ones."""
     assert isinstance(balancer.engine, ExpertEngine)
     assert isinstance(fabric.control, StoreControlPlane)
-    found = census.lengths(balancer)
-    found.pop(".parts.engine.reports")
-    return {
-        **census.process(),
-        "reports": min(len(balancer.engine.reports), KEPT),
-        "keys": fabric.control.store.num_keys(),
-        "lengths": found,
-    }
+    assert balancer.engine.reports.maxlen is not None
+    balancer.engine.reports.clear()
+    keys = fabric.control.store.num_keys()
+    lengths = census.lengths(balancer)
+    return {**census.process(), "keys": keys, "lengths": lengths}
 
 
 def _weights(rank: int) -> SlotLayout:
