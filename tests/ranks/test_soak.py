@@ -35,6 +35,14 @@ def test_nothing_grows_however_many_epochs_there_are(ranks: Ranks, commit: str) 
         assert grown(story["before"], story["after"]) == {}
 
 
+def test_what_a_group_has_asked_goes_when_its_ranks_make_another(ranks: Ranks) -> None:
+    first, *others = ranks.run(
+        soak.regroup, 2, watchdog=WATCHDOG, times=200 if DEEP else 8, epochs=2
+    )[0]
+    print(first, others)
+    assert max(others) <= first + SLACK["keys"]
+
+
 def told(story: dict[str, Any]) -> str:
     """Both counts, for who asks to see them."""
     parts = [f"{story['steps']} steps, epochs {story['outcomes']}"]

@@ -56,25 +56,13 @@ CONFIG = EngineConfig(
 
 def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]:
     """Serve until `warm` epochs have moved weights, then for `epochs` more; census at both."""
-    accelerator = registry.accelerator("cpu").open(0)
-    weights = _weights(fabric.control.rank)
-    store = accelerator.slot_store(weights)
-    placement = contiguous(SHAPE)
-    layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    with _path(fabric, store, commit) as path:
-        journal = Courier([EpochLines("soak"), BalancednessLines("soak", 1)])
-        balancer = open_balancer(
-            accelerator, fabric, store, SHAPE, layout, CONFIG, path, journal=journal
-        )
-        loop = Loop(fabric.open("lockstep"), accelerator, balancer, weights)
-        loop.run(warm)
+    with _serving(fabric, commit) as (balancer, loop):
+        loop.run(balancer, warm)
         before = _census(fabric, balancer)
-        loop.run(epochs)
+        loop.run(balancer, epochs)
         after = _census(fabric, balancer)
         steps, outcomes, wrong = loop.step, dict(loop.outcomes), loop.wrong
         balancer.close()
-        journal.close()
-    accelerator.close()
     return {
         "before": before,
         "after": after,
@@ -82,6 +70,39 @@ def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]
         "outcomes": outcomes,
         "wrong": wrong,
     }
+
+
+def regroup(fabric: Fabric, times: int, epochs: int) -> list[int]:
+    """Make the group anew over and over; how many questions the store holds each time."""
+    assert isinstance(fabric.control, StoreControlPlane)
+    held = []
+    with _serving(fabric, CommitMode.BOUNDARY) as (balancer, loop):
+        for _ in range(times):
+            loop.run(balancer, epochs)
+            balancer = balancer.reconfigure(range(SHAPE.ranks), loop.step)
+            loop.meet()
+            keys = fabric.control.store.list_keys()
+            held.append(sum(key.startswith(("ballot/", "decision/")) for key in keys))
+            loop.meet()
+        balancer.close()
+    return held
+
+
+@contextmanager
+def _serving(fabric: Fabric, commit: str) -> Iterator[tuple[ExpertBalancer, "Loop"]]:
+    accelerator = registry.accelerator("cpu").open(0)
+    weights = _weights(fabric.control.rank)
+    store = accelerator.slot_store(weights)
+    placement = contiguous(SHAPE)
+    layout = Layout(placement, even_shares(placement, SHAPE.experts))
+    journal = Courier([EpochLines("soak"), BalancednessLines("soak", 1)])
+    with _path(fabric, store, commit) as path:
+        balancer = open_balancer(
+            accelerator, fabric, store, SHAPE, layout, CONFIG, path, journal=journal
+        )
+        yield balancer, Loop(fabric.open("lockstep"), accelerator, weights)
+    journal.close()
+    accelerator.close()
 
 
 class Loop:
@@ -97,40 +118,41 @@ class Loop:
         self,
         tokens: Communicator,
         accelerator: Accelerator,
-        balancer: ExpertBalancer,
         weights: SlotLayout,
     ) -> None:
         self._tokens = tokens
         self._accelerator = accelerator
-        self._balancer = balancer
         self._weights = weights
         self._told = -1
         self.step = 0
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[int] = []
 
-    def run(self, epochs: int) -> None:
+    def run(self, balancer: ExpertBalancer, epochs: int) -> None:
         """Until this rank, and every other, has seen so many."""
         wanted = self.outcomes["moved"] + epochs
         flag = torch.zeros(1, dtype=torch.int32)
         while int(flag) < SHAPE.ranks:
-            self._balancer.boundary(self.step)
-            self._tell()
-            self._look()
+            balancer.boundary(self.step)
+            self._tell(balancer)
+            self._look(balancer)
             # Stands for the exchange of tokens; also agrees on the last step.
             flag.fill_(self.outcomes["moved"] >= wanted)
             self._tokens.all_reduce(flag).result(WAIT)
             self.step += 1
 
-    def _tell(self) -> None:
-        engine = self._balancer.engine
-        for report in [r for r in list(engine.reports)[-2:] if r.number > self._told]:
+    def meet(self) -> None:
+        """Wait for the other rank."""
+        self._tokens.barrier().result(WAIT)
+
+    def _tell(self, balancer: ExpertBalancer) -> None:
+        for report in [r for r in list(balancer.engine.reports)[-2:] if r.number > self._told]:
             self._told = report.number
             self.outcomes[report.outcome] += 1
             self.outcomes["moved"] += report.outcome == COMMITTED and report.slots > 0
 
-    def _look(self) -> None:
-        compute, balancer = self._accelerator.stream(Role.COMPUTE), self._balancer
+    def _look(self, balancer: ExpertBalancer) -> None:
+        compute = self._accelerator.stream(Role.COMPUTE)
 
         def program() -> None:
             per, rank = SHAPE.slots_per_rank, self._tokens.rank
