@@ -55,6 +55,10 @@ from equipoise.hal.errors import AgreementLost, EngineError
 
 KEPT = 1024
 """Reports of epochs that are kept."""
+KINDS = 256
+"""Reasons of aborts that are counted apart: some name ranks, and there are many sets of ranks."""
+OTHERS = "another reason"
+"""What further ones are counted as."""
 LOG = logging.getLogger(__name__)
 
 
@@ -308,7 +312,7 @@ class ExpertEngine:
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         """Leave the epoch; what it has not committed stays as installed, on every rank."""
-        self.aborts[reason] += 1
+        self.aborts[reason if reason in self.aborts or len(self.aborts) < KINDS else OTHERS] += 1
         self._report(state.epoch, step, reason, copies_of(state))
         # Whoever judged to wait where this rank missed a ballot asks again, and is told.
         self._decline(state.epoch, step + 1, reason)
