@@ -32,13 +32,6 @@ class Unseen(ArchiveHere):
         return True
 
 
-class OfThisEpoch(ArchiveHere):
-    """Forgets what the present epoch has asked, too."""
-
-    def _release(self, epoch: int, ballots: str) -> None:
-        super()._release(epoch + 1, ballots)
-
-
 def kept_by(kind: type[ArchiveHere]) -> Maker:
     """The lowest member keeps an archive of that kind."""
 
@@ -64,11 +57,5 @@ MUTANTS = (
         broken="earlier epochs are forgotten before every rank is seen in this one",
         property="same-history",
         patches={"assembly.archive_of": kept_by(Unseen)},
-    ),
-    Mutant(
-        name="forgotten-while-asked",
-        broken="votes of the present epoch are forgotten, too",
-        property="same-history",
-        patches={"assembly.archive_of": kept_by(OfThisEpoch)},
     ),
 )
