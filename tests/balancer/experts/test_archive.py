@@ -67,7 +67,7 @@ class Office:
         """Every rank says its word, and the epoch's outcome is settled."""
         question, outcome = f"{label}/{epoch}/{due}", f"{label}/{epoch}/move"
         for rank, stand in enumerate(stands):
-            if stand is not ABSENT:
+            if stand is not None:
                 self.plane(rank).cast(question, Ballot(stand).to_bytes())
         self.plane(0).decide(outcome, b"move")
         self.archive.file(epoch, [question, f"{label}/{epoch}/{due + 1}"], outcome)
