@@ -11,7 +11,8 @@ class ControlPlane(Protocol):
     """Ballots, decisions and heartbeats over a store that outlives any rank.
 
     A ballot, once cast, never changes, and a decision, once taken, never changes: so two ranks
-    that learn an outcome learn the same one, whatever they timed out on before.
+    that learn an outcome learn the same one, whatever they timed out on before; until somebody
+    who knows that it is needed no more lets it be forgotten.
     """
 
     @property
@@ -44,6 +45,19 @@ class ControlPlane(Protocol):
 
         Raises:
             ControlLost: the store does not answer, so the outcome is unknown.
+        """
+        ...
+
+    def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
+        """Let go of the ballots of `ranks` on `question`, of all by default, and of its decision.
+
+        Any rank may, once or several times, about anything; no other question is touched. Who
+        asks afterwards finds what it finds on a question that was never asked: nothing, and not
+        something old. So that is for a caller who knows that everybody is through with it: what
+        nobody forgets stays as long as the store does, and its name is taken (clause C9).
+
+        Raises:
+            ControlLost: the store does not answer; what was to be forgotten may be there, or not.
         """
         ...
 

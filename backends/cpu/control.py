@@ -103,11 +103,20 @@ class StoreControlPlane:
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
         try:
-            key = f"decision/{question}"
+            key = _decision(question)
             won = self.bounded(lambda: self._store.compare_set(key, "", _encode(value)))
         except DistError as error:
             raise ControlLost(f"outcome of {question!r} unknown: {line(error)}") from error
         return _decode(text(won))
+
+    def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
+        """Let go of ballots and of the decision."""
+        members = range(self.size) if ranks is None else ranks
+        keys = [_decision(question), *(_ballot(question, rank) for rank in members)]
+        try:
+            self.bounded(lambda: [self._store.delete_key(key) for key in keys])
+        except DistError as error:
+            raise ControlLost(f"{question!r} was not forgotten: {line(error)}") from error
 
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
@@ -246,6 +255,10 @@ class _Pulse:
 
 def _ballot(question: str, rank: int) -> str:
     return f"ballot/{question}/{rank}"
+
+
+def _decision(question: str) -> str:
+    return f"decision/{question}"
 
 
 def _encode(value: bytes) -> str:

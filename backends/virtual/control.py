@@ -80,6 +80,13 @@ class VirtualControlPlane:
         """Settle a question; the first value wins (clause C2)."""
         return self._store.decisions.setdefault(question, value)
 
+    def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
+        """Let go of ballots and of the decision (clause C9)."""
+        store = self._store
+        store.decisions.pop(question, None)
+        for rank in range(self.size) if ranks is None else ranks:
+            store.ballots.pop((question, rank), None)
+
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
         self._operation = operation

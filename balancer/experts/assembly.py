@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from equipoise.balancer.experts.archive import Archive, ArchiveElsewhere, Filed, archive_of
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle, Subject, Written
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
@@ -149,6 +150,7 @@ class Means:
         members: the ranks among which experts are spread.
         first: the step of the first boundary.
         journal: told what happens; returns at once and never raises.
+        leavings: what a group before this one has asked, and nobody needs any more.
     """
 
     accelerator: Accelerator
@@ -160,6 +162,7 @@ class Means:
     members: Members
     first: int = 0
     journal: Journal = SILENT
+    leavings: tuple[Filed, ...] = ()
 
     def open(self, what: str) -> Communicator:
         """A communicator among the members; collective."""
@@ -174,6 +177,7 @@ class Assembly:
     Attributes:
         guard: says which layers a step reads under a lock.
         communicators: all that were opened for it.
+        archive: what the engine has asked, and is not forgotten.
     """
 
     installed: Installed
@@ -182,6 +186,7 @@ class Assembly:
     engine: Engine
     guard: Guard
     communicators: tuple[Communicator, ...]
+    archive: Archive
 
     def retire(self) -> None:
         """End what works beside, and give the communicators back; some may have failed."""
@@ -201,10 +206,12 @@ def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
     renewal = _renewal(means, installed, load, shape, staff)
     router = _router(means, installed, load, others)
     path = _path(means, installed, guard, others, staff, shape)
-    group = Group(means.fabric.control, means.members, means.first)
+    control = means.fabric.control
+    archive = archive_of(control, means.members, staff.clerk, means.leavings)
+    group = Group(control, means.members, means.first, archive)
     chronicle = _chronicle(means, shape, router)
     engine = ExpertEngine(installed, load, path, renewal, group, means.config, staff, chronicle)
-    return Assembly(installed, load, router, engine, guard, (loads, *others))
+    return Assembly(installed, load, router, engine, guard, (loads, *others), archive)
 
 
 def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
@@ -216,7 +223,7 @@ def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
     router = _router(means, installed, load, ())
     chronicle = _chronicle(means, shape, router)
     still = StillEngine(load, installed, teller, means.config.deadline, chronicle)
-    return Assembly(installed, load, router, still, NoGates(), (loads,))
+    return Assembly(installed, load, router, still, NoGates(), (loads,), ArchiveElsewhere())
 
 
 def _hire(means: Means) -> Hire:

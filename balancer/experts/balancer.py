@@ -124,7 +124,8 @@ class ExpertBalancer:
         means = replace(self.means, members=members, first=step, config=config)
         unsettled, layout = self.engine.unsettled, self.installed.layout
         self.parts.retire()
-        agree(means.fabric.control, members, means.config, layout, step)
+        asked = agree(means.fabric.control, members, means.config, layout, step)
+        means = replace(means, leavings=(*self.parts.archive.leavings, asked))
         saved = salvage(layout, self.shape, self.means.members, members)
         refill(means, saved)
         rewrite(means, saved, unsettled)

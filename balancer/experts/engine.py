@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from equipoise.balancer.experts.archive import Archive
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Verdict, Wait
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle
 from equipoise.balancer.experts.config import EngineConfig
@@ -25,6 +26,7 @@ from equipoise.balancer.experts.planner import Proposal
 from equipoise.balancer.experts.renewal import ShareRenewal
 from equipoise.balancer.experts.staff import Staff
 from equipoise.balancer.experts.standing import (
+    MOVE,
     ballot_of,
     copies_of,
     outcome_of,
@@ -53,6 +55,10 @@ from equipoise.hal.errors import AgreementLost, EngineError
 
 KEPT = 1024
 """Reports of epochs that are kept."""
+KINDS = 256
+"""Reasons of aborts that are counted apart: some name ranks, and there are many sets of ranks."""
+OTHERS = "another reason"
+"""What further ones are counted as."""
 LOG = logging.getLogger(__name__)
 
 
@@ -64,11 +70,13 @@ class Group:
         control: ballots and decisions.
         members: the ranks.
         first: the step of the first boundary.
+        archive: of what they ask each other.
     """
 
     control: ControlPlane
     members: Members
     first: int
+    archive: Archive
 
 
 class Path(Protocol):
@@ -151,6 +159,7 @@ class ExpertEngine:
         self._renewal = renewal
         self._control = group.control
         self._members = group.members
+        self._archive = group.archive
         self._config = config
         self._staff = staff
         self._chronicle = chronicle
@@ -268,14 +277,15 @@ class ExpertEngine:
 
     def _cast(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
-        label = self._members.named(self._config.label)
         question = Question(
             ballots=self._question(state.epoch, due),
-            outcome=f"{label}/{state.epoch.number}/{outcome_of(state)}",
+            outcome=self._question(state.epoch, outcome_of(state)),
             last=due - since(state) > self._config.patience,
             ranks=self._members.ranks,
         )
+        self._file(state.epoch, due, outcome_of(state))
         self._vote = self._staff.clerk.start(vote(self._control, question, ballot_of(state)))
+        self._archive.tidy(state.epoch.number, question.ballots)
 
     def _settle(self, state: Voting, step: int) -> Job[State]:
         """Act on the vote that is due at this boundary."""
@@ -306,7 +316,7 @@ class ExpertEngine:
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         """Leave the epoch; what it has not committed stays as installed, on every rank."""
-        self.aborts[reason] += 1
+        self.aborts[reason if reason in self.aborts or len(self.aborts) < KINDS else OTHERS] += 1
         self._report(state.epoch, step, reason, copies_of(state))
         # Whoever judged to wait where this rank missed a ballot asks again, and is told.
         self._decline(state.epoch, step + 1, reason)
@@ -314,12 +324,19 @@ class ExpertEngine:
 
     def _decline(self, epoch: Epoch, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""
+        self._file(epoch, due, MOVE)
         self._staff.clerk.start(
             decline(self._control, self._question(epoch, due), Ballot(Stand.FAILED, reason=reason))
         )
 
-    def _question(self, epoch: Epoch, due: int) -> str:
-        return f"{self._members.named(self._config.label)}/{epoch.number}/{due}"
+    def _file(self, epoch: Epoch, due: int, outcome: str) -> None:
+        """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
+        votes = [self._question(epoch, due), self._question(epoch, due + 1)]
+        self._archive.file(epoch.number, votes, self._question(epoch, outcome))
+
+    def _question(self, epoch: Epoch, what: int | str) -> str:
+        """The vote that is due at a boundary, or what votes may settle."""
+        return f"{self._members.named(self._config.label)}/{epoch.number}/{what}"
 
     def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.balancer.experts.archive import BEFORE, Filed
 from equipoise.balancer.experts.assembly import AtBoundary, Means
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.jobs import finish
@@ -71,8 +72,8 @@ def _refilled(row: Placement, experts: int) -> list[tuple[int, int]]:
 
 def agree(
     control: ControlPlane, members: Members, config: EngineConfig, layout: Layout, step: int
-) -> None:
-    """See that all who are left mean the same.
+) -> Filed:
+    """See that all who are left mean the same; returns what was asked to that end.
 
     Raises:
         AgreementLost: they do not.
@@ -90,6 +91,7 @@ def agree(
                     f"reconfigure: rank {rank} has {key} {theirs.get(key)}, "
                     f"rank {members.own} has {mine[key]}"
                 )
+    return Filed(BEFORE, question, members.ranks)
 
 
 def refill(means: Means, saved: Salvage) -> None:

@@ -15,6 +15,9 @@ from equipoise.balancer.experts.states import (
     Voyage,
 )
 
+MOVE = "move"
+"""What the first votes of an epoch may settle."""
+
 
 def ballot_of(state: Voting) -> Ballot:
     """What a rank in this state says."""
@@ -48,7 +51,7 @@ def outcome_of(state: Voting) -> str:
     unmatched, which fails their communicator.
     """
     voyage = voyage_of(state)
-    return "move" if voyage is None else f"commit/{voyage.committed}"
+    return MOVE if voyage is None else f"commit/{voyage.committed}"
 
 
 def since(state: Voting) -> int:

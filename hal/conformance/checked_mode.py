@@ -69,6 +69,10 @@ class Herald:
         """Nothing is settled here."""
         return value
 
+    def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
+        """Let go of a question."""
+        self._control.forget(question, ranks)
+
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
         self._control.enter(operation)

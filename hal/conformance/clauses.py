@@ -106,6 +106,7 @@ TITLES: Mapping[str, str] = {
     "C6": "a store that is gone or silent is said to be",
     "C7": "checked mode: a mismatch raises on every rank",
     "C8": "every host wait is bounded",
+    "C9": "what was forgotten is as if it had never been asked",
     "B1": "probe says available or why not",
     "B2": "capabilities are frozen and readable beforehand",
     "B3": "backends are found by name",

@@ -9,6 +9,7 @@ from equipoise.hal.conformance.ballots import gather, meet, plane
 from equipoise.hal.conformance.bench import NEXT, Bench, End, Play, Until, attempt, demand, finish
 from equipoise.hal.conformance.checked_mode import CHECKED_MODE
 from equipoise.hal.conformance.collectives import shape_of, text_of
+from equipoise.hal.conformance.forgetting import FORGETTING
 from equipoise.hal.conformance.lost_store import LOST_STORE
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
@@ -281,6 +282,7 @@ PROPERTIES = (
         ranks=Ranks.GROUP,
         loses=_killed,
     ),
+    FORGETTING,
     LOST_STORE,
     *CHECKED_MODE,
 )

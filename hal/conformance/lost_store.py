@@ -16,6 +16,7 @@ QUESTIONS: dict[str, Callable[[Bench, str], object]] = {
     "look": lambda bench, question: plane(bench).collect(question, 0.0),
     "wait": lambda bench, question: plane(bench).collect(question, bench.patience),
     "decide": lambda bench, question: plane(bench).decide(question, b"a"),
+    "forget": lambda bench, question: plane(bench).forget(question),
 }
 """What nobody can be told any more."""
 OTHERS = ("lost", "leave")

@@ -85,7 +85,7 @@ class Play:
             moved=self.driver.moved,
             struck=tuple(self.mischief.struck),
             armed=self._lurking is not False,
-            decisions=dict(self.driver.world.store.decisions),
+            decisions={q: a for one in self.seats for q, a in one.fabric.control.told.items()},
             left=self._left(),
         )
 

@@ -60,7 +60,15 @@ class RiggedFabric(Around):
 
 
 class RiggedControl(Around):
-    """Loses a ballot, or the store."""
+    """Loses a ballot, or the store; keeps what was decided, also what is forgotten later.
+
+    Attributes:
+        told: decisions by question.
+    """
+
+    def __init__(self, inner: Any, traps: Traps) -> None:
+        super().__init__(inner, traps)
+        self.told: dict[str, bytes] = {}
 
     def cast(self, question: str, ballot: bytes) -> None:
         self._reach()
@@ -77,7 +85,12 @@ class RiggedControl(Around):
     def decide(self, question: str, value: bytes) -> bytes:
         self._reach()
         decision: bytes = self._inner.decide(question, value)
+        self.told[question] = decision
         return decision
+
+    def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
+        self._reach()
+        self._inner.forget(question, ranks)
 
     def _reach(self) -> None:
         if FaultKind.STORE_CUT in self._traps.armed:

@@ -46,7 +46,7 @@ class Record:
         moved: micro-steps.
         struck: the faults whose moment came.
         armed: whether one still waited when the eager steps began.
-        decisions: what the store says, by question.
+        decisions: what ranks were told, by question.
         left: what has not ended, of what ranks that serve to the end have launched and issued.
     """
 

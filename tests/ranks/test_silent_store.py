@@ -45,6 +45,7 @@ CALLS: dict[str, Callable[[StoreControlPlane], object]] = {
     "cast": lambda plane: plane.cast("q", b"x"),
     "collect": lambda plane: plane.collect("q", 1.0),
     "decide": lambda plane: plane.decide("q", b"x"),
+    "forget": lambda plane: plane.forget("q"),
 }
 
 

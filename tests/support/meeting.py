@@ -49,6 +49,9 @@ class ThreadControl:
     def decide(self, question: str, value: bytes) -> bytes:
         raise NotImplementedError
 
+    def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
+        raise NotImplementedError
+
     def enter(self, operation: str) -> None:
         """Nobody asks."""
 

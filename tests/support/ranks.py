@@ -36,6 +36,7 @@ class Case:
         lost: ranks that end or stop on purpose: nobody waits for their answer, their death is
             reported to the others as a launcher would.
         communicator: backend by name.
+        watchdog: seconds that a rank may take to answer before the case fails.
     """
 
     program: str
@@ -44,6 +45,7 @@ class Case:
     deadline: float = DEADLINE
     lost: frozenset[int] = frozenset()
     communicator: str = "gloo"
+    watchdog: float = WATCHDOG
 
 
 class Ranks:
@@ -65,6 +67,7 @@ class Ranks:
         *,
         deadline: float = DEADLINE,
         lost: Collection[int] = (),
+        watchdog: float = WATCHDOG,
         **arguments: Any,
     ) -> list[Any]:
         """Results of `program(fabric, **arguments)` by rank; None for ranks in `lost`.
@@ -79,6 +82,7 @@ class Ranks:
                 arguments=arguments,
                 deadline=deadline,
                 lost=frozenset(lost),
+                watchdog=watchdog,
             )
         )
 
@@ -88,7 +92,7 @@ class Ranks:
         try:
             self._crew.start(range(case.size))
             self._order(case, host)
-            answers = self._gather(range(case.size), case.lost, host)
+            answers = self._gather(range(case.size), case.lost, host, case.watchdog)
             self._crew.end(case.lost)
             self._close(sorted(set(range(case.size)) - case.lost), host)
         finally:
@@ -119,10 +123,14 @@ class Ranks:
         _results(self._gather(ranks, frozenset(), host), 0)
 
     def _gather(
-        self, ranks: Collection[int], lost: frozenset[int], host: RendezvousHost
+        self,
+        ranks: Collection[int],
+        lost: frozenset[int],
+        host: RendezvousHost,
+        watchdog: float = WATCHDOG,
     ) -> dict[int, dict[str, Any]]:
         try:
-            return self._crew.gather(ranks, lost, WATCHDOG, host.report_loss)
+            return self._crew.gather(ranks, lost, watchdog, host.report_loss)
         except Violation as violation:
             raise RanksFailed(str(violation)) from violation
 

@@ -1,4 +1,4 @@
-"""Heartbeats and the store, within one process: clauses C1, C2, C4 to C6.
+"""Heartbeats and the store, within one process: clauses C1, C2, C4 to C6, C9.
 
 Two planes of two ranks; a rank whose pulse is stopped stands for one that is stopped or starved.
 """
@@ -168,6 +168,34 @@ def test_collecting_names_the_ranks_that_did_not_cast(pair: Pair) -> None:
     assert pair[0].collect("half", SOON) == (b"x", b"y")
 
 
+@SHARED
+@given(st.binary(max_size=9), st.binary(max_size=9), st.integers(0, 1))
+def test_a_forgotten_question_may_be_asked_anew_and_leaves_no_key(
+    pair: Pair, first: bytes, second: bytes, who: int
+) -> None:
+    question = f"q{next(NUMBER)}"
+    for value in (first, second):
+        kept = pair[0].store.num_keys()
+        for each in pair:
+            each.cast(question, value)
+        assert pair[0].decide(question, value) == value
+        assert pair[1].collect(question, SOON) == (value, value)
+        pair[who].forget(question)
+        pair[1 - who].forget(question)
+        assert pair[0].store.num_keys() == kept
+        with pytest.raises(BallotIncomplete):
+            pair[1].collect(question, 0.0)
+
+
+def test_ballots_of_some_ranks_may_be_forgotten(pair: Pair) -> None:
+    for each in pair:
+        each.cast("q", b"x")
+    pair[0].forget("q", [1])
+    with pytest.raises(BallotIncomplete) as caught:
+        pair[0].collect("q", 0.0)
+    assert caught.value.missing == (1,)
+
+
 def test_without_a_store_every_call_says_so(host: StoreHost, pair: Pair) -> None:
     pair[0].cast("before", b"x")
     host.close()
@@ -175,6 +203,7 @@ def test_without_a_store_every_call_says_so(host: StoreHost, pair: Pair) -> None
         lambda: pair[0].cast("after", b"x"),
         lambda: pair[0].collect("before", SOON),
         lambda: pair[0].decide("after", b"x"),
+        lambda: pair[0].forget("before"),
     )
     for call in calls:
         with pytest.raises(ControlLost):

@@ -65,6 +65,7 @@ def test_every_call_says_when_the_store_is_gone(make_world: Worlds) -> None:
         lambda: plane.cast("q", b""),
         lambda: plane.collect("q", SECONDS),
         lambda: plane.decide("q", b""),
+        lambda: plane.forget("q"),
     ):
         with pytest.raises(ControlLost):
             call()

@@ -24,6 +24,7 @@ from support.breakages import (
 )
 from support.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, violations
 
+from equipoise.balancer.experts import engine
 from equipoise.balancer.experts import vote as vote_module
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, LotMark, Verdict, judge
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
@@ -107,6 +108,13 @@ def test_a_fault_before_the_decision_aborts_on_all_ranks_and_is_counted(name: st
     for story in stories:
         assert reason in story.aborts
     assert stories[0].commits == stories[1].commits
+
+
+def test_reasons_are_counted_apart_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "KINDS", 0)
+    for story in rebalance(fabric(".moves", NoExchange), deadline=4.0):
+        aborted = [report for report in story.reports if report.outcome != "committed"]
+        assert story.aborts == {engine.OTHERS: len(aborted)}
 
 
 def test_a_lost_ballot_costs_one_epoch_only() -> None:

@@ -11,6 +11,7 @@ from equipoise.backends.virtual.control import VirtualControlPlane
 from equipoise.backends.virtual.network import Network
 from equipoise.hal.checked import CheckedCommunicator
 from equipoise.hal.conformance import checked_mode
+from equipoise.hal.conformance.forgetting import FORGETTING
 from equipoise.hal.conformance.lost_store import LOST_STORE
 from equipoise.hal.conformance.program import Case
 from equipoise.hal.conformance.property import Property, Traits
@@ -239,8 +240,8 @@ MUTANTS = (
         broken="Every rank is told the value that it proposed itself.",
         property=DECISIONS,
         subject=network_with(control=OwnProposalWins),
-        # Asks for the outcome again, as a second proposal.
-        also=(OUTLIVES,),
+        # Ask for the outcome again, as a second proposal.
+        also=(OUTLIVES, FORGETTING.name),
     ),
     Mutant(
         name="the-last-proposal-wins",
@@ -248,8 +249,8 @@ MUTANTS = (
         broken="A later proposal replaces an outcome that others have learnt.",
         property=DECISIONS,
         subject=network_with(control=LastProposalWins),
-        # Asks for the outcome again, as a second proposal.
-        also=(OUTLIVES,),
+        # Ask for the outcome again, as a second proposal.
+        also=(OUTLIVES, FORGETTING.name),
     ),
     Mutant(
         name="words-go-with-the-rank",
@@ -275,6 +276,8 @@ MUTANTS = (
         broken="Only the first rank without a ballot is named.",
         property=BALLOTS,
         subject=network_with(control=OneOfTheMissing),
+        # Behind what was forgotten every ballot is missing.
+        also=(FORGETTING.name,),
     ),
     Mutant(
         name="who-waits-counts-as-silent",

@@ -1,9 +1,15 @@
 """All mutants of the engine."""
 
-from engine.mutants import boundaries, commits, locks, votes
+from engine.mutants import archives, boundaries, commits, locks, votes
 from engine.mutants.mutant import Mutant
 
 
 def mutants() -> tuple[Mutant, ...]:
     """In the order of the design page."""
-    return (*votes.MUTANTS, *commits.MUTANTS, *boundaries.MUTANTS, *locks.MUTANTS)
+    return (
+        *votes.MUTANTS,
+        *archives.MUTANTS,
+        *commits.MUTANTS,
+        *boundaries.MUTANTS,
+        *locks.MUTANTS,
+    )
