@@ -53,6 +53,8 @@ class EngineConfig:
         window_size: steps of load that a plan is made from.
         step_interval: steps between the boundaries at which epochs open.
         sub_window: steps summed at a time; divides both.
+        phase: steps by which these boundaries come later, so that several engines do not all move
+            weights at once; below `step_interval`, and divided by `sub_window` too.
         rule: whose rule picks a replica; another engine's divides evenly and reads no shares.
         aims: of plans.
         hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
@@ -72,6 +74,7 @@ class EngineConfig:
     window_size: int
     step_interval: int
     sub_window: int
+    phase: int = 0
     rule: RoutingRule = RoutingRule.SHARES
     aims: Aims = Aims()
     hysteresis: int = 655
@@ -95,6 +98,12 @@ class EngineConfig:
             raise ValueError(
                 f"window_size {self.window_size} and step_interval {self.step_interval} "
                 f"must be multiples of sub_window {self.sub_window}"
+            )
+        if self.phase % self.sub_window or not 0 <= self.phase < self.step_interval:
+            # A plan is made from a sum, so epochs open one step behind a sub-window.
+            raise ValueError(
+                f"phase {self.phase} must be a multiple of sub_window {self.sub_window}, and less "
+                f"than step_interval {self.step_interval}"
             )
         if self.rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
             raise ValueError(

@@ -179,11 +179,12 @@ class ExpertModel:
 
     def describe(self) -> str:
         """One line a family, one a repeat, one for everything excused."""
-        families = [self._line(number) for number in range(len(self.families))]
+        families = [self.family_line(number) for number in range(len(self.families))]
         repeats = [f"layer {one} repeats layer {other}" for one, other in self.repeats.items()]
         return "\n".join(f"{self.name}: {line}" for line in (*families, *repeats, *self.notes))
 
-    def _line(self, number: int) -> str:
+    def family_line(self, number: int) -> str:
+        """What a family is, in one line."""
         family = self.families[number]
         own = ranges([self.numbers[layer] for layer in family.layers])
         parts = ", ".join(

@@ -121,11 +121,7 @@ class ModelRegistry:
             RegistrationError: names layer and tensor. Nothing is registered then.
         """
         state = self._open(f"register layer {layer}")
-        self._check_number(layer, state)
-        if entries < 1:
-            raise RegistrationError(
-                f"model {self._name!r}, layer {layer}: a step enters it {entries} times"
-            )
+        self._check_numbers(layer, entries, state)
         twice = sorted(set(tensors) & set(named))
         if twice:
             raise Place(self._name, layer, twice[0]).refusal("is given twice")
@@ -168,11 +164,15 @@ class ModelRegistry:
             raise RegistrationError(f"model {self._name!r} is finalized: too late to {wanted}")
         return self._state
 
-    def _check_number(self, layer: int, state: Open) -> None:
+    def _check_numbers(self, layer: int, entries: int, state: Open) -> None:
         if layer < 0:
             raise RegistrationError(f"model {self._name!r}: layer {layer} is negative")
         if layer in state.layers or layer in state.repeats:
             raise RegistrationError(f"model {self._name!r}: layer {layer} is registered twice")
+        if entries < 1:
+            raise RegistrationError(
+                f"model {self._name!r}, layer {layer}: a step enters it {entries} times"
+            )
 
     def _column(self, layer: int, name: str, given: SlotTensors) -> Column:
         place = Place(self._name, layer, name)
