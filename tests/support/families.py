@@ -5,9 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from support.expert_tensors import Part, tensors_of
 from support.threads import Seat, on_ranks
 from torch import Tensor
 
@@ -24,6 +27,7 @@ from equipoise.balancer.experts.model_set import ModelSet
 from equipoise.balancer.experts.opening import Start, Way, open_model_balancers
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.balancer.experts.slot_tensors import SlotTensors
 from equipoise.balancer.experts.writers import StreamWriter, Supply
 from equipoise.hal import registry as hal
 from equipoise.hal.checksum import checksum
@@ -31,34 +35,43 @@ from equipoise.hal.stream import Role
 
 RANKS, EXPERTS, PER_RANK = 2, 4, 3
 STEPS = 26
-DRAFTS = 2
-"""Steps of the draft in one of the target."""
 HOT, LATER = (1, 1, 1, 61), (1, 61, 1, 1)
 """Rows by expert in the first half of the steps, and in the second."""
 BUDGET = 4096
 
 
 def mark(number: int, expert: int) -> int:
-    """What the slots of an expert hold."""
+    """All bytes of the slots of an expert."""
     return 1 + expert + EXPERTS * number
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What an expert consists of: name, shape and dtype of each tensor."""
-
-    parts: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
-
-    def stacked(self, marks: Sequence[int]) -> dict[str, Tensor]:
-        """Tensors of a layer; slot k is filled with the k-th mark."""
-        return {
-            name: torch.stack([torch.full(shape, value).to(dtype) for value in marks])
-            for name, shape, dtype in self.parts
-        }
+def filled(shape: Sequence[int], dtype: torch.dtype, value: int) -> Tensor:
+    """A tensor with all bytes alike."""
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.full((nbytes,), value, dtype=torch.uint8).view(dtype).view(torch.Size(shape))
 
 
-WIDE = Kind((("w", (5,), torch.float32),))
-SCALED = Kind((("w", (3, 2), torch.bfloat16), ("w_scale", (), torch.float32)))
+Kind = tuple[Part, ...]
+"""What an expert consists of."""
+WIDE: Kind = (Part("w", (5,), torch.float32, "stacked"),)
+SCALED: Kind = (
+    Part("w", (3, 2), torch.float8_e4m3fn, "turned"),
+    Part("w_scale", (), torch.float32, "each"),
+)
+
+
+def layer_of(kind: Kind, marks: Sequence[int]) -> dict[str, SlotTensors]:
+    """Tensors of a layer by name; slot k is filled with the k-th mark."""
+    made = {part.name: part.make(len(marks)) for part in kind}
+    for given in made.values():
+        for tensor, value in zip(tensors_of(given), marks, strict=True):
+            memory = torch.empty(0, dtype=torch.uint8).set_(
+                tensor.untyped_storage(),
+                tensor.storage_offset() * tensor.itemsize,
+                (tensor.nbytes,),
+            )
+            memory.fill_(value)  # copying bools would make them 0 or 1
+    return made
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class Given:
         shape = Shape(1, EXPERTS, ranks * PER_RANK, ranks)
         mine = contiguous(shape)[0, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
         layers = {
-            number: kind.stacked([mark(number, expert) for expert in mine])
+            number: layer_of(kind, [mark(number, expert) for expert in mine])
             for number, kind in self.kinds.items()
         }
         registry = ModelRegistry(self.name, PER_RANK, EXPERTS)
@@ -84,8 +97,11 @@ class Given:
             registry.register(number, tensors, entries=self.entries.get(number, 1))
         for number, other in self.shared.items():
             registry.register(number, layers[other])
-        named = [(f"{n}.{k}", t) for n, tensors in layers.items() for k, t in tensors.items()]
-        return registry.finalize(named)
+        every = chain.from_iterable(tensors.values() for tensors in layers.values())
+        return registry.finalize(
+            (f"layers.{number}", tensor)
+            for number, tensor in enumerate(chain.from_iterable(map(tensors_of, every)))
+        )
 
     @property
     def visits(self) -> list[int]:
@@ -111,7 +127,7 @@ class Sight:
     step: int
     layer: int
     held: tuple[tuple[int, ...], ...]
-    """By local slot: all values in it."""
+    """By local slot: all bytes in it."""
     promised: tuple[int, ...]
     """By local slot: what the installed placement says."""
 
@@ -140,7 +156,7 @@ class Marks:
         """Every segment full of the mark."""
         value = mark(self._berth.layers[layer], expert)
         return tuple(
-            torch.full(kind.shape, value).to(kind.dtype) for kind in self._berth.family.descriptor
+            filled(kind.shape, kind.dtype, value) for kind in self._berth.family.descriptor
         )
 
     def checksum(self, layer: int, expert: int) -> int:
@@ -185,28 +201,35 @@ def open_all(
     return open_model_balancers(seat.accelerator, seat.fabric, made, starts, budget=budget, way=way)
 
 
-Between = Callable[[ModelBalancer, int], object]
-"""Called between two entries of a step."""
+@dataclass(frozen=True)
+class Habit:
+    """How the models are served.
+
+    Attributes:
+        drafts: how often the draft steps behind a step of the target.
+        role: of the stream on which the draft reads.
+        between: called between two entries of a step.
+    """
+
+    drafts: Callable[[int], int] = lambda step: 2
+    role: Role = Role.COMPUTE
+    between: Callable[[ModelBalancer, int], object] = lambda balancer, step: None
 
 
-def at_once(balancer: ModelBalancer, step: int) -> None:
-    """One entry behind the other."""
+PLAIN = Habit()
 
 
 def serve(
     way: Way = by_boundary,
     models: Sequence[Given] = (TARGET, DRAFT),
-    draft_role: Role = Role.COMPUTE,
-    between: Between = at_once,
+    habit: Habit = PLAIN,
     **config: Any,
 ) -> list[Story]:
-    """Serve on two ranks: a step of the first model, then `DRAFTS` of each other."""
+    """Serve on two ranks: a step of the first model, then the other's."""
     chosen = settings(**config)
 
     def program(seat: Seat) -> Story:
-        balancers = open_all(seat, models, way, chosen)
-        run = Run(seat, balancers, models, between, range(seat.size))
-        run.read_on(draft_role)
+        run = Run(seat, open_all(seat, models, way, chosen), models, habit, range(seat.size))
         run.steps(0, STEPS)
         return run.end()
 
@@ -221,32 +244,30 @@ class Run:
         seat: Seat,
         balancers: ModelBalancers,
         models: Sequence[Given],
-        between: Between,
+        habit: Habit,
         ranks: Sequence[int],
+        begun: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._seat = seat
         self._balancers = balancers
         self._models = models
-        self._between = between
+        self._habit = habit
         self._place = list(ranks).index(seat.rank)
         self._lockstep = seat.fabric.open(f"lockstep{len(ranks)}", ranks)
         self._sights: deque[Sight] = deque()
-        self._streams = dict.fromkeys(
-            (m.name for m in models), seat.accelerator.stream(Role.COMPUTE)
-        )
-
-    def read_on(self, role: Role) -> None:
-        """The draft reads on a stream of its own."""
-        if role is not Role.COMPUTE:
-            self._streams["draft"] = self._seat.accelerator.stream(role)
-            self._balancers["draft"].attach(self._streams["draft"])
+        self._numbers = {given.name: count(begun.get(given.name, 0)) for given in models}
+        compute = seat.accelerator.stream(Role.COMPUTE)
+        self._streams = dict.fromkeys((given.name for given in models), compute)
+        if habit.role is not Role.COMPUTE:
+            self._streams["draft"] = seat.accelerator.stream(habit.role)
+            balancers["draft"].attach(self._streams["draft"])
 
     def steps(self, first: int, last: int) -> None:
-        """Of the first model; of the others, `DRAFTS` in each."""
+        """Of the first model; of the other, as is the habit."""
         for step in range(first, last):
             for place, given in enumerate(self._models):
-                again = DRAFTS if place else 1
-                for number in range(step * again, (step + 1) * again):
+                for _ in range(self._habit.drafts(step) if place else 1):
+                    number = next(self._numbers[given.name])
                     self._step(given, number, LATER if step >= STEPS // 2 else HOT)
 
     def end(self) -> Story:
@@ -261,7 +282,7 @@ class Run:
             for number in given.visits:
                 with balancer.reading(number, step):
                     stream.launch(partial(self._look, balancer, number, step))
-                self._between(balancer, step)
+                self._habit.between(balancer, step)
             stream.launch(partial(self._count, balancer, rows))
         let_work(balancer)
         self._seat.accelerator.synchronize(30.0)
@@ -297,7 +318,7 @@ def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
     home = model.families[model.locate(row, 0).family]
     first = model.locate(row, 0).number
     held = tuple(
-        tuple(sorted({int(v) for segment in slot for v in segment.data.reshape(-1).tolist()}))
+        tuple(sorted({byte for segment in slot for byte in segment.bytes.unique().tolist()}))
         for slot in home.slots[first : first + PER_RANK]
     )
     experts = balancer.layout.placement[row, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()

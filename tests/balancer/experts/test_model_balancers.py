@@ -7,13 +7,13 @@ import torch
 from support.families import (
     DRAFT,
     EXPERTS,
+    PLAIN,
     RANKS,
     TARGET,
     WIDE,
     Given,
     Run,
     Story,
-    at_once,
     by_boundary,
     by_lock,
     commits,
@@ -37,6 +37,8 @@ from equipoise.hal.errors import (
 pytestmark = pytest.mark.ranks
 BOTH = (TARGET, DRAFT)
 THREE = 3
+LEFT_AT = {"target": 2, "draft": 4}
+"""The boundaries behind which a rank is gone."""
 
 
 def test_layers_go_by_the_model_s_own_numbers_repeats_included() -> None:
@@ -83,7 +85,7 @@ def test_an_entry_too_many_names_the_model() -> None:
 
     def program(seat: Seat) -> None:
         balancers = open_all(seat, (DRAFT,), by_lock, settings())
-        run = Run(seat, balancers, (OFTEN,), at_once, range(RANKS))
+        run = Run(seat, balancers, (OFTEN,), PLAIN, range(RANKS))
         says = r"model 'draft', layers 0 counted from 0: layer 0 is entered more than 3 times"
         with pytest.raises(EngineError, match=says):
             run.steps(0, 20)
@@ -106,7 +108,7 @@ def lose(
     if seat.rank not in active:
         balancers.close()
         return None
-    return balancers.reconfigure(active, {"target": 2, "draft": 4})
+    return balancers.reconfigure(active, LEFT_AT)
 
 
 def test_who_is_left_goes_on_with_all_models() -> None:
@@ -116,7 +118,7 @@ def test_who_is_left_goes_on_with_all_models() -> None:
         left = lose(seat, by_lock, active)
         if left is None:
             return None
-        run = Run(seat, left, BOTH, at_once, active)
+        run = Run(seat, left, BOTH, PLAIN, active, LEFT_AT)
         run.steps(2, 26)
         return run.end()
 

@@ -5,7 +5,9 @@ from time import sleep
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settled
 from hypothesis import strategies as st
+from support.expert_tensors import KINDS
 from support.families import (
     BUDGET,
     DRAFT,
@@ -16,6 +18,8 @@ from support.families import (
     TARGET,
     WIDE,
     Given,
+    Habit,
+    Kind,
     by_boundary,
     by_lock,
     commits,
@@ -48,7 +52,7 @@ ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
 def test_every_family_of_every_model_moves_and_holds_what_its_placement_says(
     way: Way, draft_role: Role
 ) -> None:
-    stories = serve(way, draft_role=draft_role)
+    stories = serve(way, habit=Habit(role=draft_role))
     assert violations(stories) == []
     for name, families in (("target", 2), ("draft", 1)):
         mine, theirs = (commits(story, name) for story in stories)
@@ -58,6 +62,31 @@ def test_every_family_of_every_model_moves_and_holds_what_its_placement_says(
     assert stories[0].placements == stories[1].placements
     assert [story.aborts for story in stories] == [0, 0]
     assert all(story.staged <= BUDGET for story in stories)
+
+
+@ranked
+@ways
+def test_a_draft_that_pauses_and_steps_unevenly_moves_by_its_own_counter(way: Way) -> None:
+    drafts = (3, 0, 0, 1, 2, 0)
+    stories = serve(way, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
+    assert violations(stories) == []
+    assert commits(stories[0], "draft") == commits(stories[1], "draft")
+    assert commits(stories[0], "draft")[0]
+    assert all(commits(stories[0], "target"))
+
+
+@ranked
+@ways
+@settled(max_examples=6, deadline=None)
+@given(kinds=st.lists(KINDS.map(tuple), min_size=1, max_size=3))
+def test_whatever_experts_consist_of_their_slots_hold_what_is_promised(
+    way: Way, kinds: list[Kind]
+) -> None:
+    model = Given("m", dict(enumerate(kinds)), entries={0: 2})
+    stories = serve(way, models=[model])
+    assert violations(stories) == []
+    assert all(commits(stories[0], "m"))
+    assert commits(stories[0], "m") == commits(stories[1], "m")
 
 
 @ranked
@@ -95,16 +124,13 @@ class BackAtFirst(Visits):
 def test_a_layer_that_is_entered_three_times_is_not_rewritten_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stories = serve(by_lock, models=[DRAFT], between=dawdle)
+    stories = serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))
     assert violations(stories) == []
     assert commits(stories[0], "draft")[0]
     monkeypatch.setattr(gates, "Visits", BackAtFirst)
-    assert violations(serve(by_lock, models=[DRAFT], between=dawdle)), "the mutant lives"
-
-
-def opened(*models: Given, way: Way = by_boundary, **config: object) -> None:
-    """Open on two ranks, and close."""
-    on_ranks(RANKS, lambda seat: open_all(seat, models, way, settings(**config)).close())
+    assert violations(serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))), (
+        "the mutant lives"
+    )
 
 
 @ranked
@@ -115,7 +141,7 @@ def test_ranks_that_registered_otherwise_open_nothing() -> None:
         models = (TARGET, other if seat.rank else DRAFT)
         with pytest.raises(AgreementLost, match=r"model 'draft': rank \d has registered family 0"):
             open_all(seat, models, by_boundary, settings())
-        seat.fabric.open("test[target:0].loads").close()  # not opened before
+        seat.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
 
     on_ranks(RANKS, program)
 
@@ -163,10 +189,10 @@ def test_what_is_missing_is_said_with_the_model() -> None:
     phase=st.integers(0, 3),
 )
 def test_labels_differ_and_phases_spread_over_the_interval(
-    names: list[str], layers: list[object], sub_window: int, windows: int, phase: int
+    names: list[str], layers: list[Kind], sub_window: int, windows: int, phase: int
 ) -> None:
     interval = sub_window * windows
-    models = ModelSet(tuple(Given(n, dict(enumerate(layers))).model(0) for n in names))  # type: ignore[arg-type]
+    models = ModelSet(tuple(Given(n, dict(enumerate(layers))).model(0) for n in names))
     placement = contiguous(models.models[0].shape(RANKS))
     config = settings(
         window_size=sub_window,
