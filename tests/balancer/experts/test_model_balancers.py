@@ -1,5 +1,6 @@
 """Models that serve beside each other: their layers, their errors, and what is left of them."""
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -7,20 +8,16 @@ import torch
 from support.families import (
     DRAFT,
     EXPERTS,
-    PLAIN,
     RANKS,
     TARGET,
     WIDE,
     Given,
-    Run,
-    Story,
     by_boundary,
     by_lock,
-    commits,
     open_all,
     settings,
-    violations,
 )
+from support.serving import PLAIN, Run, Story, commits, violations
 from support.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.model_balancers import ModelBalancers
@@ -33,6 +30,7 @@ from equipoise.hal.errors import (
     RegistrationError,
     UsageError,
 )
+from equipoise.hal.stream import Role
 
 pytestmark = pytest.mark.ranks
 BOTH = (TARGET, DRAFT)
@@ -74,6 +72,9 @@ def test_errors_name_the_model_and_its_layers() -> None:
         says = r"model 'target', layers 3, 6 counted from 0: boundary 2 was left out: now comes 4"
         with pytest.raises(EngineError, match=says):
             balancers["target"].boundary(4)
+        error = EngineError("once")
+        berth = balancers["draft"].families[0].berth
+        assert str(berth.mark(berth.mark(error))) == f"{berth.name}: once"
         balancers["draft"].boundary(0)
         balancers.close()
 
@@ -142,6 +143,28 @@ def test_all_that_a_model_has_lost_is_said_by_its_own_numbers() -> None:
         assert str(lost.value).startswith("model 'target': no copy is left of expert(s) in layer 3")
 
     on_ranks(THREE, program)
+    assert not working(), "whoever cannot go on is closed whole"
+
+
+def working() -> list[str]:
+    """Threads of engines."""
+    return [thread.name for thread in threading.enumerate() if "test[" in thread.name]
+
+
+def test_a_stream_is_attached_to_every_family_of_its_model_and_to_no_other() -> None:
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, BOTH, by_boundary, settings())
+        stream = seat.accelerator.stream(Role.AUX)
+        balancers["target"].attach(stream)
+        held = [
+            [family.inner.installed.readers.hold(compute) for family in balancer.families]
+            for balancer in balancers
+            for compute in [seat.accelerator.stream(Role.COMPUTE)]
+        ]
+        assert held == [[(stream,), (stream,)], [()]]
+        balancers.close()
+
+    on_ranks(RANKS, program)
 
 
 def test_too_few_slots_name_the_model() -> None:

@@ -18,21 +18,19 @@ from support.families import (
     TARGET,
     WIDE,
     Given,
-    Habit,
     Kind,
     by_boundary,
     by_lock,
-    commits,
     open_all,
-    serve,
     settings,
-    violations,
 )
+from support.serving import Habit, commits, serve, violations
 from support.threads import Seat, on_ranks
 
 from equipoise.balancer.experts import gates
 from equipoise.balancer.experts.gates import StepKind
 from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.model_balancer import ModelBalancer
 from equipoise.balancer.experts.model_set import ModelSet
 from equipoise.balancer.experts.opening import Start, Way, open_model_balancers, parts_of
@@ -147,7 +145,7 @@ def test_ranks_that_registered_otherwise_open_nothing() -> None:
 
 
 @ranked
-def test_ranks_with_more_families_or_another_cadence_open_nothing() -> None:
+def test_ranks_with_other_families_cadence_or_layout_open_nothing() -> None:
     def families(seat: Seat) -> None:
         with pytest.raises(AgreementLost, match=r"rank \d has \d families, this one \d"):
             open_all(seat, (TARGET, DRAFT)[: 1 + seat.rank], by_boundary, settings())
@@ -156,8 +154,13 @@ def test_ranks_with_more_families_or_another_cadence_open_nothing() -> None:
         with pytest.raises(AgreementLost, match=r"has config .*patience=5"):
             open_all(seat, (DRAFT,), by_boundary, settings(patience=5 + seat.rank * 50))
 
-    on_ranks(RANKS, families)
-    on_ranks(RANKS, cadence)
+    def layout(seat: Seat) -> None:
+        row = (0, 1, 2, 3, 0, 1 + seat.rank)
+        with pytest.raises(AgreementLost, match=r"model 'draft': rank \d has layout"):
+            open_all(seat, (DRAFT,), by_boundary, settings(), row)
+
+    for program in (families, cadence, layout):
+        on_ranks(RANKS, program)
 
 
 @ranked
@@ -203,7 +206,9 @@ def test_labels_differ_and_phases_spread_over_the_interval(
     starts = dict.fromkeys(names, Start(Layout(placement, even_shares(placement, EXPERTS)), config))
     parts = parts_of(models, starts, 0)
     labels = [part.start.config.label for part in parts]
-    assert len(set(labels)) == len(labels)
+    incarnations = [Members((0,), 0, number) for number in range(len(layers) + 1)]
+    every = [members.named(label) for label in labels for members in incarnations]
+    assert len(set(every)) == len(every), "nor may one be another's without a lost rank"
     phases = [part.start.config.phase for part in parts]
     most = max(phases.count(one) for one in phases)
     assert most == -(-len(parts) // windows), "no boundary has more epochs than it must"
