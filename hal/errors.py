@@ -214,9 +214,9 @@ class ExpertsLost(EngineError):
         gone: the experts, by layer.
     """
 
-    def __init__(self, gone: "Mapping[int, Sequence[int]]") -> None:
+    def __init__(self, gone: "Mapping[int, Sequence[int]]", whose: str = "") -> None:
         layers = "; ".join(f"layer {layer}: {list(gone[layer])}" for layer in sorted(gone))
-        super().__init__(f"no copy is left of expert(s) in {layers}")
+        super().__init__(f"{whose}no copy is left of expert(s) in {layers}")
         self.gone = {layer: tuple(experts) for layer, experts in gone.items()}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from equipoise.balancer.experts.archive import Archive, ArchiveElsewhere, Filed, archive_of
@@ -126,10 +126,12 @@ class UnderLock:
     Attributes:
         supply: the weights, and who writes them.
         capabilities: of the accelerator's backend, which has to have what this takes.
+        entries: by layer, how often every step enters it; once where nothing is said.
     """
 
     supply: Supply
     capabilities: Capabilities
+    entries: Mapping[int, int] = field(default_factory=dict)
 
 
 CommitPath = AtBoundary | UnderLock
@@ -262,13 +264,15 @@ def _guard(means: Means, installed: Installed, shape: Shape) -> Guard:
             f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
             "copy_independent_of_launch"
         )
-    return Gates(accelerator, shape.layers, installed.readers, means.config.deadline)
+    deadline, entries = means.config.deadline, path.entries
+    return Gates(accelerator, shape.layers, installed.readers, deadline, entries)
 
 
 def _window(
     means: Means, loads: Communicator, shape: Shape, period: int, teller: Worker
 ) -> LoadWindow:
-    parts = SubWindows(means.config.sub_window, means.config.window_size, period)
+    config = means.config
+    parts = SubWindows(config.sub_window, config.window_size, period, config.phase)
     return LoadWindow(means.accelerator, loads, shape, parts, teller)
 
 
@@ -312,7 +316,7 @@ def _path(
 ) -> Path:
     place, config = means.members.place, means.config
     match means.path, guard:
-        case UnderLock(supply, _), Gates():
+        case UnderLock(supply), Gates():
             return Updates(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )

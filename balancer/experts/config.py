@@ -67,6 +67,8 @@ class EngineConfig:
         window_size: steps of load that a plan is made from.
         step_interval: steps between the boundaries at which epochs open.
         sub_window: steps summed at a time; divides both.
+        phase: steps by which these boundaries come later, so that several engines do not all move
+            weights at once; below `step_interval`, and divided by `sub_window` too.
         rule: whose rule picks a replica; another engine's divides evenly and reads no shares.
         aims: of plans.
         hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
@@ -86,6 +88,7 @@ class EngineConfig:
     window_size: int
     step_interval: int
     sub_window: int
+    phase: int = 0
     rule: RoutingRule = RoutingRule.SHARES
     aims: Aims = Aims()
     hysteresis: int = 655
@@ -110,16 +113,25 @@ class EngineConfig:
                 f"window_size {self.window_size} and step_interval {self.step_interval} "
                 f"must be multiples of sub_window {self.sub_window}"
             )
+        if self.phase % self.sub_window or not 0 <= self.phase < self.step_interval:
+            # A plan is made from a sum, so epochs open one step behind a sub-window.
+            raise ValueError(
+                f"phase {self.phase} must be a multiple of sub_window {self.sub_window}, and less "
+                f"than step_interval {self.step_interval}"
+            )
         if self.rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
             raise ValueError(
                 f"rule {self.rule} reads no shares: they must be static, not {self.shares}"
             )
+        if self.step_interval < self.window_size:
+            raise ValueError(
+                f"step_interval {self.step_interval} is shorter than window_size {self.window_size}"
+            )
+        self._check_counts()
+
+    def _check_counts(self) -> None:
         for name in COUNTED:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
         if self.hysteresis < 0:
             raise ValueError(f"hysteresis is at least 0, got {self.hysteresis}")
-        if self.step_interval < self.window_size:
-            raise ValueError(
-                f"step_interval {self.step_interval} is shorter than window_size {self.window_size}"
-            )

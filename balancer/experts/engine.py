@@ -244,7 +244,8 @@ class ExpertEngine:
 
     def _due(self, step: int) -> bool:
         """Whether the window that closed one step ago opens an epoch here."""
-        return step > 1 and (step - 1) % self._config.step_interval == 0 and self._load.full
+        behind = (step - 1) % self._config.step_interval
+        return step > 1 and behind == self._config.phase and self._load.full
 
     def _open(self, state: State, step: int) -> State:
         epoch = Epoch(step // self._config.step_interval, step)

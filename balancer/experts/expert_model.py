@@ -115,6 +115,7 @@ class ExpertModel:
         slots_per_rank: slots of this rank, per layer.
         device: where all the weights are.
         numbers: the model's own number of each layer, ascending.
+        entries: how often a step enters each layer, under all its numbers.
         repeats: numbers that stand for the same weights as another, and that other number.
         families: by descriptor, in the order of their first layers.
         notes: what `finalize` excused, one line each.
@@ -125,6 +126,7 @@ class ExpertModel:
     slots_per_rank: int
     device: torch.device
     numbers: tuple[int, ...]
+    entries: tuple[int, ...]
     repeats: Mapping[int, int]
     families: tuple[Family, ...]
     notes: tuple[str, ...]
@@ -167,7 +169,8 @@ class ExpertModel:
     def digest(self) -> str:
         """Hexadecimal; equal on ranks whose slots can be exchanged."""
         state = blake2b(digest_size=16)
-        words = (self.name, self.experts, self.slots_per_rank, self.numbers, dict(self.repeats))
+        counts = (self.experts, self.slots_per_rank)
+        words = (self.name, counts, self.numbers, self.entries, sorted(self.repeats.items()))
         state.update(repr(words).encode())
         for family in self.families:
             orders = tuple(column.order for column in family.columns)
@@ -176,11 +179,12 @@ class ExpertModel:
 
     def describe(self) -> str:
         """One line a family, one a repeat, one for everything excused."""
-        families = [self._line(number) for number in range(len(self.families))]
+        families = [self.family_line(number) for number in range(len(self.families))]
         repeats = [f"layer {one} repeats layer {other}" for one, other in self.repeats.items()]
         return "\n".join(f"{self.name}: {line}" for line in (*families, *repeats, *self.notes))
 
-    def _line(self, number: int) -> str:
+    def family_line(self, number: int) -> str:
+        """What a family is, in one line."""
         family = self.families[number]
         own = ranges([self.numbers[layer] for layer in family.layers])
         parts = ", ".join(

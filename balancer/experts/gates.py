@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
+from equipoise.balancer.experts.visits import Visits
 from equipoise.balancer.experts.waits import Released
 from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.lock import StreamLock
 from equipoise.hal.readers import Readers
 from equipoise.hal.stream import Role
 
@@ -61,39 +64,58 @@ class Gates:
     waits for the mover, and reads the new. All other steps pass without a lock.
 
     Several streams may read a layer: they come in behind the compute stream, and it gives the lock
-    back behind them.
+    back behind them. A layer may be entered several times in a step: the lock is taken at the first
+    entry and goes back at the last exit.
 
     Args:
         accelerator: makes locks; whose compute stream takes them.
         layers: how many.
         readers: other streams that read slots.
         deadline: seconds that a stream waits before its lock is poisoned.
+        entries: by layer, how often every step enters it; once where nothing is said.
 
     Raises:
         Unsupported: the accelerator has no stream locks, or its copies depend on launches.
     """
 
     def __init__(
-        self, accelerator: Accelerator, layers: int, readers: Readers, deadline: float
+        self,
+        accelerator: Accelerator,
+        layers: int,
+        readers: Readers,
+        deadline: float,
+        entries: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
         self._readers = readers
         self._first: Mapping[int, int] = {}
         self._released: Mapping[int, Released] = {}
+        self._visits: Mapping[int, Visits] = {}
+        self._entries = entries
         self.locks = tuple(accelerator.stream_lock(deadline) for _ in range(layers))
 
     def schedule(self, first: Mapping[int, int]) -> None:
         """From now on each of these layers is handed over in its step `first`, no other is."""
         self._first = dict(first)
         self._released = {layer: Released(self.locks[layer]) for layer in first}
+        self._visits = {
+            layer: Visits(layer, step, self._entries.get(layer, 1)) for layer, step in first.items()
+        }
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Around everything that a step launches that reads the slots of `layer`.
 
-        A layer that is applied several times in a step enters once, and leaves once.
+        A layer that is applied several times in a step enters as often as was registered.
+
+        Raises:
+            EngineError: the steps that had its lock have not entered and left it so often; the
+                mover may still be writing.
         """
-        return self._guarded(layer) if self.locked(layer, step) else OPEN
+        if self.locked(layer, step):
+            return self._guarded(layer, step)
+        self._check_over(layer, step)
+        return OPEN
 
     def locked(self, layer: int, step: int) -> bool:
         """Whether `step` takes the lock of `layer`."""
@@ -125,19 +147,31 @@ class Gates:
         for layer in self._first:
             self.locks[layer].check()
 
+    def _check_over(self, layer: int, step: int) -> None:
+        first = self._first.get(layer)
+        if first is not None and step > first + 1:
+            self._visits[layer].check_over()
+
     @contextmanager
-    def _guarded(self, layer: int) -> Iterator[None]:
-        lock = self.locks[layer]
-        lock.acquire(self._compute)
-        self._let_in()
+    def _guarded(self, layer: int, step: int) -> Iterator[None]:
+        """Raises `EngineError` where the layer is entered more, or was less often than it should.
+
+        What is counted are calls: a replayed graph makes none, and carries its locks itself.
+        """
+        lock, visits = self.locks[layer], self._visits[layer]
+        visits.enter(step, lambda: self._take(lock))
         try:
             yield
         finally:
-            self._readers.hold(self._compute)
-            lock.release(self._compute)
+            visits.leave(lambda: self._give_back(lock))
 
-    def _let_in(self) -> None:
+    def _give_back(self, lock: StreamLock) -> None:
+        self._readers.hold(self._compute)
+        lock.release(self._compute)
+
+    def _take(self, lock: StreamLock) -> None:
         """The other readers come in behind the compute stream, which has the lock."""
+        lock.acquire(self._compute)
         held = self._readers.hold(self._compute)
         if held:
             inside = self._accelerator.event()

@@ -39,11 +39,13 @@ class Open:
     Attributes:
         layers: by number, without repeats.
         repeats: number of a repeat -> number of the layer whose memory it is.
+        entries: by number, repeats included: how often a step enters it.
         claims: memory of all layers.
     """
 
     layers: Mapping[int, LayerColumns] = field(default_factory=dict)
     repeats: Mapping[int, int] = field(default_factory=dict)
+    entries: Mapping[int, int] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
 
 
@@ -98,6 +100,8 @@ class ModelRegistry:
         layer: int,
         tensors: Mapping[str, SlotTensors] = MappingProxyType({}),
         /,
+        *,
+        entries: int = 1,
         **named: SlotTensors,
     ) -> None:
         """Say which tensors hold the experts of a layer; all that one expert has, scales included.
@@ -109,13 +113,15 @@ class ModelRegistry:
         Args:
             layer: the model's own number.
             tensors: by name; each stacked [slots_per_rank, ...], or one a slot. The k-th is slot k.
-            named: the same, for names that are identifiers.
+            entries: how often every step enters the layer under this number; each entry says so,
+                `ModelBalancer.reading`.
+            named: tensors too, for names that are identifiers.
 
         Raises:
             RegistrationError: names layer and tensor. Nothing is registered then.
         """
         state = self._open(f"register layer {layer}")
-        self._check_number(layer, state)
+        self._check_numbers(layer, entries, state)
         twice = sorted(set(tensors) & set(named))
         if twice:
             raise Place(self._name, layer, twice[0]).refusal("is given twice")
@@ -124,7 +130,8 @@ class ModelRegistry:
             raise RegistrationError(f"model {self._name!r}, layer {layer}: no tensors")
         columns = tuple(self._column(layer, name, value) for name, value in given)
         device = self._common_device(columns)
-        self._state = _with(state, LayerColumns(layer, columns))
+        added = _with(state, LayerColumns(layer, columns))
+        self._state = replace(added, entries={**state.entries, layer: entries})
         self._device = device
 
     def finalize(
@@ -157,11 +164,15 @@ class ModelRegistry:
             raise RegistrationError(f"model {self._name!r} is finalized: too late to {wanted}")
         return self._state
 
-    def _check_number(self, layer: int, state: Open) -> None:
+    def _check_numbers(self, layer: int, entries: int, state: Open) -> None:
         if layer < 0:
             raise RegistrationError(f"model {self._name!r}: layer {layer} is negative")
         if layer in state.layers or layer in state.repeats:
             raise RegistrationError(f"model {self._name!r}: layer {layer} is registered twice")
+        if entries < 1:
+            raise RegistrationError(
+                f"model {self._name!r}, layer {layer}: a step enters it {entries} times"
+            )
 
     def _column(self, layer: int, name: str, given: SlotTensors) -> Column:
         place = Place(self._name, layer, name)
@@ -191,12 +202,19 @@ class ModelRegistry:
             slots_per_rank=self._expected.slots_per_rank,
             device=state.layers[owners[0]].columns[0].device,
             numbers=tuple(lowest[owner] for owner in owners),
+            entries=tuple(_entries(state, owner) for owner in owners),
             repeats=MappingProxyType(
                 {one: other for one, other in sorted(stands_for.items()) if one != other}
             ),
             families=families_of(tuple(state.layers[owner] for owner in owners)),
             notes=notes,
         )
+
+
+def _entries(state: Open, owner: int) -> int:
+    """How often a step enters the weights of a layer, under all their numbers."""
+    numbers = [owner, *(one for one, other in state.repeats.items() if other == owner)]
+    return sum(state.entries[number] for number in numbers)
 
 
 def _with(state: Open, layer: LayerColumns) -> Open:

@@ -15,6 +15,7 @@ class SubWindows:
         window: length of a window, a multiple of `every`.
         period: from the end of one window to the end of the next, a multiple of `every`; at least
             `window`, and then every sub-window is summed.
+        phase: windows end this much behind multiples of `period`; a multiple of `every`.
 
     Raises:
         ValueError: they are not multiples, or windows overlap.
@@ -23,26 +24,30 @@ class SubWindows:
     every: int
     window: int
     period: int
+    phase: int = 0
 
     def __post_init__(self) -> None:
-        if self.window % self.every or self.period % self.every:
+        if self.window % self.every or self.period % self.every or self.phase % self.every:
             raise ValueError(
-                f"a window of {self.window} steps, one in {self.period}, is not made of "
-                f"{self.every}-step parts"
+                f"a window of {self.window} steps, one in {self.period} at {self.phase}, is not "
+                f"made of {self.every}-step parts"
             )
         if self.period < self.window:
             raise ValueError(f"windows of {self.window} steps overlap, one in {self.period}")
 
     def ends(self, step: int) -> bool:
         """Whether a sub-window that is summed ends before `step`."""
-        return step > 0 and step % self.every == 0 and -step % self.period < self.window
+        return step > 0 and step % self.every == 0 and self._left(step) < self.window
 
     def opens(self, step: int) -> bool:
         """Whether a window begins with `step` behind steps that nobody sums."""
-        return self.window < self.period and -step % self.period == self.window
+        return self.window < self.period and self._left(step) == self.window
 
     def following(self, step: int) -> int:
         """The first step behind `step` before which one of both is due."""
         found = (step // self.every + 1) * self.every
-        left = -found % self.period
-        return found + max(0, left - self.window)
+        return found + max(0, self._left(found) - self.window)
+
+    def _left(self, step: int) -> int:
+        """Steps to the end of the next window."""
+        return (self.phase - step) % self.period

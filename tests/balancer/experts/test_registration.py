@@ -232,6 +232,26 @@ def test_a_layer_that_is_all_of_another_one_is_its_repeat() -> None:
     assert model.describe().splitlines()[-1] == "m: layer 62 repeats layer 60"
 
 
+def test_entries_of_a_layer_add_up_over_its_numbers() -> None:
+    weights, others = torch.zeros(2, 3), torch.zeros(2, 3)
+
+    def made(entries: int) -> ExpertModel:
+        registry = ModelRegistry("m", 2, 7)
+        registry.register(62, w=weights)
+        registry.register(61, w=others, entries=entries)
+        registry.register(60, w=weights, entries=3)
+        return registry.finalize([("w", weights), ("others", others)])
+
+    assert made(2).entries == (4, 2)
+    assert made(2).digest != made(1).digest
+    assert made(2).digest == made(2).digest
+
+
+def test_a_layer_that_no_step_enters_is_refused() -> None:
+    with pytest.raises(RegistrationError, match="'m', layer 3: a step enters it 0 times"):
+        ModelRegistry("m", 2, 7).register(3, w=torch.zeros(2, 3), entries=0)
+
+
 @given(st.permutations([5, 9, 61]))
 def test_of_equal_layers_the_lowest_number_is_the_layer(order: list[int]) -> None:
     weights, last = torch.zeros(2, 3), torch.zeros(2, 3)

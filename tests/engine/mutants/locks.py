@@ -1,7 +1,6 @@
 """Mutants of the locked path: who waits for whom, and what is looked at."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from engine.mutants.mutant import Mutant
 
@@ -14,6 +13,7 @@ from equipoise.balancer.experts.updates import Updates
 from equipoise.balancer.experts.waits import Released
 from equipoise.balancer.experts.writers import Supply
 from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.lock import StreamLock
 from equipoise.hal.slots import SlotStore
 
 
@@ -64,18 +64,18 @@ class HalfGates(Gates):
     def locked(self, layer: int, step: int) -> bool:
         return self._first.get(layer) == step
 
+    def _check_over(self, layer: int, step: int) -> None:
+        """Believes that all is well."""
+
 
 class LonelyGates(Gates):
     """Only the compute stream is behind the lock."""
 
-    @contextmanager
-    def _guarded(self, layer: int) -> Iterator[None]:
-        lock = self.locks[layer]
+    def _take(self, lock: StreamLock) -> None:
         lock.acquire(self._compute)
-        try:
-            yield
-        finally:
-            lock.release(self._compute)
+
+    def _give_back(self, lock: StreamLock) -> None:
+        lock.release(self._compute)
 
 
 def unchecked(

@@ -1,0 +1,209 @@
+"""From registered models to running balancers.
+
+    balancers = open_model_balancers(accelerator, fabric, models, starts, budget=64 << 20)
+    target = balancers["target"]
+    with target.step(n):
+        ...
+        with target.reading(3, n):
+            slots = target.router(3).route(n, ids)
+
+Everything is opened in one order on every rank: models as the set has them, families as the model.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equipoise.balancer.experts.assembly import BY_BOUNDARY, AtBoundary, CommitPath
+from equipoise.balancer.experts.balancer import open_balancer
+from equipoise.balancer.experts.berth import Berth
+from equipoise.balancer.experts.budget import divided
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.endings import abandon
+from equipoise.balancer.experts.expert_model import ExpertModel
+from equipoise.balancer.experts.family_balancer import FamilyBalancer
+from equipoise.balancer.experts.journal import SILENT, Journal
+from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.model_balancers import ModelBalancers
+from equipoise.balancer.experts.model_set import ModelSet
+from equipoise.balancer.experts.placement import check
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import AgreementLost, EngineError, UsageError
+
+Way = Callable[[Berth], CommitPath]
+"""How weights come into the slots of a family."""
+Journals = Callable[[Berth], Journal]
+"""Who is told what happens to a family."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a model begins.
+
+    Attributes:
+        layout: what its slots hold, by row of its placement.
+        config: cadence and bounds.
+    """
+
+    layout: Layout
+    config: EngineConfig
+
+
+@dataclass(frozen=True)
+class Part:
+    """A family that is to be opened.
+
+    Attributes:
+        model: whose.
+        number: of the family in the model.
+        start: of this family alone, with a label and a phase of its own.
+        staging: buffers.
+    """
+
+    model: ExpertModel
+    number: int
+    start: Start
+    staging: int
+
+
+def open_model_balancers(
+    accelerator: Accelerator,
+    fabric: Fabric,
+    models: ModelSet,
+    starts: Mapping[str, Start],
+    *,
+    budget: int = 0,
+    way: Way = lambda berth: BY_BOUNDARY,
+    journals: Journals = lambda berth: SILENT,
+) -> ModelBalancers:
+    """Put balancers of all models together; collective.
+
+    Args:
+        accelerator: this rank's device.
+        fabric: this rank's connection to the others.
+        models: finalized; the same on every rank.
+        starts: by model.
+        budget: bytes of staging over all families of all models, hence of weights in flight; 0
+            where no family takes any, because all are rewritten under locks.
+        way: how weights come into the slots of a family.
+        journals: one a family, told what happens to it.
+
+    Raises:
+        UsageError: not one start a model.
+        AgreementLost: a rank has registered or configured something else; nothing is opened.
+        PlacementError: a layout is not of its model.
+        EngineError: the budget is too small.
+        Unsupported: the accelerator lacks what a path needs.
+    """
+    _check(models, starts, fabric.control.size)
+    parts = parts_of(models, starts, budget)
+    _agree(fabric.control, parts)
+    opened: list[FamilyBalancer] = []
+    try:
+        for part in parts:
+            opened.append(_open(accelerator, fabric, part, way, journals))
+    except BaseException:
+        abandon(opened)
+        raise
+    return ModelBalancers({model.name: _balancer(model, opened) for model in models})
+
+
+def parts_of(models: ModelSet, starts: Mapping[str, Start], budget: int) -> tuple[Part, ...]:
+    """All families, with what each has for itself. Raises `EngineError`: too small a budget."""
+    homes = [(model, number) for model in models for number in range(len(model.families))]
+    families = [model.families[number] for model, number in homes]
+    staging = divided(families, budget) if budget else (0,) * len(families)
+    return tuple(
+        Part(model, number, _own(starts[model.name], model, number, place, len(homes)), buffers)
+        for place, ((model, number), buffers) in enumerate(zip(homes, staging, strict=True))
+    )
+
+
+def _own(start: Start, model: ExpertModel, number: int, place: int, places: int) -> Start:
+    """A start for one family: its layers, a label that no other has, a phase that few have."""
+    config, rows = start.config, list(model.families[number].layers)
+    sums = config.step_interval // config.sub_window
+    later = place * sums // places * config.sub_window
+    label = f"{config.label}[{model.name}:{number}]"  # brackets: "m.1" is also an incarnation's
+    phase = (config.phase + later) % config.step_interval
+    placement, shares = (
+        np.ascontiguousarray(array[rows]) for array in (start.layout.placement, start.layout.shares)
+    )
+    return Start(Layout(placement, shares), replace(config, label=label, phase=phase))
+
+
+def _open(
+    accelerator: Accelerator, fabric: Fabric, part: Part, way: Way, journals: Journals
+) -> FamilyBalancer:
+    model, start = part.model, part.start
+    family = model.families[part.number]
+    store = accelerator.slot_store(family.layout(part.staging))
+    berth = Berth(accelerator, model, part.number, store)
+    with berth.named():
+        path = _path(way(berth), berth)
+        shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
+        ends, told = (accelerator, fabric, store, shape), journals(berth)
+        inner = open_balancer(*ends, start.layout, start.config, path, journal=told)
+    return FamilyBalancer(berth, inner)
+
+
+def _path(path: CommitPath, berth: Berth) -> CommitPath:
+    """With what was registered of entries, and not without what it needs."""
+    if not isinstance(path, AtBoundary):
+        return replace(path, entries=berth.entries)
+    if not berth.store.layout.staging:
+        raise EngineError("weights that come by the boundary need a budget of staging")
+    return path
+
+
+def _balancer(model: ExpertModel, opened: Sequence[FamilyBalancer]) -> ModelBalancer:
+    return ModelBalancer(model, tuple(one for one in opened if one.berth.model is model))
+
+
+def _check(models: ModelSet, starts: Mapping[str, Start], ranks: int) -> None:
+    """Raise `UsageError` for other models, `PlacementError` for another model's layout."""
+    if set(starts) != {model.name for model in models}:
+        raise UsageError(f"starts of {sorted(starts)} for {[model.name for model in models]}")
+    for model in models:
+        try:
+            check(starts[model.name].layout.placement, model.shape(ranks))
+        except EngineError as error:
+            error.args = (f"model {model.name!r}: {error}",)
+            raise
+
+
+def _agree(control: ControlPlane, parts: tuple[Part, ...]) -> None:
+    """See that all ranks mean the same before anything is opened. Raises `AgreementLost`."""
+    config, mine = parts[0].start.config, [_said(part) for part in parts]
+    question = f"{config.label}/open"
+    control.cast(question, json.dumps(mine).encode())
+    for rank, ballot in enumerate(control.collect(question, config.deadline)):
+        theirs = json.loads(ballot)
+        if len(theirs) != len(mine):
+            raise AgreementLost(f"rank {rank} has {len(theirs)} families, this one {len(mine)}")
+        for other, own in zip(theirs, mine, strict=True):
+            differ = [what for what in own if other.get(what) != own[what]]
+            if differ:
+                what = differ[0]
+                raise AgreementLost(
+                    f"model {own['model']!r}: rank {rank} has {what} {other.get(what)}, rank "
+                    f"{control.rank} has {own[what]}"
+                )
+
+
+def _said(part: Part) -> dict[str, str]:
+    """What has to be alike; who writes lines to a log is each rank's own business."""
+    start = part.start
+    config = replace(start.config, log_balancedness=False, log_balancedness_interval=1)
+    return {
+        "model": part.model.name,
+        "registered": f"{part.model.family_line(part.number)} ({part.model.digest})",
+        "layout": start.layout.digest,
+        "config": repr(config),
+        "staging": str(part.staging),
+    }
