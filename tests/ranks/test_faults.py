@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from ranks.cases import faults
-from support.left_over import VICTIM, healthy
+from support.left_over import VICTIM, healthy, unmoved
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
@@ -41,3 +41,10 @@ def test_those_who_are_left_serve_one_layout_and_go_on(
         victim=VICTIM,
     )
     healthy([answers[0], answers[2]])
+
+
+@pytest.mark.parametrize("what", faults.BREAKAGES)
+def test_beside_a_rank_with_which_something_is_wrong_all_serve_one_layout(
+    ranks: Ranks, what: str
+) -> None:
+    unmoved(ranks.run(faults.endure, 3, deadline=DEADLINE, what=what), what)

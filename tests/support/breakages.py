@@ -71,7 +71,11 @@ class FlippedByte(Around):
     def exchange(self, round: Exchange) -> After:
         def spoil() -> None:
             for parcel in round.receives:
-                parcel.blob[2] ^= 0x80  # halves or doubles the float32 there
+                bytes_here = (
+                    parcel.blob.cpu()
+                )  # whatever the device does with it later comes behind
+                bytes_here[2] ^= 0x80  # halves or doubles the float32 there
+                parcel.blob.copy_(bytes_here)
 
         return After(self._inner.exchange(round), spoil)
 
@@ -82,6 +86,31 @@ class NoExchange(Around):
     def exchange(self, round: Exchange) -> After:
         self._inner.exchange(round).result(30.0)  # the peers shall not suffer
         raise CommunicatorFailed("exchange of 'test.moves' lost its peer")
+
+
+class LostOnce(Around):
+    """Loses what it sends in its first exchange; its peers wait for it until their deadline."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._lost = threading.Event()
+
+    def exchange(self, round: Exchange) -> Any:
+        if not round.sends or self._lost.is_set():
+            return self._inner.exchange(round)
+        self._lost.set()
+        return self._inner.exchange(replace(round, sends=()))
+
+
+class Slow(Around):
+    """Takes `seconds` more for every exchange."""
+
+    def __init__(self, inner: Any, seconds: float) -> None:
+        super().__init__(inner)
+        self._seconds = seconds
+
+    def exchange(self, round: Exchange) -> After:
+        return After(self._inner.exchange(round), lambda: time.sleep(self._seconds))
 
 
 class BrokenUntilBuilt(Around):

@@ -22,6 +22,34 @@ def healthy(stories: list[dict[str, Any]]) -> None:
     assert max(story["lasted"] for story in stories) < HUNG, "somebody hung"
 
 
+REASONS = {
+    "planner raises": "planner failed",
+    "plan differs": "plans differ",
+    "bytes corrupted": "staged bytes differ",
+    "message lost": "out of patience",
+    "ballot lost": "no ballot from rank(s) 1",
+}
+"""Of the abort that each of `faults.BREAKAGES` leads to; where none is said, to a late commit."""
+
+
+def unmoved(stories: list[dict[str, Any]], what: str) -> None:
+    """All ranks served one layout all the time, and say alike what became of each epoch."""
+    columns = list(zip(*(story["sights"] for story in stories), strict=True))
+    assert len(columns) == faults.ENDURED
+    for sights in columns:
+        step, generations, placement, _ = sights[0]
+        for rank, sight in enumerate(sights):
+            promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
+            assert sight == [step, generations, placement, promised], f"rank {rank}"
+    assert all(story["epochs"] == stories[0]["epochs"] for story in stories)
+    for story in stories:
+        if what in REASONS:
+            assert REASONS[what] in story["aborts"]
+        else:
+            assert story["aborts"] == {}
+            assert "committed" in story["epochs"]
+
+
 def mixed(stories: list[dict[str, Any]], part: str) -> list[str]:
     """Steps in which ranks had other generations or layouts, or slots held what nobody promised."""
     found = []

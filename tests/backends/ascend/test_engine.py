@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from ranks.cases import faults
-from support.left_over import VICTIM, healthy
+from support.left_over import VICTIM, healthy, unmoved
 from support.ranks import Case, Ranks
 
 pytestmark = pytest.mark.npusim
@@ -15,6 +15,7 @@ MATRIX = [
 SAMPLE = [("Committing", "killed"), ("Moving", "stopped")]
 """Of the matrix, on every commit; all of it in the deep profile."""
 DEEP = settings.get_current_profile_name() == "deep"
+BROKEN = tuple(faults.BREAKAGES) if DEEP else ("bytes corrupted", "message lost")
 
 
 @pytest.mark.parametrize(("where", "how"), MATRIX if DEEP else SAMPLE)
@@ -37,3 +38,19 @@ def test_npus_that_are_left_serve_one_layout_and_go_on(ranks: Ranks, where: str,
         )
     )
     healthy([answers[0], answers[2]])
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_beside_an_npu_with_which_something_is_wrong_all_serve_one_layout(
+    ranks: Ranks, what: str
+) -> None:
+    answers = ranks.play(
+        Case(
+            program=f"{faults.endure.__module__}:{faults.endure.__qualname__}",
+            size=3,
+            arguments={"what": what, "backend": "ascend"},
+            deadline=8.0,
+            communicator="equipoise.backends.ascend:HCCL",
+        )
+    )
+    unmoved(answers, what)

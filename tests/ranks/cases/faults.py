@@ -4,11 +4,22 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from support.breakages import (
+    FalseLoads,
+    FlippedByte,
+    LostOnce,
+    MuteOnce,
+    Slow,
+    mirrored,
+    negative,
+)
+from support.breakages import fabric as fabric_of
+from support.rebalancing import Break, Parts
 
 from equipoise.balancer.experts.balancer import (
     AtBoundary,
@@ -38,6 +49,8 @@ LOAD = torch.tensor([[1, 1, 1, 61], [1, 1, 61, 1]], dtype=torch.int32)
 STEPS = 30
 MORE = 16
 """Steps that those who are left serve by themselves."""
+ENDURED = 60
+"""Steps beside a rank with which something is wrong."""
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 
 
@@ -128,6 +141,34 @@ def survive(
         "aborts": dict(balancer.engine.aborts),
         "epochs": outcomes,
     }
+
+
+BREAKAGES: dict[str, Break] = {
+    "planner raises": fabric_of(".loads", lambda inner: FalseLoads(inner, negative)),
+    "plan differs": fabric_of(".loads", lambda inner: FalseLoads(inner, mirrored)),
+    "bytes corrupted": fabric_of(".moves", FlippedByte),
+    "message lost": fabric_of(".moves", LostOnce),
+    "ballot lost": fabric_of("control", MuteOnce),
+    "slow": fabric_of(".moves", lambda inner: Slow(inner, 0.3)),
+}
+"""What may be wrong with rank 1, which lives."""
+
+
+def endure(fabric: Fabric, what: str, backend: str = "cpu") -> Any:
+    """Serve beside a rank with which something is wrong. Returns what was seen."""
+    accelerator = open_for(registry.accelerator(backend), fabric.control.rank)
+    weights = _weights(fabric.control.rank, accelerator.device)
+    parts = Parts(fabric.control.rank, fabric, accelerator.slot_store(weights))
+    parts = BREAKAGES[what](parts)
+    layout = Layout(START, even_shares(START, SHAPE.experts))
+    config = replace(CONFIG, patience=24)  # less than a lost message takes to fail
+    balancer = open_balancer(accelerator, parts.fabric, parts.store, SHAPE, layout, config)
+    loop = Loop(fabric, accelerator, weights, Trap("nowhere", "killed"))
+    loop.run(balancer, (0, 1, 2), range(ENDURED))
+    balancer.close()
+    accelerator.close()
+    outcomes = [report.outcome for report in balancer.engine.reports]
+    return {"sights": loop.sights, "aborts": dict(balancer.engine.aborts), "epochs": outcomes}
 
 
 class Loop:
