@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from ranks.cases import harness
-from support import ranks as support_ranks
 from support.ranks import Ranks, RanksFailed
 
 pytestmark = pytest.mark.ranks
@@ -49,16 +48,13 @@ def test_a_rank_that_is_lost_on_purpose_is_replaced(ranks: Ranks) -> None:
     assert after[1]["pid"] != before[1]["pid"]
 
 
-def test_hanging_ranks_fail_the_case_with_their_stacks_and_leave_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hanging_ranks_fail_the_case_with_their_stacks_and_leave_nothing() -> None:
     memory = own_shared_memory()
     pool = Ranks()
     try:
         pids = [a["pid"] for a in pool.run(harness.where_am_i, 2, word="")]
-        monkeypatch.setattr(support_ranks, "WATCHDOG", 0.5)
         with pytest.raises(RanksFailed, match=r"no answer within 0.5 s(?s:.*)in hang"):
-            pool.run(harness.hang, 2)
+            pool.run(harness.hang, 2, watchdog=0.5)
     finally:
         pool.close()
     for pid in pids:
