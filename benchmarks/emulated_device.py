@@ -188,7 +188,9 @@ class Unchecked(EmulatedStore):
 
 
 class Library:
-    """Every expert's weights in the host's memory: its layer and number, which stand for 44 MB.
+    """Every expert's weights in the host's memory: its layer and number.
+
+    They stand for `SLOT_BYTES`.
 
     Args:
         row: int64 (layers, experts, 2).

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from emulation import GROUP, SLOT_BYTES
+
 Figures = dict[str, Any]
 CENTRE, RAW = "centre", "raw"
 OURS = "boundary", "locked"
@@ -12,7 +14,8 @@ OUTSIDE, COMMIT = 5.0, 100.0
 """The bars of host cost, microseconds."""
 INTRODUCTION = (
     "Four ranks, one process each, on an emulated device: a layer is a timed wait for the fullest "
-    "rank, an expert is 44 MB on an emulated link (`benchmarks/emulation.py` has all constants). "
+    f"rank and stands for {GROUP}, whose experts of {SLOT_BYTES / GROUP / 1e6:.0f} MB each travel "
+    "together on an emulated link (`benchmarks/emulation.py` has all constants). "
     "Routing, votes, tables, shipments and commits are the shipped code, and outputs are checked. "
     "All systems serve the same tokens and execute the same plans over the same link; *perfect* "
     "has the last placement of each load stage from its first step on. The stall of a step is what "

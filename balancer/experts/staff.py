@@ -1,6 +1,7 @@
 """Who works for an engine beside the forward."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.held_worker import HeldWorker
@@ -41,7 +42,7 @@ class Staff:
         for worker in self._everybody:
             worker.close()
 
-    @property
+    @cached_property  # every step asks
     def _everybody(self) -> tuple[HeldWorker, ...]:
         """Most urgent first."""
         return (self.clerk, self.teller, self.solver, self.mover, self.planner)

@@ -1,19 +1,15 @@
 """Mutants of forgetting: what a rank may still have to read is gone."""
 
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.archive import Archive, ArchiveElsewhere, ArchiveHere, Filed
+from equipoise.balancer.experts.archive import ArchiveHere
 from equipoise.balancer.experts.ballot import Ballot, Verdict, Wait
-from equipoise.balancer.experts.jobs import Job, Worker
-from equipoise.balancer.experts.members import Members
+from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.vote import Question, vote
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import ControlLost
-
-Maker = Callable[[ControlPlane, Members, Worker, Sequence[Filed]], Archive]
 
 
 def forgetful(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
@@ -32,19 +28,6 @@ class Unseen(ArchiveHere):
         return True
 
 
-def kept_by(kind: type[ArchiveHere]) -> Maker:
-    """The lowest member keeps an archive of that kind."""
-
-    def make(
-        control: ControlPlane, members: Members, clerk: Worker, leavings: Sequence[Filed]
-    ) -> Archive:
-        if members.place:
-            return ArchiveElsewhere()
-        return kind(control, members.ranks, clerk, leavings)
-
-    return make
-
-
 MUTANTS = (
     Mutant(
         name="forgotten-when-known",
@@ -56,6 +39,6 @@ MUTANTS = (
         name="forgotten-unseen",
         broken="earlier epochs are forgotten before every rank is seen in this one",
         property="same-history",
-        patches={"assembly.archive_of": kept_by(Unseen)},
+        patches={"archive.ArchiveHere": Unseen},
     ),
 )
