@@ -150,13 +150,16 @@ def given(traffic: Traffic, planner: Planner) -> Iterator[Given]:
 
 
 def common(load: Load, layout: Layout, anew: bool) -> tuple[Layout, int]:
-    """What all systems execute: plans made anew within a budget, so that weights really move."""
+    """What all systems execute: what the engine plans by default behind a switch of topic.
+
+    Of a topic that stays plans are made anew, so that weights really move.
+    """
     found = plan(
         load,
         slots=SLOTS,
         ranks=RANKS,
         installed=layout.placement,
-        policy="connected",
+        policy="connected" if anew else "incremental",
         max_copies=ANEW if anew else FOLLOWING,
     )
     return Layout(found.placement, found.shares), found.moves
