@@ -67,9 +67,14 @@ class TestTraffic:
         found = traffic.traffic_of(point)
         plans = list(traffic.given(found, traffic.common))
         assert len(plans) == emulation.EPOCHS * point.stages
+        before = traffic.start()
         for plan in plans:
             check(plan.layout.placement, traffic.SHAPE)
-            assert 0 < plan.moves <= (emulation.ANEW if plan.anew else emulation.FOLLOWING)
+            # Behind a switch new shares may be enough; what is made anew moves weights.
+            assert plan.anew <= plan.moves <= (emulation.ANEW if plan.anew else emulation.FOLLOWING)
+            assert (plan.layout.placement != before.placement).sum() >= plan.moves
+            assert plan.layout.digest != before.digest
+            before = plan.layout
             assert plan.due < found.steps
 
     def test_plans_are_the_same_when_they_are_made_again(self) -> None:
