@@ -27,7 +27,8 @@ from equipoise.balancer.experts.jobs import Job, Task, ThreadWorker, finish
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.mover import Mover, Staged
 from equipoise.balancer.experts.placement import Load
-from equipoise.balancer.experts.planner import Draft, Freight, Proposal, by_groups, by_ship
+from equipoise.balancer.experts.drafting import Draft
+from equipoise.balancer.experts.planner import Freight, Proposal, by_groups, by_ship
 from equipoise.balancer.experts.router import Router, TableRouter
 from equipoise.balancer.experts.shipment import Shipment, ship
 from equipoise.balancer.experts.writers import StreamWriter, Supply

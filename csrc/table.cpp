@@ -6,11 +6,12 @@ namespace equipoise {
 
 void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> replicas) {
     std::fill(start.begin(), start.end(), 0);
-    for (std::int32_t expert : placement) ++start[expert + 1];
+    for (std::int32_t expert : placement)
+        if (expert >= 0) ++start[expert + 1];
     for (std::size_t e = 1; e < start.size; ++e) start[e] += start[e - 1];
     // start[e] serves as the cursor of expert e and ends up as the start of e + 1: shift back.
     for (std::size_t s = 0; s < placement.size; ++s)
-        replicas[start[placement[s]]++] = static_cast<std::int32_t>(s);
+        if (placement[s] >= 0) replicas[start[placement[s]]++] = static_cast<std::int32_t>(s);
     std::copy_backward(start.begin(), start.end() - 1, start.end());
     start[0] = 0;
 }

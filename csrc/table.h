@@ -18,7 +18,8 @@ inline bool is_expert(std::int32_t id, std::int32_t experts) {
     return static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(experts);
 }
 
-// Counting sort of the slots by expert. Every entry of `placement` must be in [0, experts).
+// Counting sort of the slots by expert. Every entry of `placement` must be below the number of
+// experts; slots of negative ones are left out, and what is left of `replicas` is not written.
 void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> replicas);
 
 // Each run of `slots` by ascending alias, then slot.

@@ -19,6 +19,7 @@ from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
 from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
 from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter
@@ -321,5 +322,7 @@ def _path(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )
     ranks, journal = means.members.ranks, means.journal
-    mover = Mover(means.accelerator, opened[0], means.store, ranks, config.deadline, journal)
+    passage = Room.of(means.store.layout.staging, shape).passage
+    ends = means.accelerator, opened[0], means.store
+    mover = Mover(*ends, ranks, config.deadline, journal, passage)
     return Voyages(installed, mover, staff.mover, place, shape, config)

@@ -1,5 +1,6 @@
 """One rank's expert balancer: what a model's serve loop holds."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from equipoise.balancer.experts.assembly import (
 )
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.gates import StepKind
+from equipoise.balancer.experts.group import bearable, group_of
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Hire
 from equipoise.balancer.experts.journal import SILENT, Journal
@@ -29,7 +31,7 @@ from equipoise.balancer.experts.salvage import agree, refill, rewrite, salvage
 from equipoise.balancer.experts.staff import threads
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.errors import EngineError
+from equipoise.hal.errors import EngineError, PlacementError
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Stream
 
@@ -41,6 +43,8 @@ __all__ = [
     "open_balancer",
     "open_static",
 ]
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class ExpertBalancer:
         """
         members = self.means.members.without(active_ranks)
         nodes = self.means.config.nodes if len(members.ranks) % self.means.config.nodes == 0 else 1
-        config = replace(self.means.config, nodes=nodes)
+        config = self._within(replace(self.means.config, nodes=nodes), len(members.ranks))
         means = replace(self.means, members=members, first=step, config=config)
         unsettled, layout = self.engine.unsettled, self.installed.layout
         self.parts.retire()
@@ -131,6 +135,18 @@ class ExpertBalancer:
         rewrite(means, saved, unsettled)
         return ExpertBalancer(means, saved.shape, assemble(means, saved.shape, saved.layout))
 
+    def _within(self, config: EngineConfig, ranks: int) -> EngineConfig:
+        """What so many ranks can still aim at; less than was asked for is said."""
+        per, aims = self.shape.slots_per_rank, config.aims
+        try:
+            left = Shape(self.shape.layers, self.shape.experts, ranks * per, ranks)
+        except PlacementError:
+            return config  # too few slots for all experts: refused in its turn
+        survive = bearable(left, config.nodes, aims.survive)
+        if survive < aims.survive:
+            LOG.warning("%d ranks are left: survive is %d from now on", ranks, survive)
+        return replace(config, aims=replace(aims, survive=survive))
+
     def observed(self) -> float:
         """Imbalance of the last summed sub-window under the installed layout; nan before one.
 
@@ -139,7 +155,7 @@ class ExpertBalancer:
         if not self.load.sums:
             return float("nan")
         load, layout = self.load.latest, self.installed.layout
-        applied = Layout(layout.placement, self.router.shares(load, layout, self.shape))
+        applied = replace(layout, shares=self.router.shares(load, layout, self.shape))
         return float(imbalance(load, applied, self.shape).mean()) / SHARE_ONE
 
     def attach(self, stream: Stream) -> None:
@@ -174,7 +190,9 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     Raises:
         Unsupported: the accelerator lacks what the path needs.
         EngineError: the configuration asks for log lines, and there is no journal.
+        PlacementError: there are too few slots, ranks or nodes to survive what the aims say.
     """
+    group_of(shape, config.nodes, config.aims.survive, None)
     means = _means(accelerator, fabric, store, config, path, hire or threads(config), journal)
     return ExpertBalancer(means, shape, assemble(means, shape, layout))
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.layout import Layout, Retired
 from equipoise.balancer.experts.placement import Placement, Shape, Shares
 from equipoise.balancer.experts.tables import table_digests, table_update
 from equipoise.hal.kernels import TableUpdate
@@ -21,11 +21,13 @@ class Change:
         placement: int32 (len(layers), slots).
         shares: int32 (len(layers), slots).
         update: their tables, on the host; says which layers.
+        retired: slots of these layers that are retired with it; no others of them are.
     """
 
     placement: Placement
     shares: Shares
     update: TableUpdate
+    retired: Retired = frozenset()
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -43,11 +45,19 @@ class Change:
         placement, shares = layout.placement.copy(), layout.shares.copy()
         placement[list(self.layers)] = self.placement
         shares[list(self.layers)] = self.shares
-        return Layout(placement, shares)
+        if not layout.retired and not self.retired:
+            return Layout(placement, shares)
+        stay = layout.retired - layout.retired_in(self.layers)
+        return Layout(placement, shares, stay | self.retired)
 
     def where_placed(self, layout: Layout) -> "Change | None":
-        """The part for layers whose placement is that of `layout`; None where there is none."""
+        """The part for layers placed as in `layout`, and retired alike; None where there is none.
+
+        So what was made before slots have retired does not let tokens in again.
+        """
         fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
+        moved = {layer for layer, _ in self.retired ^ layout.retired_in(self.layers)}
+        fits &= [layer not in moved for layer in self.layers]
         if fits.all():
             return self
         kept = np.flatnonzero(fits)
@@ -60,11 +70,13 @@ class Change:
             replicas=old.replicas[rows],
             cumulative=old.cumulative[rows],
         )
-        return Change(self.placement[kept], self.shares[kept], update)
+        still = frozenset(place for place in self.retired if place[0] in update.layers)
+        return Change(self.placement[kept], self.shares[kept], update, still)
 
 
 def change_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Change:
-    """The change that brings `layers` to what `layout` says. Raises `ValueError` as below."""
+    """The change that brings `layers` to what `layout` says. Raises as `table_update` does."""
     rows = list(layers)
     update = table_update(layout, shape, layers)
-    return Change(layout.placement[rows], layout.shares[rows], update)
+    retired = layout.retired_in(layers)
+    return Change(layout.placement[rows], layout.shares[rows], update, retired)

@@ -140,7 +140,7 @@ class _Open:
 
     number: int
     since: float
-    placement: Placement
+    held: Placement
     seconds: dict[str, float]
 
 
@@ -198,23 +198,23 @@ class Written:
 
     def _enter(self, state: State, layout: Layout, at: float) -> None:
         if self._end is not None and self._open is not None:
-            self._tell_end(*self._end, self._open, layout.placement, at)
+            self._tell_end(*self._end, self._open, layout.held, at)
         self._end = None
         number = epoch_of(state)
         if number is not None and self._open is None:
-            self._open = _Open(number, at, layout.placement, {})
+            self._open = _Open(number, at, layout.held, {})
         self._state, self._since = state, at
         self._journal.note(Entered(self._step, at, name_of(state), number))
 
     def _tell_end(
-        self, state: State, report: Report, opened: _Open, placement: Placement, at: float
+        self, state: State, report: Report, opened: _Open, held: Placement, at: float
     ) -> None:
         self._open = None
         record = _record(state, report, opened.seconds)
         of = self._subject
         details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
         self._journal.note(Span(_title(record), Track.EPOCH, opened.since, at, details))
-        placements = opened.placement, placement
+        placements = opened.held, held
         self._journal.note(
             Ended(record, opened.since, at, placements, of.place, of.shape, of.slot_bytes)
         )
@@ -257,6 +257,7 @@ def _record(state: State, report: Report, seconds: dict[str, float]) -> EpochRec
         seconds=seconds,
         before=float(drafted.before.mean()) / SHARE_ONE if drafted else None,
         predicted=float(drafted.predicted.mean()) / SHARE_ONE if drafted else None,
+        retired=len(drafted.retired) if drafted else 0,
     )
 
 

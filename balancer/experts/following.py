@@ -1,11 +1,12 @@
 """When shares are worth solving again, and from which loads."""
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
 from equipoise.balancer.experts.layout import Layout, imbalance, solve_shares
-from equipoise.balancer.experts.placement import Load, Placement, Shape, Shares
+from equipoise.balancer.experts.placement import Load, Shape, Shares
 
 MEMORY = 5
 """Sub-windows whose lessons are kept; their median outvotes the two that a switch spoils."""
@@ -49,9 +50,9 @@ class Follower:
             layout: what is installed.
         """
         fresh = solve_shares(load, layout.placement, self._shape)
-        best = self._missed(load, layout.placement, fresh)
-        expected = max(best, self._expected(load, layout.placement))
-        if self._missed(load, layout.placement, layout.shares) - expected > self._threshold:
+        best = self._missed(load, layout, fresh)
+        expected = max(best, self._expected(load, layout))
+        if self._missed(load, layout, layout.shares) - expected > self._threshold:
             self._since, self._count, self._rests_on = load.copy(), 1, 1
             return fresh
         self._since = self._since + load
@@ -61,7 +62,7 @@ class Follower:
         self._rests_on = self._count
         return solve_shares(self._since, layout.placement, self._shape)
 
-    def _expected(self, load: Load, placement: Placement) -> int:
+    def _expected(self, load: Load, layout: Layout) -> int:
         """The most that chance explains: what fresh shares miss on a sub-window unseen; learns.
 
         From below the median, because what a switch spoils lies above it.
@@ -70,11 +71,11 @@ class Follower:
         usual = lessons[len(lessons) // 2]
         usual += DEVIATIONS * (usual - lessons[0])
         if self._before is not None:
-            shares = solve_shares(self._before, placement, self._shape)
-            self._usual.append(self._missed(load, placement, shares))
+            shares = solve_shares(self._before, layout.placement, self._shape)
+            self._usual.append(self._missed(load, layout, shares))
         self._before = load
         return usual
 
-    def _missed(self, load: Load, placement: Placement, shares: Shares) -> int:
-        """Sum over layers of the imbalance, in parts per 65536."""
-        return int(imbalance(load, Layout(placement, shares), self._shape).sum())
+    def _missed(self, load: Load, layout: Layout, shares: Shares) -> int:
+        """Sum over layers of the imbalance with these shares, in parts per 65536."""
+        return int(imbalance(load, replace(layout, shares=shares), self._shape).sum())

@@ -29,19 +29,24 @@ class Group:
     nodes: int
     survive: int
 
-    def check_survival(self, placement: Placement) -> None:
-        """Raise `PlacementError` where an expert would be lost with what has to be survived."""
+    def frail(self, placement: Placement) -> npt.NDArray[np.int64]:
+        """(layer, expert) of those that would be lost with what has to be survived, int64 [n, 2]."""
         if not self.survive:
-            return
-        shape, kind = self.shape, "rank" if self.survive == 1 else "node"
-        size = shape.slots // (shape.ranks if kind == "rank" else self.nodes)
+            return np.zeros((0, 2), dtype=np.int64)
+        shape = self.shape
+        size = shape.slots // (shape.ranks if self.survive == 1 else self.nodes)
         homes = np.broadcast_to(np.arange(shape.slots) // size, placement.shape)
         at = np.arange(shape.layers)[:, None], placement
         first = np.full((shape.layers, shape.experts), shape.ranks)
         last = np.full_like(first, -1)
         np.minimum.at(first, at, homes)
         np.maximum.at(last, at, homes)
-        alone = np.argwhere(first == last)
+        found: npt.NDArray[np.int64] = np.argwhere(first == last)
+        return found
+
+    def check_survival(self, placement: Placement) -> None:
+        """Raise `PlacementError` where an expert would be lost with what has to be survived."""
+        alone, kind = self.frail(placement), "rank" if self.survive == 1 else "node"
         if alone.size:
             layer, expert = alone[0].tolist()
             raise PlacementError(
@@ -65,6 +70,14 @@ def group_of(shape: Shape, nodes: int, survive: int, capacities: Sequence[float]
             f"survive={survive} needs more than {shape.ranks} ranks, {nodes} nodes"
         )
     return Group(shape, _capacity(capacities, shape.ranks), nodes, survive)
+
+
+def bearable(shape: Shape, nodes: int, survive: int) -> int:
+    """The most, up to `survive`, that so many slots, ranks and nodes allow to survive."""
+    enough = shape.slots >= 2 * shape.experts
+    if survive == 2 and enough and nodes > 1:
+        return 2
+    return min(survive, 1) if enough and shape.ranks > 1 else 0
 
 
 def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.int32]:

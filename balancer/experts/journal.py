@@ -130,6 +130,7 @@ class EpochRecord:
             None until it is known, and where it never was.
         stall: seconds by which its steps were longer than those outside epochs; None where no
             step was told.
+        retired: slots that the plan retires while their layer is under way.
     """
 
     number: int
@@ -146,6 +147,7 @@ class EpochRecord:
     predicted: float | None
     actual: float | None = None
     stall: float | None = None
+    retired: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Ended:
         record: of it; `here`, `actual` and `stall` are not known yet.
         begin: when it was opened.
         end: when it ended.
-        placements: installed when it was opened, and when it ended.
+        placements: what slots held when it was opened, and when it ended; -1 is nothing.
         place: of this rank among those that the slots are divided among.
         shape: how many of everything.
         slot_bytes: of one slot.

@@ -134,7 +134,8 @@ def _own(start: Start, model: ExpertModel, number: int, place: int, places: int)
     placement, shares = (
         np.ascontiguousarray(array[rows]) for array in (start.layout.placement, start.layout.shares)
     )
-    return Start(Layout(placement, shares), replace(config, label=label, phase=phase))
+    retired = frozenset((rows.index(at), slot) for at, slot in start.layout.retired_in(rows))
+    return Start(Layout(placement, shares, retired), replace(config, label=label, phase=phase))
 
 
 def _open(

@@ -1,6 +1,6 @@
 """What becomes of shares between two epochs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -118,7 +118,7 @@ class LaggedShares:
         shares = self._follower.better(load, layout)
         if shares is None:
             return None
-        return renewed(layout, Layout(layout.placement, shares), self._shape)
+        return renewed(layout, replace(layout, shares=shares), self._shape)
 
     def _take(self) -> Job[None]:
         if not isinstance(self._state, Solving):
@@ -133,6 +133,7 @@ class LaggedShares:
 def renewed(installed: Layout, wanted: Layout, shape: Shape) -> Change | None:
     """Other shares for the layers that keep their placement; None where there are none."""
     stays = (installed.placement == wanted.placement).all(axis=1)
+    stays[[layer for layer, _ in installed.retired ^ wanted.retired]] = False  # not yet written
     differs = (installed.shares != wanted.shares).any(axis=1)
     layers = np.flatnonzero(stays & differs).tolist()
     return change_of(wanted, shape, layers) if layers else None

@@ -1,73 +1,45 @@
-"""Slots that retire: no token reaches them any more, so that they may be written beside a forward.
+"""Which slots retire, so that a layer can change that needs more staging than there is.
 
-A retired slot keeps its entry in the table, but the entry names another slot of the same expert,
-its *alias*. So the runs keep their lengths, the alias stands twice in its run and takes the share
-of both, and every share mode leaves the retired slot alone: `exact` too, which solves shares of its
-own for whatever slots the table names.
+A retired slot is written beside the forward, at once, and takes no staging. The price is that its
+expert has a copy less until the layer is committed; so no more retire than have to.
 """
-
-from collections import Counter
-from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.layout import Layout, Retired
 from equipoise.balancer.experts.placement import Placement, Shape
-from equipoise.balancer.experts.tables import Alias, aliased_update
-from equipoise.hal.errors import PlacementError
-from equipoise.hal.kernels import TableUpdate
-
-Retired = Iterable[tuple[int, int]]
-"""(layer, slot), in any order."""
 
 
-def aliases(placement: Placement, retired: Retired, shape: Shape) -> Alias:
-    """The alias of every slot, int32 (layers, slots); of one that stays, itself.
+def retiring(
+    installed: Layout, proposed: Placement, layer: int, shape: Shape, staging: int
+) -> Retired | None:
+    """What has to retire in `layer` so that no rank stages more than `staging` copies of it.
 
-    It is a slot of the same expert that stays: on the same rank where there is one, then the one
-    that has fewest aliases so far, then the lowest. Slots retire in ascending order, so that all
-    ranks find the same.
+    None where that cannot be, since an expert would be left without a slot that serves: swaps of
+    experts that have one copy each take staging. On each rank go first those slots whose expert has
+    most copies to spare, then those with the smallest share, then the lowest.
 
-    Raises:
-        PlacementError: an expert would be left without a slot, or there is no such slot.
+    Args:
+        installed: what is served now; slots that are retired already need no staging.
+        proposed: int32 (layers, slots), what shall be installed.
+        layer: which.
+        shape: how many of everything.
+        staging: buffers of a rank.
     """
-    found = np.tile(np.arange(shape.slots, dtype=np.int32), (shape.layers, 1))
-    by_layer: dict[int, set[int]] = {}
-    for layer, slot in retired:
-        if not (0 <= layer < shape.layers and 0 <= slot < shape.slots):
-            raise PlacementError(f"layer {layer} has no slot {slot} that could retire")
-        by_layer.setdefault(layer, set()).add(slot)
-    for layer, slots in by_layer.items():
-        _alias(layer, placement[layer].tolist(), slots, shape, found[layer])
-    return found
-
-
-def retirement_update(
-    layout: Layout, shape: Shape, layers: Sequence[int], retired: Retired
-) -> TableUpdate:
-    """Routing tables of `layers` by which no token reaches a retired slot; on the host.
-
-    Raises `PlacementError` as `aliases` does, `ValueError` for a malformed layout.
-    """
-    return aliased_update(layout, shape, layers, aliases(layout.placement, retired, shape))
-
-
-def _alias(layer: int, held: list[int], slots: set[int], shape: Shape, found: Alias) -> None:
-    """Write the aliases of one layer's retiring `slots` into its row of `found`."""
-    staying: dict[int, list[int]] = {}
-    for slot, expert in enumerate(held):
-        if slot not in slots:
-            staying.setdefault(expert, []).append(slot)
-    taken: Counter[int] = Counter()
-    for slot in sorted(slots):
-        if held[slot] not in staying:
-            raise PlacementError(
-                f"layer {layer}: no slot of expert {held[slot]} stays when slot {slot} retires"
-            )
-        rank = slot // shape.slots_per_rank
-        alias = min(
-            staying[held[slot]],
-            key=lambda other: (other // shape.slots_per_rank != rank, taken[other], other),
-        )
-        taken[alias] += 1
-        found[slot] = alias
+    held, shares = installed.held[layer], installed.shares[layer]
+    changing = (held >= 0) & (held != proposed[layer])
+    excess = changing.reshape(shape.ranks, -1).sum(axis=1) - staging
+    spare = np.bincount(held[held >= 0], minlength=shape.experts) - 1
+    found: list[tuple[int, int]] = []
+    for rank in np.flatnonzero(excess > 0).tolist():
+        first = rank * shape.slots_per_rank
+        mine = first + np.flatnonzero(changing[first : first + shape.slots_per_rank])
+        for _ in range(int(excess[rank])):
+            order = np.lexsort((mine, shares[mine], -spare[held[mine]]))
+            slot = int(mine[order[0]])
+            if spare[held[slot]] == 0:
+                return None
+            spare[held[slot]] -= 1
+            mine = mine[mine != slot]
+            found.append((layer, slot))
+    return frozenset(found)

@@ -23,6 +23,8 @@ from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.hal.errors import PlacementError
 
 Ids = npt.NDArray[np.int32]
+DIRECT = -1
+"""In the place of a buffer: the copy goes to its slot at once."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Sending:
 class Receiving:
     """A blob from `peer`, unpacked to these staging buffers, to be committed to these local slots.
 
-    The buffers are consecutive.
+    The buffers are consecutive, but for those that are `DIRECT`: these go to their slots at once.
     """
 
     peer: int
@@ -55,7 +57,10 @@ class RoundLeg:
 
 @dataclass(frozen=True)
 class Local:
-    """Copies within a rank, one a position: local slot that is read, buffer, local slot to fill."""
+    """Copies within a rank, one a position: local slot that is read, buffer, local slot to fill.
+
+    A buffer may be `DIRECT`.
+    """
 
     sources: tuple[int, ...]
     staging: tuple[int, ...]
@@ -87,7 +92,8 @@ class Moves:
         slot: which is filled.
         expert: with what.
         source: slot of the same layer that is read.
-        staging: buffer, of the slot's rank, that the copy waits in for its commit.
+        staging: buffer, of the slot's rank, that the copy waits in for its commit; `DIRECT` where
+            the slot held nothing.
         round: of its lot; -1 where the copy stays on its rank.
     """
 
@@ -141,12 +147,13 @@ class Shipment:
 
     def travelled(self, lots: int) -> int:
         """Copies between ranks in the first `lots` lots."""
-        last = int(self.needs[:lots].sum())
+        last = int(self._arrivals[lots * self.shape.ranks])
         return int((self.moves.round[:last] >= 0).sum())
 
     def arriving(self, rank: int) -> int:
         """How many slots of `rank` are filled, in all lots."""
-        return int(self.needs[:, _within("rank", rank, self.shape.ranks)].sum())
+        by_rank = np.diff(self._arrivals).reshape(-1, self.shape.ranks)
+        return int(by_rank[:, _within("rank", rank, self.shape.ranks)].sum())
 
     def layers(self, lot: int) -> tuple[int, ...]:
         """The layers of a lot, in the order that was given."""
@@ -182,7 +189,11 @@ class Shipment:
                 staging=tuple(self.moves.staging[first:here].tolist()),
                 slots=slots[: here - first],
             ),
-            copies=tuple(zip(self.moves.staging[first:last].tolist(), slots, strict=True)),
+            copies=tuple(
+                (buffer, slot)
+                for buffer, slot in zip(self.moves.staging[first:last].tolist(), slots, strict=True)
+                if buffer != DIRECT
+            ),
         )
 
     def _place(self, rank: int, lot: int) -> int:
@@ -247,11 +258,12 @@ def ship(
 ) -> Shipment:
     """Every rank gets the same answer from the same arguments.
 
-    A layer is atomic: one that fills more than `staging` slots of a rank is refused, so the planner
-    leaves such a layer as it is installed.
+    A layer is atomic: one that fills more than `staging` slots of a rank, those that hold nothing
+    apart, is refused, so the planner leaves such a layer as it is installed.
 
     Args:
-        installed: int32 (layers, slots), the expert in each slot now.
+        installed: int32 (layers, slots), the expert in each slot now; -1 where a slot holds nothing
+            that could be read: it is filled in any case, beside the forward, without staging.
         proposed: likewise, what shall be installed.
         order: every layer that changes, once, best gain first; one that does not is of some lot.
         shape: how many of everything.
@@ -285,7 +297,9 @@ def _layers(order: Sequence[int] | Ids) -> Ids:
 
 def _shipment(shape: Shape, staging: int, layers: Ids, rows: Ids, *places: Ids) -> Shipment:
     """From what the native core returns; nobody may write to it."""
-    needs = np.diff(places[0]).reshape(-1, shape.ranks)
+    moves, arrivals = Moves(*rows.reshape(6, -1)), places[0]
+    staged = np.concatenate([[0], np.cumsum(moves.staging != DIRECT)]).astype(np.int32)
+    needs = np.diff(staged[arrivals]).reshape(-1, shape.ranks)
     for array in (layers, needs, rows, *places):
         array.flags.writeable = False
-    return Shipment(shape, staging, Moves(*rows.reshape(6, -1)), layers, needs, *places)
+    return Shipment(shape, staging, moves, layers, needs, *places)

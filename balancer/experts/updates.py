@@ -18,7 +18,8 @@ from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Load, Placement, Shape
-from equipoise.balancer.experts.planner import Proposal, by_groups, draft, limits_of
+from equipoise.balancer.experts.drafting import Room, draft, limits_of
+from equipoise.balancer.experts.planner import Proposal, by_groups
 from equipoise.balancer.experts.states import (
     Barred,
     Committing,
@@ -75,7 +76,7 @@ class Updates:
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
-        limits = limits_of(self._config, self._shape.slots_per_rank)
+        limits = limits_of(self._config, Room(self._shape.slots_per_rank, None))
         drafted = draft(windows, layout, self._shape, limits)
         return by_groups(drafted, self._shape, self._config.layer_updates_per_iter)
 

@@ -12,14 +12,8 @@ from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.lots import ReadyLot, ready_lot
 from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.planner import (
-    Freight,
-    Proposal,
-    Shipped,
-    by_ship,
-    draft,
-    limits_of,
-)
+from equipoise.balancer.experts.drafting import Room, draft, limits_of
+from equipoise.balancer.experts.planner import Freight, Proposal, Shipped, by_ship
 from equipoise.balancer.experts.states import (
     Barred,
     Committing,
@@ -68,9 +62,9 @@ class Voyages:
 
     def propose(self, windows: Load, layout: Layout) -> Shipped:
         """Plan; runs beside the forward. Raises `PlacementError`."""
-        staging = self._installed.store.layout.staging
-        limits = limits_of(self._config, staging)
-        freight = Freight(self._config.parcel, self._config.nodes, staging, self._rank)
+        room = Room.of(self._installed.store.layout.staging, self._shape)
+        limits = limits_of(self._config, room)
+        freight = Freight(self._config.parcel, self._config.nodes, room.lots, self._rank)
         return by_ship(draft(windows, layout, self._shape, limits), layout, self._shape, freight)
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Landed:
@@ -138,7 +132,13 @@ class Voyages:
         return not voyage.flying or shipment.fits_beside(lot - 1, lot)
 
     def _let_go(self, proposal: Shipped, lot: int) -> Task[ReadyLot]:
-        """Begin here, end on the worker; what fails here fails the epoch as it would there."""
+        """Begin here, end on the worker; what fails here fails the epoch as it would there.
+
+        Slots that retire for the lot do so first, everywhere at this boundary: the lot is written
+        behind that. An abort leaves them retired; the next epoch fills them again.
+        """
+        if (retirement := proposal.retirements[lot]) is not None:
+            self._installed.commit(retirement, ())
         try:
             staging = self._mover.begin(proposal.legs[lot], self._installed.settled)
         except Exception as error:

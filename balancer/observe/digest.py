@@ -11,7 +11,6 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import _native
 from equipoise.balancer.experts.journal import (
     COMMITTED,
     Balance,
@@ -123,14 +122,14 @@ class Digest:
 def rank_loads(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.float64]:
     """(layers, ranks): rows that each rank has of `load`, by the shares of `layout`."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
-    parts = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    parts = (rows * layout.carried(shape)).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     return np.asarray(parts / SHARE_ONE, dtype=np.float64)
 
 
 def balance_of(entry: Summed) -> Balance:
     """How even the sub-window was; nan where no layer had rows."""
     shares = entry.shares(entry.load, entry.layout, entry.shape)
-    loads = rank_loads(entry.load, Layout(entry.layout.placement, shares), entry.shape)
+    loads = rank_loads(entry.load, replace(entry.layout, shares=shares), entry.shape)
     busy = loads[loads.sum(axis=1) > 0]
     mean, most = busy.mean(axis=1), busy.max(axis=1)
     average, largest = float(mean.sum()), float(most.sum())
@@ -145,10 +144,14 @@ def balance_of(entry: Summed) -> Balance:
 
 
 def arrivals(before: Placement, after: Placement, place: int, shape: Shape) -> int:
-    """Copies that the rank at `place` holds in `after` and did not hold in `before`.
+    """Copies that the rank at `place` holds in `after` and did not hold in `before`; -1 is none.
 
     Over all ranks they add up to what an epoch says was copied.
     """
     mine = slice(place * shape.slots_per_rank, (place + 1) * shape.slots_per_rank)
-    held, holds = (np.ascontiguousarray(placement[:, mine]) for placement in (before, after))
-    return _native.count_moves(held, holds, 1)
+    counts = np.zeros((2, shape.layers, shape.experts + 1), dtype=np.int64)
+    rows = np.arange(shape.layers)[:, None]
+    for count, placement in zip(counts, (before, after), strict=True):
+        np.add.at(count, (rows, placement[:, mine] + 1), 1)
+    more = np.maximum(counts[1] - counts[0], 0)
+    return int(more[:, 1:].sum())

@@ -201,11 +201,12 @@ def ship(
 ]:
     """How weights travel from `installed` to `proposed`, both int32 [L, S].
 
+    A slot that holds nothing is -1 in `installed`: it is filled at once, and takes no buffer.
     `order` [n] names every layer that changes, once. A rank has `staging` buffers, a blob carries
     at most `parcel` slots. Returns six arrays of int32:
 
-    moves [6 * M], one run each for layer, slot, expert, source slot, staging buffer and round of
-    its lot (-1: within a rank), sorted by lot, rank of the slot, round, layer and slot;
+    moves [6 * M], one run each for layer, slot, expert, source slot, staging buffer (-1: none) and
+    round of its lot (-1: within a rank), sorted by lot, rank of the slot, round, layer and slot;
     arrivals [lots * ranks + 1]: where those of a lot and rank begin;
     departures: the moves between ranks, by lot, rank of the source, round, layer and slot;
     leaving [lots * ranks + 1]: where those of a lot and rank begin in departures;

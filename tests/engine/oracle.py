@@ -73,12 +73,15 @@ def one_generation(record: Record) -> Iterator[str]:
 
 
 def right_weights(record: Record) -> Iterator[str]:
-    """Every slot holds, whole, the expert that the table says which the same stream read."""
+    """Every slot that the table names which the same stream read holds, whole, that expert."""
     for story in record.stories:
         for sight in _valid(record, story):
             expected = _expected(record.case, sight.layer, sight.table, sight.rank)
-            if sight.first != expected or sight.second != expected:
-                kind = "wrong" if sight.first == sight.second else "torn"
+            first, second = (
+                _read(expected, half) for half in (sight.first, sight.second)
+            )
+            if first != expected or second != expected:
+                kind = "wrong" if first == second else "torn"
                 where = f"step {sight.step}, rank {sight.rank}, {sight.reader}"
                 yield f"{where}: layer {sight.layer} is {kind}"
 
@@ -132,9 +135,10 @@ def decided(record: Record) -> Iterator[str]:
     decisions = sum(decision.startswith(word) for decision in record.decisions.values())
     most = decisions * (record.case.shape.layers if record.case.locked else 1)
     for story in record.stories:
-        size = 4 * record.case.shape.layers * record.case.shape.slots
-        placements = [layout[:size] for layout in story.after]
-        changes = sum(a != b for a, b in pairwise(placements))
+        changes = sum(
+            a.placement != b.placement or bool(a.retired - b.retired)
+            for a, b in pairwise(story.after)
+        )
         if changes > most:
             yield f"rank {story.rank} commits {changes} times where {decisions} were decided"
         last = story.open is not None  # its vote may have ended behind the last boundary
@@ -197,7 +201,7 @@ def _by_layer(record: Record) -> dict[tuple[int, int], list[Sight]]:
 
 
 def _expected(case: Case, layer: int, table: bytes, rank: int) -> bytes:
-    """The first (and the second) halves of the rank's slots of that layer."""
+    """The first (and the second) halves of the rank's slots of that layer; 0 of unnamed ones."""
     shape = case.shape
     words = np.frombuffer(table, dtype=np.int32).tolist()
     start, replicas = words[: shape.experts + 1], words[shape.experts + 1 :]
@@ -207,6 +211,11 @@ def _expected(case: Case, layer: int, table: bytes, rank: int) -> bytes:
             held[slot] = mark(layer, expert, shape.experts)
     size = shape.slots_per_rank
     return b"".join(bytes([held[slot]]) * HALF for slot in range(rank * size, (rank + 1) * size))
+
+
+def _read(expected: bytes, half: bytes) -> bytes:
+    """Halves of slots; nobody looks at those that the table does not name."""
+    return bytes(seen if due else 0 for due, seen in zip(expected, half, strict=True))
 
 
 def _outcomes(story: Story) -> dict[int, tuple[str, int]]:

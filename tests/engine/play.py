@@ -22,7 +22,7 @@ from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.lots import ReadyLot, ready_lot
 from equipoise.balancer.experts.mover import Staged
 from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.planner import Draft, Limits, draft
+from equipoise.balancer.experts.drafting import Draft, Limits, draft
 from equipoise.balancer.experts.states import Draining, Observing
 
 OTHERWISE = 0x5EED
@@ -55,7 +55,7 @@ class Play:
     def draft(self, windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
         """Stands for the planner; equal questions of a case are answered once."""
         otherwise = self._trap(FaultKind.OTHER_PLAN)
-        key = (windows.tobytes(), installed.placement.tobytes(), bytes([otherwise]))
+        key = (windows.tobytes(), installed.digest.encode(), bytes([otherwise]))
         if key not in self._plans:
             script = self.case.script + OTHERWISE * otherwise
             if script:

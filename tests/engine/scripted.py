@@ -5,34 +5,46 @@ from random import Random
 
 import numpy as np
 
-from equipoise.balancer.experts.layout import Layout, solve_shares
-from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.planner import Draft, Limits
+from equipoise.balancer.experts.layout import Layout, Retired, solve_shares
+from equipoise.balancer.experts.placement import Load, Placement, Shape
+from equipoise.balancer.experts.drafting import Draft, Limits
+from equipoise.balancer.experts.retirement import retiring
 
 Row = list[int]
 
 
 def scripted(windows: Load, installed: Layout, shape: Shape, limits: Limits, script: int) -> Draft:
     """A plan drawn from its arguments, of cycles, exchanges, and copies that come and go."""
-    state = blake2b(windows.tobytes() + installed.placement.tobytes(), digest_size=8)
+    state = blake2b(windows.tobytes() + installed.held.tobytes(), digest_size=8)
     draw = Random(int.from_bytes(state.digest(), "little") ^ script)
-    rows = [_changed(row, shape, limits, draw) for row in installed.placement.tolist()]
+    rows = [_changed(row, shape, draw) for row in installed.placement.tolist()]
     placement = np.array(rows, dtype=np.int32)
-    order = np.flatnonzero((placement != installed.placement).any(axis=1)).tolist()
+    retired: Retired = frozenset()
+    for layer in range(shape.layers):
+        more = _room_for(installed, placement, layer, shape, limits)
+        if more is None:
+            placement[layer] = installed.placement[layer]
+        else:
+            retired |= more
+    order = np.flatnonzero((placement != installed.held).any(axis=1)).tolist()
     draw.shuffle(order)
     shares = solve_shares(windows.sum(axis=0), placement, shape)
     zeros = np.zeros(shape.layers, dtype=np.int64)
-    return Draft(Layout(placement, shares), tuple(order), zeros, zeros)
+    return Draft(Layout(placement, shares), tuple(order), zeros, zeros, retired)
 
 
-def _changed(row: Row, shape: Shape, limits: Limits, draw: Random) -> Row:
-    """Another row that fits the staging; or the same."""
+def _room_for(
+    installed: Layout, placement: Placement, layer: int, shape: Shape, limits: Limits
+) -> Retired | None:
+    """What has to retire so that a layer goes into the staging; None where that cannot be."""
+    more = retiring(installed, placement, layer, shape, limits.room.lots)
+    return more if not more or limits.room.passage is not None else None
+
+
+def _changed(row: Row, shape: Shape, draw: Random) -> Row:
+    """Another row, or the same."""
     change = draw.choice((_keep, _cycle, _cycle_inside, _shuffle, _copy, _copy))
-    after = change(row, shape, draw)
-    size = shape.slots_per_rank
-    filled = [before != now for before, now in zip(row, after, strict=True)]
-    most = max(sum(filled[at : at + size]) for at in range(0, shape.slots, size))
-    return after if most <= limits.staging else row
+    return change(row, shape, draw)
 
 
 def _keep(row: Row, shape: Shape, draw: Random) -> Row:

@@ -10,6 +10,7 @@ from engine.forward import Forward, weights
 from engine.lane import LaneWorker
 from engine.locked import way
 from engine.rigged import RiggedFabric, RiggedStore, Traps
+from engine.story import After
 
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World
@@ -54,7 +55,7 @@ class Seat:
     forward: Forward
     workers: dict[str, LaneWorker]
     at: int = -1
-    after: list[bytes] = field(default_factory=list)
+    after: list[After] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
 
     @property
@@ -85,7 +86,9 @@ class Seat:
     def _note(self) -> None:
         """What a boundary has left."""
         layout, state = self.balancer.installed.layout, self.engine.state
-        self.after.append(layout.placement.tobytes() + layout.shares.tobytes())
+        self.after.append(
+            After(layout.placement.tobytes(), layout.shares.tobytes(), layout.retired)
+        )
         stage = f"{state.epoch.number}/{outcome_of(state)}" if isinstance(state, Voting) else ""
         self.stages.append(stage)
 

@@ -1,11 +1,21 @@
 """What was seen of an explored world."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.case import Case, Fault
 from engine.forward import Sight
 
 from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.layout import Retired
+
+
+class After(NamedTuple):
+    """What a boundary has left installed."""
+
+    placement: bytes
+    shares: bytes
+    retired: Retired
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class Story:
     rank: int
     gone: bool
     error: BaseException | None
-    after: tuple[bytes, ...]
+    after: tuple[After, ...]
     stages: tuple[str, ...]
     sights: tuple[Sight, ...]
     reports: tuple[EpochReport, ...]

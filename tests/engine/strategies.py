@@ -84,7 +84,7 @@ def read(data: bytes, faults: int) -> Case:
     return Case(
         shape=shape,
         path=path,
-        staging=reader.pick((size, size + 1, shape.layers * size)),
+        staging=reader.pick((size, size + 1, shape.layers * size, size - 1)),
         parcel=1 + reader.below(4),
         world=world,
         shares=reader.pick((ShareMode.STATIC, ShareMode.LAGGED)),

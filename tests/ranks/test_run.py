@@ -161,6 +161,17 @@ def test_a_run_that_rewrites_layers_under_locks_changes_no_bit(tmp_path: Path) -
     assert figures["outputs_identical"] is True
 
 
+def test_a_run_whose_slots_retire_for_want_of_staging_changes_no_bit(tmp_path: Path) -> None:
+    report = tmp_path / "figures.json"
+    where = ("--json", str(report), "--out", str(tmp_path))
+    tight = ("--ranks", "4", "--slots", "48", "--in-flight", "120KiB")
+    code, out, err = finish(start(*tight, *where, *SHORT))
+    assert code == 0, out + err
+    figures = json.loads(report.read_text())
+    assert figures["slots_moved"] > 0
+    assert figures["outputs_identical"] is True
+
+
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_losing_a_rank_ends_the_run_with_one_line_that_names_it(name: str, tmp_path: Path) -> None:
     shared = set(os.listdir("/dev/shm"))

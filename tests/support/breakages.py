@@ -80,6 +80,18 @@ class FlippedByte(Around):
         return After(self._inner.exchange(round), spoil)
 
 
+class FlippedOnce(FlippedByte):
+    """The same in its first exchange only."""
+
+    _sound = False
+
+    def exchange(self, round: Exchange) -> Any:
+        if self._sound:
+            return self._inner.exchange(round)
+        self._sound = True
+        return super().exchange(round)
+
+
 class NoExchange(Around):
     """Cannot exchange anything."""
 

@@ -1,6 +1,6 @@
 """A tiny model without a model: slots that say what they hold, and steps that look at them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.jobs import at_once
 from equipoise.balancer.experts.journal import SILENT, Journal
-from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.layout import Layout, Retired, even_shares
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.writers import StreamWriter, Supply
 from equipoise.hal import registry as hal
@@ -47,6 +47,7 @@ class Sight:
     placement: tuple[tuple[int, ...], ...]
     held: tuple[tuple[int, ...], ...]
     """(layers, local slots): the experts that the slots really hold."""
+    retired: Retired
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def rebalance(
     pace: Pace | None = None,
     way: Way = by_boundary,
     journals: Journals = lambda rank: SILENT,
+    staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,
 ) -> list[Story]:
     """Run `STEPS` steps on two ranks; `breakage` and `way` are applied on every rank."""
@@ -141,7 +143,10 @@ def rebalance(
             **config,
         }
     )
-    return on_ranks(SHAPE.ranks, lambda seat: _serve(seat, breakage, settings, pace, way, journals))
+    return on_ranks(
+        SHAPE.ranks,
+        lambda seat: _serve(seat, breakage, settings, pace, way, journals, staging),
+    )
 
 
 def _serve(
@@ -151,8 +156,9 @@ def _serve(
     pace: Pace,
     way: Way,
     journals: Journals,
+    staging: int,
 ) -> Story:
-    weights = _weights(seat.rank)
+    weights = _weights(seat.rank, staging)
     store = seat.accelerator.slot_store(weights)
     parts = breakage(Parts(seat.rank, seat.fabric, store))
     placement = contiguous(SHAPE)
@@ -210,6 +216,7 @@ def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) 
                 installed.layout.digest,
                 tuple(map(tuple, installed.layout.placement.tolist())),
                 tuple(held),
+                installed.layout.retired,
             )
         )
         balancer.load.counters += torch.tensor(rows, dtype=torch.int32)
@@ -226,13 +233,22 @@ def _held(weights: SlotLayout, layer: int) -> tuple[int, ...]:
     return tuple(int(slot[0].data[0]) - 1 for slot in slots)
 
 
-def _weights(rank: int) -> SlotLayout:
+def _weights(rank: int, staging: int) -> SlotLayout:
     """Slots that each hold the number of their expert plus one, in a tensor shared by all."""
     per = SHAPE.slots_per_rank
     mine = contiguous(SHAPE)[:, rank * per : (rank + 1) * per]
     stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
     slots = tuple((Segment("weight", row),) for row in stacked)
-    return SlotLayout(slots, staging=len(slots))
+    return SlotLayout(slots, staging)
+
+
+def _promised(sight: Sight, rank: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """The experts of this rank's slots, but for those that have retired."""
+    per = SHAPE.slots_per_rank
+    for layer, row in enumerate(sight.placement):
+        for slot in range(rank * per, (rank + 1) * per):
+            if (layer, slot) not in sight.retired:
+                yield (layer, slot), row[slot]
 
 
 def violations(stories: list[Story]) -> list[str]:
@@ -245,8 +261,9 @@ def violations(stories: list[Story]) -> list[str]:
         if len({sight.digest for sight in sights}) > 1:
             found.append(f"step {step}: layouts differ")
         for rank, sight in enumerate(sights):
-            per = SHAPE.slots_per_rank
-            promised = tuple(row[rank * per : (rank + 1) * per] for row in sight.placement)
-            if sight.held != promised:
-                found.append(f"step {step}: rank {rank} holds {sight.held}, promised {promised}")
+            for (layer, slot), expert in _promised(sight, rank):
+                held = sight.held[layer][slot % SHAPE.slots_per_rank]
+                if held != expert:
+                    where = f"step {step}: slot {slot} of layer {layer}"
+                    found.append(f"{where} holds {held}, promised {expert}")
     return found

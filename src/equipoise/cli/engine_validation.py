@@ -9,7 +9,6 @@ from equipoise.demo.settings import (
     RoutingRule,
     RunSettings,
     Shares,
-    least_in_flight,
 )
 from equipoise.hal.errors import UsageError
 
@@ -83,13 +82,11 @@ def _check_survival(settings: RunSettings) -> None:
 
 
 def _check_staging(settings: RunSettings) -> None:
-    """A layer is installed whole: one that does not go into staging would stay for ever."""
+    """Through one slot of staging anything moves whose slots can retire; through none, nothing."""
     if settings.in_flight is None or settings.commit is CommitMode.LOCKED:
         return
-    slots = settings.slots // settings.ranks
-    least = least_in_flight(settings)
-    if settings.in_flight < least:
+    if settings.in_flight < SLOT_BYTES:
         raise UsageError(
-            f"--in-flight {settings.in_flight} bytes does not hold a layer, which is installed "
-            f"whole: at least {least // 1024}KiB, {slots} slots of {SLOT_BYTES} bytes"
+            f"--in-flight {settings.in_flight} bytes does not hold a slot: at least "
+            f"{SLOT_BYTES // 1024}KiB"
         )

@@ -16,7 +16,6 @@ __all__ = [
     "RoutingRule",
     "RunSettings",
     "Shares",
-    "least_in_flight",
     "staging_buffers",
 ]
 EXPERTS = 32
@@ -91,11 +90,6 @@ class Recording:
 
 LAYERS_IN_FLIGHT = 2
 """Staging is enough for so many layers of which every slot changes, where nobody says."""
-
-
-def least_in_flight(run: RunSettings) -> int:
-    """Bytes in flight that any change of a layer goes into: a layer is installed whole."""
-    return run.slots // run.ranks * SLOT_BYTES
 
 
 def staging_buffers(run: RunSettings) -> int:

@@ -8,22 +8,32 @@ from support.ranks import Case, Ranks
 
 pytestmark = pytest.mark.npusim
 MATRIX = [
-    (where, how)
-    for where in ("Planning", "Agreeing", "Moving", "Committing", "Decided")
+    (where, how, commit)
+    for commit, states in (
+        ("boundary", ("Planning", "Agreeing", "Moving", "Committing", "Decided")),
+        ("locked", ("Planning", "Agreeing", "Decided", "Updating")),
+    )
+    for where in states
     for how in ("killed", "stopped")
 ]
-SAMPLE = [("Committing", "killed"), ("Moving", "stopped")]
+SAMPLE = [
+    ("Committing", "killed", "boundary"),
+    ("Moving", "stopped", "boundary"),
+    ("Updating", "killed", "locked"),
+]
 """Of the matrix, on every commit; all of it in the deep profile."""
 DEEP = settings.get_current_profile_name() == "deep"
 BROKEN = tuple(faults.BREAKAGES) if DEEP else ("bytes corrupted", "message lost")
 
 
-@pytest.mark.parametrize(("where", "how"), MATRIX if DEEP else SAMPLE)
-def test_npus_that_are_left_serve_one_layout_and_go_on(ranks: Ranks, where: str, how: str) -> None:
+@pytest.mark.parametrize(("where", "how", "commit"), MATRIX if DEEP else SAMPLE)
+def test_npus_that_are_left_serve_one_layout_and_go_on(
+    ranks: Ranks, where: str, how: str, commit: str
+) -> None:
     arguments = {
         "where": where,
         "how": how,
-        "commit": "boundary",
+        "commit": commit,
         "victim": VICTIM,
         "backend": "ascend",
     }

@@ -13,7 +13,8 @@ from equipoise.balancer.experts.chronicle import Subject, Written, proposal_of
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.journal import Ended, Entered, Passed, Span
 from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.planner import Draft, Proposal
+from equipoise.balancer.experts.drafting import Draft
+from equipoise.balancer.experts.planner import Proposal
 from equipoise.balancer.experts.states import (
     Agreeing,
     Barred,

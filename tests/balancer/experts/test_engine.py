@@ -9,6 +9,7 @@ from support.breakages import (
     DropsOneCopy,
     FalseLoads,
     FlippedByte,
+    FlippedOnce,
     MuteOnce,
     NoExchange,
     NoStore,
@@ -74,6 +75,57 @@ def test_bytes_are_counted_with_the_slots_that_travelled() -> None:
     (report, *_) = rebalance()[0].reports
     assert report.slots > 0
     assert report.bytes == report.slots * 5 * 4
+
+
+def retired(stories: list[Story]) -> list[int]:
+    """How many slots were retired, by step; the same on all ranks."""
+    by_rank = {tuple(len(sight.retired) for sight in story.sights) for story in stories}
+    assert len(by_rank) == 1
+    return [*by_rank.pop()]
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED, ShareMode.EXACT])
+@pytest.mark.parametrize("staging", [1, 2])
+def test_slots_retire_where_a_layer_does_not_fit_the_staging(
+    shares: ShareMode, staging: int
+) -> None:
+    stories = rebalance(shares=shares, staging=staging)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits != []
+    assert installed_at_the_end(stories) != {START}
+    assert max(retired(stories)) == 0 if staging == 2 else max(retired(stories)) > 0
+    assert retired(stories)[-1] == 0
+
+
+def test_nothing_retires_where_staging_holds_a_layer() -> None:
+    assert set(retired(rebalance(staging=SHAPE.slots_per_rank))) == {0}
+
+
+def test_slots_retire_where_groups_are_not_independent_too() -> None:
+    issuers: set[str] = set()
+    serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
+    stories = rebalance(both(*serial), staging=1)
+    assert violations(stories) == []
+    assert max(retired(stories)) > 0
+    assert retired(stories)[-1] == 0
+
+
+def test_what_an_abort_leaves_half_written_stays_retired_until_it_is_filled_again() -> None:
+    stories = rebalance(fabric(".moves", FlippedOnce), staging=1)
+    assert violations(stories) == []
+    (aborted,) = [r for r in stories[0].reports if r.outcome == "staged bytes differ"]
+    left = retired(stories)
+    behind = next(r for r in stories[0].reports if r.number > aborted.number)
+    assert behind.outcome == "committed"
+    assert all(left[step] > 0 for step in range(aborted.step, behind.step))
+    assert left[-1] == 0
+
+
+def test_a_move_that_never_succeeds_leaves_what_has_retired_alone_for_good() -> None:
+    stories = rebalance(fabric(".moves", FlippedByte), staging=1)
+    assert violations(stories) == []
+    assert set(stories[0].aborts) == {"staged bytes differ"}
+    assert retired(stories)[-1] > 0
 
 
 def test_a_rank_that_plans_otherwise_leaves_the_installed_placement_everywhere() -> None:

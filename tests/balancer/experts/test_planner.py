@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,9 @@ from equipoise.balancer.experts.choices import Split
 from equipoise.balancer.experts.config import Aims
 from equipoise.balancer.experts.layout import Layout, even_shares, imbalance, solve_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
-from equipoise.balancer.experts.planner import Freight, Limits, Shipped, by_ship, draft
+from equipoise.balancer.experts.drafting import Limits, Room, draft
+from equipoise.balancer.experts.planner import Freight, Shipped, by_ship
+from equipoise.balancer.experts.shipment import DIRECT
 
 
 @st.composite
@@ -37,11 +41,15 @@ def test_shares_of_an_expert_make_a_whole(case: tuple[Shape, Load]) -> None:
 
 
 def limits(hysteresis: int, staging: int) -> Limits:
-    return Limits(hysteresis=hysteresis, staging=staging, aims=Aims(), nodes=1, split=Split.LEVEL)
+    return within(Room(staging, None), hysteresis)
+
+
+def within(room: Room, hysteresis: int = 0) -> Limits:
+    return Limits(hysteresis=hysteresis, room=room, aims=Aims(), nodes=1, split=Split.LEVEL)
 
 
 def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Shipped:
-    freight = Freight(parcel=4, nodes=1, staging=limits.staging, rank=0)
+    freight = Freight(parcel=4, nodes=1, staging=limits.room.lots, rank=0)
     return by_ship(draft(load[None], installed, shape, limits), installed, shape, freight)
 
 
@@ -84,6 +92,81 @@ def test_no_layer_is_moved_that_a_rank_could_not_stage_whole(
     needs = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     assert needs.max(initial=0) <= staging
     assert sorted(found.draft.order) == np.flatnonzero(differs.any(axis=1)).tolist()
+
+
+@given(cases(), st.integers(1, 5))
+def test_where_staging_is_short_no_more_slots_retire_than_a_layer_lacks(
+    case: tuple[Shape, Load], staging: int
+) -> None:
+    shape, load = case
+    installed, room = start(shape), Room.of(staging, shape)
+    found = propose(load, installed, shape, within(room))
+    waits = replace(installed, retired=found.draft.retired).held != found.layout.placement
+    waits &= replace(installed, retired=found.draft.retired).held >= 0
+    needs = waits.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    assert needs.max(initial=0) <= room.lots
+    lacks = (found.layout.placement != installed.placement).reshape(needs.shape + (-1,)).sum(axis=2)
+    assert len(found.draft.retired) == np.maximum(lacks - room.lots, 0).sum()
+    assert found.layout.retired == frozenset()
+    told = [layer for change in filter(None, found.retirements) for layer in change.layers]
+    assert sorted(told) == sorted({layer for layer, _ in found.draft.retired})
+
+
+def test_more_moves_where_slots_may_retire_than_where_they_may_not() -> None:
+    shape = Shape(1, 3, 6, 2)
+    placement = np.array([[0, 0, 0, 1, 1, 2]], dtype=np.int32)
+    installed = Layout(placement, even_shares(placement, 3))
+    load = np.array([[10, 10, 100]], dtype=np.int64)
+    without = propose(load, installed, shape, within(Room(0, None)))
+    retiring = propose(load, installed, shape, within(Room(0, 0)))
+    assert without.draft.order == ()
+    assert retiring.draft.order == (0,)
+    assert retiring.draft.predicted[0] < without.draft.before[0]
+    assert retiring.shipment.needs.tolist() == [[0, 0]]
+
+
+def test_layers_that_an_aborted_epoch_has_left_half_written_are_filled_again() -> None:
+    shape = Shape(2, 4, 6, 2)
+    placement = np.array([[0, 1, 2, 3, 0, 1]] * 2, dtype=np.int32)
+    load = np.full((2, 4), 50, dtype=np.int64)
+    shares = solve_shares(load, placement, shape)
+    half = Layout(placement, shares, frozenset({(1, 4)}))
+    found = propose(load, half, shape, within(Room(2, 2)))
+    assert 1 in found.draft.order
+    assert found.layout.retired == frozenset()
+    moves = found.shipment.moves
+    filled = dict(zip(zip(moves.layer.tolist(), moves.slot.tolist(), strict=True),
+                      moves.staging.tolist(), strict=True))  # fmt: skip
+    assert filled[1, 4] == DIRECT
+    assert found.retirements == (None,) * found.shipment.lots, "it has retired already"
+    assert propose(load, replace(half, retired=frozenset()), shape, within(Room(2, 2))).draft.order == ()
+
+
+def test_layers_that_survive_nothing_are_planned_anew_and_come_first() -> None:
+    shape = Shape(3, 4, 12, 3)
+    sound = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
+    frail = [0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
+    lonely = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 1, 2]
+    placement = np.array([sound, lonely, frail], dtype=np.int32)
+    installed = Layout(placement, even_shares(placement, 4))
+    load = np.full((3, 4), 30, dtype=np.int64)
+    aims = replace(within(Room(9, None), 10), aims=Aims(survive=1))
+    found = propose(load, installed, shape, aims)
+    assert found.draft.order == (1,)
+    homes = [{slot // 4 for slot in np.flatnonzero(found.layout.placement[1] == e)} for e in range(4)]
+    assert min(map(len, homes)) > 1
+    again = propose(load, found.layout, shape, aims)
+    assert again.draft.order == ()
+
+
+def test_a_frail_layer_that_cannot_be_staged_waits_and_the_others_are_planned_all_the_same() -> None:
+    shape = Shape(2, 2, 4, 2)
+    placement = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], dtype=np.int32)
+    installed = Layout(placement, even_shares(placement, 2))
+    load = np.array([[5, 5], [90, 10]], dtype=np.int64)
+    found = propose(load, installed, shape, replace(within(Room(0, None)), aims=Aims(survive=1)))
+    assert found.draft.order == ()
+    assert found.layout.placement.tolist() == placement.tolist()
 
 
 def test_layers_that_gain_most_travel_first() -> None:

@@ -1,6 +1,6 @@
 """What is left of three ranks when one or two are gone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import AtBoundary, ExpertBalancer, open_balancer
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.change import change_of
+from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Placement, Shape, check
@@ -149,6 +150,54 @@ def test_ranks_that_mean_another_step_do_not_go_on() -> None:
     assert all(on_ranks(3, program)[:2])
 
 
+@ranked
+@pytest.mark.parametrize(
+    ("experts", "survive"), [(3, 1), (4, 0)], ids=["enough slots are left", "too few are left"]
+)
+def test_epochs_go_on_where_less_can_be_survived_than_was_asked_for(
+    experts: int, survive: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = Shape(layers=2, experts=experts, slots=9, ranks=3)
+    row = [0, 1, 2, 1, 2, 0, 0, 1, 2] if experts == 3 else [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    placement = np.array([row] * 2, dtype=np.int32)
+
+    def program(seat: Seat) -> tuple[list[str], int]:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, placement))
+        layout = Layout(placement, even_shares(placement, experts))
+        asked = replace(config(), aims=Aims(survive=1))
+        balancer = open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
+        if seat.rank == 2:
+            balancer.close()
+            return [], 0
+        left = balancer.reconfigure([0, 1], 0)
+        lockstep = seat.fabric.open("lockstep", [0, 1])
+        for step in range(24):
+            left.boundary(step)
+            left.load.counters += torch.tensor((1, 40, 1, 1)[:experts], dtype=torch.int32)
+            lockstep.barrier().result(30.0)
+        left.close()
+        outcomes = [report.outcome for report in left.engine.reports]
+        return outcomes, left.means.config.aims.survive
+
+    for outcomes, asked in on_ranks(3, program)[:2]:
+        assert asked == survive
+        assert set(outcomes) == {"committed"}
+    assert ("survive is 0 from now on" in caplog.text) == (survive == 0)
+
+
+def test_what_nothing_could_survive_is_refused_at_the_door() -> None:
+    shape = Shape(layers=2, experts=5, slots=9, ranks=3)
+
+    def program(seat: Seat) -> None:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        asked = replace(config(), aims=Aims(survive=1))
+        with pytest.raises(PlacementError, match="survive=1 needs two slots an expert: 10, not 9"):
+            open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
+
+    on_ranks(1, program)
+
+
 @given(
     st.permutations([0, 1, 2, 3, 0, 1, 2, 3, 0]),
     st.sets(st.integers(0, 2), min_size=2, max_size=2),
@@ -169,6 +218,34 @@ def test_what_is_left_holds_every_expert_and_keeps_what_it_held(
     for slot, expert in enumerate(saved.layout.placement[0].tolist()):
         assert expert == touched.get(slot, kept[slot])
     assert not set(touched.values()) & set(kept)
+
+
+@given(
+    st.permutations([0, 1, 2, 3, 0, 1, 2, 3, 0]),
+    st.sets(st.integers(0, 2), min_size=2, max_size=2),
+    st.data(),
+)
+def test_a_retired_slot_is_no_copy_and_is_the_first_to_be_filled_again(
+    row: list[int], active: set[int], data: st.DataObject
+) -> None:
+    shape, per = Shape(layers=1, experts=4, slots=9, ranks=3), 3
+    placement = np.array([row], dtype=np.int32)
+    first = {expert: row.index(expert) for expert in range(4)}  # these serve
+    others = sorted({*range(9)} - {*first.values()})
+    gone = data.draw(st.sets(st.sampled_from(others)))
+    layout = Layout(placement, even_shares(placement, 4), frozenset((0, slot) for slot in gone))
+    before = Members((0, 1, 2), min(active))
+    saved = salvage(layout, shape, before, before.without(sorted(active)))
+    check(saved.layout.placement, saved.shape)
+    places = [rank * per + place for rank in sorted(active) for place in range(per)]
+    held = [row[slot] for slot in places if slot not in gone]
+    free = {place for place, slot in enumerate(places) if slot in gone}
+    filled = {refill.slot for refill in saved.refills}
+    assert {refill.expert for refill in saved.refills} == {*range(4)} - {*held}
+    assert filled <= free or free <= filled
+    assert saved.layout.retired == {(0, place) for place in free - filled}
+    assert {*range(4)} <= {*saved.layout.held[0].tolist()}
+    change_of(saved.layout, saved.shape, [0])  # so there are tables for it
 
 
 def test_members_are_ascending_and_know_themselves() -> None:

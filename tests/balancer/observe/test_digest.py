@@ -81,6 +81,9 @@ def test_what_came_to_each_rank_adds_up_to_what_the_engine_counts(data: st.DataO
     before, after = (
         np.array([data.draw(draw) for _ in range(layers)], dtype=np.int32) for _ in range(2)
     )
+    nothing = np.full_like(before, -1)
+    assert sum(arrivals(before, nothing, place, shape) for place in range(ranks)) == 0
+    assert sum(arrivals(nothing, after, place, shape) for place in range(ranks)) == layers * slots
     here = [arrivals(before, after, place, shape) for place in range(ranks)]
     assert sum(here) == _native.count_moves(before, after, ranks)
 

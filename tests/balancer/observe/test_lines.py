@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ def parsed(line: str) -> dict[str, str]:
 
 def balance(step: int) -> Balance:
     return Balance(step, 0.0, imbalance=0.25, balancedness=0.8, average=80.0, largest=100.0)
+
+
+def test_slots_that_retired_are_told_where_there_were_any() -> None:
+    assert "retired" not in fields_of(record(actual=0.1, stall=0.5))
+    assert fields_of(replace(record(actual=0.1, stall=0.5), retired=3))["retired"] == 3
 
 
 def test_a_committed_epoch_is_one_line_at_info(caplog: pytest.LogCaptureFixture) -> None:

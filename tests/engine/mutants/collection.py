@@ -1,6 +1,6 @@
 """All mutants of the engine."""
 
-from engine.mutants import archives, boundaries, commits, locks, votes
+from engine.mutants import archives, boundaries, commits, locks, retirements, votes
 from engine.mutants.mutant import Mutant
 
 
@@ -10,6 +10,7 @@ def mutants() -> tuple[Mutant, ...]:
         *votes.MUTANTS,
         *archives.MUTANTS,
         *commits.MUTANTS,
+        *retirements.MUTANTS,
         *boundaries.MUTANTS,
         *locks.MUTANTS,
     )

@@ -117,7 +117,7 @@ def survive(
     weights = _weights(fabric.control.rank, accelerator.device)
     store = accelerator.slot_store(weights)
     layout = Layout(START, even_shares(START, SHAPE.experts))
-    path = _path(accelerator, store, commit)
+    path = _path(accelerator, store, commit, backend)
     balancer = open_balancer(accelerator, fabric, store, SHAPE, layout, CONFIG, path)
     trap = Trap(where if fabric.control.rank == victim else "nowhere", how)
     trap.set_in(balancer)
@@ -226,8 +226,8 @@ def _weights(rank: int, device: torch.device) -> SlotLayout:
     return SlotLayout(tuple((Segment("weight", row),) for row in slots), staging=3)
 
 
-def _path(accelerator: Accelerator, store: SlotStore, commit: str) -> CommitPath:
+def _path(accelerator: Accelerator, store: SlotStore, commit: str, backend: str) -> CommitPath:
     supply = Supply(Numbers(), StreamWriter(accelerator, store))
     if CommitMode(commit) is CommitMode.LOCKED:
-        return UnderLock(supply, registry.accelerator("cpu").capabilities)
+        return UnderLock(supply, registry.accelerator(backend).capabilities)
     return AtBoundary((supply,))
