@@ -9,7 +9,7 @@ import torch
 
 from equipoise.balancer.experts.layout import Layout, Retired
 from equipoise.balancer.experts.placement import Placement, Shape, Shares
-from equipoise.balancer.experts.tables import table_digests, table_update
+from equipoise.balancer.experts.tables import alias_of, rows_update, table_digests
 from equipoise.hal.kernels import TableUpdate
 
 
@@ -77,6 +77,6 @@ class Change:
 def change_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Change:
     """The change that brings `layers` to what `layout` says. Raises as `table_update` does."""
     rows = list(layers)
-    update = table_update(layout, shape, layers)
-    retired = layout.retired_in(layers)
-    return Change(layout.placement[rows], layout.shares[rows], update, retired)
+    placement, shares = layout.placement[rows], layout.shares[rows]
+    update = rows_update(placement, shares, shape, rows, alias_of(layout, shape, rows))
+    return Change(placement, shares, update, layout.retired_in(rows))

@@ -60,6 +60,8 @@ class Layout:
 
     def retired_in(self, layers: Sequence[int]) -> Retired:
         """Of some layers."""
+        if not self.retired:
+            return self.retired
         return frozenset(place for place in self.retired if place[0] in layers)
 
     def carried(self, shape: Shape) -> Shares:

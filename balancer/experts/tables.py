@@ -7,7 +7,7 @@ import torch
 from equipoise import _native
 from equipoise.balancer.experts.aliases import Alias, aliases
 from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import Placement, Shape, Shares
 from equipoise.hal.kernels import TableUpdate
 
 
@@ -16,33 +16,48 @@ def table_update(layout: Layout, shape: Shape, layers: Sequence[int]) -> TableUp
 
     Raises `ValueError` for a malformed layout, `PlacementError` where an expert has no other slot.
     """
-    retired = layout.retired_in(layers)
-    alias = aliases(layout.placement, retired, shape) if retired else None
-    return aliased_update(layout, shape, layers, alias)
+    rows = list(layers)
+    placement, shares = layout.placement[rows], layout.shares[rows]
+    return rows_update(placement, shares, shape, rows, alias_of(layout, shape, rows))
 
 
-def aliased_update(
-    layout: Layout, shape: Shape, layers: Sequence[int], alias: Alias | None
+def alias_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Alias | None:
+    """Aliases, int32 (len(layers), slots); None where no slot has retired. Raises as above."""
+    if not layout.retired:
+        return None
+    rows = list(layers)
+    return aliases(layout.placement, layout.retired_in(rows), shape)[rows]
+
+
+def rows_update(
+    placement: Placement, shares: Shares, shape: Shape, layers: Sequence[int], alias: Alias | None
 ) -> TableUpdate:
-    """As `table_update`; the entry of slot s names slot `alias[layer, s]`, of the same expert.
+    """The same from the rows of `layers` alone.
+
+    Args:
+        placement: int32 (len(layers), slots).
+        shares: likewise.
+        shape: how many of everything.
+        layers: which they are.
+        alias: likewise: the slot, of the same expert, that the entry of each slot names; None where
+            that is the slot itself.
 
     Raises `ValueError` for a malformed layout, or for an alias of another expert.
     """
-    rows = list(layers)
     update = TableUpdate(
-        layers=tuple(rows),
-        start=torch.empty((len(rows), shape.experts + 1), dtype=torch.int32),
-        replicas=torch.empty((len(rows), shape.slots), dtype=torch.int32),
-        cumulative=torch.empty((len(rows), shape.slots), dtype=torch.int32),
+        layers=tuple(layers),
+        start=torch.empty((len(layers), shape.experts + 1), dtype=torch.int32),
+        replicas=torch.empty((len(layers), shape.slots), dtype=torch.int32),
+        cumulative=torch.empty((len(layers), shape.slots), dtype=torch.int32),
     )
     _native.build_tables(
-        layout.placement[rows],
-        layout.shares[rows],
+        placement,
+        shares,
         shape.experts,
         update.start.numpy(),
         update.replicas.numpy(),
         update.cumulative.numpy(),
-        None if alias is None else alias[rows],
+        alias,
     )
     return update
 

@@ -1,5 +1,7 @@
 """Epoch after epoch, and nothing grows: memory, threads, descriptors, shared memory, keys."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,10 +28,12 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(WATCHDOG * 2)]
 
 
 @pytest.mark.parametrize("commit", ["boundary", "locked"])
-def test_nothing_grows_however_many_epochs_there_are(ranks: Ranks, commit: str) -> None:
+def test_nothing_grows_however_many_epochs_there_are(
+    ranks: Ranks, commit: str, record_property: Callable[[str, object], None]
+) -> None:
     stories = ranks.run(soak.serve, 2, watchdog=WATCHDOG, commit=commit, warm=WARM, epochs=EPOCHS)
     for rank, story in enumerate(stories):
-        print(f"{commit}, rank {rank}: {told(story)}")
+        record_property(f"{commit}, rank {rank}", json.dumps(told(story)))
         assert story["wrong"] == []
         assert story["outcomes"]["moved"] >= WARM + EPOCHS
         assert grown(story["before"], story["after"]) == {}
@@ -39,15 +43,13 @@ def test_what_a_group_has_asked_goes_when_its_ranks_make_another(ranks: Ranks) -
     first, *others = ranks.run(
         soak.regroup, 2, watchdog=WATCHDOG, times=200 if DEEP else 8, epochs=2
     )[0]
-    print(first, others)
     assert max(others) <= first + SLACK["keys"]
 
 
-def told(story: dict[str, Any]) -> str:
-    """Both counts, for who asks to see them."""
-    parts = [f"{story['steps']} steps, epochs {story['outcomes']}"]
-    parts += [f"{name} {story['before'][name]} -> {story['after'][name]}" for name in COUNTS]
-    return "; ".join(parts)
+def told(story: dict[str, Any]) -> dict[str, Any]:
+    """Both counts, for who asks to see them (`--junitxml`)."""
+    counts = {when: {name: story[when][name] for name in COUNTS} for when in ("before", "after")}
+    return {"steps": story["steps"], "outcomes": story["outcomes"], **counts}
 
 
 def grown(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.layout import Layout, solve_shares
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.tables import aliased_update, table_digests, table_update
+from equipoise.balancer.experts.tables import rows_update, table_digests, table_update
 from equipoise.hal import routing
 from equipoise.hal.kernels import TableUpdate
 
@@ -39,10 +39,10 @@ def test_an_update_has_the_tables_of_the_layers_asked_for_in_their_order(
 
 
 def test_an_alias_belongs_to_its_layer() -> None:
-    alias = np.tile(np.arange(SHAPE.slots, dtype=np.int32), (SHAPE.layers, 1))
-    alias[2, 3] = 1
-    plain = table_update(layout(), SHAPE, [1, 2])
-    update = aliased_update(layout(), SHAPE, [1, 2], alias)
+    alias = np.tile(np.arange(SHAPE.slots, dtype=np.int32), (2, 1))
+    alias[1, 3] = 1
+    made, plain = layout(), table_update(layout(), SHAPE, [1, 2])
+    update = rows_update(made.placement[1:], made.shares[1:], SHAPE, [1, 2], alias)
     assert torch.equal(update.replicas[0], plain.replicas[0])
     assert update.replicas[1].tolist() == [0, 1, 1, 2, 4, 5]
 
