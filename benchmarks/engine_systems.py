@@ -22,12 +22,12 @@ from straightforward import InUse, install
 from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock, open_balancer
 from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.drafting import Draft
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, ThreadWorker, finish
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.mover import Mover, Staged
 from equipoise.balancer.experts.placement import Load
-from equipoise.balancer.experts.drafting import Draft
 from equipoise.balancer.experts.planner import Freight, Proposal, by_groups, by_ship
 from equipoise.balancer.experts.router import Router, TableRouter
 from equipoise.balancer.experts.shipment import Shipment, ship

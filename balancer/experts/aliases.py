@@ -2,8 +2,8 @@
 
 A retired slot keeps its entry in the routing table, but the entry names another slot of the same
 expert, its *alias*. So the runs keep their lengths, the alias stands twice in its run and takes the
-share of both, and every share mode leaves the retired slot alone: `exact` too, which solves shares of
-its own for whatever slots the table names.
+share of both, and every share mode leaves the retired slot alone: `exact` too, which solves shares
+of its own for whatever slots the table names.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.hal.errors import PlacementError
 
 Alias = npt.NDArray[np.int32]
-"""(layers, slots): the slot that an entry of the table names: another one where a slot is retired."""
+"""(layers, slots): the slot that an entry of the table names: another where a slot has retired."""
 
 
 def aliases(placement: Placement, retired: Iterable[tuple[int, int]], shape: Shape) -> Alias:

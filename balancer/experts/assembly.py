@@ -8,6 +8,7 @@ from typing import Protocol
 from equipoise.balancer.experts.archive import Archive, ArchiveElsewhere, Filed, archive_of
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle, Subject, Written
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
 from equipoise.balancer.experts.gates import Gates, Guard, NoGates
 from equipoise.balancer.experts.held_worker import HeldWorker
@@ -19,7 +20,6 @@ from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
 from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
 from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter

@@ -88,6 +88,10 @@ class Chronicle(Protocol):
         """The boundary is over, and leaves the engine in `state` with `layout` installed."""
         ...
 
+    def prepared(self, state: State, layout: Layout) -> None:
+        """What could wait for the forward's launch is done, and leaves the engine in `state`."""
+        ...
+
     def close(self) -> None:
         """The engine is closed."""
         ...
@@ -106,6 +110,9 @@ class Unwritten:
         """Nothing to do."""
 
     def end(self, state: State, layout: Layout) -> None:
+        """Nothing to do."""
+
+    def prepared(self, state: State, layout: Layout) -> None:
         """Nothing to do."""
 
     def close(self) -> None:
@@ -147,8 +154,8 @@ class _Open:
 class Written:
     """Of an engine with a journal.
 
-    A state lasts from the end of the boundary at which it was entered to the end of the boundary
-    at which it was left. So the seconds by phase of an epoch add up to the epoch.
+    A state lasts from when it was entered, at the end of a boundary or of what is done behind the
+    launch, to when the next one was. So the seconds by phase of an epoch add up to the epoch.
     """
 
     def __init__(self, journal: Journal, subject: Subject) -> None:
@@ -178,13 +185,20 @@ class Written:
         """See `Chronicle`."""
         at = now()
         self._journal.note(Passed(self._step, self._began, at))
-        if name_of(state) != name_of(self._state) or self._end is not None:
-            self._leave(at)
-            self._enter(state, layout, at)
+        self._turn(state, layout, at)
+
+    def prepared(self, state: State, layout: Layout) -> None:
+        """See `Chronicle`."""
+        self._turn(state, layout, now())
 
     def close(self) -> None:
         """See `Chronicle`."""
         self._journal.note(Closed())
+
+    def _turn(self, state: State, layout: Layout, at: float) -> None:
+        if name_of(state) != name_of(self._state) or self._end is not None:
+            self._leave(at)
+            self._enter(state, layout, at)
 
     def _leave(self, at: float) -> None:
         """Close the state that was left; inside an epoch it is a phase."""

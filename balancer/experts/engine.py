@@ -1,7 +1,8 @@
 """The engine: rebalances while the model serves, in lockstep with every other rank.
 
-`boundary(step)` is called before every step on every rank. Within an epoch each boundary settles
-the vote that was begun at the boundary before, then begins the next one. Expert parallelism makes
+`boundary(step)` is called before every step on every rank, and `launched()` when the step's forward
+is on its way. Within an epoch each boundary settles the vote that was begun behind the boundary
+before; the next one is begun behind the launch. Expert parallelism makes
 that free of waiting: a rank that has come through a step knows that every peer has begun it, hence
 has begun its vote. States: `balancer/experts/states.py`; protocol: `docs/design/engine.md`.
 """
@@ -166,6 +167,7 @@ class ExpertEngine:
         self._state: State = Observing()
         self._vote: Task[Verdict] | None = None
         self._next = group.first
+        self._behind: int | None = None
         self.reports: deque[EpochReport] = deque(maxlen=KEPT)
         self.aborts: Counter[str] = Counter()
 
@@ -186,10 +188,11 @@ class ExpertEngine:
         return tuple(layer for change in begun for layer in change.layers)
 
     def boundary(self, step: int) -> None:
-        """Between two steps, before `step`: settle what is due, act on it, prepare what follows.
+        """Between two steps, before `step`: settle what is due, and act on it.
 
-        Most boundaries have nothing to do, and cost a comparison. What works beside begins when
-        `launched` says that the forward is on its way, at the next boundary at the latest.
+        Most boundaries have nothing to do, and cost a comparison. What the forward need not wait
+        for is done when `launched` says that it is on its way, at the next boundary at the latest.
+        One thread calls both.
 
         Raises:
             AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
@@ -197,15 +200,30 @@ class ExpertEngine:
         """
         if step < self._next:
             return
-        self._staff.go()
-        finish(self.passage(step), self._config.deadline)
+        self.launched()
+        if step >= self._next:
+            finish(self.passage(step), self._config.deadline)
 
     def launched(self) -> None:
-        """The forward behind the last boundary is on its way: let the work beside it begin."""
+        """The forward behind the last boundary is on its way: prepare the next boundary.
+
+        An epoch is opened, if one is due; this rank looks how far its own work has come, and votes;
+        what works beside begins. Does nothing where the boundary had nothing to do.
+        """
+        if self._behind is None:
+            return
+        step, self._behind = self._behind, None
+        if self._due(step):
+            self._state = self._open(self._state, step)
+        if isinstance(self._state, Voting):
+            self._state = self._progress(self._state)
+            self._cast(self._state, step + 1)
+        self._next = self._when(step)
+        self._chronicle.prepared(self._state, self._installed.layout)
         self._staff.go()
 
     def passage(self, step: int) -> Job[None]:
-        """The same, for whoever wants to do the waiting."""
+        """A boundary behind `launched`, for whoever wants to do the waiting."""
         if step > self._next:
             raise EngineError(f"boundary {self._next} was left out: now comes {step}")
         self._chronicle.begin(step)
@@ -219,12 +237,7 @@ class ExpertEngine:
             self._state = yield from self._settle(self._state, step)
         if isinstance(self._state, Draining) and self._state.done:
             self._state = Observing()
-        if self._due(step):
-            self._state = self._open(self._state, step)
-        if isinstance(self._state, Voting):
-            self._state = self._progress(self._state)
-            self._cast(self._state, step + 1)
-        self._next = self._when(step)
+        self._behind, self._next = step, step + 1
         self._chronicle.end(self._state, self._installed.layout)
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ class Group:
     survive: int
 
     def frail(self, placement: Placement) -> npt.NDArray[np.int64]:
-        """(layer, expert) of those that would be lost with what has to be survived, int64 [n, 2]."""
+        """int64 [n, 2]: (layer, expert) of those that would be lost with what is to be survived."""
         if not self.survive:
             return np.zeros((0, 2), dtype=np.int64)
         shape = self.shape

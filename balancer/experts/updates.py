@@ -13,12 +13,12 @@ import numpy as np
 from equipoise import _native
 from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.drafting import Room, draft, limits_of
 from equipoise.balancer.experts.gates import Gates
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Load, Placement, Shape
-from equipoise.balancer.experts.drafting import Room, draft, limits_of
 from equipoise.balancer.experts.planner import Proposal, by_groups
 from equipoise.balancer.experts.states import (
     Barred,

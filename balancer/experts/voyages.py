@@ -6,13 +6,13 @@ import logging
 from dataclasses import replace
 
 from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.drafting import Room, draft, limits_of
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.lots import ReadyLot, ready_lot
 from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.drafting import Room, draft, limits_of
 from equipoise.balancer.experts.planner import Freight, Proposal, Shipped, by_ship
 from equipoise.balancer.experts.states import (
     Barred,

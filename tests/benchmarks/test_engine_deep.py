@@ -10,7 +10,9 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 SUITE = """<testsuites><testsuite>
-  <testcase name="a" time="1.5"><properties><property name="x" value='{"n": 1}'/></properties></testcase>
+  <testcase name="a" time="1.5">
+    <properties><property name="x" value='{"n": 1}'/></properties>
+  </testcase>
   <testcase name="b" time="2"><failure message="no"/></testcase>
   <testcase name="c" time="0"><skipped/></testcase>
   <testcase name="d" time="0.1"><error message="no"/></testcase>

@@ -77,9 +77,7 @@ def right_weights(record: Record) -> Iterator[str]:
     for story in record.stories:
         for sight in _valid(record, story):
             expected = _expected(record.case, sight.layer, sight.table, sight.rank)
-            first, second = (
-                _read(expected, half) for half in (sight.first, sight.second)
-            )
+            first, second = (_read(expected, half) for half in (sight.first, sight.second))
             if first != expected or second != expected:
                 kind = "wrong" if first == second else "torn"
                 where = f"step {sight.step}, rank {sight.rank}, {sight.reader}"

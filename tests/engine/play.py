@@ -17,12 +17,12 @@ from engine.worlds import WORLDS
 
 from equipoise.backends.virtual.world import World
 from equipoise.balancer.experts.change import Change
+from equipoise.balancer.experts.drafting import Draft, Limits, draft
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.lots import ReadyLot, ready_lot
 from equipoise.balancer.experts.mover import Staged
 from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.drafting import Draft, Limits, draft
 from equipoise.balancer.experts.states import Draining, Observing
 
 OTHERWISE = 0x5EED

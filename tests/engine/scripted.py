@@ -5,9 +5,9 @@ from random import Random
 
 import numpy as np
 
+from equipoise.balancer.experts.drafting import Draft, Limits
 from equipoise.balancer.experts.layout import Layout, Retired, solve_shares
 from equipoise.balancer.experts.placement import Load, Placement, Shape
-from equipoise.balancer.experts.drafting import Draft, Limits
 from equipoise.balancer.experts.retirement import retiring
 
 Row = list[int]

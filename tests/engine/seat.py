@@ -71,12 +71,17 @@ class Seat:
         for step in range(self.case.steps + self.case.tail):
             self.at = step
             turn(step)
-            if step >= self.engine._next:  # what `boundary` does before it begins
+            self.engine.launched()  # what `boundary` does before it begins
+            if step >= self.engine._next:
                 yield from self.engine.passage(step)
-            self._note()
             if (step + self.rank) % 2:
                 self.engine.launched()  # by whoever does not know when the forward is launched
+            layout = self.balancer.installed.layout
+            self.after.append(
+                After(layout.placement.tobytes(), layout.shares.tobytes(), layout.retired)
+            )
             begun.append((yield from self._forward(step, readers)))
+            self._note()
             while len(begun) > self.case.ahead:
                 yield Reached(begun.popleft())
         for event in (*begun, *(self._recorded(stream) for stream in readers.values())):
@@ -84,11 +89,8 @@ class Seat:
         yield from self.balancer.load.drain()
 
     def _note(self) -> None:
-        """What a boundary has left."""
-        layout, state = self.balancer.installed.layout, self.engine.state
-        self.after.append(
-            After(layout.placement.tobytes(), layout.shares.tobytes(), layout.retired)
-        )
+        """What is voted on beside a step."""
+        state = self.engine.state
         stage = f"{state.epoch.number}/{outcome_of(state)}" if isinstance(state, Voting) else ""
         self.stages.append(stage)
 

@@ -156,7 +156,10 @@ def test_shares_are_carried_to_where_the_tables_send_tokens(case: Case) -> None:
     assert layout.held[carried > 0].min() >= 0
     load = np.full((case.shape.layers, case.shape.experts), 60, dtype=np.int64)
     applied = replace(case.layout, shares=carried)
-    assert imbalance(load, layout, case.shape).tolist() == imbalance(load, applied, case.shape).tolist()
+    assert (
+        imbalance(load, layout, case.shape).tolist()
+        == imbalance(load, applied, case.shape).tolist()
+    )
 
 
 @UNHURRIED

@@ -10,10 +10,10 @@ from support.entries import SHAPE, Kept, moved
 
 from equipoise.balancer.experts import chronicle as module
 from equipoise.balancer.experts.chronicle import Subject, Written, proposal_of
+from equipoise.balancer.experts.drafting import Draft
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.journal import Ended, Entered, Passed, Span
 from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.drafting import Draft
 from equipoise.balancer.experts.planner import Proposal
 from equipoise.balancer.experts.states import (
     Agreeing,

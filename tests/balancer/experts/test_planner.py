@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.choices import Split
 from equipoise.balancer.experts.config import Aims
+from equipoise.balancer.experts.drafting import Limits, Room, draft
 from equipoise.balancer.experts.layout import Layout, even_shares, imbalance, solve_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
-from equipoise.balancer.experts.drafting import Limits, Room, draft
 from equipoise.balancer.experts.planner import Freight, Shipped, by_ship
 from equipoise.balancer.experts.shipment import DIRECT
 
@@ -105,7 +105,8 @@ def test_where_staging_is_short_no_more_slots_retire_than_a_layer_lacks(
     waits &= replace(installed, retired=found.draft.retired).held >= 0
     needs = waits.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     assert needs.max(initial=0) <= room.lots
-    lacks = (found.layout.placement != installed.placement).reshape(needs.shape + (-1,)).sum(axis=2)
+    differs = found.layout.placement != installed.placement
+    lacks = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     assert len(found.draft.retired) == np.maximum(lacks - room.lots, 0).sum()
     assert found.layout.retired == frozenset()
     told = [layer for change in filter(None, found.retirements) for layer in change.layers]
@@ -139,7 +140,10 @@ def test_layers_that_an_aborted_epoch_has_left_half_written_are_filled_again() -
                       moves.staging.tolist(), strict=True))  # fmt: skip
     assert filled[1, 4] == DIRECT
     assert found.retirements == (None,) * found.shipment.lots, "it has retired already"
-    assert propose(load, replace(half, retired=frozenset()), shape, within(Room(2, 2))).draft.order == ()
+    assert (
+        propose(load, replace(half, retired=frozenset()), shape, within(Room(2, 2))).draft.order
+        == ()
+    )
 
 
 def test_layers_that_survive_nothing_are_planned_anew_and_come_first() -> None:
@@ -153,13 +157,17 @@ def test_layers_that_survive_nothing_are_planned_anew_and_come_first() -> None:
     aims = replace(within(Room(9, None), 10), aims=Aims(survive=1))
     found = propose(load, installed, shape, aims)
     assert found.draft.order == (1,)
-    homes = [{slot // 4 for slot in np.flatnonzero(found.layout.placement[1] == e)} for e in range(4)]
+    homes = [
+        {slot // 4 for slot in np.flatnonzero(found.layout.placement[1] == e)} for e in range(4)
+    ]
     assert min(map(len, homes)) > 1
     again = propose(load, found.layout, shape, aims)
     assert again.draft.order == ()
 
 
-def test_a_frail_layer_that_cannot_be_staged_waits_and_the_others_are_planned_all_the_same() -> None:
+def test_a_frail_layer_that_cannot_be_staged_waits_and_the_others_are_planned_all_the_same() -> (
+    None
+):
     shape = Shape(2, 2, 4, 2)
     placement = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 2))

@@ -1,5 +1,5 @@
-"""Slots retire so that a layer goes into the staging there is: no more than have to, and of no expert
-the last that serves.
+"""Slots retire so that a layer goes into the staging there is: no more than have to, and of no
+expert the last that serves.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def staged(case: Case, retired: frozenset[tuple[int, int]]) -> list[int]:
     """Copies of each rank that go into staging."""
     held = Layout(case.layout.placement, case.layout.shares, case.layout.retired | retired).held[0]
     waits = (held >= 0) & (held != case.proposed[0])
-    return waits.reshape(case.shape.ranks, -1).sum(axis=1).tolist()
+    return [int(count) for count in waits.reshape(case.shape.ranks, -1).sum(axis=1)]
 
 
 @given(cases())
@@ -89,7 +89,9 @@ def test_a_shipment_fills_retired_slots_at_once_and_reads_none_of_them(case: Cas
     if found is None:
         return
     layout = Layout(case.layout.placement, case.layout.shares, case.layout.retired | found)
-    shipment = ship(layout.held, case.proposed, [0], case.shape, staging=max(case.staging, 1), parcel=2)
+    shipment = ship(
+        layout.held, case.proposed, [0], case.shape, staging=max(case.staging, 1), parcel=2
+    )
     moves = shipment.moves
     gone = {slot for _, slot in layout.retired}
     direct = moves.staging == DIRECT
@@ -108,9 +110,9 @@ def test_the_expert_with_most_to_spare_gives_then_the_slot_with_the_smallest_sha
     proposed = np.array([[1, 1, 0, 2, 0, 1]], dtype=np.int32)
     layout = Layout(placement, shares)
     assert retiring(layout, proposed, 0, ROW, 3) == frozenset()
-    assert retiring(layout, proposed, 0, ROW, 2) == {(0, 1)}
-    assert retiring(layout, proposed, 0, ROW, 1) == {(0, 1), (0, 2)}
-    assert retiring(layout, proposed, 0, ROW, 0) == {(0, 0), (0, 1), (0, 2)}
+    assert retiring(layout, proposed, 0, ROW, 2) == frozenset({(0, 1)})
+    assert retiring(layout, proposed, 0, ROW, 1) == frozenset({(0, 1), (0, 2)})
+    assert retiring(layout, proposed, 0, ROW, 0) == frozenset({(0, 0), (0, 1), (0, 2)})
 
 
 def test_a_swap_of_experts_with_one_copy_each_takes_staging() -> None:
