@@ -11,6 +11,7 @@ from equipoise.balancer.experts.endings import abandon, close_all
 from equipoise.balancer.experts.expert_model import ExpertModel
 from equipoise.balancer.experts.family_balancer import FamilyBalancer, LayerRouter, lost_of
 from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.ledger import Ledger, model_ledger
 from equipoise.hal.errors import ExpertsLost
 from equipoise.hal.stream import Stream
 
@@ -84,6 +85,13 @@ class ModelBalancer:
                 for row, slot in part.retired
             ),
         )
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it takes of this rank's device: slots, staging, tables."""
+        ranks = len(self.families[0].inner.means.members.ranks)
+        staging = [family.berth.store.layout.staging for family in self.families]
+        return model_ledger(self.model, ranks, staging)
 
     def attach(self, stream: Stream) -> None:
         """A further stream reads slots or tables of this model, until it is closed."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from equipoise.balancer.experts.endings import abandon, close_all
+from equipoise.balancer.experts.ledger import Ledger
 from equipoise.balancer.experts.model_balancer import ModelBalancer
 from equipoise.hal.errors import UsageError
 
@@ -21,6 +22,11 @@ class ModelBalancers:
         if name not in self.balancers:
             raise UsageError(f"no model is named {name!r}; there are: {', '.join(self.balancers)}")
         return self.balancers[name]
+
+    @property
+    def ledger(self) -> Ledger:
+        """What all of them take of this rank's device."""
+        return sum((balancer.ledger for balancer in self), Ledger())
 
     def close(self) -> None:
         """End all engines; bounded."""

@@ -11,6 +11,7 @@ Everything is opened in one order on every rank: models as the set has them, fam
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,8 @@ from equipoise.hal.communicator import Fabric
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError, UsageError
 
+MEMORY = logging.getLogger("equipoise.memory")
+"""Told at the start, by the first rank, what balancing takes."""
 Way = Callable[[Berth], CommitPath]
 """How weights come into the slots of a family."""
 Journals = Callable[[Berth], Journal]
@@ -110,7 +113,10 @@ def open_model_balancers(
     except BaseException:
         abandon(opened)
         raise
-    return ModelBalancers({model.name: _balancer(model, opened) for model in models})
+    found = ModelBalancers({model.name: _balancer(model, opened) for model in models})
+    if fabric.control.rank == 0:
+        MEMORY.info("device memory of a rank:\n%s", found.ledger)
+    return found
 
 
 def parts_of(models: ModelSet, starts: Mapping[str, Start], budget: int) -> tuple[Part, ...]:

@@ -30,6 +30,7 @@ from support.threads import Seat, on_ranks
 from equipoise.balancer.experts import gates
 from equipoise.balancer.experts.gates import StepKind
 from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.ledger import Ledger
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.model_balancer import ModelBalancer
 from equipoise.balancer.experts.model_set import ModelSet
@@ -60,6 +61,23 @@ def test_every_family_of_every_model_moves_and_holds_what_its_placement_says(
     assert stories[0].placements == stories[1].placements
     assert [story.aborts for story in stories] == [0, 0]
     assert all(story.staged <= BUDGET for story in stories)
+
+
+@ranked
+def test_what_the_models_take_of_a_device_is_told_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def program(seat: Seat) -> Ledger:
+        balancers = open_all(seat, [TARGET, DRAFT], by_boundary, settings())
+        balancers.close()
+        return balancers.ledger
+
+    with caplog.at_level("INFO", "equipoise.memory"):
+        ledger, _ = on_ranks(RANKS, program)
+    assert [entry.what.split(": ")[0] for entry in ledger.entries] == ["target"] * 4 + ["draft"] * 3
+    staged = sum(e.nbytes or 0 for e in ledger.entries if "staging" in e.what)
+    assert 0 < staged <= BUDGET
+    assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
 
 
 @ranked
