@@ -57,7 +57,7 @@ class Change:
         """
         fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
         moved = {layer for layer, _ in self.retired ^ layout.retired_in(self.layers)}
-        fits &= [layer not in moved for layer in self.layers]
+        fits[[place for place, layer in enumerate(self.layers) if layer in moved]] = False
         if fits.all():
             return self
         kept = np.flatnonzero(fits)

@@ -297,9 +297,10 @@ def _layers(order: Sequence[int] | Ids) -> Ids:
 
 def _shipment(shape: Shape, staging: int, layers: Ids, rows: Ids, *places: Ids) -> Shipment:
     """From what the native core returns; nobody may write to it."""
+    for array in (layers, rows, *places):
+        array.flags.writeable = False
     moves, arrivals = Moves(*rows.reshape(6, -1)), places[0]
     staged = np.concatenate([[0], np.cumsum(moves.staging != DIRECT)]).astype(np.int32)
     needs = np.diff(staged[arrivals]).reshape(-1, shape.ranks)
-    for array in (layers, needs, rows, *places):
-        array.flags.writeable = False
+    needs.flags.writeable = False
     return Shipment(shape, staging, moves, layers, needs, *places)

@@ -81,12 +81,12 @@ class FlippedByte(Around):
 
 
 class FlippedOnce(FlippedByte):
-    """The same in its first exchange only."""
+    """The same in the first exchange only that brings something."""
 
     _sound = False
 
     def exchange(self, round: Exchange) -> Any:
-        if self._sound:
+        if self._sound or not round.receives:
             return self._inner.exchange(round)
         self._sound = True
         return super().exchange(round)

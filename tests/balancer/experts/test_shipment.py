@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "proposed": (small(proposed=placement((0, 1, 2, 0))), "proposed rows: expected 2"),
     "dtype": (small(proposed=np.zeros((2, 4))), "proposed: expected int32"),
     "stranger": (small(proposed=placement((0, 1, 2, 3), (0, 1, 2, 0))), "proposed: .* got 3"),
-    "negative": (small(installed=placement((0, 1, 2, -1), (0, 1, 2, 0))), "installed: .* got -1"),
+    "negative": (small(installed=placement((0, 1, 2, -2), (0, 1, 2, 0))), "installed: .* got -2"),
     "nobody holds it": (
         small(installed=placement((0, 1, 1, 0), (0, 1, 2, 0))),
         "no slot of layer 0 holds expert 2",

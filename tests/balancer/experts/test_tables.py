@@ -42,7 +42,7 @@ def test_an_alias_belongs_to_its_layer() -> None:
     alias = np.tile(np.arange(SHAPE.slots, dtype=np.int32), (2, 1))
     alias[1, 3] = 1
     made, plain = layout(), table_update(layout(), SHAPE, [1, 2])
-    update = rows_update(made.placement[1:], made.shares[1:], SHAPE, [1, 2], alias)
+    update = rows_update(made.placement[1:3], made.shares[1:3], SHAPE, [1, 2], alias)
     assert torch.equal(update.replicas[0], plain.replicas[0])
     assert update.replicas[1].tolist() == [0, 1, 1, 2, 4, 5]
 
