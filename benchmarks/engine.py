@@ -1,8 +1,10 @@
 """Does rebalancing cost serving anything? Four ranks on an emulated device, one process each.
 
     python benchmarks/engine.py                all points, 5 rounds: about 50 minutes
+    python benchmarks/engine.py --point 'twice the link'   that point, in the place of its figures
     python benchmarks/engine.py --quick        the centre, one round, a minute: nothing is kept
-    python benchmarks/engine.py --slower 0.25  one layer each: device and links four times as fast
+    python benchmarks/engine.py --slower 0.25  one layer each: device and links four times as fast;
+                                               nothing is kept
 
 Compute, links and copies are emulated (`emulation.py` has every constant, `emulated_device.py` what
 it does and does not stand for); routing, counters, votes, plans' tables, shipments and commits are
@@ -21,6 +23,7 @@ it.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +34,7 @@ from engine_crew import Run, serve_all
 from engine_figures import AGAIN, NONE, OURS, PERFECT, STOP, point_figures
 from engine_page import text
 from engine_traffic import traffic_of
-from evidence import save
+from evidence import RESULTS, commit, save
 
 ROUNDS, FEWER = 5, 3
 """Of what is judged, and of what is not."""
@@ -40,6 +43,8 @@ BESIDE = AGAIN, "one layer a step"
 OWN = "stop-the-world, greedy", "one layer a step, greedy", "boundary, own", "locked, own"
 RAW = NONE, AGAIN, STOP, "one layer a step", *OURS
 """Without the perfect placement, so that nothing is judged."""
+UNEMULATED = "raw"
+ALL = (*(point.name for point in points()), UNEMULATED)
 SECONDS = 0.2
 """Of a step at most, stalls included, on a machine that has other things to do."""
 
@@ -49,21 +54,26 @@ def slower(runs: Sequence[Run], times: float) -> list[Run]:
     return [replace(run, point=run.point.slower(times)) for run in runs]
 
 
-def schedule(quick: bool) -> list[Run]:
-    """Every run, in order: rounds in which all systems take turns."""
-    if quick:
-        small = replace(CENTRE, stages=1)
-        unemulated = raw(small)
-        runs = [Run(small, system, 0) for system in (*JUDGED, *BESIDE)]
-        return [*runs, *(Run(unemulated, system, 0) for system in RAW)]
+def brief() -> list[Run]:
+    """A round at the centre, and one without emulation."""
+    small = replace(CENTRE, stages=1)
+    unemulated = raw(small)
+    runs = [Run(small, system, 0) for system in (*JUDGED, *BESIDE)]
+    return [*runs, *(Run(unemulated, system, 0) for system in RAW)]
+
+
+def schedule(names: Sequence[str]) -> list[Run]:
+    """Every run of these points, in order: rounds in which all systems take turns."""
     runs = []
-    for point in points():
+    for point in (point for point in points() if point.name in names):
         for turn in range(ROUNDS):
             named = (*JUDGED, *BESIDE) if point == CENTRE else JUDGED
             own = OWN if point == CENTRE and turn < FEWER else ()
             runs += [Run(point, system, turn) for system in (*named, *own)]
-    unemulated = raw(replace(CENTRE, stages=1))
-    return [*runs, *(Run(unemulated, s, turn) for turn in range(FEWER) for s in RAW)]
+    if UNEMULATED in names:
+        unemulated = raw(replace(CENTRE, stages=1))
+        runs += [Run(unemulated, s, turn) for turn in range(FEWER) for s in RAW]
+    return runs
 
 
 def measure(runs: Sequence[Run], times: float) -> dict[str, Any]:
@@ -72,11 +82,21 @@ def measure(runs: Sequence[Run], times: float) -> dict[str, Any]:
     told = serve_all(runs, SECONDS * max(times, 1.0) * steps)
     by_point = {run.point.name: run.point for run in runs}
     return {
-        name: point_figures(
+        name: {"commit": commit()}
+        | point_figures(
             point, [t for run, t in zip(runs, told, strict=True) if run.point.name == name]
         )
         for name, point in by_point.items()
     }
+
+
+def keep(figures: dict[str, Any], words: Sequence[str]) -> None:
+    """Save them, beside those of points that were not measured now."""
+    path = RESULTS / "engine.json"
+    before = json.loads(path.read_text())["figures"] if path.exists() else {}
+    known = {**before, **figures}
+    ordered = {name: known[name] for name in ALL if name in known}
+    save("engine", ["python", "benchmarks/engine.py", *words], ordered)
 
 
 def main() -> None:
@@ -85,13 +105,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="one round of one point; not kept")
+    parser.add_argument("--point", action="append", choices=ALL, help="only this; may be repeated")
     parser.add_argument("--slower", type=float, default=1.0, help="device and links, so many times")
     chosen = parser.parse_args()
-    figures = measure(slower(schedule(chosen.quick), chosen.slower), chosen.slower)
+    runs = brief() if chosen.quick else schedule(chosen.point or ALL)
+    figures = measure(slower(runs, chosen.slower), chosen.slower)
     sys.stdout.write("\n".join(text(figures)) + "\n")
-    if not chosen.quick:
-        command = ["python", "benchmarks/engine.py"]
-        save("engine", command + sys.argv[1:], figures)
+    if not chosen.quick and chosen.slower == 1.0:
+        keep(figures, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -26,18 +26,36 @@ INTRODUCTION = (
 
 def text(figures: Figures) -> list[str]:
     """Everything of engine.json."""
-    centre = figures[CENTRE]
-    judged = [name for name in centre["systems"] if not name.endswith((", own", ", greedy"))]
-    own = [name for name in centre["systems"] if name.endswith((", own", ", greedy"))]
-    lines = [INTRODUCTION, "", *_bars(figures), *_systems(centre, judged)]
-    if own:
-        lines += ["Every system with its own planner, not judged: `incremental` and lagged shares "
-                  "for ours, greedy plans made anew for the others.", "",
-                  *_systems(centre, own)]  # fmt: skip
+    lines = [INTRODUCTION, "", *_bars(figures), *_commits(figures)]
+    if CENTRE in figures:
+        lines += _centre(figures[CENTRE])
     if RAW in figures:
         lines += ["Nothing emulated, not judged: what the processes of this machine do, four ranks "
                   "on its cores.", "",
                   *_systems(figures[RAW], list(figures[RAW]["systems"]))]  # fmt: skip
+    return lines
+
+
+def _commits(figures: Figures) -> list[str]:
+    """At which commit each point was measured, where it was not one for all."""
+    by_commit: dict[str, list[str]] = {}
+    for name, point in figures.items():
+        by_commit.setdefault(point["commit"], []).append(name)
+    if len(by_commit) < 2:
+        return []
+    told = (f"{', '.join(names)} at {commit}" for commit, names in by_commit.items())
+    return [f"Measured: {'; '.join(told)}.", ""]
+
+
+def _centre(centre: Figures) -> list[str]:
+    """The tables of the centre."""
+    judged = [name for name in centre["systems"] if not name.endswith((", own", ", greedy"))]
+    own = [name for name in centre["systems"] if name.endswith((", own", ", greedy"))]
+    lines = _systems(centre, judged)
+    if own:
+        lines += ["Every system with its own planner, not judged: `incremental` and lagged shares "
+                  "for ours, greedy plans made anew for the others.", "",
+                  *_systems(centre, own)]  # fmt: skip
     return lines
 
 

@@ -74,7 +74,7 @@ class Seat:
             self.engine.launched()  # what `boundary` does before it begins
             if step >= self.engine._next:
                 yield from self.engine.passage(step)
-            if (step + self.rank) % 2:
+            if self.case.schedule and (step + self.rank) % 2:
                 self.engine.launched()  # by whoever does not know when the forward is launched
             layout = self.balancer.installed.layout
             self.after.append(

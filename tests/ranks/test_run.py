@@ -164,9 +164,10 @@ def test_a_run_that_rewrites_layers_under_locks_changes_no_bit(tmp_path: Path) -
 def test_a_run_whose_slots_retire_for_want_of_staging_changes_no_bit(tmp_path: Path) -> None:
     report = tmp_path / "figures.json"
     where = ("--json", str(report), "--out", str(tmp_path))
-    tight = ("--ranks", "4", "--slots", "48", "--in-flight", "120KiB")
-    code, out, err = finish(start(*tight, *where, *SHORT))
+    tight = ("--ranks", "4", "--slots", "48", "--in-flight", "120KiB", "--log-epochs")
+    code, out, err = finish(start(*tight, *where, *SHORT[:-1]))
     assert code == 0, out + err
+    assert " retired=" in err
     figures = json.loads(report.read_text())
     assert figures["slots_moved"] > 0
     assert figures["outputs_identical"] is True
