@@ -322,7 +322,7 @@ def _path(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )
     ranks, journal = means.members.ranks, means.journal
-    passage = Room.of(means.store.layout.staging, shape).passage
+    aside = Room.of(means.store.layout.staging, shape).aside
     ends = means.accelerator, opened[0], means.store
-    mover = Mover(*ends, ranks, config.deadline, journal, passage)
+    mover = Mover(*ends, ranks, config.deadline, journal, aside)
     return Voyages(installed, mover, staff.mover, place, shape, config)

@@ -190,8 +190,11 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     Raises:
         Unsupported: the accelerator lacks what the path needs.
         EngineError: the configuration asks for log lines, and there is no journal.
-        PlacementError: there are too few slots, ranks or nodes to survive what the aims say.
+        PlacementError: there are too few slots, ranks or nodes to survive what the aims say; or the
+            layout has retired slots, which hold nothing: a start is whole.
     """
+    if layout.retired:
+        raise PlacementError(f"the start has retired slots: {sorted(layout.retired)[:4]}")
     group_of(shape, config.nodes, config.aims.survive, None)
     means = _means(accelerator, fabric, store, config, path, hire or threads(config), journal)
     return ExpertBalancer(means, shape, assemble(means, shape, layout))

@@ -1,6 +1,7 @@
 """What to install, given a load, within what an epoch may cost."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,13 +9,16 @@ import numpy.typing as npt
 
 from equipoise.balancer.experts.choices import Policy, Split
 from equipoise.balancer.experts.config import Aims, EngineConfig
-from equipoise.balancer.experts.group import group_of
+from equipoise.balancer.experts.expert_model import ranges
+from equipoise.balancer.experts.group import Group, group_of
 from equipoise.balancer.experts.layout import NOTHING, Layout, Retired, imbalance
 from equipoise.balancer.experts.placement import Load, Placement, Shape, check
 from equipoise.balancer.experts.planning import Plan, plan
 from equipoise.balancer.experts.retirement import retiring
 from equipoise.balancer.experts.routing_rule import RoutingRule
+from equipoise.hal.errors import PlacementError
 
+LOG = logging.getLogger(__name__)
 URGENT = 1 << 62
 """The gain of a layer that would not survive what it has to; above any imbalance."""
 
@@ -25,8 +29,8 @@ class Draft:
 
     Attributes:
         layout: what shall be installed.
-        order: layers whose slots change, best gain first; last those that an aborted epoch has left
-            with slots to be filled again.
+        order: layers whose slots change, best gain first; ahead of them those of which an aborted
+            epoch has left slots half written, which are filled again, and no more.
         before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
             shares for the load planned on.
         predicted: the same of `layout`.
@@ -45,20 +49,21 @@ class Room:
     """What staging a rank has for lots.
 
     A rank with fewer buffers than slots of a layer keeps one of them apart: through it copies go to
-    slots that have retired, where a layer needs more than the others.
+    slots that have retired, where a layer needs more than the others. Where there are no more slots
+    than experts none can ever retire, and all are for lots.
 
     Attributes:
         lots: buffers for them; they are the first ones.
-        passage: the one that is kept apart; None where any layer fits, or nothing can move.
+        aside: the one that is kept apart; None where any layer fits, or nothing can move.
     """
 
     lots: int
-    passage: int | None
+    aside: int | None
 
     @staticmethod
     def of(staging: int, shape: Shape) -> "Room":
         """Of so many buffers."""
-        if staging == 0 or staging >= shape.slots_per_rank:
+        if staging == 0 or staging >= shape.slots_per_rank or shape.slots == shape.experts:
             return Room(staging, None)
         return Room(staging - 1, staging - 1)
 
@@ -109,24 +114,26 @@ def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Dra
     Raises:
         PlacementError: the planner returned a malformed placement.
     """
-    frail = _frail(installed.placement, shape, limits)
+    group = group_of(shape, limits.nodes, limits.aims.survive, None)
+    frail = _frail(installed.placement, group)
     kept = _kept(windows, installed, shape, limits)
     fresh = _fresh(windows, kept, frail, shape, limits)
     load: Load = windows.sum(axis=0)
     old = imbalance(load, kept, shape)
     gain = old - imbalance(load, fresh, shape)
     gain[frail] = URGENT
-    worth = _worth_it(gain, installed, fresh.placement, shape, limits)
+    worth = _worth_it(gain, installed, fresh.placement, group, limits)
     layout = _mix(kept, fresh, tuple(worth))
     check(layout.placement, shape)
+    if left := _frail(layout.placement, group):
+        LOG.warning("layers %s still do not survive what they have to", ranges(left))
     half = {layer for layer, _ in installed.retired} - set(worth)
     predicted, retired = imbalance(load, layout, shape), frozenset().union(*worth.values())
-    return Draft(layout, (*worth, *sorted(half)), old, predicted, retired)
+    return Draft(layout, (*sorted(half), *worth), old, predicted, retired)
 
 
-def _frail(placement: Placement, shape: Shape, limits: Limits) -> list[int]:
+def _frail(placement: Placement, group: Group) -> list[int]:
     """Layers that would not survive what they have to: at the start, or since ranks were lost."""
-    group = group_of(shape, limits.nodes, limits.aims.survive, None)
     return sorted({*group.frail(placement)[:, 0].tolist()})
 
 
@@ -142,13 +149,25 @@ def _fresh(
     """The best that a few copies make of it; of frail layers, what survives, whatever it takes."""
     whole = [layer for layer in range(shape.layers) if layer not in set(frail)]
     placement, shares = kept.placement.copy(), kept.shares.copy()
-    for layers, policy in ((whole, Policy.INCREMENTAL), (frail, Policy.CONNECTED)):
-        if not layers:
-            continue
+    for layers, policy in _parts(whole, frail):
         before, survive = kept.placement[layers], limits.aims.survive
-        found = _planned(windows[:, layers], before, shape, limits, survive, policy=policy)
+        try:
+            found = _planned(windows[:, layers], before, shape, limits, survive, policy=policy)
+        except PlacementError as error:
+            if policy is Policy.INCREMENTAL:
+                raise
+            LOG.warning("layer %d stays as it is: %s", layers[0], error)
+            continue
         placement[layers], shares[layers] = found.placement, found.shares
     return Layout(placement, shares)
+
+
+def _parts(whole: list[int], frail: Sequence[int]) -> Iterator[tuple[list[int], Policy]]:
+    """What is planned together; a frail layer alone, since it may be that no plan mends it."""
+    if whole:
+        yield whole, Policy.INCREMENTAL
+    for layer in frail:
+        yield [layer], Policy.CONNECTED
 
 
 def _planned(
@@ -181,11 +200,11 @@ def _worth_it(
     gain: npt.NDArray[np.int64],
     installed: Layout,
     proposed: Placement,
-    shape: Shape,
+    group: Group,
     limits: Limits,
 ) -> dict[int, Retired]:
     """Layers worth moving, best gain first, each with what has to retire for it."""
-    held, room = installed.held, limits.room
+    held, room, shape = installed.held, limits.room, group.shape
     differs = (held != proposed) & (held != NOTHING)
     needs = differs.reshape(shape.layers, shape.ranks, shape.slots_per_rank).sum(axis=2).max(axis=1)
     worth = (gain > limits.hysteresis) & (held != proposed).any(axis=1)
@@ -195,8 +214,8 @@ def _worth_it(
             continue
         if needs[layer] <= room.lots:
             found[layer] = frozenset()
-        elif room.passage is not None:
-            retired = retiring(installed, proposed, layer, shape, room.lots)
+        elif room.aside is not None:
+            retired = retiring(installed, proposed, layer, group, room.lots)
             found |= {} if retired is None else {layer: retired}
     return found
 

@@ -29,13 +29,23 @@ class Group:
     nodes: int
     survive: int
 
+    def spares(self, row: Placement, slot: int) -> bool:
+        """Whether the expert in a slot of a layer can do without it, and survive what is to be."""
+        others = np.flatnonzero(row == row[slot])
+        homes = others[others != slot] // self._home
+        return bool(homes.size) and (not self.survive or bool((homes != homes[0]).any()))
+
+    @property
+    def _home(self) -> int:
+        """Slots that are lost at once."""
+        return self.shape.slots // (self.nodes if self.survive == 2 else self.shape.ranks)
+
     def frail(self, placement: Placement) -> npt.NDArray[np.int64]:
         """int64 [n, 2]: (layer, expert) of those that would be lost with what is to be survived."""
         if not self.survive:
             return np.zeros((0, 2), dtype=np.int64)
         shape = self.shape
-        size = shape.slots // (shape.ranks if self.survive == 1 else self.nodes)
-        homes = np.broadcast_to(np.arange(shape.slots) // size, placement.shape)
+        homes = np.broadcast_to(np.arange(shape.slots) // self._home, placement.shape)
         at = np.arange(shape.layers)[:, None], placement
         first = np.full((shape.layers, shape.experts), shape.ranks)
         last = np.full_like(first, -1)

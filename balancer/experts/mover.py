@@ -86,7 +86,7 @@ class Mover:
         ranks: the numbers on the control plane of those who use the communicator.
         deadline: seconds that packing may take where the host has to wait for it.
         journal: told of each round, from the wait for it to when it is unpacked.
-        passage: the staging buffer, in no lot, through which copies go to retired slots; None where
+        aside: the staging buffer, in no lot, through which copies go to retired slots; None where
             no slot ever retires.
     """
 
@@ -98,9 +98,9 @@ class Mover:
         ranks: Sequence[int],
         deadline: float,
         journal: Journal = SILENT,
-        passage: int | None = None,
+        aside: int | None = None,
     ) -> None:
-        self._passage = passage
+        self._aside = aside
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
@@ -223,13 +223,13 @@ class Mover:
 
     def _fill(self, blob: Tensor, slots: Sequence[int], marks: Tensor) -> None:
         """Fill retired slots, one after another, through the buffer that is kept for it."""
-        if self._passage is None:
+        if self._aside is None:
             raise EngineError(f"no buffer leads to the retired slots {list(slots)}")
         size = self._store.layout.slot_bytes
         for place, slot in enumerate(slots):
             part = blob[place * size : (place + 1) * size]
-            self._store.unpack(part, (self._passage,), self._copy)
-            self._store.commit(((self._passage, slot),), self._copy)
+            self._store.unpack(part, (self._aside,), self._copy)
+            self._store.commit(((self._aside, slot),), self._copy)
         self._store.checksum_slots(slots, marks, self._copy)
 
     def _land(self, leg: Leg, hold: _Hold) -> Job[Staged]:

@@ -72,7 +72,7 @@ def by_ship(drafted: Draft, installed: Layout, shape: Shape, freight: Freight) -
         drafted.order,
         shape,
         nodes=freight.nodes,
-        staging=max(freight.staging, 1),  # where there is none, no layer is worth it
+        staging=max(freight.staging, 1),  # where there is none, no copy waits
         parcel=freight.parcel,
     )
     lots = [shipment.layers(lot) for lot in range(shipment.lots)]

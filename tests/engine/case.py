@@ -28,6 +28,8 @@ class FaultKind(StrEnum):
     """A bit of the next slots that are packed."""
     STAGING_FLIPPED = "staging flipped"
     """A bit of the next slots that are unpacked."""
+    FILL_FLIPPED = "fill flipped"
+    """A bit of the next retired slot that is filled."""
     MESSAGE_LOST = "message lost"
     """The next blob never arrives."""
     EXCHANGE_EXPIRES = "exchange expires"

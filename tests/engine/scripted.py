@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 
 from equipoise.balancer.experts.drafting import Draft, Limits
+from equipoise.balancer.experts.group import group_of
 from equipoise.balancer.experts.layout import Layout, Retired, solve_shares
 from equipoise.balancer.experts.placement import Load, Placement, Shape
 from equipoise.balancer.experts.retirement import retiring
@@ -37,8 +38,8 @@ def _room_for(
     installed: Layout, placement: Placement, layer: int, shape: Shape, limits: Limits
 ) -> Retired | None:
     """What has to retire so that a layer goes into the staging; None where that cannot be."""
-    more = retiring(installed, placement, layer, shape, limits.room.lots)
-    return more if not more or limits.room.passage is not None else None
+    more = retiring(installed, placement, layer, group_of(shape, 1, 0, None), limits.room.lots)
+    return more if not more or limits.room.aside is not None else None
 
 
 def _changed(row: Row, shape: Shape, draw: Random) -> Row:

@@ -22,6 +22,7 @@ ON_THE_WAY = (
     FaultKind.OTHER_TABLES,
     FaultKind.BLOB_FLIPPED,
     FaultKind.STAGING_FLIPPED,
+    FaultKind.FILL_FLIPPED,
     FaultKind.MESSAGE_LOST,
     FaultKind.EXCHANGE_EXPIRES,
 )

@@ -140,6 +140,9 @@ def test_layers_that_an_aborted_epoch_has_left_half_written_are_filled_again() -
                       moves.staging.tolist(), strict=True))  # fmt: skip
     assert filled[1, 4] == DIRECT
     assert found.retirements == (None,) * found.shipment.lots, "it has retired already"
+    timid = propose(load, half, shape, within(Room(2, 2), hysteresis=1 << 40))
+    assert timid.draft.order == (1,), "whatever there is to gain"
+    assert timid.layout.placement.tolist() == placement.tolist()
     assert (
         propose(load, replace(half, retired=frozenset()), shape, within(Room(2, 2))).draft.order
         == ()

@@ -13,6 +13,7 @@ from support.threads import Seat, on_ranks
 from equipoise.balancer.experts.balancer import AtBoundary, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.change import change_of
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.group import group_of
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Placement, Shape, check
@@ -158,17 +159,17 @@ def test_epochs_go_on_where_less_can_be_survived_than_was_asked_for(
     experts: int, survive: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = Shape(layers=2, experts=experts, slots=9, ranks=3)
-    row = [0, 1, 2, 1, 2, 0, 0, 1, 2] if experts == 3 else [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    row = [0, 0, 1, 2, 2, 1, 0, 1, 2] if experts == 3 else [0, 1, 2, 3, 0, 1, 2, 3, 0]
     placement = np.array([row] * 2, dtype=np.int32)
 
-    def program(seat: Seat) -> tuple[list[str], int]:
+    def program(seat: Seat) -> tuple[list[str], int, list[object]] | None:
         store = seat.accelerator.slot_store(slots_of(seat.rank, placement))
         layout = Layout(placement, even_shares(placement, experts))
         asked = replace(config(), aims=Aims(survive=1))
         balancer = open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
         if seat.rank == 2:
             balancer.close()
-            return [], 0
+            return None
         left = balancer.reconfigure([0, 1], 0)
         lockstep = seat.fabric.open("lockstep", [0, 1])
         for step in range(24):
@@ -177,10 +178,13 @@ def test_epochs_go_on_where_less_can_be_survived_than_was_asked_for(
             lockstep.barrier().result(30.0)
         left.close()
         outcomes = [report.outcome for report in left.engine.reports]
-        return outcomes, left.means.config.aims.survive
+        aims, found = left.means.config.aims, left.installed.layout.placement
+        frail = group_of(left.shape, 1, aims.survive, None).frail(found)
+        return outcomes, aims.survive, frail.tolist()
 
-    for outcomes, asked in on_ranks(3, program)[:2]:
+    for outcomes, asked, frail in [told for told in on_ranks(3, program) if told is not None]:
         assert asked == survive
+        assert frail == [], "whose experts were on one rank only is planned anew"
         assert set(outcomes) == {"committed"}
     assert ("survive is 0 from now on" in caplog.text) == (survive == 0)
 
@@ -194,6 +198,16 @@ def test_what_nothing_could_survive_is_refused_at_the_door() -> None:
         asked = replace(config(), aims=Aims(survive=1))
         with pytest.raises(PlacementError, match="survive=1 needs two slots an expert: 10, not 9"):
             open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
+
+    on_ranks(1, program)
+
+
+def test_a_start_with_slots_that_hold_nothing_is_refused() -> None:
+    def program(seat: Seat) -> None:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+        half = Layout(SAFE, even_shares(SAFE, SHAPE.experts), frozenset({(0, 4)}))
+        with pytest.raises(PlacementError, match=r"the start has retired slots: \[\(0, 4\)\]"):
+            open_balancer(seat.accelerator, seat.fabric, store, SHAPE, half, config())
 
     on_ranks(1, program)
 

@@ -10,13 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.change import change_of
+from equipoise.balancer.experts.group import Group, group_of
 from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.balancer.experts.renewal import renewed
 from equipoise.balancer.experts.retirement import retiring
 from equipoise.balancer.experts.shipment import DIRECT, ship
 
 ROW = Shape(layers=1, experts=3, slots=6, ranks=2)
+
+
+def alone(shape: Shape, survive: int = 0) -> Group:
+    """On one node."""
+    return group_of(shape, 1, survive, None)
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,12 @@ class Case:
 
     shape: Shape
     layout: Layout
-    proposed: np.ndarray
+    proposed: Placement
     staging: int
+
+    @property
+    def group(self) -> Group:
+        return alone(self.shape)
 
 
 @st.composite
@@ -59,7 +69,7 @@ def staged(case: Case, retired: frozenset[tuple[int, int]]) -> list[int]:
 
 @given(cases())
 def test_what_is_left_goes_into_staging_and_no_more_retires_than_has_to(case: Case) -> None:
-    found = retiring(case.layout, case.proposed, 0, case.shape, case.staging)
+    found = retiring(case.layout, case.proposed, 0, case.group, case.staging)
     if found is None:
         return
     before, after = staged(case, frozenset()), staged(case, found)
@@ -69,7 +79,7 @@ def test_what_is_left_goes_into_staging_and_no_more_retires_than_has_to(case: Ca
 
 @given(cases())
 def test_every_expert_keeps_a_slot_that_can_be_read(case: Case) -> None:
-    found = retiring(case.layout, case.proposed, 0, case.shape, case.staging)
+    found = retiring(case.layout, case.proposed, 0, case.group, case.staging)
     if found is None:
         return
     layout = Layout(case.layout.placement, case.layout.shares, case.layout.retired | found)
@@ -80,12 +90,12 @@ def test_every_expert_keeps_a_slot_that_can_be_read(case: Case) -> None:
 @given(cases())
 def test_nothing_is_impossible_where_staging_holds_the_layer(case: Case) -> None:
     most = max(staged(case, frozenset()))
-    assert retiring(case.layout, case.proposed, 0, case.shape, most) == frozenset()
+    assert retiring(case.layout, case.proposed, 0, case.group, most) == frozenset()
 
 
 @given(cases())
 def test_a_shipment_fills_retired_slots_at_once_and_reads_none_of_them(case: Case) -> None:
-    found = retiring(case.layout, case.proposed, 0, case.shape, case.staging)
+    found = retiring(case.layout, case.proposed, 0, case.group, case.staging)
     if found is None:
         return
     layout = Layout(case.layout.placement, case.layout.shares, case.layout.retired | found)
@@ -109,16 +119,35 @@ def test_the_expert_with_most_to_spare_gives_then_the_slot_with_the_smallest_sha
     shares = np.array([[9, 8, 5, 7, 3, 4]], dtype=np.int32)
     proposed = np.array([[1, 1, 0, 2, 0, 1]], dtype=np.int32)
     layout = Layout(placement, shares)
-    assert retiring(layout, proposed, 0, ROW, 3) == frozenset()
-    assert retiring(layout, proposed, 0, ROW, 2) == frozenset({(0, 1)})
-    assert retiring(layout, proposed, 0, ROW, 1) == frozenset({(0, 1), (0, 2)})
-    assert retiring(layout, proposed, 0, ROW, 0) == frozenset({(0, 0), (0, 1), (0, 2)})
+    assert retiring(layout, proposed, 0, alone(ROW), 3) == frozenset()
+    assert retiring(layout, proposed, 0, alone(ROW), 2) == frozenset({(0, 1)})
+    assert retiring(layout, proposed, 0, alone(ROW), 1) == frozenset({(0, 1), (0, 2)})
+    assert retiring(layout, proposed, 0, alone(ROW), 0) == frozenset({(0, 0), (0, 1), (0, 2)})
 
 
 def test_a_swap_of_experts_with_one_copy_each_takes_staging() -> None:
     placement, proposed = (np.array([row], dtype=np.int32) for row in ([0, 1, 2], [1, 0, 2]))
     layout = Layout(placement, even_shares(placement, 3))
-    assert retiring(layout, proposed, 0, Shape(1, 3, 3, 1), 1) is None
+    assert retiring(layout, proposed, 0, alone(Shape(1, 3, 3, 1)), 1) is None
+
+
+def test_what_retires_leaves_every_expert_what_it_takes_to_survive_a_rank() -> None:
+    shape = Shape(1, 3, 12, 3)
+    placement = np.array([[0, 0, 1, 2, 0, 1, 1, 2, 2, 2, 0, 1]], dtype=np.int32)
+    proposed = np.roll(placement, 1, axis=1)
+    layout = Layout(placement, even_shares(placement, 3))
+    for staging in range(4):
+        for survive in (0, 1):
+            found = retiring(layout, proposed, 0, alone(shape, survive), staging)
+            if found is None:
+                continue
+            held = Layout(placement, layout.shares, found).held
+            homes = [{*(np.flatnonzero(held[0] == expert) // 4).tolist()} for expert in range(3)]
+            assert min(map(len, homes)) > survive
+    twice = np.array([[0, 1, 1, 0]], dtype=np.int32)
+    pair, swapped = Layout(twice, even_shares(twice, 2)), np.array([[1, 0, 1, 0]], dtype=np.int32)
+    assert retiring(pair, swapped, 0, alone(Shape(1, 2, 4, 2)), 1) == frozenset({(0, 0)})
+    assert retiring(pair, swapped, 0, alone(Shape(1, 2, 4, 2), 1), 1) is None
 
 
 @pytest.mark.parametrize(("planned", "installed"), [({(0, 0)}, set()), (set(), {(0, 0)})])

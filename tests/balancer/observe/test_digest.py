@@ -88,6 +88,13 @@ def test_what_came_to_each_rank_adds_up_to_what_the_engine_counts(data: st.DataO
     assert sum(here) == _native.count_moves(before, after, ranks)
 
 
+def test_rows_of_a_retired_slot_are_with_who_takes_its_tokens() -> None:
+    placement, shape = np.array([[0, 1, 0, 1]], dtype=np.int32), Shape(1, 2, 4, 2)
+    layout = Layout(placement, even_shares(placement, 2), frozenset({(0, 3)}))
+    load = np.array([[40, 60]], dtype=np.int64)
+    assert rank_loads(load, layout, shape).tolist() == [[80.0, 20.0]]
+
+
 def test_an_epoch_is_settled_by_the_first_sub_window_that_began_when_it_was_over() -> None:
     load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
     digest = Digest()

@@ -1,13 +1,16 @@
 """Mutants of slots that retire: before they are written, while they are, and behind an abort."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.mutants.mutant import Mutant
+from torch import Tensor
 
 from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.installed import Copies, Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task
 from equipoise.balancer.experts.lots import ReadyLot
+from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.planner import Shipped
 from equipoise.balancer.experts.renewal import LaggedShares, Resting, Solving
 from equipoise.balancer.experts.voyages import Voyages
@@ -56,6 +59,20 @@ class ForgetsRetired(Installed):
         self._layout = replace(self._layout, retired=frozenset())
 
 
+class LooksAside(Mover):
+    """Sums what has come to the buffer aside, not what lies in the slot."""
+
+    def _fill(self, blob: Tensor, slots: Sequence[int], marks: Tensor) -> None:
+        assert self._aside is not None
+        size = self._store.layout.slot_bytes
+        for place, slot in enumerate(slots):
+            part = blob[place * size : (place + 1) * size]
+            self._store.unpack(part, (self._aside,), self._copy)
+            mark = marks[place : place + 1]
+            self._store.checksum_staging((self._aside,), mark, self._copy)
+            self._store.commit(((self._aside, slot),), self._copy)
+
+
 MUTANTS = (
     Mutant(
         name="written-in-service",
@@ -80,5 +97,11 @@ MUTANTS = (
         broken="behind an abort half-written slots pass for whole ones",
         property="right-weights",
         patches={"assembly.Installed": ForgetsRetired},
+    ),
+    Mutant(
+        name="fill-not-checked",
+        broken="nobody looks at what was filled at once where it lies",
+        property="right-weights",
+        patches={"assembly.Mover": LooksAside},
     ),
 )
