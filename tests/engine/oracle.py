@@ -34,7 +34,6 @@ PASSING = frozenset(
         FaultKind.OTHER_TABLES,
         FaultKind.BLOB_FLIPPED,
         FaultKind.STAGING_FLIPPED,
-        FaultKind.FILL_FLIPPED,
         FaultKind.WRITE_FLIPPED,
         FaultKind.SLOW,
     }
@@ -55,7 +54,6 @@ REASONS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.OTHER_TABLES: ("tables differ",),
     FaultKind.BLOB_FLIPPED: ("staged bytes differ",),
     FaultKind.STAGING_FLIPPED: ("staged bytes differ",),
-    FaultKind.FILL_FLIPPED: ("staged bytes differ",),
     FaultKind.MESSAGE_LOST: ("move failed", "staged bytes differ"),
     FaultKind.EXCHANGE_EXPIRES: ("move failed",),
 }

@@ -108,7 +108,17 @@ class RiggedCommunicator(Around):
 
 
 class RiggedStore(Around):
-    """Flips a bit of what was packed, staged, filled, or written."""
+    """Flips a bit of what was packed, staged, filled, or written.
+
+    Args:
+        inner: the slots.
+        traps: of the rank.
+        aside: the buffer through which retired slots are filled: flipped in the slot itself.
+    """
+
+    def __init__(self, inner: Any, traps: Traps, aside: int | None) -> None:
+        super().__init__(inner, traps)
+        self._aside = aside
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         self._inner.pack(slots, blob, stream)
@@ -117,13 +127,13 @@ class RiggedStore(Around):
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         self._inner.unpack(blob, staging, stream)
-        if self._traps.spring(FaultKind.STAGING_FLIPPED):
+        if tuple(staging) != (self._aside,) and self._traps.spring(FaultKind.STAGING_FLIPPED):
             row = self._inner._staging[staging[-1]]
             stream.launch(lambda: row.__setitem__(2, row[2] ^ 0x20))
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         self._inner.commit(copies, stream)
-        if stream.role is Role.COPY and self._traps.spring(FaultKind.FILL_FLIPPED):
+        if stream.role is Role.COPY and self._traps.spring(FaultKind.STAGING_FLIPPED):
             row = self._inner._slots[copies[-1][1]][0]
             stream.launch(lambda: row.__setitem__(2, row[2] ^ 0x08))
 

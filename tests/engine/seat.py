@@ -15,6 +15,7 @@ from engine.story import After
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.engine import ExpertEngine
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.layout import Layout, even_shares
@@ -135,7 +136,8 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
         workers[kind] = LaneWorker(rank, kind, act)
         return workers[kind]
 
-    store: Any = RiggedStore(accelerator.slot_store(slots), traps)
+    aside = Room.of(case.staging, shape).aside
+    store: Any = RiggedStore(accelerator.slot_store(slots), traps, aside)
     path = way(case, accelerator, store)
     balancer = open_balancer(accelerator, fabric, store, shape, layout, case.config, path, hire)
     tables, counters = balancer.installed.tables, balancer.load.counters

@@ -22,14 +22,19 @@ ON_THE_WAY = (
     FaultKind.OTHER_TABLES,
     FaultKind.BLOB_FLIPPED,
     FaultKind.STAGING_FLIPPED,
-    FaultKind.FILL_FLIPPED,
     FaultKind.MESSAGE_LOST,
     FaultKind.EXCHANGE_EXPIRES,
 )
 """Faults of weights that come from peers."""
 IN_PLACE = (FaultKind.WRITE_FLIPPED, FaultKind.WRITE_FAILS)
 """Faults of weights that are written in place."""
-OFTEN = (FaultKind.HASTY_CLERK, FaultKind.HASTY_CLERK, FaultKind.STORE_CUT, FaultKind.OTHER_PLAN)
+OFTEN = (
+    FaultKind.HASTY_CLERK,
+    FaultKind.HASTY_CLERK,
+    FaultKind.STORE_CUT,
+    FaultKind.OTHER_PLAN,
+    FaultKind.STAGING_FLIPPED,
+)
 """Faults that matter at few moments only are tried at more."""
 BLOCKING = ("serial-off-stream",)
 """Worlds where a boundary blocks for its own device, which others may hold up."""
@@ -85,7 +90,7 @@ def read(data: bytes, faults: int) -> Case:
     return Case(
         shape=shape,
         path=path,
-        staging=reader.pick((size, size + 1, shape.layers * size, size - 1)),
+        staging=reader.pick((size, size + 1, shape.layers * size, size - 1, size - 1)),
         parcel=1 + reader.below(4),
         world=world,
         shares=reader.pick((ShareMode.STATIC, ShareMode.LAGGED)),
