@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.assembly import BY_BOUNDARY, Means, assemble
+from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.staff import threads
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -25,6 +28,7 @@ from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
 
 DEADLINE = 20.0
+ALONE = Members((0,), 0)
 NEVER = 1 << 20
 """Windows between epochs."""
 Ids = npt.NDArray[np.int32]
@@ -62,10 +66,19 @@ class Rig:
             deadline=DEADLINE,
         )
         store = _store(self.accelerator, shape)
-        balancer = open_balancer(self.accelerator, self.fabric, store, shape, layout, config)
+        balancer = self.balancer(store, shape, layout, config)
         found = [self._step(balancer, step, layers) for step, layers in enumerate(batches)]
         balancer.close()
         return np.stack(found)
+
+    def balancer(
+        self, store: SlotStore, shape: Shape, layout: Layout, config: EngineConfig
+    ) -> ExpertBalancer:
+        """Of one rank that stands for all of the shape: opened, it would want the others."""
+        means = Means(
+            self.accelerator, self.fabric, store, config, BY_BOUNDARY, threads(config), ALONE
+        )
+        return ExpertBalancer(means, shape, assemble(means, shape, layout))
 
     def _step(self, balancer: ExpertBalancer, step: int, layers: Sequence[Ids]) -> Floats:
         balancer.boundary(step)

@@ -37,7 +37,7 @@ from engine_rig import Rig, rig
 from evidence import save
 from straightforward import InUse, install
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.installed import Copies, Installed
@@ -221,7 +221,7 @@ def _balancer(found: Rig, mode: ShareMode) -> Iterator[ExpertBalancer]:
         deadline=DEADLINE,
     )
     layout = _layouts()[0]
-    balancer = open_balancer(found.accelerator, found.fabric, _store(found), SHAPE, layout, config)
+    balancer = found.balancer(_store(found), SHAPE, layout, config)
     gc.collect()
     gc.freeze()
     try:

@@ -28,6 +28,7 @@ EquipoiseError
 │   ├── FileUnwritten         the system did not take it: a full disk, no permission
 │   └── RanksUnsaid           it does not say for how many ranks it is, and nobody else did
 └── EngineError
+    ├── ConfigError           an engine cannot be configured so
     ├── PlacementError        a placement, share table or load is malformed
     ├── ExpertsLost           a loss of ranks took the last copies of some experts
     ├── RegistrationError     tensors cannot be taken for the expert weights of a layer
@@ -201,6 +202,10 @@ class RanksUnsaid(FormatError):
 
 class EngineError(EquipoiseError):
     """Something about the balancer's engine."""
+
+
+class ConfigError(EngineError, ValueError):
+    """An engine cannot be configured so."""
 
 
 class PlacementError(EngineError):

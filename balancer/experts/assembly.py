@@ -154,6 +154,8 @@ class Means:
         first: the step of the first boundary.
         journal: told what happens; returns at once and never raises.
         leavings: what a group before this one has asked, and nobody needs any more.
+        watched: whether any rank has a journal: then all ranks sum every sub-window, since a sum
+            takes all of them.
     """
 
     accelerator: Accelerator
@@ -166,6 +168,7 @@ class Means:
     first: int = 0
     journal: Journal = SILENT
     leavings: tuple[Filed, ...] = ()
+    watched: bool = False
 
     def open(self, what: str) -> Communicator:
         """A communicator among the members; collective."""
@@ -280,7 +283,7 @@ def _window(
 def _period(means: Means) -> int:
     """Steps from one window of load to the next: all are summed where others look than plans."""
     config = means.config
-    looked_at = config.shares is ShareMode.LAGGED or means.journal is not SILENT
+    looked_at = config.shares is ShareMode.LAGGED or means.watched
     return config.window_size if looked_at else config.step_interval
 
 

@@ -1,10 +1,12 @@
 """One rank's expert balancer: what a model's serve loop holds."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
+from equipoise.balancer.experts.accord import Opening, agree
 from equipoise.balancer.experts.assembly import (
     BY_BOUNDARY,
     Assembly,
@@ -18,7 +20,7 @@ from equipoise.balancer.experts.assembly import (
 )
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.gates import StepKind
-from equipoise.balancer.experts.group import bearable, group_of
+from equipoise.balancer.experts.group import bearable
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Hire
 from equipoise.balancer.experts.journal import SILENT, Journal
@@ -27,7 +29,8 @@ from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape
 from equipoise.balancer.experts.router import Router
-from equipoise.balancer.experts.salvage import agree, refill, rewrite, salvage
+from equipoise.balancer.experts.salvage import agree as agree_to_go_on
+from equipoise.balancer.experts.salvage import refill, rewrite, salvage
 from equipoise.balancer.experts.staff import threads
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
@@ -123,17 +126,28 @@ class ExpertBalancer:
             BallotIncomplete: one of `active_ranks` does not come.
         """
         members = self.means.members.without(active_ranks)
-        nodes = self.means.config.nodes if len(members.ranks) % self.means.config.nodes == 0 else 1
-        config = self._within(replace(self.means.config, nodes=nodes), len(members.ranks))
+        config = self._within(
+            replace(self.means.config, nodes=self._nodes(members)), len(members.ranks)
+        )
         means = replace(self.means, members=members, first=step, config=config)
         unsettled, layout = self.engine.unsettled, self.installed.layout
         self.parts.retire()
-        asked = agree(means.fabric.control, members, means.config, layout, step)
+        asked = agree_to_go_on(means.fabric.control, members, means.config, layout, step)
         means = replace(means, leavings=(*self.parts.archive.leavings, asked))
         saved = salvage(layout, self.shape, self.means.members, members)
         refill(means, saved)
         rewrite(means, saved, unsettled)
         return ExpertBalancer(means, saved.shape, assemble(means, saved.shape, saved.layout))
+
+    def _nodes(self, left: Members) -> int:
+        """Among how many nodes those who are left divide evenly; 1 where they do not.
+
+        A rank stays on the node that it was on: two that are left of one are no two nodes.
+        """
+        before = self.means.members.ranks
+        size = len(before) // self.means.config.nodes
+        counts = Counter(before.index(rank) // size for rank in left.ranks)
+        return len(counts) if len(set(counts.values())) == 1 else 1
 
     def _within(self, config: EngineConfig, ranks: int) -> EngineConfig:
         """What so many ranks can still aim at; less than was asked for is said."""
@@ -189,14 +203,15 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
 
     Raises:
         Unsupported: the accelerator lacks what the path needs.
-        EngineError: the configuration asks for log lines, and there is no journal.
-        PlacementError: there are too few slots, ranks or nodes to survive what the aims say; or the
-            layout has retired slots, which hold nothing: a start is whole.
+        EngineError: the configuration asks for log lines, and there is no journal; the store has
+            other slots than the shape, or no staging where weights come from peers.
+        PlacementError: the layout is not of the shape, or has retired slots; the shape is not of
+            these ranks; there is not what it takes to survive what the aims say.
+        AgreementLost: a rank opens something else; nothing is opened anywhere.
+        BallotIncomplete: a rank does not come.
     """
-    if layout.retired:
-        raise PlacementError(f"the start has retired slots: {sorted(layout.retired)[:4]}")
-    group_of(shape, config.nodes, config.aims.survive, None)
-    means = _means(accelerator, fabric, store, config, path, hire or threads(config), journal)
+    opening = Opening(store, shape, layout, config, path)
+    means = _means(accelerator, fabric, opening, hire or threads(config), journal)
     return ExpertBalancer(means, shape, assemble(means, shape, layout))
 
 
@@ -210,20 +225,26 @@ def open_static(
     journal: Journal = SILENT,
 ) -> ExpertBalancer:
     """The same without epochs: `layout` stays, its shares too; collective."""
-    means = _means(accelerator, fabric, store, config, BY_BOUNDARY, threads(config), journal)
+    opening = Opening(store, shape, layout, config, None)
+    means = _means(accelerator, fabric, opening, threads(config), journal)
     return ExpertBalancer(means, shape, assemble_still(means, shape, layout))
 
 
 def _means(
-    accelerator: Accelerator,
-    fabric: Fabric,
-    store: SlotStore,
-    config: EngineConfig,
-    path: CommitPath,
-    hire: Hire,
-    journal: Journal,
+    accelerator: Accelerator, fabric: Fabric, opening: Opening, hire: Hire, journal: Journal
 ) -> Means:
+    config, control = opening.config, fabric.control
     if config.log_balancedness and journal is SILENT:
         raise EngineError("log_balancedness takes a journal, and none was given")
-    members = Members(tuple(range(fabric.control.size)), fabric.control.rank)
-    return Means(accelerator, fabric, store, config, path, hire, members, journal=journal)
+    opening.check(control.size)
+    return Means(
+        accelerator,
+        fabric,
+        opening.store,
+        config,
+        opening.path or BY_BOUNDARY,
+        hire,
+        Members(tuple(range(control.size)), control.rank),
+        journal=journal,
+        watched=agree(control, opening, "" if journal is SILENT else "journal"),
+    )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from equipoise.balancer.experts.routing_rule import RoutingRule
+from equipoise.hal.errors import ConfigError
 
 
 class ShareMode(StrEnum):
@@ -30,6 +31,8 @@ AIMED = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
 """The most that each aim may be; the least is 0."""
 COUNTED = "parcel", "layer_updates_per_iter", "patience", "nodes", "log_balancedness_interval"
 """What an engine has at least one of."""
+WHOLE = "window_size", "step_interval", "sub_window", "phase", "hysteresis", *COUNTED
+"""What is counted; hysteresis in parts per 65536."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class Aims:
         survive: 0 nothing, 1 the loss of a rank, 2 of a node: every expert has copies elsewhere.
         sigma: deviations over the windows of the load that a rank counts with.
 
-    Raises ValueError for what no plan can aim at: every epoch would end with a planner that failed.
+    Raises `ConfigError` for what no plan can aim at: the planner would fail epoch after epoch.
     """
 
     target: float = 0.02
@@ -54,7 +57,7 @@ class Aims:
         for name, most in AIMED.items():
             # So written, nan is refused too.
             if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
+                raise ConfigError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,8 @@ class EngineConfig:
         log_balancedness: whether the journal writes how even the load is, every so often.
         log_balancedness_interval: steps from one such line to the next.
         deadline: seconds that any wait may last.
+
+    Raises `ConfigError` for what no engine can be.
     """
 
     label: str
@@ -106,32 +111,47 @@ class EngineConfig:
         return self.deadline / 4
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.sub_window < 1 or self.window_size < 1:
-            raise ValueError("window_size and sub_window are at least one step")
+            raise ConfigError("window_size and sub_window are at least one step")
         if self.window_size % self.sub_window or self.step_interval % self.sub_window:
-            raise ValueError(
+            raise ConfigError(
                 f"window_size {self.window_size} and step_interval {self.step_interval} "
                 f"must be multiples of sub_window {self.sub_window}"
             )
         if self.phase % self.sub_window or not 0 <= self.phase < self.step_interval:
             # A plan is made from a sum, so epochs open one step behind a sub-window.
-            raise ValueError(
+            raise ConfigError(
                 f"phase {self.phase} must be a multiple of sub_window {self.sub_window}, and less "
                 f"than step_interval {self.step_interval}"
             )
         if self.rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
-            raise ValueError(
+            raise ConfigError(
                 f"rule {self.rule} reads no shares: they must be static, not {self.shares}"
             )
         if self.step_interval < self.window_size:
-            raise ValueError(
+            raise ConfigError(
                 f"step_interval {self.step_interval} is shorter than window_size {self.window_size}"
             )
         self._check_counts()
 
+    def _check_kinds(self) -> None:
+        """Words become choices, and what is counted has to be whole."""
+        for name, kind in (("shares", ShareMode), ("rule", RoutingRule)):
+            try:
+                object.__setattr__(self, name, kind(getattr(self, name)))
+            except ValueError:
+                known, given = ", ".join(kind), getattr(self, name)
+                raise ConfigError(f"{name} must be one of {known}, got {given!r}") from None
+        for name in WHOLE:
+            if type(getattr(self, name)) is not int:
+                raise ConfigError(f"{name} is a whole number, got {getattr(self, name)!r}")
+        if not 0 < self.deadline < float("inf"):
+            raise ConfigError(f"deadline is seconds above 0, got {self.deadline!r}")
+
     def _check_counts(self) -> None:
         for name in COUNTED:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+                raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
         if self.hysteresis < 0:
-            raise ValueError(f"hysteresis is at least 0, got {self.hysteresis}")
+            raise ConfigError(f"hysteresis is at least 0, got {self.hysteresis}")

@@ -10,13 +10,13 @@
 Everything is opened in one order on every rank: models as the set has them, families as the model.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from equipoise.balancer.experts.accord import ask, differs
 from equipoise.balancer.experts.assembly import BY_BOUNDARY, AtBoundary, CommitPath
 from equipoise.balancer.experts.balancer import open_balancer
 from equipoise.balancer.experts.berth import Berth
@@ -187,16 +187,11 @@ def _check(models: ModelSet, starts: Mapping[str, Start], ranks: int) -> None:
 def _agree(control: ControlPlane, parts: tuple[Part, ...]) -> None:
     """See that all ranks mean the same before anything is opened. Raises `AgreementLost`."""
     config, mine = parts[0].start.config, [_said(part) for part in parts]
-    question = f"{config.label}/open"
-    control.cast(question, json.dumps(mine).encode())
-    for rank, ballot in enumerate(control.collect(question, config.deadline)):
-        theirs = json.loads(ballot)
+    for rank, theirs in enumerate(ask(control, f"{config.label}/open", config.deadline, mine)):
         if len(theirs) != len(mine):
             raise AgreementLost(f"rank {rank} has {len(theirs)} families, this one {len(mine)}")
         for other, own in zip(theirs, mine, strict=True):
-            differ = [what for what in own if other.get(what) != own[what]]
-            if differ:
-                what = differ[0]
+            if (what := differs(own, other)) is not None:
                 raise AgreementLost(
                     f"model {own['model']!r}: rank {rank} has {what} {other.get(what)}, rank "
                     f"{control.rank} has {own[what]}"

@@ -14,11 +14,13 @@ from engine.story import After
 
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.assembly import Means, assemble
+from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.engine import ExpertEngine
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import contiguous
 from equipoise.balancer.experts.standing import outcome_of
 from equipoise.balancer.experts.states import Voting
@@ -139,7 +141,10 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     aside = Room.of(case.staging, shape).aside
     store: Any = RiggedStore(accelerator.slot_store(slots), traps, aside)
     path = way(case, accelerator, store)
-    balancer = open_balancer(accelerator, fabric, store, shape, layout, case.config, path, hire)
+    # Put together here: to open it all ranks would have to come at once.
+    members = Members(tuple(range(shape.ranks)), rank)
+    means = Means(accelerator, fabric, store, case.config, path, hire, members)
+    balancer = ExpertBalancer(means, shape, assemble(means, shape, layout))
     tables, counters = balancer.installed.tables, balancer.load.counters
     forward = Forward(rank, shape, slots, tables, counters, balancer.parts.guard)
     tokens = fabric.open("tokens")

@@ -1,5 +1,7 @@
 """What an engine cannot be configured to do is refused at once, and not epoch after epoch."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,20 +11,15 @@ from support.rebalancing import rebalance, violations
 
 from equipoise.balancer.experts.config import AIMED, COUNTED, Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.planning import plan
-from equipoise.hal.errors import PlacementError
+from equipoise.balancer.experts.routing_rule import RoutingRule
+from equipoise.hal.errors import ConfigError, PlacementError
 
 LOAD = np.arange(12, dtype=np.int64).reshape(2, 1, 6)
 
 
-def config(**changes: int) -> EngineConfig:
-    return EngineConfig(
-        label="x",
-        shares=ShareMode.STATIC,
-        window_size=2,
-        step_interval=2,
-        sub_window=1,
-        **changes,  # type: ignore[arg-type]
-    )
+def config(**changes: Any) -> EngineConfig:
+    known = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 2, "sub_window": 1}
+    return EngineConfig(label="x", **{**known, **changes})
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -30,6 +27,34 @@ def test_of_what_an_engine_needs_there_is_one(name: str) -> None:
     assert getattr(config(**{name: 1}), name) == 1
     with pytest.raises(ValueError, match=f"{name} is at least 1, got 0"):
         config(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shares": "nonsense"}, "shares must be one of static, lagged, exact, got 'nonsense'"),
+        ({"rule": "fair"}, "rule must be one of .*, got 'fair'"),
+        ({"hysteresis": 0.01}, "hysteresis is a whole number, got 0.01"),
+        ({"parcel": 2.5}, "parcel is a whole number, got 2.5"),
+        ({"patience": True}, "patience is a whole number, got True"),
+        *(
+            ({"deadline": d}, "deadline is seconds above 0")
+            for d in (0, -1.0, float("nan"), float("inf"))
+        ),
+    ],
+)
+def test_what_no_engine_can_be_is_refused_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        config(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_words_stand_for_choices() -> None:
+    found = config(shares="static", rule="vllm")
+    assert found.shares is ShareMode.STATIC
+    assert found.rule is RoutingRule.ROW_HASH
 
 
 def test_hysteresis_is_not_negative() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.threads import Seat, on_ranks
 
+from equipoise.balancer.experts.assembly import Means
 from equipoise.balancer.experts.balancer import AtBoundary, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.change import change_of
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
@@ -189,29 +191,6 @@ def test_epochs_go_on_where_less_can_be_survived_than_was_asked_for(
     assert ("survive is 0 from now on" in caplog.text) == (survive == 0)
 
 
-def test_what_nothing_could_survive_is_refused_at_the_door() -> None:
-    shape = Shape(layers=2, experts=5, slots=9, ranks=3)
-
-    def program(seat: Seat) -> None:
-        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
-        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
-        asked = replace(config(), aims=Aims(survive=1))
-        with pytest.raises(PlacementError, match="survive=1 needs two slots an expert: 10, not 9"):
-            open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
-
-    on_ranks(1, program)
-
-
-def test_a_start_with_slots_that_hold_nothing_is_refused() -> None:
-    def program(seat: Seat) -> None:
-        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
-        half = Layout(SAFE, even_shares(SAFE, SHAPE.experts), frozenset({(0, 4)}))
-        with pytest.raises(PlacementError, match=r"the start has retired slots: \[\(0, 4\)\]"):
-            open_balancer(seat.accelerator, seat.fabric, store, SHAPE, half, config())
-
-    on_ranks(1, program)
-
-
 @given(
     st.permutations([0, 1, 2, 3, 0, 1, 2, 3, 0]),
     st.sets(st.integers(0, 2), min_size=2, max_size=2),
@@ -260,6 +239,30 @@ def test_a_retired_slot_is_no_copy_and_is_the_first_to_be_filled_again(
     assert saved.layout.retired == {(0, place) for place in free - filled}
     assert {*range(4)} <= {*saved.layout.held[0].tolist()}
     change_of(saved.layout, saved.shape, [0])  # so there are tables for it
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "left", "expected"),
+    [
+        (4, 2, [0, 1], 1),
+        (4, 2, [0, 2], 2),
+        (4, 2, [0, 1, 3], 1),
+        (8, 4, [2, 3, 4, 5, 6, 7], 3),
+        (8, 4, [1, 2, 3, 4, 5, 6], 1),
+        (8, 2, [0, 1, 4, 5], 2),
+        (8, 2, [0, 1, 2, 4], 1),
+        (3, 1, [0, 2], 1),
+    ],
+)
+def test_ranks_that_are_left_are_on_the_nodes_that_they_were_on(
+    ranks: int, nodes: int, left: list[int], expected: int
+) -> None:
+    nothing: Any = None
+    before = Members(tuple(range(ranks)), left[0])
+    asked = replace(config(), nodes=nodes)
+    means = Means(nothing, nothing, nothing, asked, AtBoundary(), nothing, before)
+    balancer = ExpertBalancer(means, SHAPE, nothing)
+    assert balancer._nodes(before.without(left)) == expected
 
 
 def test_members_are_ascending_and_know_themselves() -> None:
