@@ -1,7 +1,8 @@
 """Does rebalancing cost serving anything? Four ranks on an emulated device, one process each.
 
     python benchmarks/engine.py                all points, 5 rounds: about 50 minutes
-    python benchmarks/engine.py --point 'twice the link'   that point, in the place of its figures
+    python benchmarks/engine.py --point 'twice the link'   that point alone: nothing is kept, since
+                                               figures of different commits say nothing together
     python benchmarks/engine.py --quick        the centre, one round, a minute: nothing is kept
     python benchmarks/engine.py --slower 0.25  one layer each: device and links four times as fast;
                                                nothing is kept
@@ -23,7 +24,6 @@ it.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ from engine_crew import Run, serve_all
 from engine_figures import AGAIN, NONE, OURS, PERFECT, STOP, point_figures
 from engine_page import text
 from engine_traffic import traffic_of
-from evidence import RESULTS, commit, save
+from evidence import save
 
 ROUNDS, FEWER = 5, 3
 """Of what is judged, and of what is not."""
@@ -82,21 +82,11 @@ def measure(runs: Sequence[Run], times: float) -> dict[str, Any]:
     told = serve_all(runs, SECONDS * max(times, 1.0) * steps)
     by_point = {run.point.name: run.point for run in runs}
     return {
-        name: {"commit": commit()}
-        | point_figures(
+        name: point_figures(
             point, [t for run, t in zip(runs, told, strict=True) if run.point.name == name]
         )
         for name, point in by_point.items()
     }
-
-
-def keep(figures: dict[str, Any], words: Sequence[str]) -> None:
-    """Save them, beside those of points that were not measured now."""
-    path = RESULTS / "engine.json"
-    before = json.loads(path.read_text())["figures"] if path.exists() else {}
-    known = {**before, **figures}
-    ordered = {name: known[name] for name in ALL if name in known}
-    save("engine", ["python", "benchmarks/engine.py", *words], ordered)
 
 
 def main() -> None:
@@ -111,8 +101,8 @@ def main() -> None:
     runs = brief() if chosen.quick else schedule(chosen.point or ALL)
     figures = measure(slower(runs, chosen.slower), chosen.slower)
     sys.stdout.write("\n".join(text(figures)) + "\n")
-    if not chosen.quick and chosen.slower == 1.0:
-        keep(figures, sys.argv[1:])
+    if not chosen.quick and not chosen.point and chosen.slower == 1.0:
+        save("engine", ["python", "benchmarks/engine.py"], figures)
 
 
 if __name__ == "__main__":

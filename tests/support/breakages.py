@@ -65,6 +65,10 @@ def negative(loads: torch.Tensor) -> None:
     loads[0, 0] = -1
 
 
+OPENED = "/opened"
+"""What ranks ask each other before there is an engine ends so; it is none of the breakages'."""
+
+
 class FlippedByte(Around):
     """Receives one wrong byte in every blob."""
 
@@ -193,7 +197,7 @@ class MuteOnce(Around):
         self._lost: set[str] = set()
 
     def cast(self, question: str, ballot: bytes) -> None:
-        if not self._lost:
+        if not self._lost and not question.endswith(OPENED):
             self._lost.add(question)
             return
         self._inner.cast(question, ballot)
@@ -230,6 +234,9 @@ class NoStore(Around):
     """Has lost the store."""
 
     def collect(self, question: str, timeout: float, ranks: Ranks = None) -> tuple[bytes, ...]:
+        if question.endswith(OPENED):
+            found: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
+            return found
         raise ControlLost("ballots unreadable: connection lost")
 
 
