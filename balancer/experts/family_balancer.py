@@ -70,6 +70,11 @@ class LayerRouter:
         """Slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load."""
         return self.family.inner.router.route(self.row, step, ids)
 
+    @property
+    def generation(self) -> int:
+        """Of the tables by which it routes: what a dispatch carries, so that peers can compare."""
+        return self.family.inner.installed.generation(self.row)
+
 
 def lost_of(model: str, gone: dict[int, tuple[int, ...]]) -> ExpertsLost:
     """Experts that a model has lost, by its own numbers of layers."""
