@@ -113,10 +113,14 @@ def open_model_balancers(
     except BaseException:
         abandon(opened)
         raise
-    found = ModelBalancers({model.name: _balancer(model, opened) for model in models})
+    return _told(ModelBalancers({model.name: _balancer(model, opened) for model in models}), fabric)
+
+
+def _told(opened: ModelBalancers, fabric: Fabric) -> ModelBalancers:
+    """The same, when the first rank has said what they take."""
     if fabric.control.rank == 0:
-        MEMORY.info("device memory of a rank:\n%s", found.ledger)
-    return found
+        MEMORY.info("device memory of a rank:\n%s", opened.ledger)
+    return opened
 
 
 def parts_of(models: ModelSet, starts: Mapping[str, Start], budget: int) -> tuple[Part, ...]:
