@@ -20,7 +20,7 @@ from support.entries import (
 
 from equipoise import _native
 from equipoise.balancer.experts.journal import Balance, Closed, Entry, Settled, Stalled
-from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.layout import Layout, even_shares, imbalance
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape
 from equipoise.balancer.observe.digest import FEWEST, Digest, arrivals, balance_of, rank_loads
 
