@@ -94,7 +94,7 @@ def test_a_run_can_be_watched_while_it_lasts_and_looked_at_afterwards(tmp_path: 
         wait_for_service(process, ranks=2)
         for rank in (0, 1):
             with urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=30) as answer:
-                assert "equipoise_balancedness " in answer.read().decode()
+                assert "equipoise_balancedness{" in answer.read().decode()
     finally:
         _, _, told = (process, *finish(process)[1:])
     epochs = json.loads((out / "summary.json").read_text())["epochs"]
