@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from equipoise.cli.files import try_file, try_folder
+
 BAD = {
     "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
     "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
@@ -137,6 +139,44 @@ def test_a_folder_without_permission_is_found_before_the_run(
     assert answer.code == 2
     assert "locked cannot be written to" in answer.err
     assert asked == []
+
+
+@pytest.mark.parametrize("flag", ["--out", "--json", "--html", "--trace"])
+def test_what_cannot_be_made_is_found_before_the_run(
+    equipoise: Callable[..., Any],
+    asked: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+) -> None:
+    """As below /proc, where the superuser may do everything, and nothing can be made."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    here = {"--out": "there", "--json": "f.json", "--html": "r.html", "--trace": "t.json"}
+    words = [word for pair in {**here, flag: "new/x"}.items() for word in pair]
+    answer = equipoise("run", *words)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert line.startswith(f"equipoise: error: {flag}")
+    assert line.endswith("cannot be written: No such file or directory")
+    assert os.listdir(tmp_path / "there") == []
+
+
+def test_to_try_an_output_leaves_what_is_there_as_it_is(tmp_path: Path) -> None:
+    old, link, pipe = tmp_path / "old", tmp_path / "link", tmp_path / "pipe"
+    old.write_text("figures")
+    link.symlink_to(tmp_path / "nowhere")
+    os.mkfifo(pipe)
+    before = sorted(os.listdir(tmp_path))
+    for path in (old, link, pipe, tmp_path / "a" / "b" / "new", Path("/dev/full")):
+        try_file("--json", path)
+    try_folder("--out", tmp_path / "c")
+    assert old.read_text() == "figures"
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_control_characters_in_a_name_do_not_reach_the_terminal(

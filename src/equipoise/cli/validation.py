@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from equipoise.cli.engine_validation import check_engine, check_wishes
+from equipoise.cli.files import try_file, try_folder
 from equipoise.cli.options import RECORD, RunRequest
 from equipoise.demo.settings import EXPERTS, Balance, CommitMode, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
@@ -22,9 +23,9 @@ SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
 
 
 def validate(request: RunRequest) -> None:
-    """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
-    validate_settings(request.settings)
+    """Raises UsageError naming the option, what it was and what it may be; leaves nothing."""
     check_wishes(request)
+    validate_settings(request.settings)
     _check_outputs(request)
 
 
@@ -157,17 +158,21 @@ def _check_outputs(request: RunRequest) -> None:
     taken: dict[str, str] = {}
     if request.settings.placement is not None:
         taken[os.path.realpath(request.settings.placement)] = "--placement"
-    for name, path in (
+    outputs = (
         (f"--out's {RECORD}", out / RECORD),
         ("--json", request.json),
         ("--html", request.html),
         *([] if request.trace is None else [("--trace", request.trace)]),
-    ):
+    )
+    for name, path in outputs:
         check_file(name, path)
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name:
             how = "read from" if other == "--placement" else "written to"
             raise UsageError(f"{name}: {path} is the file that {other} is {how}")
+    try_folder("--out", out)
+    for name, path in outputs:
+        try_file(name, path)
 
 
 def _check_traffic(settings: RunSettings) -> None:
