@@ -115,6 +115,14 @@ def test_what_cannot_be_made_is_found_before_anything_is_served(
     assert line.endswith("cannot be written: No such file or directory")
 
 
+def test_what_is_only_of_balancing_is_refused_where_nothing_is_balanced(
+    equipoise: Callable[..., Any], asked: Asked
+) -> None:
+    answer = equipoise("record", "--shares", "lagged", "--steps", "9", "-o", "rec")
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert "--shares has no meaning without --balance on: every expert has one slot" in answer.err
+
+
 def test_a_finished_run_gives_the_sum_of_its_ranks(
     equipoise: Callable[..., Any], asked: Asked, finished: Path
 ) -> None:
