@@ -5,6 +5,7 @@ for itself, so its number is the scraper's `instance`; its engines, one a family
 model, share a registry, and are told apart by the label `engine`.
 """
 
+import socket
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from math import nan
@@ -196,6 +197,29 @@ def _by_label(registry: "CollectorRegistry") -> tuple[Any, Any, Any]:
     return aborted, phases, boundaries
 
 
+def check_free(port: int, address: str = LOOPBACK) -> None:
+    """See whether metrics could be served there, by taking the port for a moment.
+
+    Raises:
+        PortTaken: somebody else is there, or the address is not of this machine.
+    """
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as one:
+            # As the server does: a port that was served on a moment ago is free.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(where)
+    except (OSError, UnicodeError) as error:  # a label of more than 63 letters is no name
+        raise _taken(port, address, error) from error
+
+
+def _taken(port: int, address: str, error: OSError | UnicodeError) -> PortTaken:
+    why = getattr(error, "strerror", None) or error
+    return PortTaken(f"metrics cannot be served on {address}:{port}: {why}")
+
+
 @dataclass(frozen=True)
 class Exporter:
     """Serves a registry over HTTP, until it is closed.
@@ -227,8 +251,7 @@ def export(registry: "CollectorRegistry", port: int, address: str = LOOPBACK) ->
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        why = error.strerror or error
-        raise PortTaken(f"metrics cannot be served on {address}:{port}: {why}") from error
+        raise _taken(port, address, error) from error
 
     def stop() -> None:
         server.shutdown()

@@ -1,6 +1,7 @@
 """Bad input: one line on standard error, exit code 2, nothing started, nothing written."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
 
 from equipoise.cli.files import try_file, try_folder
 
@@ -177,6 +179,42 @@ def test_to_try_an_output_leaves_what_is_there_as_it_is(tmp_path: Path) -> None:
     try_folder("--out", tmp_path / "c")
     assert old.read_text() == "figures"
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_port_that_somebody_has_is_found_before_any_rank_starts(
+    equipoise: Callable[..., Any], asked: list[object]
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    first = free_port(4)
+    with socket.create_server(("127.0.0.1", first + 2)):
+        answer = equipoise("run", "--metrics-port", str(first))
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert answer.err == (
+        f"equipoise: error: --metrics-port {first}: rank 2: metrics cannot be served on "
+        f"127.0.0.1:{first + 2}: Address already in use\n"
+    )
+
+
+def test_an_address_of_another_machine_is_found_before_any_rank_starts(
+    equipoise: Callable[..., Any], asked: list[object]
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    first, documents = free_port(4), "192.0.2.1"
+    words = ("--metrics-port", str(first), "--metrics-address", documents)
+    answer = equipoise("run", *words)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert line.startswith(
+        f"equipoise: error: --metrics-address {documents} --metrics-port {first}: rank 0: "
+    )
+
+
+def test_ranks_of_another_launcher_do_not_run_into_what_one_of_them_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: pytest.fail("tried"))
+    try_folder("--out", tmp_path / "new")
 
 
 def test_control_characters_in_a_name_do_not_reach_the_terminal(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
 
 from equipoise.cli.options import OPTIONS, default_of
 from equipoise.demo import launcher
@@ -59,11 +60,12 @@ def test_the_trace_does_not_go_where_something_else_goes(
 def test_what_watches_the_run_is_passed_on(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
-    (tmp_path / "run.yaml").write_text("metrics_port: 9400\nlog_balancedness: true\n")
+    port = free_port(RunSettings().ranks)
+    (tmp_path / "run.yaml").write_text(f"metrics_port: {port}\nlog_balancedness: true\n")
     words = ("--config", "run.yaml", "--log-balancedness-interval", "5", "--log-epochs")
     assert equipoise("run", *words).code == 0
     (settings,) = asked
-    assert settings.metrics_port == 9400
+    assert settings.metrics_port == port
     assert settings.log_balancedness
     assert settings.log_balancedness_interval == 5
     assert settings.log_epochs

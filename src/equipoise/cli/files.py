@@ -6,6 +6,9 @@ from pathlib import Path
 
 from equipoise.hal.errors import EquipoiseError, UsageError
 
+LAUNCHED = "WORLD_SIZE"
+"""Set where `torchrun` has started the ranks."""
+
 
 def ensure_folder(path: Path) -> Path:
     """`path`, made if it was missing. Raises EquipoiseError."""
@@ -30,8 +33,8 @@ def try_file(flag: str, path: Path) -> None:
     """See that a file can be written there, by making it, before hours are spent on what it holds.
 
     Permissions do not say it all: the superuser has every one of them below /proc. Leaves nothing
-    behind, and what is there as it is. Of ranks that are started already only the first one tries,
-    because there is nobody else to run into. Raises UsageError naming flag, path and reason.
+    behind, and what is there as it is. Ranks that are started already do not try: they would run
+    into what another one tries. Raises UsageError naming flag, path and reason.
     """
     _try_below(flag, path, path)
 
@@ -42,7 +45,7 @@ def try_folder(flag: str, path: Path) -> None:
 
 
 def _try_below(flag: str, said: Path, path: Path) -> None:
-    if os.environ.get("RANK", "0") != "0":
+    if LAUNCHED in os.environ:
         return
     made: list[Path] = []
     try:

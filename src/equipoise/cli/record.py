@@ -11,12 +11,12 @@ from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.formats.names import IN_A_FOLDER
 from equipoise.cli.config import read_config
 from equipoise.cli.engine_validation import check_unbalanced
-from equipoise.cli.files import ensure_folder, try_file, try_folder
+from equipoise.cli.files import LAUNCHED, ensure_folder, try_file, try_folder
 from equipoise.cli.offline import check_outputs, refused, tell_written, warn
 from equipoise.cli.options import RECORD
 from equipoise.cli.progress import progress_for
 from equipoise.cli.record_options import BY_KEY, OWN, RecordRequest, resolve
-from equipoise.cli.validation import LAUNCHED, check_folder, validate_settings
+from equipoise.cli.validation import check_folder, validate_settings
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
 

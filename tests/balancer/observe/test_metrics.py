@@ -11,7 +11,14 @@ import pytest
 from support.entries import record
 
 from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Stalled
-from equipoise.balancer.observe.metrics import PHASES, Metrics, MetricsMissing, PortTaken, export
+from equipoise.balancer.observe.metrics import (
+    PHASES,
+    Metrics,
+    MetricsMissing,
+    PortTaken,
+    check_free,
+    export,
+)
 from equipoise.balancer.observe.reasons import LABELS
 
 PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
@@ -159,8 +166,11 @@ def test_metrics_are_served_until_they_are_not(registry: Any) -> None:
         assert 'equipoise_stall_seconds_total{engine="target"} 0.5' in text.splitlines()
         with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
             export(registry, exporter.port)
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
+            check_free(exporter.port)
     finally:
         exporter.close()
+    check_free(exporter.port)
     with pytest.raises(OSError, match="refused"):
         urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10)
 
