@@ -1,5 +1,9 @@
 """Families of a model, watched as the page on watching shows it."""
 
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -18,6 +22,7 @@ from equipoise.balancer.observe.metrics import Metrics
 from equipoise.balancer.observe.spans import SpanBook
 
 pytestmark = pytest.mark.ranks
+PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
 STEPS = 40
 SLOW = 0.05
 """Seconds that a step within an epoch is said to take; one outside takes none."""
@@ -61,6 +66,22 @@ def test_families_are_watched_apart_in_one_registry() -> None:
             stalls = [epoch.stall for epoch in book.epochs if epoch.stall is not None]
             assert watch.value("equipoise_stall_seconds_total", name) > 0
             assert any(stall > 0 for stall in stalls)
+
+
+def test_what_the_page_imports_is_there() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert blocks
+    lines = [line for block in blocks for line in ast.walk(ast.parse(block))]
+    named = [
+        (str(line.module), name.name)
+        for line in lines
+        if isinstance(line, ast.ImportFrom)
+        for name in line.names
+        if str(line.module).startswith("equipoise.")
+    ]
+    assert ("equipoise.balancer.experts.journal", "Stepped") in named
+    for module, name in named:
+        assert hasattr(import_module(module), name), f"{module}.{name}"
 
 
 def _serve(seat: Seat, watch: Watch) -> None:
