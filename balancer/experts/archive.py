@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from equipoise.balancer.experts.ballot import Ballot, Stand
-from equipoise.balancer.experts.jobs import Job, Worker
+from equipoise.balancer.experts.jobs import Job, Titled, Worker
 from equipoise.balancer.experts.members import Members
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlLost
@@ -102,7 +102,7 @@ class ArchiveHere:
 
     def tidy(self, epoch: int, ballots: str) -> None:
         """See `Archive`."""
-        self._clerk.start(self._tidying(epoch, ballots))
+        self._clerk.start(Titled(self._tidying(epoch, ballots), "forget", epoch=epoch))
 
     @property
     def leavings(self) -> tuple[Filed, ...]:

@@ -17,7 +17,7 @@ from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Completed, Job, Task, at_once, finish
+from equipoise.balancer.experts.jobs import Completed, Job, Task, Titled, at_once, finish
 from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
@@ -275,7 +275,8 @@ class ExpertEngine:
     def _plan(self, epoch: Epoch) -> Planning:
         windows, layout = self._load.windows, self._installed.layout
         plan = at_once(lambda: self._path.propose(windows, layout))
-        return Planning(epoch, self._staff.planner.start(plan))
+        job = Titled(plan, "plan", epoch=epoch.number)
+        return Planning(epoch, self._staff.planner.start(job))
 
     def _progress(self, state: Voting) -> Voting:
         """What this rank's own work has become since the last boundary."""
@@ -298,7 +299,9 @@ class ExpertEngine:
             ranks=self._members.ranks,
         )
         self._file(state.epoch, due, outcome_of(state))
-        self._vote = self._staff.clerk.start(vote(self._control, question, ballot_of(state)))
+        job = vote(self._control, question, ballot_of(state))
+        titled = Titled(job, "vote", epoch=state.epoch.number, step=due)
+        self._vote = self._staff.clerk.start(titled)
         self._archive.tidy(state.epoch.number, question.ballots)
 
     def _settle(self, state: Voting, step: int) -> Job[State]:
@@ -339,9 +342,9 @@ class ExpertEngine:
     def _decline(self, epoch: Epoch, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""
         self._file(epoch, due, MOVE)
-        self._staff.clerk.start(
-            decline(self._control, self._question(epoch, due), Ballot(Stand.FAILED, reason=reason))
-        )
+        ballot = Ballot(Stand.FAILED, reason=reason)
+        job = decline(self._control, self._question(epoch, due), ballot)
+        self._staff.clerk.start(Titled(job, "decline", epoch=epoch.number, step=due))
 
     def _file(self, epoch: Epoch, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""

@@ -19,6 +19,33 @@ T_co = TypeVar("T_co", covariant=True)
 Job: TypeAlias = Generator[Wait[Any], Any, T]
 
 
+class Titled(Generator[Wait[Any], Any, T]):
+    """A job that says what it is, for whoever notes jobs; carried out as the one inside.
+
+    Args:
+        job: not begun.
+        name: one word.
+        details: numbers and words to go with it.
+    """
+
+    def __init__(self, job: Job[T], name: str, **details: object) -> None:
+        self._job = job
+        self.name = name
+        self.details = details
+
+    def send(self, value: object) -> Wait[Any]:
+        """As a generator does."""
+        return self._job.send(value)
+
+    def throw(self, *given: Any) -> Wait[Any]:
+        """As a generator does."""
+        return self._job.throw(*given)
+
+    def close(self) -> None:
+        """As a generator does."""
+        self._job.close()
+
+
 class Task(Protocol[T_co]):
     """A job that was started."""
 

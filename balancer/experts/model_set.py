@@ -17,13 +17,15 @@ class ModelSet:
     register a draft that reuses the target's experts as repeats in the target's registry.
 
     Raises:
-        RegistrationError: two models of one name, or that share memory.
+        RegistrationError: no model at all; two of one name, or that share memory.
     """
 
     models: tuple[ExpertModel, ...]
 
     def __post_init__(self) -> None:
         names = [model.name for model in self.models]
+        if not names:
+            raise RegistrationError("there is no model to balance")
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise RegistrationError(f"two models are named {twice[0]!r}")

@@ -11,6 +11,7 @@ holds what was registered against what the model holds.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import index
 from types import MappingProxyType
 
 import torch
@@ -121,7 +122,16 @@ class ModelRegistry:
             RegistrationError: names layer and tensor. Nothing is registered then.
         """
         state = self._open(f"register layer {layer}")
+        layer, entries = (
+            _whole(f"model {self._name!r}: {what}", number)
+            for what, number in (("layer", layer), ("entries", entries))
+        )
         self._check_numbers(layer, entries, state)
+        if not isinstance(tensors, Mapping):
+            kind = type(tensors).__name__
+            raise RegistrationError(
+                f"model {self._name!r}, layer {layer}: tensors are a {kind}, not a mapping"
+            )
         twice = sorted(set(tensors) & set(named))
         if twice:
             raise Place(self._name, layer, twice[0]).refusal("is given twice")
@@ -209,6 +219,17 @@ class ModelRegistry:
             families=families_of(tuple(state.layers[owner] for owner in owners)),
             notes=notes,
         )
+
+
+def _whole(what: str, number: object) -> int:
+    """As Python's own, whoever's it is. Raises `RegistrationError`."""
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return index(number)  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(number).__name__
+        raise RegistrationError(f"{what} {number!r} is a {kind}, not a whole number") from None
 
 
 def _entries(state: Open, owner: int) -> int:

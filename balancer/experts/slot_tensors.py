@@ -120,6 +120,8 @@ def _by_slot(
 
 
 def _each(place: Place, given: Iterable[Tensor], slots_per_rank: int) -> tuple[Tensor, ...]:
+    if not isinstance(given, Iterable):
+        raise place.refusal(f"is a {type(given).__name__}, neither a tensor nor one a slot")
     tensors = tuple(given)
     if len(tensors) != slots_per_rank:
         raise place.refusal(f"has {len(tensors)} tensors, a rank has {slots_per_rank} slots")

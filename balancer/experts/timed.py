@@ -2,7 +2,7 @@
 
 from equipoise.balancer.experts.ballot import Verdict
 from equipoise.balancer.experts.change import Change
-from equipoise.balancer.experts.jobs import Hire, Job, T, Task, Worker
+from equipoise.balancer.experts.jobs import Hire, Job, T, Task, Titled, Worker
 from equipoise.balancer.experts.journal import Journal, Span, Track, now
 from equipoise.balancer.experts.lots import ReadyLot
 from equipoise.balancer.experts.placement import SHARE_ONE
@@ -15,7 +15,7 @@ WORK = {
     "solver": (Track.SOLVER, "shares"),
     "teller": (Track.TELLER, "sum"),
 }
-"""Kinds of workers: where their work is shown, and as what."""
+"""Kinds of workers: where their work is shown, and as what where a job has no name of its own."""
 
 
 class TimedWorker:
@@ -45,13 +45,16 @@ class TimedWorker:
         try:
             result = yield from job
         except BaseException as error:
-            self._tell(begin, {"failed": f"{type(error).__name__}: {error}"})
+            self._tell(job, begin, {"failed": f"{type(error).__name__}: {error}"})
             raise
-        self._tell(begin, describe(result))
+        self._tell(job, begin, describe(result))
         return result
 
-    def _tell(self, begin: float, details: dict[str, object]) -> None:
-        self._journal.note(Span(self._name, self._track, begin, now(), details))
+    def _tell(self, job: Job[T], begin: float, came: dict[str, object]) -> None:
+        name, known = self._name, {}
+        if isinstance(job, Titled):
+            name, known = job.name, job.details
+        self._journal.note(Span(name, self._track, begin, now(), {**known, **came}))
 
 
 def timed(hire: Hire, journal: Journal) -> Hire:

@@ -16,7 +16,7 @@ from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.drafting import Room, draft, limits_of
 from equipoise.balancer.experts.gates import Gates
 from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Job, Task, Worker
+from equipoise.balancer.experts.jobs import Job, Task, Titled, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Load, Placement, Shape
 from equipoise.balancer.experts.planner import Proposal, by_groups
@@ -140,7 +140,9 @@ class Updates:
         epochs = {layer: self._gates.locks[layer].epoch for layer in change.layers}
         for layer, epoch in epochs.items():
             self._gates.locks[layer].signal(epoch)
-        task = self._worker.start(self._rewrite(change, epochs, state.proposal.layout))
+        job = self._rewrite(change, epochs, state.proposal.layout)
+        layers = list(change.layers)
+        task = self._worker.start(Titled(job, "move", epoch=state.epoch.number, layers=layers))
         return replace(state, writing=(*state.writing, task))
 
     def _drained(self, state: Updating) -> bool:

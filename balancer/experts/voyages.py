@@ -8,7 +8,7 @@ from dataclasses import replace
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.drafting import Room, draft, limits_of
 from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Job, Task, Worker
+from equipoise.balancer.experts.jobs import Job, Task, Titled, Worker
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.lots import ReadyLot, ready_lot
 from equipoise.balancer.experts.mover import Mover
@@ -111,7 +111,7 @@ class Voyages:
         """
         if reason != MOVE_FAILED or not self._mover.mendable:
             return ()
-        return (self._worker.start(self._mover.mend()),)
+        return (self._worker.start(Titled(self._mover.mend(), "mend")),)
 
     def _go_on(self, voyage: Voyage) -> Moving | Landed:
         """Let go as many lots as there is staging for; or land, if all are committed."""
@@ -119,7 +119,9 @@ class Voyages:
             return Landed(voyage.epoch, voyage.proposal.shipment.travelling)
         while self._may_fly(voyage):
             lot = voyage.committed + len(voyage.flying)
-            flying = (*voyage.flying, self._let_go(voyage.proposal, lot))
+            job = self._let_go(voyage.proposal, lot)
+            task = self._worker.start(Titled(job, "move", epoch=voyage.epoch.number, lot=lot))
+            flying = (*voyage.flying, task)
             voyage = replace(voyage, flying=flying)
         return Moving(voyage)
 
@@ -131,8 +133,8 @@ class Voyages:
             return False
         return not voyage.flying or shipment.fits_beside(lot - 1, lot)
 
-    def _let_go(self, proposal: Shipped, lot: int) -> Task[ReadyLot]:
-        """Begin here, end on the worker; what fails here fails the epoch as it would there.
+    def _let_go(self, proposal: Shipped, lot: int) -> Job[ReadyLot]:
+        """Begin here, end in a job; what fails here fails the epoch as it would there.
 
         Slots that retire for the lot do so first, everywhere at this boundary: the lot is written
         behind that. An abort leaves them retired; the next epoch fills them again.
@@ -142,8 +144,8 @@ class Voyages:
         try:
             staging = self._mover.begin(proposal.legs[lot], self._installed.settled)
         except Exception as error:
-            return self._worker.start(_failing(error))
-        return self._worker.start(ready_lot(staging, proposal.changes[lot]))
+            return _failing(error)
+        return ready_lot(staging, proposal.changes[lot])
 
 
 def _failing(error: Exception) -> Job[ReadyLot]:

@@ -1,13 +1,17 @@
 """Metrics for Prometheus: names, units and labels are those of `docs/observability.md`.
 
 Labels have few values, known beforehand: no series a layer, an expert or a rank. A rank exports
-for itself, so its number is the scraper's `instance`.
+for itself, so its number is the scraper's `instance`; its engines, one a family of layers of each
+model, share a registry, and are told apart by the label `engine`.
 """
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from threading import Thread
+from math import nan
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from equipoise.balancer.experts.journal import (
     COMMITTED,
@@ -29,6 +33,8 @@ PHASES = ("planning", "agreeing", "moving", "committing", "updating", "barred")
 """States of the engine in which an epoch spends its time."""
 PHASE_SECONDS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 BOUNDARY_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.01, 0.1)
+ENGINE = ("engine",)
+"""The label that every metric has."""
 LOOPBACK = "127.0.0.1"
 MISSING = "prometheus_client is missing: pip install 'equipoise[serve]'"
 
@@ -51,24 +57,31 @@ def require() -> None:
 
 
 class Metrics:
-    """A journal that keeps what Prometheus asks for.
+    """A journal that keeps what Prometheus asks for, of one engine.
+
+    A gauge is nan until its figure is known, and again once the engine is closed: an alert compares
+    what is known, and with nan every comparison is false.
 
     Args:
-        registry: where the metrics are registered; one a rank.
+        registry: where the metrics are registered; several engines may share it.
+        engine: the value of the label `engine`: the configuration's label, or another short name.
+            Two journals of one name and registry add to the same counters.
 
     Raises:
         MetricsMissing: prometheus_client is not installed.
     """
 
-    def __init__(self, registry: "CollectorRegistry") -> None:
+    def __init__(self, registry: "CollectorRegistry", engine: str) -> None:
         require()
-        self._gauges = _gauges(registry)
-        self._counters = _counters(registry)
-        self._aborted, self._phases, self._boundaries = _by_label(registry)
-        for reason in LABELS:
-            self._aborted.labels(reason=reason)
-        for phase in PHASES:
-            self._phases.labels(phase=phase)
+        found = _instruments(registry)
+        self._gauges = {name: one.labels(engine=engine) for name, one in found.gauges.items()}
+        self._counters = {name: one.labels(engine=engine) for name, one in found.counters.items()}
+        self._aborted = {
+            reason: found.aborted.labels(engine=engine, reason=reason) for reason in LABELS
+        }
+        self._phases = {phase: found.phases.labels(engine=engine, phase=phase) for phase in PHASES}
+        self._boundaries = found.boundaries.labels(engine=engine)
+        self._forget()
 
     def note(self, entry: Entry) -> None:
         """See `Journal`."""
@@ -86,17 +99,47 @@ class Metrics:
                 self._counters["journal_lost"].inc(entries)
 
     def close(self) -> None:
-        """What was counted stays as it is."""
+        """What was counted stays as it is; of what is now, nothing more is known."""
+        self._forget()
+
+    def _forget(self) -> None:
+        for gauge in self._gauges.values():
+            gauge.set(nan)
 
     def _settled(self, record: EpochRecord) -> None:
         self._counters["epochs"].inc()
         self._counters["slot_copy_bytes"].inc(record.here)
         for phase, seconds in record.seconds.items():
-            self._phases.labels(phase=phase).observe(seconds)
+            self._phases[phase].observe(seconds)
         if record.outcome != COMMITTED:
-            self._aborted.labels(reason=label_of(record.outcome)).inc()
+            self._aborted[label_of(record.outcome)].inc()
         elif record.predicted is not None:
             self._gauges["predicted_imbalance"].set(record.predicted)
+
+
+@dataclass(frozen=True)
+class _Instruments:
+    """What is registered once in a registry; each engine has series of its own in them."""
+
+    gauges: dict[str, Any]
+    counters: dict[str, Any]
+    aborted: Any
+    phases: Any
+    boundaries: Any
+
+
+_REGISTERED: MutableMapping["CollectorRegistry", _Instruments] = WeakKeyDictionary()
+_REGISTERING = Lock()
+"""A registry refuses a name that it has already."""
+
+
+def _instruments(registry: "CollectorRegistry") -> _Instruments:
+    with _REGISTERING:
+        found = _REGISTERED.get(registry)
+        if found is None:
+            found = _Instruments(_gauges(registry), _counters(registry), *_by_label(registry))
+            _REGISTERED[registry] = found
+    return found
 
 
 def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
@@ -108,7 +151,8 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
         "predicted_imbalance": "the same as the last committed plan has it",
     }
     return {
-        name: Gauge(f"equipoise_{name}", text, registry=registry) for name, text in what.items()
+        name: Gauge(f"equipoise_{name}", text, ENGINE, registry=registry)
+        for name, text in what.items()
     }
 
 
@@ -122,7 +166,8 @@ def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
         "journal_lost": "entries of the journal that were dropped",
     }
     return {
-        name: Counter(f"equipoise_{name}", text, registry=registry) for name, text in what.items()
+        name: Counter(f"equipoise_{name}", text, ENGINE, registry=registry)
+        for name, text in what.items()
     }
 
 
@@ -130,22 +175,49 @@ def _by_label(registry: "CollectorRegistry") -> tuple[Any, Any, Any]:
     from prometheus_client import Counter, Histogram
 
     aborted = Counter(
-        "equipoise_epochs_aborted", "epochs that were left", ["reason"], registry=registry
+        "equipoise_epochs_aborted",
+        "epochs that were left",
+        [*ENGINE, "reason"],
+        registry=registry,
     )
     phases = Histogram(
         "equipoise_epoch_seconds",
         "seconds of an epoch by phase",
-        ["phase"],
+        [*ENGINE, "phase"],
         buckets=PHASE_SECONDS,
         registry=registry,
     )
     boundaries = Histogram(
         "equipoise_boundary_seconds",
         "host seconds of a boundary that had something to do",
+        ENGINE,
         buckets=BOUNDARY_SECONDS,
         registry=registry,
     )
     return aborted, phases, boundaries
+
+
+def check_free(port: int, address: str = LOOPBACK) -> None:
+    """See whether metrics could be served there, by taking the port for a moment.
+
+    Raises:
+        PortTaken: somebody else is there, or the address is not of this machine.
+    """
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as one:
+            # As the server does: a port that was served on a moment ago is free.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(where)
+    except (OSError, UnicodeError) as error:  # a label of more than 63 letters is no name
+        raise _taken(port, address, error) from error
+
+
+def _taken(port: int, address: str, error: OSError | UnicodeError) -> PortTaken:
+    why = getattr(error, "strerror", None) or error
+    return PortTaken(f"metrics cannot be served on {address}:{port}: {why}")
 
 
 @dataclass(frozen=True)
@@ -179,8 +251,7 @@ def export(registry: "CollectorRegistry", port: int, address: str = LOOPBACK) ->
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        why = error.strerror or error
-        raise PortTaken(f"metrics cannot be served on {address}:{port}: {why}") from error
+        raise _taken(port, address, error) from error
 
     def stop() -> None:
         server.shutdown()

@@ -1,6 +1,7 @@
 """Bad input: one line on standard error, exit code 2, nothing started, nothing written."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
+
+from equipoise.cli.files import try_file, try_folder
 
 BAD = {
     "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
@@ -137,6 +141,80 @@ def test_a_folder_without_permission_is_found_before_the_run(
     assert answer.code == 2
     assert "locked cannot be written to" in answer.err
     assert asked == []
+
+
+@pytest.mark.parametrize("flag", ["--out", "--json", "--html", "--trace"])
+def test_what_cannot_be_made_is_found_before_the_run(
+    equipoise: Callable[..., Any],
+    asked: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+) -> None:
+    """As below /proc, where the superuser may do everything, and nothing can be made."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    here = {"--out": "there", "--json": "f.json", "--html": "r.html", "--trace": "t.json"}
+    words = [word for pair in {**here, flag: "new/x"}.items() for word in pair]
+    answer = equipoise("run", *words)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert line.startswith(f"equipoise: error: {flag}")
+    assert line.endswith("cannot be written: No such file or directory")
+    assert os.listdir(tmp_path / "there") == []
+
+
+def test_to_try_an_output_leaves_what_is_there_as_it_is(tmp_path: Path) -> None:
+    old, link, pipe = tmp_path / "old", tmp_path / "link", tmp_path / "pipe"
+    old.write_text("figures")
+    link.symlink_to(tmp_path / "nowhere")
+    os.mkfifo(pipe)
+    before = sorted(os.listdir(tmp_path))
+    for path in (old, link, pipe, tmp_path / "a" / "b" / "new", Path("/dev/full")):
+        try_file("--json", path)
+    try_folder("--out", tmp_path / "c")
+    assert old.read_text() == "figures"
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_port_that_somebody_has_is_found_before_any_rank_starts(
+    equipoise: Callable[..., Any], asked: list[object]
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    first = free_port(4)
+    with socket.create_server(("127.0.0.1", first + 2)):
+        answer = equipoise("run", "--metrics-port", str(first))
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert answer.err == (
+        f"equipoise: error: --metrics-port {first}: rank 2: metrics cannot be served on "
+        f"127.0.0.1:{first + 2}: Address already in use\n"
+    )
+
+
+def test_an_address_of_another_machine_is_found_before_any_rank_starts(
+    equipoise: Callable[..., Any], asked: list[object]
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    first, documents = free_port(4), "192.0.2.1"
+    words = ("--metrics-port", str(first), "--metrics-address", documents)
+    answer = equipoise("run", *words)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert line.startswith(
+        f"equipoise: error: --metrics-address {documents} --metrics-port {first}: rank 0: "
+    )
+
+
+def test_ranks_of_another_launcher_do_not_run_into_what_one_of_them_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: pytest.fail("tried"))
+    try_folder("--out", tmp_path / "new")
 
 
 def test_control_characters_in_a_name_do_not_reach_the_terminal(

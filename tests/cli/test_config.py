@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.cli.config import read_config
+from equipoise.cli.kinds import REAL
 from equipoise.cli.options import BY_KEY, OPTIONS, resolve
 from equipoise.cli.parser import build_parser
 from equipoise.cli.run import request_of
@@ -25,6 +26,9 @@ BAD = {
     "ranks: 4.0": "key 'ranks': expected a whole number, got 4.0",
     "ranks: true": "key 'ranks': expected a whole number, got True",
     "ranks:": "key 'ranks': expected a whole number, got None",
+    "ranks: 1e1": "key 'ranks': expected a whole number, got '1e1'",
+    "target: 1e999": "key 'target': expected a number, got '1e999'",
+    "target: e-2": "key 'target': expected a number, got 'e-2'",
     "deadline: soon": "key 'deadline': expected a number of seconds",
     "deadline: .inf": "key 'deadline': expected a number of seconds",
     f"deadline: 1{'0' * 400}": "key 'deadline': expected a number of seconds",
@@ -73,6 +77,18 @@ def test_every_setting_is_an_option_and_a_key() -> None:
     assert "run" in text
     for option in OPTIONS:
         assert build_parser().parse_args(["run"]).__dict__.get(option.key) is None
+
+
+@given(value=st.floats(0, 1000), power=st.sampled_from(["e", "E"]), digits=st.integers(0, 17))
+@example(value=0.01, power="e", digits=0)
+def test_a_number_with_a_power_of_ten_is_one_however_it_is_written(
+    value: float, power: str, digits: int
+) -> None:
+    """YAML 1.1 takes 1e-2 for a text: it wants a point and a sign."""
+    written = f"{value:.{digits}e}"
+    for text in (written, written.replace("e+", "e"), written.replace("e-0", "e-")):
+        said = yaml.safe_load(f"target: {text.replace('e', power)}")["target"]
+        assert REAL.from_yaml(said) == float(text)
 
 
 def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: Path) -> None:

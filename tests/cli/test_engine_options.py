@@ -101,6 +101,60 @@ def test_what_the_engine_cannot_do_is_one_line(
     assert says in line
 
 
+BESIDE = {
+    **{key: text for key, (text, _) in SAID.items()},
+    "layer_updates_per_iter": "2",
+    "slots": "40",
+    "num_redundant_experts": "8",
+    "shares": "static",
+    "window_size": "4",
+    "step_interval": "8",
+}
+"""All that is only of balancing."""
+SENT = pytest.mark.parametrize("source", ["command line", "file"])
+
+
+@SENT
+@pytest.mark.parametrize("key", BESIDE)
+def test_what_is_only_of_balancing_is_refused_beside_a_run_without(
+    equipoise: Callable[..., Any], asked: list[object], tmp_path: Path, key: str, source: str
+) -> None:
+    words = [BY_KEY[key].name, BESIDE[key]]
+    if source == "file":
+        (tmp_path / "run.yaml").write_text(f"{key}: {BESIDE[key]}\n")
+        words = ["--config", "run.yaml"]
+    answer = equipoise("run", "--no-balance", *words)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    name = "--slots" if key == "num_redundant_experts" else BY_KEY[key].name
+    assert line.startswith(f"equipoise: error: {name} has no meaning with --no-balance: ")
+
+
+@SENT
+@pytest.mark.parametrize(
+    ("key", "value", "needs"),
+    [
+        ("metrics_address", "127.0.0.1", "--metrics-port"),
+        ("log_balancedness_interval", "5", "--log-balancedness"),
+    ],
+)
+def test_what_only_goes_with_something_else_is_refused_alone(
+    equipoise: Callable[..., Any],
+    asked: list[object],
+    tmp_path: Path,
+    key: str,
+    value: str,
+    needs: str,
+    source: str,
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"{key}: {value}\n")
+    words = [BY_KEY[key].name, value] if source == "command line" else ["--config", "run.yaml"]
+    answer = equipoise("run", *words)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert f"{BY_KEY[key].name} has no meaning without {needs}: " in line
+
+
 def test_every_bound_arrives_from_the_command_line(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:

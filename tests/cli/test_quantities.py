@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,3 +102,10 @@ def test_a_file_of_numbers_is_read_once_and_counted(tmp_path: Path) -> None:
         numbers("--x", path, 5)
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         numbers("--x", tmp_path, 5)
+
+
+def test_a_list_may_hold_numbers_with_powers_of_ten_and_no_words() -> None:
+    assert numbers_of_yaml(yaml.safe_load("[1, 5e-1, 0.25]")) == (1.0, 0.5, 0.25)
+    for text in ("[1, half]", "[1, true]", f"[1{'0' * 400}]"):
+        with pytest.raises(ValueError, match=r"half|True|10"):
+            numbers_of_yaml(yaml.safe_load(text))

@@ -100,6 +100,29 @@ def test_balancing_meanwhile_is_asked_for_as_run_is(
     assert (settings.balance, settings.shares, settings.slots) == (Balance.ON, "lagged", 36)
 
 
+@pytest.mark.parametrize("out", ["new/rec", "new/counts.csv"])
+def test_what_cannot_be_made_is_found_before_anything_is_served(
+    equipoise: Callable[..., Any], asked: Asked, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    answer = equipoise("record", "--steps", "3", "-o", out)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: -o: new/")
+    assert line.endswith("cannot be written: No such file or directory")
+
+
+def test_what_is_only_of_balancing_is_refused_where_nothing_is_balanced(
+    equipoise: Callable[..., Any], asked: Asked
+) -> None:
+    answer = equipoise("record", "--shares", "lagged", "--steps", "9", "-o", "rec")
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert "--shares has no meaning without --balance on: every expert has one slot" in answer.err
+
+
 def test_a_finished_run_gives_the_sum_of_its_ranks(
     equipoise: Callable[..., Any], asked: Asked, finished: Path
 ) -> None:

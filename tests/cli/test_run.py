@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
 
 from equipoise.cli.options import OPTIONS, default_of
 from equipoise.demo import launcher
@@ -59,11 +60,12 @@ def test_the_trace_does_not_go_where_something_else_goes(
 def test_what_watches_the_run_is_passed_on(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
-    (tmp_path / "run.yaml").write_text("metrics_port: 9400\nlog_balancedness: true\n")
+    port = free_port(RunSettings().ranks)
+    (tmp_path / "run.yaml").write_text(f"metrics_port: {port}\nlog_balancedness: true\n")
     words = ("--config", "run.yaml", "--log-balancedness-interval", "5", "--log-epochs")
     assert equipoise("run", *words).code == 0
     (settings,) = asked
-    assert settings.metrics_port == 9400
+    assert settings.metrics_port == port
     assert settings.log_balancedness
     assert settings.log_balancedness_interval == 5
     assert settings.log_epochs
@@ -154,7 +156,41 @@ def test_figures_that_cannot_be_written_are_one_line_and_the_table_is_still_prin
     assert answer.code == 3
     assert answer.out.splitlines()[-1] == "outputs identical: yes"
     [line] = answer.err.splitlines()
-    assert line.endswith("summary.json cannot be written: No space left on device")
+    assert "summary.json cannot be written: No space left on device; " in line
+    assert line.endswith("report.html cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--json", "--html"])
+def test_an_output_that_cannot_be_written_costs_none_of_the_others(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path, flag: str
+) -> None:
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full here")
+    outputs = {"--trace": "o/trace.json", "--json": "o/f.json", "--html": "o/r.html"}
+    words = [word for pair in {**outputs, flag: "/dev/full"}.items() for word in pair]
+    answer = equipoise("run", "--out", "o", *words)
+    assert answer.code == 3
+    assert answer.out.splitlines()[-1] == "outputs identical: yes"
+    last = answer.err.splitlines()[-1]
+    assert last == "equipoise: error: /dev/full cannot be written: No space left on device"
+    kept = {Path(path).name for name, path in outputs.items() if name != flag} | {"record.npz"}
+    assert {path.name for path in (tmp_path / "o").iterdir()} == kept
+    assert "/dev/full" not in "\n".join(answer.err.splitlines()[:-1])
+
+
+def test_the_trace_is_written_last(
+    equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    write = Path.write_text
+
+    def noted(path: Path, *given: Any, **named: Any) -> int:
+        order.append(path.name)
+        return write(path, *given, **named)
+
+    monkeypatch.setattr(Path, "write_text", noted)
+    assert equipoise("run", "--trace", "t.json").code == 0
+    assert order == ["summary.json", "report.html", "t.json"]
 
 
 def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from support.ports import free_port
 from support.trace_format import faults
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -86,7 +86,7 @@ def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
 
 def test_a_run_can_be_watched_while_it_lasts_and_looked_at_afterwards(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
-    port, out, trace = free_port(), tmp_path / "out", tmp_path / "trace.json"
+    port, out, trace = free_port(2), tmp_path / "out", tmp_path / "trace.json"
     watched = ("--metrics-port", str(port), "--log-epochs", "--log-balancedness")
     serving = ("--ranks", "2", "--slots", "36", "--steps", "30", *CADENCE[:-1])
     process = start(*serving, *watched, "--trace", str(trace), "--out", str(out))
@@ -94,7 +94,7 @@ def test_a_run_can_be_watched_while_it_lasts_and_looked_at_afterwards(tmp_path: 
         wait_for_service(process, ranks=2)
         for rank in (0, 1):
             with urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=30) as answer:
-                assert "equipoise_balancedness " in answer.read().decode()
+                assert "equipoise_balancedness{" in answer.read().decode()
     finally:
         _, _, told = (process, *finish(process)[1:])
     epochs = json.loads((out / "summary.json").read_text())["epochs"]
@@ -106,12 +106,6 @@ def test_a_run_can_be_watched_while_it_lasts_and_looked_at_afterwards(tmp_path: 
     spans = [event for event in written["traceEvents"] if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {0, 1}
     assert sum(event["name"] == "step" for event in spans) == 60
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_a_run_moves_experts_and_changes_no_bit(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support.trace_format import faults
 from equipoise.balancer.experts.journal import Track
 from equipoise.balancer.observe.spans import Level, Traced
 from equipoise.demo.record import RunRecord
-from equipoise.report.trace import render_trace
+from equipoise.report.trace import render_trace, trace_of
 
 MakeRecord = Callable[..., RunRecord]
 START = 1.7e9
@@ -99,3 +99,11 @@ def test_any_doings_of_threads_make_a_trace_that_viewers_take(
                 at = begin + length
                 spans.append(Traced(rank, str(track), "x", begin, at))
     assert faults(traced(make_record(spans=tuple(spans)))) == []
+
+
+def test_books_without_a_run_are_a_trace_too() -> None:
+    trace = json.loads(trace_of(SPANS, (Level(0, START + 1.0, 0.25),), {"model": "target"}))
+    assert faults(trace) == []
+    assert {event["pid"] for event in events(trace, "X")} == {0, 1}
+    assert [event["args"] for event in events(trace, "C")] == [{"max/mean - 1": 0.25}]
+    assert trace["otherData"]["model"] == "target"

@@ -1,10 +1,13 @@
 """What the engine of a run cannot be asked for: found before any rank starts, each in one line."""
 
+from collections.abc import Set
+
 from equipoise.balancer.experts.config import AIMED
-from equipoise.cli.options import BY_KEY, RunRequest
+from equipoise.cli.options import BY_KEY, MOVES, OPTIONS, PLANS, RunRequest
 from equipoise.demo.settings import (
     EXPERTS,
     SLOT_BYTES,
+    Balance,
     CommitMode,
     RoutingRule,
     RunSettings,
@@ -25,6 +28,13 @@ WITHOUT = {
     },
 }
 """By way to commit: what makes no sense beside it, and why."""
+UNBALANCED = {
+    **dict.fromkeys(("slots", "shares", "rule"), "every expert has one slot"),
+    **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
+    **{option.key: "nothing is planned" for option in OPTIONS if option.group == PLANS},
+    **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
+}
+"""What makes no sense where nothing is balanced, and why."""
 
 
 def check_engine(settings: RunSettings) -> None:
@@ -45,10 +55,27 @@ def check_engine(settings: RunSettings) -> None:
 
 def check_wishes(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
-    commit = request.settings.commit
-    for key, why in WITHOUT[commit].items():
-        if key in request.said:
-            raise UsageError(f"{BY_KEY[key].name} has no meaning with --commit {commit}: {why}")
+    settings, said = request.settings, request.said
+    if settings.balance is Balance.OFF:
+        check_unbalanced(said, "with --no-balance")
+    for key, why in WITHOUT[settings.commit].items():
+        if key in said:
+            name = BY_KEY[key].name
+            raise UsageError(f"{name} has no meaning with --commit {settings.commit}: {why}")
+    if "metrics_address" in said and settings.metrics_port is None:
+        raise UsageError("--metrics-address has no meaning without --metrics-port: none are served")
+    if "log_balancedness_interval" in said and not settings.log_balancedness:
+        raise UsageError(
+            "--log-balancedness-interval has no meaning without --log-balancedness: "
+            "no line is written"
+        )
+
+
+def check_unbalanced(said: Set[str], how: str) -> None:
+    """Raises UsageError for what would do nothing where nothing is balanced; `how` says why not."""
+    for key, why in UNBALANCED.items():
+        if key in said:
+            raise UsageError(f"{BY_KEY[key].name} has no meaning {how}: {why}")
 
 
 def _check_rule(settings: RunSettings) -> None:

@@ -49,12 +49,7 @@ def _int_from_yaml(value: object) -> object:
 
 
 def _real_from_yaml(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(value)
-    try:
-        return _finite(float(value))
-    except OverflowError:
-        raise ValueError(value) from None
+    return _finite(quantities.real_of_yaml(value))
 
 
 def _finite(value: float) -> float:

@@ -14,6 +14,8 @@ UNITS = {"": 1} | {
 UNITS["Ki"] = UNITS["ki"]  # as the standard writes it; a bare K is left out, which may mean either
 MOST_BYTES = 2**60
 NUMBER = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)([kMGT]i?|Ki)?B?")
+POWER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+"""A number with a power of ten."""
 
 
 def bytes_of_text(text: str) -> int:
@@ -61,9 +63,20 @@ def numbers_of_yaml(value: object) -> "tuple[float, ...] | Path":
         return numbers_of_text(value)
     if not isinstance(value, list) or not value:
         raise ValueError(value)
-    if any(isinstance(item, bool) or not isinstance(item, int | float) for item in value):
+    return tuple(real_of_yaml(item) for item in value)
+
+
+def real_of_yaml(value: object) -> float:
+    """A number, also one such as 1e-2, which YAML 1.1 takes for a text. Raises ValueError."""
+    if isinstance(value, str) and POWER.fullmatch(value):
+        return float(value)
+    # In YAML `true` is a bool, which Python counts as an int.
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(value)
-    return tuple(float(item) for item in value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(value) from None
 
 
 def numbers(flag: str, given: "tuple[float, ...] | Path", expected: int) -> tuple[float, ...]:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.formats.names import IN_A_FOLDER
 from equipoise.cli.config import read_config
-from equipoise.cli.files import ensure_folder
+from equipoise.cli.engine_validation import check_unbalanced
+from equipoise.cli.files import LAUNCHED, ensure_folder, try_file, try_folder
 from equipoise.cli.offline import check_outputs, refused, tell_written, warn
 from equipoise.cli.options import RECORD
 from equipoise.cli.progress import progress_for
 from equipoise.cli.record_options import BY_KEY, OWN, RecordRequest, resolve
-from equipoise.cli.validation import LAUNCHED, check_folder, validate_settings
+from equipoise.cli.validation import check_folder, validate_settings
+from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def validate(request: RecordRequest) -> None:
     if request.run is not None:
         _check_needless(request)
         return
+    if request.settings.balance is Balance.OFF:
+        check_unbalanced(request.said, "without --balance on")
     validate_settings(request.settings)
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:
@@ -67,11 +71,13 @@ def _check_out(request: RecordRequest) -> None:
         form = statistics_format(request.out, request.format)
     if form.name == IN_A_FOLDER:
         _check_new(request.out)
+        try_folder("-o", request.out)
         return
     if request.run is None and LAUNCHED in os.environ:
         raise UsageError(f"-o: {request.out} is no folder: each rank of a launcher writes a file")
     inputs = {} if request.run is None else {"--run": _record_of(request.run)}
     check_outputs(inputs, {"-o": request.out})
+    try_file("-o", request.out)
 
 
 def _check_new(folder: Path) -> None:

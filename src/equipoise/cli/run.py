@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +67,42 @@ def _serve(request: RunRequest) -> RunRecord | None:
 
 
 def _write(request: RunRequest, record: RunRecord, summary: Summary, command: str) -> None:
-    text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
-    write_file(request.json, text + "\n")
-    # Everything measured, for pictures and questions that come later.
-    _save(record, ensure_folder(request.settings.out) / RECORD)
-    written = [f"figures: {request.json}"]
-    if request.trace is not None:
-        write_file(request.trace, render_trace(record))
-        written.append(f"trace: {request.trace} (ui.perfetto.dev or chrome://tracing opens it)")
-    try:
-        write_file(request.html, render_html(record, summary, command))
-        written.append(f"report: {request.html}")
-    except PlotsMissing as missing:
-        print(f"equipoise: no report: {missing}", file=sys.stderr)
-    if request.progress == "shown":
+    """Every output, whatever becomes of the others; raises EquipoiseError naming all that failed.
+
+    The trace comes last: it is the largest, and what a full disk may cost first.
+    """
+    written: list[str] = []
+    failed: list[str] = []
+    for told, write in _outputs(request, record, summary, command):
+        try:
+            write()
+            written += told
+        except PlotsMissing as missing:
+            print(f"equipoise: no report: {missing}", file=sys.stderr)
+        except EquipoiseError as error:
+            failed.append(str(error))
+    if written and request.progress == "shown":
         print("\n".join(written), file=sys.stderr)
+    if failed:
+        raise EquipoiseError("; ".join(failed))
+
+
+def _outputs(
+    request: RunRequest, record: RunRecord, summary: Summary, command: str
+) -> Iterator[tuple[list[str], Callable[[], None]]]:
+    """In order: the lines that tell of each, and what writes it."""
+    yield [f"figures: {request.json}"], lambda: write_file(request.json, _figures(summary))
+    # Everything measured, for pictures and questions that come later.
+    yield [], lambda: _save(record, ensure_folder(request.settings.out) / RECORD)
+    report = [f"report: {request.html}"]
+    yield report, lambda: write_file(request.html, render_html(record, summary, command))
+    if (trace := request.trace) is not None:
+        told = f"trace: {trace} (ui.perfetto.dev or chrome://tracing opens it)"
+        yield [told], lambda: write_file(trace, render_trace(record))
+
+
+def _figures(summary: Summary) -> str:
+    return json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _save(record: RunRecord, path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from equipoise.cli.engine_validation import check_engine, check_wishes
+from equipoise.cli.files import LAUNCHED, try_file, try_folder
 from equipoise.cli.options import RECORD, RunRequest
 from equipoise.demo.settings import EXPERTS, Balance, CommitMode, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
@@ -12,8 +13,6 @@ from equipoise.hal.errors import BackendUnavailable, UsageError
 HOST = "cpu"
 """The backend whose streams are threads of the host."""
 MOST_RANKS = 64
-LAUNCHED = "WORLD_SIZE"
-"""Set where `torchrun` has started the ranks."""
 MOST_SLOTS = 4096
 MOST_STEPS = 100_000
 MOST_PORT = 65_535
@@ -22,9 +21,9 @@ SHORTEST_DEADLINE, LONGEST_DEADLINE = 1, 86_400
 
 
 def validate(request: RunRequest) -> None:
-    """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
-    validate_settings(request.settings)
+    """Raises UsageError naming the option, what it was and what it may be; leaves nothing."""
     check_wishes(request)
+    validate_settings(request.settings)
     _check_outputs(request)
 
 
@@ -157,17 +156,21 @@ def _check_outputs(request: RunRequest) -> None:
     taken: dict[str, str] = {}
     if request.settings.placement is not None:
         taken[os.path.realpath(request.settings.placement)] = "--placement"
-    for name, path in (
+    outputs = (
         (f"--out's {RECORD}", out / RECORD),
         ("--json", request.json),
         ("--html", request.html),
         *([] if request.trace is None else [("--trace", request.trace)]),
-    ):
+    )
+    for name, path in outputs:
         check_file(name, path)
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name:
             how = "read from" if other == "--placement" else "written to"
             raise UsageError(f"{name}: {path} is the file that {other} is {how}")
+    try_folder("--out", out)
+    for name, path in outputs:
+        try_file(name, path)
 
 
 def _check_traffic(settings: RunSettings) -> None:
@@ -181,14 +184,28 @@ def _check_traffic(settings: RunSettings) -> None:
 def _check_watching(settings: RunSettings) -> None:
     check_count("--log-balancedness-interval", settings.log_balancedness_interval, MOST_STEPS)
     if settings.metrics_port is not None:
-        from equipoise.balancer.observe.metrics import require
-
-        check_count("--metrics-port", settings.metrics_port, MOST_PORT - settings.ranks + 1)
-        require()
+        _check_ports(settings.metrics_port, settings)
     if settings.wandb:
         from equipoise.balancer.observe.wandb import require as require_wandb
 
         require_wandb()
+
+
+def _check_ports(first: int, settings: RunSettings) -> None:
+    """Every rank that starts on this machine can serve its metrics."""
+    from equipoise.balancer.observe.metrics import LOOPBACK, PortTaken, check_free, require
+
+    check_count("--metrics-port", first, MOST_PORT - settings.ranks + 1)
+    require()
+    if LAUNCHED in os.environ:
+        return  # who else is a rank here is for each of them to find out
+    address = settings.metrics_address
+    asked = "" if address == LOOPBACK else f"--metrics-address {address} "
+    for rank in range(settings.ranks):
+        try:
+            check_free(first + rank, address)
+        except PortTaken as error:
+            raise UsageError(f"{asked}--metrics-port {first}: rank {rank}: {error}") from error
 
 
 def check_folder(flag: str, path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.journal import Journal
@@ -16,6 +17,8 @@ from equipoise.balancer.observe.spans import SpanBook
 from equipoise.balancer.observe.wandb import WandbJournal
 from equipoise.demo.settings import RunSettings
 
+MetricsOf = Callable[[str], Metrics]
+"""Of the engine with a label."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -54,7 +57,7 @@ class Observers:
         """The journal of one pass; closed when the pass is over, however it ends."""
         spans = SpanBook(self._rank)
         journals = [spans, *lines_for(config, self._rank), *self._wandb(config)]
-        courier = Courier([*journals, *self._metrics])
+        courier = Courier([*journals, *(of(config.label) for of in self._metrics)])
         try:
             yield Watched(courier, spans)
         finally:
@@ -73,8 +76,10 @@ class Observers:
         return (WandbJournal(self._settings.wandb, {**facts, "variant": config.label}),)
 
 
-def _serve_metrics(settings: RunSettings, rank: int) -> tuple[tuple[Metrics, ...], Exporter | None]:
-    """A registry of this rank's own, served on the port of its number."""
+def _serve_metrics(
+    settings: RunSettings, rank: int
+) -> tuple[tuple[MetricsOf, ...], Exporter | None]:
+    """A registry of this rank's own, served on the port of its number; metrics by engine."""
     if settings.metrics_port is None:
         return (), None
     require_metrics()
@@ -83,8 +88,8 @@ def _serve_metrics(settings: RunSettings, rank: int) -> tuple[tuple[Metrics, ...
     # A second series beside each counter, which nobody asked for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    return (metrics,), export(registry, settings.metrics_port + rank, settings.metrics_address)
+    exporter = export(registry, settings.metrics_port + rank, settings.metrics_address)
+    return (partial(Metrics, registry),), exporter
 
 
 def _write_lines(settings: RunSettings) -> None:

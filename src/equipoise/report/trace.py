@@ -6,7 +6,8 @@ The format is the JSON object of Chrome's "Trace Event Format": complete events 
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from equipoise.balancer.experts.journal import Track
 from equipoise.balancer.observe.spans import Level, Traced
@@ -22,16 +23,32 @@ Event = dict[str, object]
 
 def render_trace(record: RunRecord) -> str:
     """The whole file as text; of a run without balancing it has steps and boundaries only."""
-    origin = min((span.begin for span in record.spans), default=0.0)
+    about = {"equipoise": record.version, "shares": record.shares}
+    return trace_of(record.spans, record.levels, about)
+
+
+def trace_of(
+    spans: Sequence[Traced],
+    levels: Sequence[Level],
+    about: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """What the span books of one engine have kept, of any number of ranks, as the text of a file.
+
+    Args:
+        spans: in any order.
+        levels: likewise.
+        about: words on where it comes from, shown by the viewer.
+    """
+    origin = min((span.begin for span in spans), default=0.0)
     events = [
-        *_metadata(record.spans),
-        *(_complete(span, origin) for span in sorted(record.spans, key=_outer_first)),
-        *_counters(record.levels, origin),
+        *_metadata(spans),
+        *(_complete(span, origin) for span in sorted(spans, key=_outer_first)),
+        *_counters(levels, origin),
     ]
     whole = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"equipoise": record.version, "shares": record.shares, "clock": CLOCK},
+        "otherData": {**about, "clock": CLOCK},
     }
     return json.dumps(whole, allow_nan=False)
 

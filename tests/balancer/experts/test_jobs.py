@@ -2,7 +2,14 @@ import threading
 
 import pytest
 
-from equipoise.balancer.experts.jobs import Dismissed, Job, ThreadWorker, at_once, finish
+from equipoise.balancer.experts.jobs import (
+    Dismissed,
+    Job,
+    ThreadWorker,
+    Titled,
+    at_once,
+    finish,
+)
 
 
 class Given:
@@ -54,6 +61,33 @@ def test_what_a_wait_raises_is_raised_in_the_job_which_may_go_on() -> None:
     assert finish(forgiving(), 1.0) == "caught broken"
     with pytest.raises(ValueError, match="broken"):
         finish(collecting(wait), 1.0)
+
+
+def test_a_job_with_a_title_is_carried_out_as_the_one_inside() -> None:
+    good, bad = Given(), Given()
+    bad.error = ValueError("broken")
+    for wait in (good, bad):
+        wait.came.set()
+    titled = Titled(collecting(good, good), "move", epoch=3)
+    assert (titled.name, titled.details) == ("move", {"epoch": 3})
+    assert finish(titled, 1.0) == ["came", "came"]
+    with pytest.raises(ValueError, match="broken"):
+        finish(Titled(collecting(good, bad), "move"), 1.0)
+
+
+def test_closing_a_job_with_a_title_closes_the_one_inside() -> None:
+    ended = []
+
+    def job() -> Job[None]:
+        try:
+            yield Given()
+        finally:
+            ended.append(True)
+
+    titled = Titled(job(), "move")
+    next(titled)
+    titled.close()
+    assert ended == [True]
 
 
 def test_a_wait_that_does_not_come_ends_by_its_deadline() -> None:

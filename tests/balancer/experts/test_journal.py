@@ -174,6 +174,27 @@ def test_rounds_say_with_whom_and_votes_what_came_of_them() -> None:
     assert {span.details.get("verdict") for span in spans if span.name == "vote"} >= {"Move()"}
 
 
+def test_work_says_of_which_epoch_it_is_and_each_kind_has_its_name(
+    told: tuple[list[Story], list[list[Entry]]],
+) -> None:
+    for rank, entries in enumerate(told[1]):
+        begun = {entry.epoch for entry in of(entries, Entered) if entry.epoch is not None}
+        # The program that drives the engine waits for its workers by jobs that say nothing.
+        spans = [span for span in of(entries, Span) if span.details]
+        for name in ("plan", "vote", "move"):
+            epochs = [span.details.get("epoch") for span in spans if span.name == name]
+            assert epochs, name
+            assert set(epochs) <= begun, name
+        votes = [span for span in spans if span.name == "vote"]
+        assert all("verdict" in span.details for span in votes)
+        assert len({span.details["step"] for span in votes}) == len(votes)
+        moves = [span for span in spans if span.name == "move"]
+        assert all(span.details["layers"] for span in moves)
+        # Questions are kept by the first rank, which tidies up behind each vote.
+        forgets = [span for span in spans if span.name == "forget"]
+        assert len(forgets) == (0 if rank else len(votes))
+
+
 def test_an_aborted_epoch_is_told_with_its_reason() -> None:
     stories, entries = observed(
         lambda journals: rebalance(fabric(".moves", FlippedByte), deadline=4.0, journals=journals)

@@ -36,3 +36,8 @@ def test_two_models_that_share_weights_are_refused() -> None:
     says = r"model 'draft', layer 9, tensor 'w': slot 0 shares memory with model 'target', layer 7"
     with pytest.raises(RegistrationError, match=says):
         ModelSet((model("target", weights[:2], 7), model("draft", weights[1:], 9)))
+
+
+def test_there_is_a_model_to_balance() -> None:
+    with pytest.raises(RegistrationError, match="there is no model to balance"):
+        ModelSet(())

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -343,3 +344,37 @@ def test_a_model_knows_the_shape_of_its_placements() -> None:
     assert (shape.layers, shape.experts, shape.slots, shape.slots_per_rank) == (2, 7, 8, 2)
     with pytest.raises(PlacementError, match="6 slots cannot hold 7 experts"):
         model.shape(ranks=3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "entries", "says"),
+    [
+        ("3", 1, "model 'm': layer '3' is a str, not a whole number"),
+        (None, 1, "model 'm': layer None is a NoneType, not a whole number"),
+        (3.0, 1, "model 'm': layer 3.0 is a float, not a whole number"),
+        (True, 1, "model 'm': layer True is a bool, not a whole number"),
+        (3, "2", "model 'm': entries '2' is a str, not a whole number"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(layer: Any, entries: Any, says: str) -> None:
+    registry = ModelRegistry("m", 2, 4)
+    with pytest.raises(RegistrationError, match=says):
+        registry.register(layer, w=torch.zeros(2, 3), entries=entries)
+    registry.register(3, w=torch.zeros(2, 3))
+
+
+def test_a_number_of_another_library_is_the_same_layer() -> None:
+    registry, weights = ModelRegistry("m", 2, 4), torch.zeros(2, 3)
+    registry.register(torch.tensor(3), w=weights)  # type: ignore[arg-type]
+    with pytest.raises(RegistrationError, match="layer 3 is registered twice"):
+        registry.register(3, w=weights)
+
+
+def test_what_is_no_tensor_at_all_is_refused_by_name() -> None:
+    registry: Any = ModelRegistry("m", 2, 4)
+    says = "model 'm', layer 3, tensor 'w': is a NoneType, neither a tensor nor one a slot"
+    with pytest.raises(RegistrationError, match=says):
+        registry.register(3, w=None)
+    with pytest.raises(RegistrationError, match="layer 3: tensors are a NoneType, not a mapping"):
+        registry.register(3, None)
+    registry.register(3, w=torch.zeros(2, 3))

@@ -6,7 +6,7 @@ import pytest
 from support.entries import Kept
 
 from equipoise.balancer.experts.ballot import Abort, Move
-from equipoise.balancer.experts.jobs import Completed, Job, ThreadWorker, at_once
+from equipoise.balancer.experts.jobs import Completed, Job, ThreadWorker, Titled, at_once
 from equipoise.balancer.experts.journal import Span, Track
 from equipoise.balancer.experts.timed import WORK, describe, timed
 
@@ -41,6 +41,18 @@ def test_what_a_job_raises_is_raised_and_noted() -> None:
     worker.close()
     (span,) = spans(kept)
     assert span.details == {"failed": "ArithmeticError: too many"}
+
+
+def test_a_job_with_a_title_is_noted_by_it_with_what_came_of_it() -> None:
+    kept = Kept()
+    worker = timed(lambda name: ThreadWorker(name, 5.0), kept)("clerk")
+    assert worker.start(Titled(at_once(Move), "ask", epoch=3)).result(5.0) == Move()
+    worker.start(Titled(at_once(lambda: 1 // 0), "forget", epoch=4)).exception(5.0)
+    worker.close()
+    asked, forgot = spans(kept)
+    assert (asked.name, asked.details) == ("ask", {"epoch": 3, "verdict": "Move()"})
+    assert (forgot.name, forgot.details["epoch"]) == ("forget", 4)
+    assert str(forgot.details["failed"]).startswith("ZeroDivisionError")
 
 
 def test_a_job_waits_as_before() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from math import isnan
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -10,12 +11,24 @@ import pytest
 from support.entries import record
 
 from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Stalled
-from equipoise.balancer.observe.metrics import PHASES, Metrics, MetricsMissing, PortTaken, export
+from equipoise.balancer.observe.metrics import (
+    PHASES,
+    Metrics,
+    MetricsMissing,
+    PortTaken,
+    check_free,
+    export,
+)
 from equipoise.balancer.observe.reasons import LABELS
 
 PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
 MOST_SERIES = 110
-"""Of a rank, whatever happens."""
+"""Of an engine on a rank, whatever happens."""
+GAUGES = (
+    "equipoise_balancedness",
+    "equipoise_actual_imbalance",
+    "equipoise_predicted_imbalance",
+)
 
 
 @pytest.fixture
@@ -24,14 +37,14 @@ def registry() -> Any:
     return client.CollectorRegistry()
 
 
-def value(registry: Any, name: str, **labels: str) -> float:
-    found: float | None = registry.get_sample_value(name, labels)
+def value(registry: Any, name: str, engine: str = "target", **labels: str) -> float:
+    found: float | None = registry.get_sample_value(name, {"engine": engine, **labels})
     assert found is not None, name
     return found
 
 
 def test_a_committed_epoch_counts_its_bytes_phases_and_promise(registry: Any) -> None:
-    metrics = Metrics(registry)
+    metrics = Metrics(registry, "target")
     metrics.note(Settled(record(here=700)))
     assert value(registry, "equipoise_epochs_total") == 1
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
@@ -43,7 +56,7 @@ def test_a_committed_epoch_counts_its_bytes_phases_and_promise(registry: Any) ->
 
 
 def test_an_aborted_epoch_is_counted_by_reason_and_promises_nothing(registry: Any) -> None:
-    metrics = Metrics(registry)
+    metrics = Metrics(registry, "target")
     metrics.note(Settled(record(predicted=0.3)))
     metrics.note(Settled(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
     metrics.note(Settled(record(outcome="the moon")))
@@ -54,12 +67,11 @@ def test_an_aborted_epoch_is_counted_by_reason_and_promises_nothing(registry: An
 
 
 def test_load_stalls_boundaries_and_losses_are_told(registry: Any) -> None:
-    metrics = Metrics(registry)
+    metrics = Metrics(registry, "target")
     metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
     metrics.note(Stalled(9, 0.5))
     metrics.note(Passed(9, 1.0, 1.125))
     metrics.note(Lost(3))
-    metrics.close()
     assert value(registry, "equipoise_balancedness") == 0.75
     assert value(registry, "equipoise_actual_imbalance") == 0.25
     assert value(registry, "equipoise_stall_seconds_total") == 0.5
@@ -67,8 +79,49 @@ def test_load_stalls_boundaries_and_losses_are_told(registry: Any) -> None:
     assert value(registry, "equipoise_journal_lost_total") == 3
 
 
+def test_a_gauge_says_nothing_until_its_figure_is_known(registry: Any) -> None:
+    """A promise of 0 that nobody made would be broken by the first load."""
+    metrics = Metrics(registry, "target")
+    assert all(isnan(value(registry, name)) for name in GAUGES)
+    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    assert value(registry, "equipoise_actual_imbalance") == 0.25
+    assert isnan(value(registry, "equipoise_predicted_imbalance"))
+
+
+def test_of_an_engine_that_is_closed_the_counts_stay_and_the_gauges_say_nothing(
+    registry: Any,
+) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    metrics.note(Settled(record(predicted=0.1)))
+    metrics.close()
+    assert all(isnan(value(registry, name)) for name in GAUGES)
+    assert value(registry, "equipoise_epochs_total") == 1
+
+
+def test_engines_share_a_registry_and_are_told_apart(registry: Any) -> None:
+    target, draft = Metrics(registry, "target"), Metrics(registry, "draft")
+    target.note(Settled(record(here=700)))
+    draft.note(Settled(record(here=30, outcome="plans differ", seconds={"agreeing": 2.0})))
+    assert value(registry, "equipoise_slot_copy_bytes_total") == 700
+    assert value(registry, "equipoise_slot_copy_bytes_total", "draft") == 30
+    reason = {"reason": "plans_differ"}
+    assert value(registry, "equipoise_epochs_aborted_total", **reason) == 0
+    assert value(registry, "equipoise_epochs_aborted_total", "draft", **reason) == 1
+    assert value(registry, "equipoise_epoch_seconds_sum", "draft", phase="agreeing") == 2
+    draft.close()
+    assert value(registry, "equipoise_predicted_imbalance") == 0.1
+
+
+def test_registries_share_nothing(registry: Any) -> None:
+    other = type(registry)()
+    Metrics(registry, "target").note(Stalled(9, 0.5))
+    Metrics(other, "target")
+    assert value(other, "equipoise_stall_seconds_total") == 0
+
+
 def test_the_number_of_series_is_small_and_grows_with_nothing(registry: Any) -> None:
-    metrics = Metrics(registry)
+    metrics = Metrics(registry, "target")
 
     def series() -> int:
         samples = (sample for metric in registry.collect() for sample in metric.samples)
@@ -91,7 +144,7 @@ def test_phases_are_the_states_in_which_an_epoch_can_be() -> None:
 
 
 def test_the_page_has_a_row_for_every_metric_and_names_every_label(registry: Any) -> None:
-    Metrics(registry)
+    Metrics(registry, "target")
     text = PAGE.read_text(encoding="utf-8")
     exposed = {
         metric.name + ("_total" if metric.type == "counter" else "")
@@ -105,16 +158,19 @@ def test_the_page_has_a_row_for_every_metric_and_names_every_label(registry: Any
 
 
 def test_metrics_are_served_until_they_are_not(registry: Any) -> None:
-    Metrics(registry).note(Stalled(9, 0.5))
+    Metrics(registry, "target").note(Stalled(9, 0.5))
     exporter = export(registry, 0)
     try:
         with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        assert "equipoise_stall_seconds_total 0.5" in text.splitlines()
+        assert 'equipoise_stall_seconds_total{engine="target"} 0.5' in text.splitlines()
         with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
             export(registry, exporter.port)
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
+            check_free(exporter.port)
     finally:
         exporter.close()
+    check_free(exporter.port)
     with pytest.raises(OSError, match="refused"):
         urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10)
 
@@ -122,4 +178,4 @@ def test_metrics_are_served_until_they_are_not(registry: Any) -> None:
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MetricsMissing, match=r"equipoise\[serve\]"):
-        Metrics(None)  # type: ignore[arg-type]
+        Metrics(None, "target")  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.installed import Copies, Installed
-from equipoise.balancer.experts.jobs import Completed, Job, Task
+from equipoise.balancer.experts.jobs import Completed, Job
 from equipoise.balancer.experts.lots import ReadyLot
 from equipoise.balancer.experts.mover import Mover
 from equipoise.balancer.experts.planner import Shipped
@@ -24,14 +24,14 @@ def serving_on(proposal: Shipped) -> Shipped:
 class WritesServing(Voyages):
     """Fills slots at once that tokens still reach."""
 
-    def _let_go(self, proposal: Shipped, lot: int) -> Task[ReadyLot]:
+    def _let_go(self, proposal: Shipped, lot: int) -> Job[ReadyLot]:
         return super()._let_go(serving_on(proposal), lot)
 
 
 class WritesWhileRead(Voyages):
     """Takes tokens off a slot behind what fills it."""
 
-    def _let_go(self, proposal: Shipped, lot: int) -> Task[ReadyLot]:
+    def _let_go(self, proposal: Shipped, lot: int) -> Job[ReadyLot]:
         flying = super()._let_go(serving_on(proposal), lot)
         if (retirement := proposal.retirements[lot]) is not None:
             self._installed.commit(retirement, ())
