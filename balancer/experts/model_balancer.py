@@ -99,7 +99,7 @@ class ModelBalancer:
             family.inner.attach(stream)
 
     def close(self) -> None:
-        """End all engines; bounded."""
+        """See `ExpertBalancer.close`; all families, whatever becomes of one."""
         close_all(self.families)
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ModelBalancer":
