@@ -107,6 +107,7 @@ class GlooWork:
                 self._failure.__cause__ = error
                 self._failed(self._failure)
             self._finish = _nothing
+            self.buffers = ()  # the work itself may be kept for long
             self._ended.set()
         self._told()  # not under the lock: the communicator asks its other operations
 

@@ -355,5 +355,5 @@ def _path(
     ranks, journal = means.members.ranks, means.journal
     aside = Room.of(means.store.layout.staging, shape).aside
     ends = means.accelerator, opened[0], means.store
-    mover = Mover(*ends, ranks, config.deadline, journal, aside)
+    mover = Mover(*ends, ranks, config.deadline, journal, aside, config.parcel)
     return Voyages(installed, mover, staff.mover, place, shape, config)

@@ -80,7 +80,7 @@ def test_what_the_models_take_of_a_device_is_told_at_the_start(
 
     with caplog.at_level("INFO", "equipoise.memory"):
         ledger, _ = on_ranks(RANKS, program)
-    assert [entry.what.split(": ")[0] for entry in ledger.entries] == ["target"] * 4 + ["draft"] * 3
+    assert [entry.what.split(": ")[0] for entry in ledger.entries] == ["target"] * 7 + ["draft"] * 5
     staged = sum(e.nbytes or 0 for e in ledger.entries if "staging" in e.what)
     assert 0 < staged <= BUDGET
     assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
