@@ -65,6 +65,7 @@ class GlooCommunicator:
         self._incarnation = 0
         self._failure: CommunicatorFailed | None = None
         self._issuing = threading.RLock()
+        self._closed = False
         self._join(tuple(ranks))
 
     @property
@@ -195,10 +196,20 @@ class GlooCommunicator:
             self._join(tuple(ranks))
 
     def close(self) -> None:
-        """Let go of the group, unless operations are still in flight: those keep it alive."""
+        """Let go of the group now, or when the last operation in flight has ended."""
+        with self._issuing:
+            self._closed = True
+            self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was closed")
+            for work, _ in self._inflight:
+                work.watch()  # nobody else may ever ask whether it has ended
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the group of a closed communicator when nothing is in flight any more."""
+        if not self._closed:
+            return  # without the lock, which a rebuild may hold for long
         with self._issuing:
             self._reap()
-            self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was closed")
             if not self._inflight:
                 vars(self).pop("_group", None)  # absent at a second close
 
@@ -263,7 +274,7 @@ class GlooCommunicator:
                 self._failure = self._failure or failure
 
         label = f"{what} of {self._purpose!r}"
-        return GlooWork(finish, buffers, label, self._deadline, failed)
+        return GlooWork(finish, buffers, label, self._deadline, failed, self._release)
 
     def _reap(self) -> None:
         """Forget what ended; whatever is still in flight keeps its buffers, dropped or not."""

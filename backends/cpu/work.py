@@ -30,6 +30,7 @@ class GlooWork:
         what: the operation in words, for errors.
         deadline: seconds from now until the operation fails its communicator.
         failed: called once with the failure, so that the communicator learns of it.
+        ended: called once behind the end, well or not.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class GlooWork:
         what: str,
         deadline: float,
         failed: Callable[[CommunicatorFailed], None],
+        ended: Callable[[], None],
     ) -> None:
         self.buffers = tuple(buffers)
         self._finish = finish
         self._what = what
         self._expiry = time.monotonic() + deadline
         self._failed = failed
+        self._told = ended
         self._failure: CommunicatorFailed | None = None
         self._ended = threading.Event()
         self._finishing = threading.Lock()
@@ -104,7 +107,9 @@ class GlooWork:
                 self._failure.__cause__ = error
                 self._failed(self._failure)
             self._finish = _nothing
+            self.buffers = ()  # the work itself may be kept for long
             self._ended.set()
+        self._told()  # not under the lock: the communicator asks its other operations
 
     def _remaining(self) -> float:
         return self._expiry - time.monotonic()

@@ -1,7 +1,7 @@
 """The parts of one rank's balancer, put together."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from equipoise.balancer.experts.archive import Archive, ArchiveElsewhere, Filed,
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle, Subject, Written
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.drafting import Room
+from equipoise.balancer.experts.endings import abandon
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
 from equipoise.balancer.experts.gates import Gates, Guard, NoGates
 from equipoise.balancer.experts.held_worker import HeldWorker
@@ -29,12 +30,14 @@ from equipoise.balancer.experts.sub_windows import SubWindows
 from equipoise.balancer.experts.timed import timed
 from equipoise.balancer.experts.updates import Updates
 from equipoise.balancer.experts.voyages import Voyages
+from equipoise.balancer.experts.waits import all_of
 from equipoise.balancer.experts.writers import Supply
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.errors import CommunicatorError, Unsupported
+from equipoise.hal.errors import EngineError, Unsupported
 from equipoise.hal.slots import SlotStore
+from equipoise.hal.stream import Role
 
 
 class Engine(Protocol):
@@ -84,12 +87,15 @@ class StillEngine:
         self._layout = installed.layout
         self._deadline = deadline
         self._chronicle = chronicle
+        self._closed = False
         self.reports: tuple[EpochReport, ...] = ()
         self.aborts: dict[str, int] = {}
         self.unsettled: tuple[int, ...] = ()
 
     def boundary(self, step: int) -> None:
-        """Take and close sub-windows."""
+        """Take and close sub-windows. Raises `EngineError` behind `close`."""
+        if self._closed:
+            raise EngineError(f"boundary {step} of an engine that was closed")
         self._teller.go()
         if finish(self._load.advance(step), self._deadline):
             self._chronicle.summed(step - 1, self._load.latest, self._layout)
@@ -99,7 +105,10 @@ class StillEngine:
         self._teller.go()
 
     def close(self) -> None:
-        """Wait for a sum under way."""
+        """Wait for a sum under way. Again is harmless."""
+        if self._closed:
+            return
+        self._closed = True
         self._teller.go()
         try:
             finish(self._load.drain(), self._deadline)
@@ -181,11 +190,13 @@ class Assembly:
     """Router for the step path, engine for the boundaries, and what is installed.
 
     Attributes:
+        means: what it was put together from.
         guard: says which layers a step reads under a lock.
         communicators: all that were opened for it.
         archive: what the engine has asked, and is not forgotten.
     """
 
+    means: Means
     installed: Installed
     load: LoadWindow
     router: Router
@@ -194,12 +205,30 @@ class Assembly:
     communicators: tuple[Communicator, ...]
     archive: Archive
 
+    def close(self) -> None:
+        """End what works beside, then give the communicators back, whatever becomes of the first.
+
+        Raises as the last of them did that raised. Any number of times.
+        """
+        with ExitStack() as ends:
+            for communicator in reversed(self.communicators):
+                ends.callback(communicator.close)
+            ends.callback(self._settle)
+            ends.callback(self.engine.close)
+
     def retire(self) -> None:
-        """End what works beside, and give the communicators back; some may have failed."""
-        with suppress(CommunicatorError):
-            self.engine.close()
-        for communicator in self.communicators:
-            communicator.close()
+        """The same behind a loss: communicators and streams may have failed, and that is known."""
+        abandon([self])
+
+    def _settle(self) -> None:
+        """Wait until the compute stream has left the communicators.
+
+        Exact shares put a sum a layer on it, which a program may only issue when the stream comes
+        to it: a group that was given back before would fail the stream.
+        """
+        means = self.means
+        compute = means.accelerator.stream(Role.COMPUTE)
+        all_of(means.accelerator, compute).take(means.config.deadline)
 
 
 def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
@@ -217,7 +246,8 @@ def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
     group = Group(control, means.members, means.first, archive)
     chronicle = _chronicle(means, shape, router)
     engine = ExpertEngine(installed, load, path, renewal, group, means.config, staff, chronicle)
-    return Assembly(installed, load, router, engine, guard, (loads, *others), archive)
+    opened = (loads, *others)
+    return Assembly(means, installed, load, router, engine, guard, opened, archive)
 
 
 def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
@@ -229,7 +259,8 @@ def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
     router = _router(means, installed, load, ())
     chronicle = _chronicle(means, shape, router)
     still = StillEngine(load, installed, teller, means.config.deadline, chronicle)
-    return Assembly(installed, load, router, still, NoGates(), (loads,), ArchiveElsewhere())
+    elsewhere = ArchiveElsewhere()
+    return Assembly(means, installed, load, router, still, NoGates(), (loads,), elsewhere)
 
 
 def _hire(means: Means) -> Hire:
@@ -327,5 +358,5 @@ def _path(
     ranks, journal = means.members.ranks, means.journal
     aside = Room.of(means.store.layout.staging, shape).aside
     ends = means.accelerator, opened[0], means.store
-    mover = Mover(*ends, ranks, config.deadline, journal, aside)
+    mover = Mover(*ends, ranks, config.deadline, journal, aside, config.parcel)
     return Voyages(installed, mover, staff.mover, place, shape, config)

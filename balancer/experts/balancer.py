@@ -104,8 +104,22 @@ class ExpertBalancer:
         return self.parts.guard.kind(step)
 
     def close(self) -> None:
-        """End the engine; bounded."""
-        self.parts.engine.close()
+        """End the engine and give back the communicators that were opened for it.
+
+        Every rank closes behind the same step; nobody waits for another. This rank's compute
+        stream is waited for first, `deadline` seconds at most: what its steps launched is done as
+        ever. Peers that are a step behind are not harmed: what has ended here was issued there. An
+        epoch under way is left; what its exchanges still lack fails on their communicator alone.
+
+        Again is harmless. Nothing is routed behind it, a boundary raises `EngineError`, and the
+        label stays used: the control plane may still hold what was asked under it.
+
+        Raises:
+            StreamTimeout: the compute stream did not come to its end.
+            StreamError, CommunicatorError: what the stream, or the last sum of loads, failed with.
+                In every case all communicators have been closed.
+        """
+        self.parts.close()
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ExpertBalancer":
         """Go on without the ranks that are gone; collective among `active_ranks`.

@@ -60,6 +60,8 @@ KINDS = 256
 """Reasons of aborts that are counted apart: some name ranks, and there are many sets of ranks."""
 OTHERS = "another reason"
 """What further ones are counted as."""
+NEVER = -1
+"""Less than any step: what comes behind the end is looked at."""
 LOG = logging.getLogger(__name__)
 
 
@@ -168,6 +170,7 @@ class ExpertEngine:
         self._vote: Task[Verdict] | None = None
         self._next = group.first
         self._behind: int | None = None
+        self._closed = False
         self.reports: deque[EpochReport] = deque(maxlen=KEPT)
         self.aborts: Counter[str] = Counter()
 
@@ -196,10 +199,12 @@ class ExpertEngine:
 
         Raises:
             AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
-            EngineError: a boundary was left out.
+            EngineError: a boundary was left out, or the engine was closed.
         """
         if step < self._next:
             return
+        if self._closed:
+            raise EngineError(f"boundary {step} of an engine that was closed")
         self.launched()
         if step >= self._next:
             finish(self.passage(step), self._config.deadline)
@@ -241,7 +246,13 @@ class ExpertEngine:
         self._chronicle.end(self._state, self._installed.layout)
 
     def close(self) -> None:
-        """End what works beside; each wait under way lasts as long as its own deadline."""
+        """End what works beside; each wait under way lasts as long as its own deadline.
+
+        Again is harmless; a boundary behind it is an error.
+        """
+        if self._closed:
+            return
+        self._closed, self._behind, self._next = True, None, NEVER
         self._staff.teller.go()
         try:
             finish(self._load.drain(), self._config.deadline)

@@ -40,7 +40,7 @@ class FamilyBalancer:
         return gate if gate is OPEN else self._named(gate)
 
     def close(self) -> None:
-        """End the engine; bounded."""
+        """See `ExpertBalancer.close`."""
         with self.berth.named():
             self.inner.close()
 

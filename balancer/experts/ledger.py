@@ -2,15 +2,33 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.expert_model import ExpertModel
 from equipoise.balancer.experts.placement import Shape
+from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.kernels import Tables
 
 HEADER = ("what", "bytes", "why")
+COUNTER_BYTES = 4 + 8
+"""Of an expert of a layer: rows in the open sub-window, and their sum while it travels."""
+
+
+class Rounds(StrEnum):
+    """How the rounds of a lot go, which says how much is packed at once."""
+
+    IN_TURN = "in turn"
+    """Each as soon as the one before has arrived."""
+    AT_ONCE = "at once"
+    """All are issued by the thread that issues everything else (P4)."""
+
+    @staticmethod
+    def over(found: CommunicatorCapabilities) -> "Rounds":
+        """Over communicators that can do this."""
+        return Rounds.IN_TURN if found.independent_groups else Rounds.AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -53,13 +71,21 @@ class Ledger:
         return "\n".join(f"{a:<{first}}  {b:>{second}}  {c}".rstrip() for a, b, c in rows)
 
 
-def model_ledger(model: ExpertModel, ranks: int, staging: Sequence[int]) -> Ledger:
-    """Slots, staging and routing tables of one model on one rank.
+def model_ledger(
+    model: ExpertModel,
+    ranks: int,
+    staging: Sequence[int],
+    parcel: int,
+    rounds: Rounds = Rounds.IN_TURN,
+) -> Ledger:
+    """Slots, staging, packed blobs, routing tables and load counters of one model on one rank.
 
     Args:
         model: what is registered.
         ranks: over how many ranks its experts are spread.
-        staging: staging buffers of each family.
+        staging: staging buffers of each family; none where weights are written in place.
+        parcel: slots that travel in one blob at most.
+        rounds: how those of a lot go.
 
     Raises:
         PlacementError: the slots of so many ranks cannot hold the experts.
@@ -73,9 +99,41 @@ def model_ledger(model: ExpertModel, ranks: int, staging: Sequence[int]) -> Ledg
         what = f"{model.name}: staging of family {number}"
         why = f"{buffers} buffers of {family.slot_bytes:,} bytes, where weights arrive"
         entries.append(Entry(what, family.slot_bytes * buffers, why))
+        slots = model.slots_per_rank * len(family.layers)
+        entries.append(
+            Entry(
+                f"{model.name}: blobs of family {number}",
+                family.slot_bytes * packed_slots(buffers, slots, parcel, rounds),
+                packed_why(rounds),
+            )
+        )
     why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
     entries.append(Entry(f"{model.name}: routing tables", tables_bytes(shape), why))
+    counted = shape.layers * shape.experts * COUNTER_BYTES
+    entries.append(Entry(f"{model.name}: load counters", counted, "rows by expert, and their sum"))
     return Ledger(tuple(entries))
+
+
+def packed_slots(staging: int, slots: int, parcel: int, rounds: Rounds) -> int:
+    """Slots that are packed on one rank at once, to be sent or just received.
+
+    Args:
+        staging: buffers; nothing travels where there are none.
+        slots: that the rank holds.
+        parcel: slots of one blob at most.
+        rounds: how those of a lot go. At once, as much is received as can be staged; how much is
+            sent depends on plans: it is taken to be as much.
+    """
+    if rounds is Rounds.AT_ONCE:
+        return 2 * staging
+    return 2 * min(parcel, slots) if staging else 0
+
+
+def packed_why(rounds: Rounds) -> str:
+    """What `packed_slots` counts."""
+    if rounds is Rounds.AT_ONCE:
+        return "sent and received, in all rounds of the lots in flight at once"
+    return "sent and received, in one round"
 
 
 def tables_bytes(shape: Shape) -> int:

@@ -11,7 +11,7 @@ from equipoise.balancer.experts.endings import abandon, close_all
 from equipoise.balancer.experts.expert_model import ExpertModel
 from equipoise.balancer.experts.family_balancer import FamilyBalancer, LayerRouter, lost_of
 from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.ledger import Ledger, model_ledger
+from equipoise.balancer.experts.ledger import Ledger, Rounds, model_ledger
 from equipoise.hal.errors import ExpertsLost
 from equipoise.hal.stream import Stream
 
@@ -88,10 +88,12 @@ class ModelBalancer:
 
     @property
     def ledger(self) -> Ledger:
-        """What it takes of this rank's device: slots, staging, tables."""
-        ranks = len(self.families[0].inner.means.members.ranks)
+        """What it takes of this rank's device: slots, staging, blobs, tables, counters."""
+        inner = self.families[0].inner
         staging = [family.berth.store.layout.staging for family in self.families]
-        return model_ledger(self.model, ranks, staging)
+        ranks, parcel = len(inner.means.members.ranks), inner.means.config.parcel
+        rounds = Rounds.over(inner.parts.communicators[0].capabilities)
+        return model_ledger(self.model, ranks, staging, parcel, rounds)
 
     def attach(self, stream: Stream) -> None:
         """A further stream reads slots or tables of this model, until it is closed."""
@@ -99,7 +101,7 @@ class ModelBalancer:
             family.inner.attach(stream)
 
     def close(self) -> None:
-        """End all engines; bounded."""
+        """See `ExpertBalancer.close`; all families, whatever becomes of one."""
         close_all(self.families)
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ModelBalancer":

@@ -1,6 +1,7 @@
 """Carries expert weights from the slots that hold them to staging, beside the forward.
 
-Buffers: blobs and checksums are made and used on the copy stream, and belong to one lot; staging
+Buffers: blobs and checksums are made and used on the copy stream; a blob belongs to one round, and
+what is launched on it and the round's work hold it no longer than they need it (K1); staging
 belongs to a lot from its first unpack until its commit has run on the compute stream. What goes to
 a retired slot at once passes through a buffer of the mover's own; nobody reads such a slot before
 the tables are committed that name it. Source slots are leased by the protocol: no layer is
@@ -8,6 +9,7 @@ committed anywhere before every rank has staged it, that is, has read all it nee
 """
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,7 +21,7 @@ from torch import Tensor
 from equipoise.balancer.experts.ballot import WORD
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.journal import SILENT, Journal, Span, Track, now
-from equipoise.balancer.experts.shipment import DIRECT, Leg, RoundLeg
+from equipoise.balancer.experts.shipment import DIRECT, Leg, Local, RoundLeg
 from equipoise.balancer.experts.waits import Ended, all_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
@@ -55,14 +57,12 @@ class _Hold:
     Attributes:
         sent: checksums of the slots read, by what they are a parcel of.
         received: checksums of the staging filled.
-        blobs: what travels.
         copies: what is to be committed.
         bytes_received: bytes that came from other ranks.
     """
 
     sent: list[tuple[str, Tensor]] = field(default_factory=list)
     received: list[tuple[str, Tensor]] = field(default_factory=list)
-    blobs: list[Tensor] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     bytes_received: int = 0
 
@@ -88,6 +88,8 @@ class Mover:
         journal: told of each round, from the wait for it to when it is unpacked.
         aside: the staging buffer, in no lot, through which copies go to retired slots; None where
             no slot ever retires.
+        parcel: slots that are packed at once where they stay on this rank; what travels comes in
+            parcels already.
     """
 
     def __init__(
@@ -99,7 +101,9 @@ class Mover:
         deadline: float,
         journal: Journal = SILENT,
         aside: int | None = None,
+        parcel: int = 16,
     ) -> None:
+        self._parcel = parcel
         self._aside = aside
         self._accelerator = accelerator
         self._communicator = communicator
@@ -126,11 +130,11 @@ class Mover:
         if self._communicator.capabilities.independent_groups:
             return self._one_by_one(leg)
         hold = _Hold()
-        packed = [self._pack(part, hold) for part in leg.rounds]
+        packed = deque(self._pack(part, hold) for part in leg.rounds)
         if not self._communicator.capabilities.stream_ordered:
             all_of(self._accelerator, self._copy).take(self._deadline)
-        rounds = zip(leg.rounds, packed, strict=True)
-        return self._landing(leg, hold, [self._depart(part, blob, hold) for part, blob in rounds])
+        rounds = deque(self._depart(part, packed.popleft()) for part in leg.rounds)
+        return self._landing(leg, hold, rounds)
 
     @property
     def mendable(self) -> bool:
@@ -154,16 +158,20 @@ class Mover:
         """Round after round, each as soon as the one before has arrived."""
         hold = _Hold()
         for part in leg.rounds:
-            packed = self._pack(part, hold)
-            if not self._communicator.capabilities.stream_ordered:
-                yield all_of(self._accelerator, self._copy)
-            yield from self._arrival(self._depart(part, packed, hold), hold)
+            yield from self._round(part, hold)
         return (yield from self._land(leg, hold))
 
-    def _landing(self, leg: Leg, hold: _Hold, passages: Sequence[_Passage]) -> Job[Staged]:
-        """What is left to do where all rounds are under way."""
-        for passage in passages:
-            yield from self._arrival(passage, hold)
+    def _round(self, part: RoundLeg, hold: _Hold) -> Job[None]:
+        """From packing to unpacking; a generator of its own, so that its blobs end with it."""
+        packed = self._pack(part, hold)
+        if not self._communicator.capabilities.stream_ordered:
+            yield all_of(self._accelerator, self._copy)
+        yield from self._arrival(self._depart(part, packed), hold)
+
+    def _landing(self, leg: Leg, hold: _Hold, passages: deque[_Passage]) -> Job[Staged]:
+        """What is left to do where all rounds are under way; each is let go when it has arrived."""
+        while passages:
+            yield from self._arrival(passages.popleft(), hold)
         return (yield from self._land(leg, hold))
 
     def _arrival(self, passage: _Passage, hold: _Hold) -> Job[None]:
@@ -181,17 +189,17 @@ class Mover:
         return self._read(part.send.slots, _name(self._rank, part.send.peer), hold)
 
     def _read(self, slots: Sequence[int], name: str, hold: _Hold) -> Tensor:
-        blob = self._blob(len(slots), hold)
+        blob = self._blob(len(slots))
         marks = self._empty(len(slots), torch.int64)
         self._store.checksum_slots(slots, marks, self._copy)
         self._store.pack(slots, blob, self._copy)
         hold.sent.append((name, marks))
         return blob
 
-    def _depart(self, part: RoundLeg, packed: Tensor | None, hold: _Hold) -> _Passage:
+    def _depart(self, part: RoundLeg, packed: Tensor | None) -> _Passage:
         """Let a round travel: at most one blob to a peer, and one from a peer."""
         sends = () if part.send is None else (_parcel(part.send.peer, packed),)
-        blob = None if part.receive is None else self._blob(len(part.receive.slots), hold)
+        blob = None if part.receive is None else self._blob(len(part.receive.slots))
         receives = () if part.receive is None else (_parcel(part.receive.peer, blob),)
         with self._copy.current():
             work = self._communicator.exchange(Exchange(sends=sends, receives=receives))
@@ -234,10 +242,9 @@ class Mover:
 
     def _land(self, leg: Leg, hold: _Hold) -> Job[Staged]:
         """Copies within this rank, then the end of everything on the copy stream."""
-        if leg.local.slots:
-            name = _name(self._rank, self._rank)
-            blob = self._read(leg.local.sources, name, hold)
-            self._stage(blob, leg.local.staging, leg.local.slots, name, hold)
+        for first in range(0, len(leg.local.slots), self._parcel):
+            self._turn(leg.local, slice(first, first + self._parcel), hold)
+            yield all_of(self._accelerator, self._copy)  # so that no two blobs are there at once
         yield all_of(self._accelerator, self._copy)
         return Staged(
             sent=total(hold.sent),
@@ -246,14 +253,18 @@ class Mover:
             bytes_received=hold.bytes_received,
         )
 
+    def _turn(self, local: Local, part: slice, hold: _Hold) -> None:
+        """A parcel of what stays on this rank."""
+        name = _name(self._rank, self._rank)
+        blob = self._read(local.sources[part], name, hold)
+        self._stage(blob, local.staging[part], local.slots[part], name, hold)
+
     @property
     def _rank(self) -> int:
         return self._communicator.rank
 
-    def _blob(self, slots: int, hold: _Hold) -> Tensor:
-        blob = self._empty(slots * self._store.layout.slot_bytes, torch.uint8)
-        hold.blobs.append(blob)
-        return blob
+    def _blob(self, slots: int) -> Tensor:
+        return self._empty(slots * self._store.layout.slot_bytes, torch.uint8)
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         with self._copy.current():

@@ -114,12 +114,18 @@ def test_memory_is_what_slots_of_the_models_experts_take() -> None:
     assert memory["experts held without balancing"] == 8 * 6 * expert
     assert memory["redundant slots"] == 2 * 6 * expert
     assert memory["staging"] == 2 * 10 * expert
+    assert memory["packed slots"] == 2 * 16 * expert  # a round's, of `parcel` slots each way
     assert memory["communicators"] == 0  # over gloo they buffer in the host's memory
 
 
 def test_without_balancing_there_is_no_staging_and_no_redundant_slot() -> None:
     memory = demo_memory(RunSettings(balance=Balance.OFF))
-    assert memory["redundant slots"] == memory["staging"] == 0
+    assert memory["redundant slots"] == memory["staging"] == memory["packed slots"] == 0
+
+
+def test_what_travels_at_once_without_independent_groups_is_as_much_as_is_staged_and_sent() -> None:
+    memory = demo_memory(RunSettings(communicator="hccl", parcel=1))
+    assert memory["packed slots"] == 2 * (memory["staging"] or 0)
 
 
 def test_a_communicator_that_does_not_say_what_it_takes_is_unknown() -> None:

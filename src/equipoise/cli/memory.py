@@ -1,19 +1,25 @@
 """Device memory that balancing takes in the demo, worked out before anything is allocated."""
 
 from equipoise.balancer.experts.config import CommitMode, ShareMode
-from equipoise.balancer.experts.ledger import Entry, Ledger, tables_bytes
+from equipoise.balancer.experts.ledger import (
+    COUNTER_BYTES,
+    Entry,
+    Ledger,
+    Rounds,
+    packed_slots,
+    packed_why,
+    tables_bytes,
+)
 from equipoise.balancer.experts.placement import Shape
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.settings import Balance, RunSettings, staging_buffers
 from equipoise.hal import registry
-from equipoise.hal.communicator import CountsMemory
+from equipoise.hal.communicator import CommunicatorBackend, CountsMemory
 from equipoise.hal.errors import BackendUnavailable
 from equipoise.report.table import human_bytes
 
 WEIGHT_BYTES = 4
 """The model computes in float32."""
-COUNTER_BYTES = 4 + 8
-"""Of an expert: rows in the open sub-window, and their sum while it travels."""
 
 
 def demo_ledger(run: RunSettings) -> Ledger:
@@ -36,6 +42,7 @@ def demo_ledger(run: RunSettings) -> Ledger:
             ),
             Entry("redundant slots", (slots - home) * expert, f"{slots - home} more"),
             Entry("staging", staging * expert, "where weights arrive beside the forward"),
+            _blobs(run, staging, slots, expert),
             Entry("routing tables", tables_bytes(shape), "two sets, for two generations"),
             Entry("load counters", model.layers * model.experts * COUNTER_BYTES, "rows by expert"),
             _communicators(run),
@@ -64,6 +71,21 @@ def words(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else human_bytes(nbytes)
 
 
+def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> Entry:
+    """What is packed while it travels, `expert` bytes a slot."""
+    try:
+        rounds = Rounds.over(_backend(run).capabilities)
+    except BackendUnavailable:
+        return Entry("packed slots", None, "no backend")
+    packed = packed_slots(staging, slots, run.parcel, rounds)
+    return Entry("packed slots", packed * expert, packed_why(rounds))
+
+
+def _backend(run: RunSettings) -> CommunicatorBackend:
+    """Of communicators. Raises `BackendUnavailable`."""
+    return registry.communicator(run.communicator or registry.accelerator(run.backend).communicator)
+
+
 def _communicators(run: RunSettings) -> Entry:
     """Experts, loads, and as configured moves and routing."""
     opened = ["experts", "loads"]
@@ -71,11 +93,10 @@ def _communicators(run: RunSettings) -> Entry:
         opened += ["moves"] if run.commit is CommitMode.BOUNDARY else []
         opened += ["routing"] if run.shares is ShareMode.EXACT else []
     try:
-        name = run.communicator or registry.accelerator(run.backend).communicator
-        backend = registry.communicator(name)
+        backend = _backend(run)
     except BackendUnavailable:
         return Entry("communicators", None, "no backend")
-    why = f"{len(opened)} of {name}: {', '.join(opened)}"
+    why = f"{len(opened)} of {backend.name}: {', '.join(opened)}"
     if not isinstance(backend, CountsMemory):
         return Entry("communicators", None, f"{why}; it does not say")
     return Entry("communicators", backend.device_bytes(len(opened), run.ranks - 1), why)

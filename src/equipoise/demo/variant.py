@@ -129,6 +129,7 @@ def _loop(
     )
     desk = loop.run()
     balancer.close()
+    experts.close()
     return meter, desk
 
 

@@ -1,22 +1,32 @@
 """What a serve loop holds."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 from support.threads import Seat, on_ranks
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.jobs import Job, T, Task, ThreadWorker, Worker
 from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.load import Summing
 from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.hal.errors import CommunicatorFailed, EngineError, StreamTimeout
 from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role, Stream
 
 pytestmark = pytest.mark.ranks
 SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
 STEPS = 9
+LAYOUT = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+SLOTS = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(2, 4)), staging=2)
+CONFIG = EngineConfig(
+    label="test", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
+)
 
 
 class Watched:
@@ -36,19 +46,16 @@ class Watched:
 
 
 @contextmanager
-def opened(seat: Seat, begun: list[str]) -> Iterator[ExpertBalancer]:
-    layout = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
-    slots = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(2, 4)), staging=2)
-    config = EngineConfig(
-        label="test", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
-    )
+def opened(
+    seat: Seat, begun: list[str], deadline: float = CONFIG.deadline
+) -> Iterator[ExpertBalancer]:
     balancer = open_balancer(
         seat.accelerator,
         seat.fabric,
-        seat.accelerator.slot_store(slots),
+        seat.accelerator.slot_store(SLOTS),
         SHAPE,
-        layout,
-        config,
+        LAYOUT,
+        replace(CONFIG, deadline=deadline),
         hire=lambda kind: Watched(ThreadWorker(kind, 20.0), kind, begun),
     )
     try:
@@ -99,3 +106,76 @@ def test_a_forward_that_fails_to_launch_leaves_no_work_behind_that_never_begins(
             return list(begun)
 
     assert on_ranks(1, program) == [["teller"]]
+
+
+def test_behind_the_end_a_boundary_is_an_error_and_another_end_is_none() -> None:
+    def program(seat: Seat) -> None:
+        with opened(seat, []) as balancer:
+            balancer.boundary(0)
+            with balancer.step(1):
+                balancer.close()  # a loop that fails closes from within
+            for step in (1, 2):
+                with pytest.raises(EngineError, match=rf"boundary {step} .* closed"):
+                    balancer.boundary(step)
+            balancer.close()
+
+    on_ranks(1, program)
+
+
+def test_a_static_balancer_ends_alike() -> None:
+    def program(seat: Seat) -> None:
+        ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(SLOTS)
+        balancer = open_static(*ends, SHAPE, LAYOUT, CONFIG)
+        balancer.boundary(0)
+        balancer.close()
+        balancer.close()
+        with pytest.raises(EngineError, match=r"boundary 1 .* closed"):
+            balancer.boundary(1)
+
+    on_ranks(1, program)
+
+
+def test_a_sum_that_failed_keeps_no_communicator_from_being_closed() -> None:
+    def program(seat: Seat) -> None:
+        with opened(seat, []) as balancer:
+            for step in range(3):  # behind the last a sum is under way
+                balancer.boundary(step)
+            loads, *others = balancer.parts.communicators
+            balancer.load._state = Summing(torch.zeros(1), Lost())
+            with pytest.raises(CommunicatorFailed, match="lost its peer"):
+                balancer.close()
+            for communicator in (loads, *others):
+                with pytest.raises(CommunicatorFailed, match="was closed"):
+                    communicator.barrier()
+
+    on_ranks(1, program)
+
+
+def test_communicators_are_closed_even_where_the_stream_never_comes_to_its_end() -> None:
+    def program(seat: Seat) -> None:
+        held = threading.Event()
+        with opened(seat, [], deadline=0.2) as balancer:
+            seat.accelerator.stream(Role.COMPUTE).launch(lambda: held.wait(20.0))
+            with pytest.raises(StreamTimeout):
+                balancer.close()
+            for communicator in balancer.parts.communicators:
+                with pytest.raises(CommunicatorFailed, match="was closed"):
+                    communicator.barrier()
+            held.set()
+
+    on_ranks(1, program)
+
+
+class Lost:
+    """A sum whose peer is gone."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, stream: Stream) -> None:
+        raise CommunicatorFailed("lost its peer")
+
+    def result(self, timeout: float) -> None:
+        raise CommunicatorFailed("lost its peer")
+
+    def cancel(self) -> None: ...

@@ -6,10 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.expert_model import ExpertModel
-from equipoise.balancer.experts.ledger import Entry, Ledger, model_ledger, tables_bytes
+from equipoise.balancer.experts.ledger import (
+    Entry,
+    Ledger,
+    Rounds,
+    model_ledger,
+    packed_slots,
+    tables_bytes,
+)
 from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.registration import ModelRegistry
 from equipoise.hal import registry as backends
+from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.kernels import Tables
 
 RANKS = 3
@@ -36,21 +44,53 @@ def test_tables_are_as_large_as_those_that_are_made(
 
 def test_a_model_is_told_by_slots_staging_and_tables() -> None:
     model = two_families()
-    ledger = model_ledger(model, RANKS, staging=[2, 5])
+    ledger = model_ledger(model, RANKS, staging=[2, 5], parcel=1)
     assert [entry.what for entry in ledger.entries] == [
         "m: slots",
         "m: staging of family 0",
+        "m: blobs of family 0",
         "m: staging of family 1",
+        "m: blobs of family 1",
         "m: routing tables",
+        "m: load counters",
     ]
     assert [entry.nbytes for entry in ledger.entries] == [
         model.nbytes,
         2 * model.families[0].slot_bytes,
+        2 * model.families[0].slot_bytes,
         5 * model.families[1].slot_bytes,
+        2 * model.families[1].slot_bytes,
         tables_bytes(model.shape(RANKS)),
+        3 * 5 * (4 + 8),
     ]
     assert ledger.total == sum(entry.nbytes or 0 for entry in ledger.entries)
     assert "1 of 6 slots a layer, over all ranks, are spare" in ledger.entries[0].why
+
+
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 9))
+def test_as_much_is_packed_as_a_round_or_all_rounds_of_what_is_staged_take(
+    staging: int, slots: int, parcel: int
+) -> None:
+    in_turn = packed_slots(staging, slots, parcel, Rounds.IN_TURN)
+    assert in_turn == (2 * min(slots, parcel) if staging else 0)
+    assert packed_slots(staging, slots, parcel, Rounds.AT_ONCE) == 2 * staging
+
+
+def test_rounds_go_in_turn_where_groups_are_independent() -> None:
+    assert Rounds.over(CommunicatorCapabilities(independent_groups=True)) is Rounds.IN_TURN
+    assert Rounds.over(CommunicatorCapabilities()) is Rounds.AT_ONCE
+    at_once = model_ledger(two_families(), RANKS, [2, 5], parcel=1, rounds=Rounds.AT_ONCE)
+    found = {entry.what: entry for entry in at_once.entries}["m: blobs of family 1"]
+    assert found.nbytes == 2 * 5 * two_families().families[1].slot_bytes
+    assert "at once" in found.why
+
+
+def test_counters_take_what_a_window_of_loads_allocates() -> None:
+    shape = two_families().shape(RANKS)
+    counters = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
+    summed = torch.empty(counters.shape, dtype=torch.int64)
+    ledger = model_ledger(two_families(), RANKS, [2, 5], parcel=1)
+    assert ledger.entries[-1].nbytes == counters.nbytes + summed.nbytes
 
 
 def test_what_nobody_can_say_is_unknown_and_the_total_at_least_the_rest() -> None:
@@ -65,13 +105,13 @@ def test_what_nobody_can_say_is_unknown_and_the_total_at_least_the_rest() -> Non
 def test_staging_is_as_large_as_what_a_slot_store_holds() -> None:
     family = two_families().families[0]
     store = backends.accelerator("cpu").open(0).slot_store(family.layout(staging=4))
-    ledger = model_ledger(two_families(), RANKS, staging=[4, 0])
+    ledger = model_ledger(two_families(), RANKS, staging=[4, 0], parcel=16)
     assert ledger.entries[1].nbytes == store.layout.staging * store.layout.slot_bytes
 
 
 def test_every_family_needs_its_number_of_staging_buffers() -> None:
     with pytest.raises(ValueError, match="1 numbers of staging for 2 families"):
-        model_ledger(two_families(), RANKS, staging=[2])
+        model_ledger(two_families(), RANKS, staging=[2], parcel=16)
 
 
 def test_ledgers_add_up_and_are_printed_in_columns() -> None:

@@ -38,7 +38,13 @@ from equipoise.balancer.experts.opening import Start, Way, open_model_balancers,
 from equipoise.balancer.experts.placement import contiguous
 from equipoise.balancer.experts.states import Updating
 from equipoise.balancer.experts.visits import Visits
-from equipoise.hal.errors import AgreementLost, EngineError, PlacementError, UsageError
+from equipoise.hal.errors import (
+    AgreementLost,
+    CommunicatorFailed,
+    EngineError,
+    PlacementError,
+    UsageError,
+)
 from equipoise.hal.stream import Role
 
 ranked = pytest.mark.ranks
@@ -74,10 +80,27 @@ def test_what_the_models_take_of_a_device_is_told_at_the_start(
 
     with caplog.at_level("INFO", "equipoise.memory"):
         ledger, _ = on_ranks(RANKS, program)
-    assert [entry.what.split(": ")[0] for entry in ledger.entries] == ["target"] * 4 + ["draft"] * 3
+    assert [entry.what.split(": ")[0] for entry in ledger.entries] == ["target"] * 7 + ["draft"] * 5
     staged = sum(e.nbytes or 0 for e in ledger.entries if "staging" in e.what)
     assert 0 < staged <= BUDGET
     assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
+
+
+@ranked
+@ways
+def test_closed_models_have_given_back_the_communicators_of_all_their_families(way: Way) -> None:
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, [TARGET, DRAFT], way, settings())
+        families = [family for model in balancers for family in model.families]
+        for _ in range(2):
+            balancers.close()
+        opened = [one for family in families for one in family.inner.parts.communicators]
+        assert len(opened) >= len(families)
+        for communicator in opened:
+            with pytest.raises(CommunicatorFailed, match="was closed"):
+                communicator.barrier()
+
+    on_ranks(RANKS, program)
 
 
 @ranked
