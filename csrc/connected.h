@@ -31,11 +31,19 @@ struct Rules {
         }
         return false;
     }
+    // Whether the expert of a slot is on two nodes, where it has to be, once this copy of it is on
+    // that rank: whether another copy is on another node.
+    bool survives(const Board& board, std::int32_t slot, std::int32_t rank) const {
+        if (apart != Apart::kNodes) return true;
+        for (std::int32_t copy : board.copies(board.expert_at(slot)))
+            if (copy != slot && node_of(board.rank_of(copy)) != node_of(rank)) return true;
+        return false;
+    }
     // Whether the experts of two slots may trade places: neither rank holds the other's already,
     // and both experts survive what they have to.
     bool may_trade(const Board& board, std::int32_t a, std::int32_t b) const {
         const std::int32_t here = board.rank_of(a), there = board.rank_of(b);
-        if (apart == Apart::kNodes && node_of(here) != node_of(there)) return false;
+        if (!survives(board, a, there) || !survives(board, b, here)) return false;
         return !board.holds(here, board.expert_at(b)) && !board.holds(there, board.expert_at(a));
     }
     // How many copies an expert must and may have: one a rank at most, unless there are more slots.

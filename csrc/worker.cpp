@@ -196,7 +196,8 @@ bool Worker::alike() const {
     const Ids capacity = request_.rules.capacity;
     const bool same = std::all_of(capacity.begin(), capacity.end(),
                                   [&](auto c) { return c == capacity[0]; });
-    return same && request_.rules.apart != Apart::kNodes;
+    const Rules& rules = request_.rules;
+    return same && (rules.apart != Apart::kNodes || rules.nodes == rules.shape.ranks);
 }
 
 void Worker::write(std::int64_t layer) {

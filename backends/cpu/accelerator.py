@@ -12,6 +12,7 @@ from equipoise.backends.cpu.event import CpuEvent
 from equipoise.backends.cpu.graph import CpuGraph
 from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.lock import CpuStreamLock
+from equipoise.backends.cpu.numa import numa_node
 from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.backends.cpu.stream import CpuStream
 from equipoise.hal.accelerator import Memory, Topology
@@ -82,8 +83,8 @@ class CpuAccelerator:
         return CpuGraph()
 
     def topology(self) -> Topology:
-        """This machine, no particular NUMA node."""
-        return Topology(index=0, node=platform.node(), numa=-1)
+        """This machine; its NUMA node where the process may run on one only."""
+        return Topology(index=0, node=platform.node(), numa=numa_node())
 
     def memory(self) -> Memory:
         """Physical memory of the machine."""

@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from equipoise.balancer.experts import plan
+from equipoise.balancer.experts.choices import Policy
 from equipoise.hal.errors import PlacementError
 
 LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8
@@ -278,3 +281,49 @@ def test_what_cannot_fit_is_refused_in_one_line(changed: dict[str, Any], says: s
         plan(**(right | changed))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from((24, 32)),
+    st.sampled_from((Policy.CONNECTED, Policy.INCREMENTAL)),
+)
+def test_where_each_rank_is_a_node_to_survive_either_is_the_same_plan(
+    seed: int, slots: int, policy: Policy
+) -> None:
+    """No plan moved anything where every expert had two copies on ranks of different nodes."""
+    rng = np.random.default_rng(seed)
+    before, after = rng.poisson(1000 * np.exp(rng.standard_normal((2, 3, 12)))).astype(np.int64)
+    group: dict[str, Any] = {"slots": slots, "ranks": 4, "nodes": 4}
+    for start in (None, plan(before, **group, policy="connected", survive=2).placement):
+        rank, node = (
+            plan(after, **group, installed=start, policy=policy, survive=survive)
+            for survive in (1, 2)
+        )
+        assert node.digest == rank.digest
+        assert node.moves == rank.moves
+
+
+@given(st.integers(0, 2**31), st.sampled_from(("level", "even")))
+def test_experts_trade_places_between_nodes_as_long_as_both_survive(seed: int, split: str) -> None:
+    """Two copies each: nothing can be given up, so trades are all there is."""
+    rng = np.random.default_rng(seed)
+    load = rng.poisson(1000 * np.exp(rng.standard_normal((1, 8)))).astype(np.int64)
+    start = np.array([[0, 1, 2, 3, 4, 5, 6, 7] * 2], dtype=np.int32)
+    group: dict[str, Any] = {"slots": 16, "ranks": 4, "nodes": 2, "survive": 2, "split": split}
+    found = plan(load, **group, installed=start)
+    on = [{s // 8 for s in np.flatnonzero(found.placement[0] == expert)} for expert in range(8)]
+    assert on == [{0, 1}] * 8
+    within = plan(load, **group, installed=start, max_copies=0)
+    assert found.predicted_imbalance <= within.predicted_imbalance
+
+
+def test_a_trade_between_nodes_levels_what_none_within_a_node_can() -> None:
+    """All that is busy is on the first and the third of six ranks, each of which is a node."""
+    load = np.array([[9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]) * 1000
+    start = np.arange(36, dtype=np.int32).reshape(1, 36) // 12 * 6 + np.arange(36) % 6
+    group: dict[str, Any] = {"slots": 36, "ranks": 6, "nodes": 6, "installed": start}
+    held = plan(load, **group, survive=2, max_copies=0)
+    found = plan(load, **group, survive=2)
+    assert found.moves > 0
+    assert found.predicted_imbalance < held.predicted_imbalance
