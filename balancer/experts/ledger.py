@@ -100,13 +100,9 @@ def model_ledger(
         why = f"{buffers} buffers of {family.slot_bytes:,} bytes, where weights arrive"
         entries.append(Entry(what, family.slot_bytes * buffers, why))
         slots = model.slots_per_rank * len(family.layers)
-        entries.append(
-            Entry(
-                f"{model.name}: blobs of family {number}",
-                family.slot_bytes * packed_slots(buffers, slots, parcel, rounds),
-                packed_why(rounds),
-            )
-        )
+        what = f"{model.name}: blobs of family {number}"
+        packed = family.slot_bytes * packed_slots(buffers, slots, parcel, rounds)
+        entries.append(Entry(what, packed, packed_why(rounds)))
     why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
     entries.append(Entry(f"{model.name}: routing tables", tables_bytes(shape), why))
     counted = shape.layers * shape.experts * COUNTER_BYTES

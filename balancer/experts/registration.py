@@ -127,6 +127,17 @@ class ModelRegistry:
             for what, number in (("layer", layer), ("entries", entries))
         )
         self._check_numbers(layer, entries, state)
+        given = self._given(layer, tensors, named)
+        columns = tuple(self._column(layer, name, value) for name, value in given)
+        device = self._common_device(columns)
+        added = _with(state, LayerColumns(layer, columns))
+        self._state = replace(added, entries={**state.entries, layer: entries})
+        self._device = device
+
+    def _given(
+        self, layer: int, tensors: Mapping[str, SlotTensors], named: Mapping[str, SlotTensors]
+    ) -> list[tuple[str, SlotTensors]]:
+        """Both kinds of tensors by name, in order."""
         if not isinstance(tensors, Mapping):
             kind = type(tensors).__name__
             raise RegistrationError(
@@ -138,11 +149,7 @@ class ModelRegistry:
         given = sorted({**tensors, **named}.items())
         if not given:
             raise RegistrationError(f"model {self._name!r}, layer {layer}: no tensors")
-        columns = tuple(self._column(layer, name, value) for name, value in given)
-        device = self._common_device(columns)
-        added = _with(state, LayerColumns(layer, columns))
-        self._state = replace(added, entries={**state.entries, layer: entries})
-        self._device = device
+        return given
 
     def finalize(
         self,
