@@ -243,8 +243,9 @@ class Mover:
     def _land(self, leg: Leg, hold: _Hold) -> Job[Staged]:
         """Copies within this rank, then the end of everything on the copy stream."""
         for first in range(0, len(leg.local.slots), self._parcel):
+            if first:
+                yield all_of(self._accelerator, self._copy)  # no two blobs are there at once
             self._turn(leg.local, slice(first, first + self._parcel), hold)
-            yield all_of(self._accelerator, self._copy)  # so that no two blobs are there at once
         yield all_of(self._accelerator, self._copy)
         return Staged(
             sent=total(hold.sent),
