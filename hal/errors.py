@@ -204,7 +204,7 @@ class EngineError(EquipoiseError):
     """Something about the balancer's engine."""
 
 
-class ConfigError(EngineError, ValueError):
+class ConfigError(EngineError):
     """An engine cannot be configured so."""
 
 

@@ -25,7 +25,7 @@ def config(**changes: Any) -> EngineConfig:
 @pytest.mark.parametrize("name", COUNTED)
 def test_of_what_an_engine_needs_there_is_one(name: str) -> None:
     assert getattr(config(**{name: 1}), name) == 1
-    with pytest.raises(ValueError, match=f"{name} is at least 1, got 0"):
+    with pytest.raises(ConfigError, match=f"{name} is at least 1, got 0"):
         config(**{name: 0})
 
 
@@ -59,7 +59,7 @@ def test_words_stand_for_choices() -> None:
 
 def test_hysteresis_is_not_negative() -> None:
     assert config(hysteresis=0).hysteresis == 0
-    with pytest.raises(ValueError, match="hysteresis is at least 0, got -1"):
+    with pytest.raises(ConfigError, match="hysteresis is at least 0, got -1"):
         config(hysteresis=-1)
 
 
@@ -70,7 +70,7 @@ def test_aims_are_refused_where_the_planner_refuses_them(name: str, value: float
     try:
         plan(LOAD, slots=12, ranks=4, nodes=2, **{name: asked})  # type: ignore[arg-type]
     except PlacementError:
-        with pytest.raises(ValueError, match=f"{name} must be 0 to {AIMED[name]}, got"):
+        with pytest.raises(ConfigError, match=f"{name} must be 0 to {AIMED[name]}, got"):
             Aims(**{name: asked})  # type: ignore[arg-type]
     else:
         assert getattr(Aims(**{name: asked}), name) == asked  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_a_phase_is_a_number_of_sub_windows_within_the_interval(
     if phase in range(0, interval, sub_window):
         assert settings(**known, phase=phase).phase == phase
         return
-    with pytest.raises(ValueError, match=f"phase {phase} must be a multiple of sub_window"):
+    with pytest.raises(ConfigError, match=f"phase {phase} must be a multiple of sub_window"):
         settings(**known, phase=phase)
 
 

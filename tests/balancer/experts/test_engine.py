@@ -32,7 +32,7 @@ from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.states import Barred, Committing, Travelling, Voyage
 from equipoise.balancer.experts.voyages import Voyages
-from equipoise.hal.errors import AgreementLost
+from equipoise.hal.errors import AgreementLost, ConfigError
 
 pytestmark = pytest.mark.ranks
 START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
@@ -60,7 +60,7 @@ def test_experts_move_under_another_engine_s_rule_too(rule: RoutingRule) -> None
 
 
 def test_a_rule_that_reads_no_shares_takes_none() -> None:
-    with pytest.raises(ValueError, match="reads no shares"):
+    with pytest.raises(ConfigError, match="reads no shares"):
         EngineConfig(
             label="x",
             shares=ShareMode.LAGGED,
@@ -309,5 +309,5 @@ def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPa
 )
 def test_a_cadence_that_cannot_be_kept_is_refused(wrong: dict[str, int], says: str) -> None:
     cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ConfigError, match=says):
         EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)
