@@ -23,6 +23,7 @@ from equipoise.balancer.observe.lines import (
     logfmt,
 )
 from equipoise.balancer.observe.metrics import PHASES
+from equipoise.hal.errors import ConfigError
 
 WORD = re.compile(r'([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)(?: |$)')
 
@@ -102,9 +103,9 @@ def test_balancedness_is_told_with_the_first_sum_behind_each_interval(
 
 
 def test_an_interval_of_no_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="log_balancedness_interval"):
+    with pytest.raises(ConfigError, match="log_balancedness_interval"):
         BalancednessLines("exact", 0)
-    with pytest.raises(ValueError, match="log_balancedness_interval"):
+    with pytest.raises(ConfigError, match="log_balancedness_interval"):
         config(log_balancedness_interval=0)
 
 
