@@ -103,7 +103,7 @@ def test_balancedness_is_told_with_the_first_sum_behind_each_interval(
 
 
 def test_an_interval_of_no_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match="log_balancedness_interval"):
+    with pytest.raises(ValueError, match="log_balancedness_interval"):
         BalancednessLines("exact", 0)
     with pytest.raises(ConfigError, match="log_balancedness_interval"):
         config(log_balancedness_interval=0)
