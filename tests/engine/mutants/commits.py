@@ -145,11 +145,12 @@ class AcknowledgesUnread(Mover):
     def _land(self, leg: Leg, hold: Any) -> Job[Staged]:
         early = all_of(self._accelerator, self._copy)
         landing = super()._land(leg, hold)
-        next(landing)
-        yield early
+        due = next(landing)
         while True:
+            yield early
+            early = due  # each wait is for what came before the last part
             try:
-                landing.send(None)
+                due = landing.send(None)
             except StopIteration as end:
                 staged: Staged = end.value
                 return staged
