@@ -143,7 +143,7 @@ class AcknowledgesUnread(Mover):
     """Says that a lot is staged before the copy stream has come to its end."""
 
     def _land(self, leg: Leg, hold: Any) -> Job[Staged]:
-        early = all_of(self._accelerator, self._copy)
+        early: Any = all_of(self._accelerator, self._copy)
         landing = super()._land(leg, hold)
         due = next(landing)
         while True:
