@@ -66,12 +66,11 @@ class Opening:
             raise EngineError("weights that come by the boundary need a store with staging")
 
     def said(self) -> Words:
-        """What has to be alike; who writes lines to a log is each rank's own business."""
-        config = replace(self.config, log_balancedness=False, log_balancedness_interval=1)
+        """What has to be alike."""
         return {
             "shape": str(self.shape),
             "layout": self.layout.digest,
-            "config": repr(config),
+            "config": alike(self.config),
             "path": type(self.path).__name__,
             "staging": str(self.store.layout.staging),
         }
@@ -98,6 +97,11 @@ def agree(control: ControlPlane, opening: Opening, watched: str) -> bool:
                 f"{control.rank} has {mine[what]}"
             )
     return any(theirs.get(WATCHED) for (theirs,) in told)
+
+
+def alike(config: EngineConfig) -> str:
+    """What ranks have to configure alike; who writes lines to a log is each one's own business."""
+    return repr(replace(config, log_balancedness=False, log_balancedness_interval=1))
 
 
 def ask(

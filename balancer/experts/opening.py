@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equipoise.balancer.experts.accord import ask, differs
+from equipoise.balancer.experts.accord import alike, ask, differs
 from equipoise.balancer.experts.assembly import BY_BOUNDARY, AtBoundary, CommitPath
 from equipoise.balancer.experts.balancer import open_balancer
 from equipoise.balancer.experts.berth import Berth
@@ -203,13 +203,12 @@ def _agree(control: ControlPlane, parts: tuple[Part, ...]) -> None:
 
 
 def _said(part: Part) -> dict[str, str]:
-    """What has to be alike; who writes lines to a log is each rank's own business."""
+    """What has to be alike."""
     start = part.start
-    config = replace(start.config, log_balancedness=False, log_balancedness_interval=1)
     return {
         "model": part.model.name,
         "registered": f"{part.model.family_line(part.number)} ({part.model.digest})",
         "layout": start.layout.digest,
-        "config": repr(config),
+        "config": alike(start.config),
         "staging": str(part.staging),
     }
