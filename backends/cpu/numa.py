@@ -3,9 +3,7 @@
 import os
 from pathlib import Path
 
-NODES = Path("/sys/devices/system/node")
-UNKNOWN = -1
-"""What `Topology.numa` says where nobody knows, or where it is more than one."""
+from equipoise.hal.numa import NODES, UNKNOWN, listed_cpus
 
 
 def numa_node(root: Path = NODES) -> int:
@@ -15,18 +13,15 @@ def numa_node(root: Path = NODES) -> int:
         root: where the kernel lists nodes; what cannot be read there is passed over.
     """
     for folder in sorted(root.glob("node[0-9]*")):
-        if os.sched_getaffinity(0) <= _cpus(folder / "cpulist"):
-            return int(folder.name.removeprefix("node"))
+        node = int(folder.name.removeprefix("node"))
+        if os.sched_getaffinity(0) <= _cpus(node, root):
+            return node
     return UNKNOWN
 
 
-def _cpus(path: Path) -> set[int]:
-    """What the kernel writes as `0-3,8,10-11`; none where it cannot be read."""
-    cpus: set[int] = set()
+def _cpus(node: int, root: Path) -> frozenset[int]:
+    """None where they cannot be read."""
     try:
-        for part in filter(None, path.read_text(encoding="ascii").strip().split(",")):
-            first, dash, last = part.partition("-")
-            cpus.update(range(int(first), int(last if dash else first) + 1))
+        return listed_cpus(node, root)
     except (OSError, ValueError):
-        return set()
-    return cpus
+        return frozenset()

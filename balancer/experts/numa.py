@@ -4,10 +4,8 @@ import os
 from pathlib import Path
 
 from equipoise.hal.errors import CopierError
+from equipoise.hal.numa import NODES, UNKNOWN, cpulist, listed_cpus
 
-NODES = Path("/sys/devices/system/node")
-UNKNOWN = -1
-"""What `Topology.numa` says where nobody knows."""
 LEAST, MOST = 4, 16
 
 
@@ -19,20 +17,11 @@ def cpus_of(node: int, root: Path = NODES) -> frozenset[int]:
     """
     if node == UNKNOWN:
         return frozenset()
-    path = root / f"node{node}" / "cpulist"
     try:
-        return parse_cpus(path.read_text(encoding="ascii"))
+        return listed_cpus(node, root)
     except (OSError, ValueError) as error:
+        path = cpulist(node, root)
         raise CopierError(f"NUMA node {node}: cannot read {path}: {error}") from error
-
-
-def parse_cpus(text: str) -> frozenset[int]:
-    """What the kernel writes as `0-3,8,10-11`. Raises `ValueError`."""
-    cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, dash, last = part.partition("-")
-        cpus.update(range(int(first), int(last if dash else first) + 1))
-    return frozenset(cpus)
 
 
 def available_cpus() -> frozenset[int]:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.backends.cpu.numa import UNKNOWN, numa_node
+from equipoise.backends.cpu.numa import numa_node
 from equipoise.balancer.experts.numa import available_cpus, near_cpus
 from equipoise.hal import registry
+from equipoise.hal.numa import UNKNOWN
 
 
 def tree(root: Path, **lists: str) -> Path:

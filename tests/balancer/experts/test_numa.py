@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts import numa
 from equipoise.hal.errors import CopierError
+from equipoise.hal.numa import UNKNOWN, parse_cpus
 
 
 def written(cpus: set[int]) -> str:
@@ -31,7 +32,7 @@ def machine(root: Path, **lists: str) -> Path:
 
 @given(st.sets(st.integers(0, 300)))
 def test_a_list_of_processors_is_read_as_the_kernel_writes_it(cpus: set[int]) -> None:
-    assert numa.parse_cpus(written(cpus)) == cpus
+    assert parse_cpus(written(cpus)) == cpus
 
 
 def test_near_are_the_processors_of_the_node_that_the_process_may_use(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_near_are_the_processors_of_the_node_that_the_process_may_use(tmp_path: 
     assert numa.near_cpus(0, frozenset({2, 3, 4}), root) == {2, 3}
     assert numa.near_cpus(1, frozenset({0}), root) == frozenset()
     assert numa.near_cpus(2, frozenset({0}), root) == frozenset()
-    assert numa.near_cpus(numa.UNKNOWN, frozenset({0}), root) == frozenset()
+    assert numa.near_cpus(UNKNOWN, frozenset({0}), root) == frozenset()
 
 
 @pytest.mark.parametrize("text", ["x", "3-", "1-2-3"])
