@@ -1,11 +1,13 @@
 """The pool of ranks: what every other test of this folder stands on."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks.cases import harness
-from support.ranks import Ranks, RanksFailed
+from support.ranks import Case, Ranks, RanksFailed
 
 pytestmark = pytest.mark.ranks
 
@@ -23,11 +25,19 @@ def test_processes_are_reused_by_later_cases_of_any_size(ranks: Ranks) -> None:
     assert [a["pid"] for a in second] == [a["pid"] for a in first[:2]]
 
 
-def test_a_rank_that_raises_fails_the_case_with_its_traceback_and_lives_on(ranks: Ranks) -> None:
+def test_ranks_that_raise_fail_the_case_with_their_traceback_and_the_next_has_others(
+    ranks: Ranks,
+) -> None:
     before = ranks.run(harness.where_am_i, 2, word="")
     with pytest.raises(RanksFailed, match=r"rank 1:\n(?s:.*)ValueError: rank 1 was told to"):
         ranks.run(harness.raise_on, 2, rank=1)
-    assert ranks.run(harness.where_am_i, 2, word="") == before
+    assert pids(ranks.run(harness.where_am_i, 2, word="")).isdisjoint(pids(before))
+
+
+def test_ranks_that_a_case_spoils_are_replaced(ranks: Ranks) -> None:
+    name = f"{harness.where_am_i.__module__}:{harness.where_am_i.__qualname__}"
+    case = Case(program=name, size=2, arguments={"word": ""}, spoils=True)
+    assert pids(ranks.play(case)).isdisjoint(pids(ranks.play(case)))
 
 
 def test_a_rank_that_dies_unasked_fails_the_case() -> None:
@@ -65,3 +75,7 @@ def test_hanging_ranks_fail_the_case_with_their_stacks_and_leave_nothing() -> No
 
 def own_shared_memory() -> set[Path]:
     return {path for path in Path("/dev/shm").iterdir() if path.stat().st_uid == os.getuid()}
+
+
+def pids(answers: Sequence[dict[str, Any]]) -> set[int]:
+    return {answer["pid"] for answer in answers}

@@ -37,6 +37,8 @@ class Case:
             reported to the others as a launcher would.
         communicator: backend by name.
         watchdog: seconds that a rank may take to answer before the case fails.
+        spoils: whether the case leaves processes in which no other may run, as an error of the
+            device does: what was on it at that time may raise wherever memory is taken next.
     """
 
     program: str
@@ -46,6 +48,7 @@ class Case:
     lost: frozenset[int] = frozenset()
     communicator: str = "gloo"
     watchdog: float = WATCHDOG
+    spoils: bool = False
 
 
 class Ranks:
@@ -89,14 +92,18 @@ class Ranks:
     def play(self, case: Case) -> list[Any]:
         """As `run`."""
         host = registry.communicator(case.communicator).host()
+        fit = False
         try:
             self._crew.start(range(case.size))
             self._order(case, host)
             answers = self._gather(range(case.size), case.lost, host, case.watchdog)
             self._crew.end(case.lost)
             self._close(sorted(set(range(case.size)) - case.lost), host)
+            fit = not case.spoils and not any("raised" in told for told in answers.values())
         finally:
             host.close()
+            if not fit:  # a process in which something went wrong would fail the next case for it
+                self._crew.end(list(self.members))
         return _results(answers, case.size)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ def play(ranks: Ranks) -> Callable[..., list[Any]]:
         size: int,
         deadline: float = 15.0,
         lost: frozenset[int] = frozenset(),
+        spoils: bool = False,
         **arguments: Any,
     ) -> list[Any]:
         return ranks.play(
@@ -35,6 +36,7 @@ def play(ranks: Ranks) -> Callable[..., list[Any]]:
                 arguments=arguments,
                 deadline=deadline,
                 lost=lost,
+                spoils=spoils,
                 communicator="equipoise.backends.ascend:HCCL",
             )
         )
@@ -111,7 +113,7 @@ def test_empty_operations_wait_for_everybody_too(play: Play) -> None:
 
 
 def test_an_error_on_the_device_is_raised_and_stays_on_its_communicator(play: Play) -> None:
-    for ended, again in play(hccl.mismatch, 2):
+    for ended, again in play(hccl.mismatch, 2, spoils=True):
         assert ended["error"] == "CommunicatorFailed"
         assert "all_reduce of 'hit' failed on the device" in ended["text"]
         assert again["error"] == "CommunicatorFailed"

@@ -186,13 +186,14 @@ def test_work_says_of_which_epoch_it_is_and_each_kind_has_its_name(
             assert epochs, name
             assert set(epochs) <= begun, name
         votes = [span for span in spans if span.name == "vote"]
-        assert all("verdict" in span.details for span in votes)
+        # The engine may be closed while the last vote is under way, or what is behind it.
+        assert all("verdict" in span.details for span in votes[:-1])
         assert len({span.details["step"] for span in votes}) == len(votes)
         moves = [span for span in spans if span.name == "move"]
         assert all(span.details["layers"] for span in moves)
         # Questions are kept by the first rank, which tidies up behind each vote.
         forgets = [span for span in spans if span.name == "forget"]
-        assert len(forgets) == (0 if rank else len(votes))
+        assert forgets == [] if rank else len(forgets) in (len(votes) - 1, len(votes))
 
 
 def test_an_aborted_epoch_is_told_with_its_reason() -> None:
