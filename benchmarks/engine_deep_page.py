@@ -27,6 +27,8 @@ SUITES = {
     "soak": "Epoch after epoch",
 }
 """By result, a heading."""
+STATES = ("Observing", "Planning", "Agreeing", "Moving", "Committing", "Decided", "Updating")
+"""Where an epoch may stand when something goes wrong."""
 COUNTS = ("resident", "threads", "descriptors", "mappings of shared memory", "objects", "keys")
 MEBI = 1 << 20
 Figures = dict[str, Any]
@@ -51,11 +53,43 @@ def _suite(found: Figures | None) -> list[str]:
     figures = found["figures"]
     ended = Counter(figures["tests"].values())
     count = ", ".join(f"{number} {how}" for how, number in sorted(ended.items()))
-    lines = [f"{count}, in {figures['seconds']} s.", "", "| test | |", "|---|---|"]
-    lines += [f"| `{name}` | {how} |" for name, how in figures["tests"].items()]
+    lines = [f"{count}, in {figures['seconds']} s.", ""]
+    cases = {name: how for name, how in figures["tests"].items() if _case(name)}
+    others = {name: how for name, how in figures["tests"].items() if name not in cases}
+    if others:
+        lines += [
+            "| test | |",
+            "|---|---|",
+            *(f"| `{n}` | {how} |" for n, how in others.items()),
+            "",
+        ]
+    for path in ("boundary", "locked"):
+        lines += _matrix(
+            {_case(name)[:2]: how for name, how in cases.items() if path in name}, path
+        )
     if figures["recorded"]:
-        lines += ["", *_soak(figures["recorded"])]
-    return [*lines, "", f"`{figures['command']}`, by {source(found)}"]
+        lines += [*_soak(figures["recorded"]), ""]
+    return [*lines, f"`{figures['command']}`, by {source(found)}"]
+
+
+def _case(name: str) -> tuple[str, ...]:
+    """What goes wrong, where an epoch stands, the path; empty where a test is not of the matrix."""
+    words = name.partition("[")[2].rstrip("]").split("-")
+    if len(words) != 3:
+        return ()
+    return (words[1], words[0], words[2]) if words[0] in STATES else tuple(words)
+
+
+def _matrix(cases: dict[tuple[str, ...], str], path: str) -> list[str]:
+    """What goes wrong by where an epoch stands, on one path."""
+    if not cases:
+        return []
+    states = [state for state in STATES if any(where == state for _, where in cases)]
+    lines = [f"| {path} | {' | '.join(states)} |", f"|---|{'---|' * len(states)}"]
+    for what in dict.fromkeys(what for what, _ in cases):
+        cells = [cases.get((what, state), "") for state in states]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _soak(recorded: dict[str, Figures]) -> list[str]:

@@ -16,6 +16,7 @@ from equipoise.balancer.experts.journal import (
     EpochRecord,
     Journal,
     Passed,
+    Skipped,
     Span,
     Summed,
     Track,
@@ -84,6 +85,10 @@ class Chronicle(Protocol):
         """An epoch ends at this boundary, out of `state`."""
         ...
 
+    def skipped(self, step: int) -> None:
+        """An epoch was due behind the boundary before `step`, and another was still open here."""
+        ...
+
     def end(self, state: State, layout: Layout) -> None:
         """The boundary is over, and leaves the engine in `state` with `layout` installed."""
         ...
@@ -107,6 +112,9 @@ class Unwritten:
         """Nothing to do."""
 
     def ended(self, state: State, report: Report) -> None:
+        """Nothing to do."""
+
+    def skipped(self, step: int) -> None:
         """Nothing to do."""
 
     def end(self, state: State, layout: Layout) -> None:
@@ -180,6 +188,10 @@ class Written:
     def ended(self, state: State, report: Report) -> None:
         """See `Chronicle`."""
         self._end = state, report
+
+    def skipped(self, step: int) -> None:
+        """See `Chronicle`."""
+        self._journal.note(Skipped(step))
 
     def end(self, state: State, layout: Layout) -> None:
         """See `Chronicle`."""

@@ -280,6 +280,7 @@ class ExpertEngine:
                 return self._plan(epoch)
         # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
         # Under locks each leaves alone, when its own streams have read what was written.
+        self._chronicle.skipped(step)
         self._decline(epoch, step + 1, "a rank is still in the epoch before")
         return state
 

@@ -88,6 +88,13 @@ class Entered:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """An epoch was due behind the boundary before `step`; the one before was still open here."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Summed:
     """The load of a sub-window, over all ranks, is known.
 
@@ -221,7 +228,7 @@ class Lost:
     entries: int
 
 
-Told = Span | Stepped | Passed | Entered | Summed | Ended | Closed
+Told = Span | Stepped | Passed | Entered | Skipped | Summed | Ended | Closed
 """What happens."""
 Derived = Settled | Balance | Stalled | Lost
 """What it comes to."""

@@ -21,6 +21,7 @@ from equipoise.balancer.experts.journal import (
     Lost,
     Passed,
     Settled,
+    Skipped,
     Stalled,
 )
 from equipoise.balancer.observe.reasons import LABELS, label_of
@@ -95,6 +96,8 @@ class Metrics:
                 self._counters["stall_seconds"].inc(seconds)
             case Settled(record):
                 self._settled(record)
+            case Skipped():
+                self._counters["epochs_skipped"].inc()
             case Lost(entries):
                 self._counters["journal_lost"].inc(entries)
 
@@ -161,6 +164,7 @@ def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
 
     what = {
         "epochs": "epochs that ended, committed or not",
+        "epochs_skipped": "epochs that were due while the one before was still open here",
         "slot_copy_bytes": "weights that this rank installed and did not hold",
         "stall_seconds": "what steps within epochs took longer than the median step outside",
         "journal_lost": "entries of the journal that were dropped",

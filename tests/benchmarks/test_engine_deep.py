@@ -59,3 +59,32 @@ def test_how_each_test_ended_is_kept_with_what_it_recorded(monkeypatch: pytest.M
     assert told["tests"] == {"a": "passed", "b": "failed", "c": "skipped", "d": "failed"}
     assert told["recorded"] == {"x": {"n": 1}}
     assert told["seconds"] == 4
+
+
+def test_a_case_stands_by_what_goes_wrong_and_where(page: dict[str, Any]) -> None:
+    figures = {
+        "tests": {
+            "test_x[Planning-killed-boundary]": "passed",
+            "test_y[slow-Moving-boundary]": "failed",
+            "test_z": "passed",
+        },
+        "seconds": 1,
+        "recorded": {},
+        "command": "run",
+    }
+    found = {"figures": figures, "commit": "c", "machine": {}, "command": []}
+    page["_suite"].__globals__["source"] = lambda _: "a machine"
+    assert page["_suite"](found) == [
+        "1 failed, 2 passed, in 1 s.",
+        "",
+        "| test | |",
+        "|---|---|",
+        "| `test_z` | passed |",
+        "",
+        "| boundary | Planning | Moving |",
+        "|---|---|---|",
+        "| killed | passed |  |",
+        "| slow |  | failed |",
+        "",
+        "`run`, by a machine",
+    ]

@@ -119,14 +119,32 @@ class LostOnce(Around):
 
 
 class Slow(Around):
-    """Takes `seconds` more for every exchange."""
+    """Takes a hundred times as long for whatever ranks do together, if that is not too long."""
 
-    def __init__(self, inner: Any, seconds: float) -> None:
-        super().__init__(inner)
-        self._seconds = seconds
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return _dragged(found) if name in TOGETHER else found
 
-    def exchange(self, round: Exchange) -> After:
-        return After(self._inner.exchange(round), lambda: time.sleep(self._seconds))
+
+TOGETHER = {"exchange", "all_reduce", "barrier", "cast", "collect", "decide"}
+TOO_LONG = 0.1
+"""Seconds more, at most, for each."""
+
+
+def _dragged(call: Callable[..., Any]) -> Callable[..., Any]:
+    def slower(*arguments: Any) -> Any:
+        began = time.monotonic()
+
+        def drag() -> None:
+            time.sleep(min(TOO_LONG, 99 * (time.monotonic() - began)))
+
+        made = call(*arguments)
+        if hasattr(made, "result"):
+            return After(made, drag)
+        drag()
+        return made
+
+    return slower
 
 
 class BrokenUntilBuilt(Around):
@@ -272,3 +290,30 @@ def store(wrap: Callable[[Any], Any]) -> Break:
 def both(first: Break, second: Break) -> Break:
     """Two breakages at once."""
     return lambda parts: second(first(parts))
+
+
+class From(Around):
+    """What it wraps until a moment has come; from then on what is wrong with it."""
+
+    def __init__(self, inner: Any, wrap: Callable[[Any], Any], moment: threading.Event) -> None:
+        super().__init__(inner)
+        self._broken = wrap(inner)
+        self._moment = moment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broken if self._moment.is_set() else self._inner, name)
+
+
+def once_come(purpose: str, wrap: Callable[[Any], Any]) -> Callable[[threading.Event], Break]:
+    """As `fabric`, from a moment on that comes later; of all communicators and the control plane
+    where `purpose` is empty."""
+
+    def of(moment: threading.Event) -> Break:
+        def broken(inner: Any) -> From:
+            return From(inner, wrap, moment)
+
+        if purpose:
+            return fabric(purpose, broken)
+        return both(fabric("", broken), fabric("control", broken))
+
+    return of

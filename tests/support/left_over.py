@@ -1,10 +1,30 @@
-"""What two ranks that are left of three may have seen, and what not."""
+"""The fault matrix; what two ranks that are left of three may have seen, and what not."""
 
 from typing import Any
 
 from ranks.cases import faults
+from ranks.cases.faults import VICTIM
 
-VICTIM = 1
+BOUNDARY = ("Planning", "Agreeing", "Moving", "Committing", "Decided")
+LOCKED = ("Planning", "Agreeing", "Decided", "Updating")
+LOSSES = [
+    *((where, how, commit)
+      for commit, states in (("boundary", BOUNDARY), ("locked", LOCKED))
+      for where in states
+      for how in ("killed", "stopped", "cut off")),
+    ("Decided", "raises", "boundary"),
+    ("Decided", "raises", "locked"),
+    ("Agreeing", "writes fail", "locked"),
+    ("Agreeing", "writes are wrong", "locked"),
+]  # fmt: skip
+"""Where a rank is lost, how, and how the ranks commit."""
+TROUBLES = [
+    *((what, where, "boundary") for where in ("Observing", *BOUNDARY) for what in faults.BREAKAGES),
+    *((what, where, "locked") for where in ("Observing", *LOCKED)
+      for what in ("planner raises", "plan differs", "ballot lost", "slow")),
+]  # fmt: skip
+"""What is wrong with a rank that lives, since when, and how the ranks commit. Under locks nothing
+travels that could be lost or fail before the decision; behind it a rank that fails is lost."""
 HUNG = 60.0
 """Seconds within which everybody has noticed; several times what deadlines add up to."""
 
@@ -24,6 +44,7 @@ def healthy(stories: list[dict[str, Any]]) -> None:
 
 REASONS = {
     "planner raises": "planner failed",
+    "mover raises": "move failed",
     "plan differs": "plans differ",
     "bytes corrupted": "staged bytes differ",
     "message lost": "out of patience",

@@ -1,66 +1,57 @@
-"""Ranks are killed and stopped while experts move, on NPUs of the simulated driver."""
+"""Something goes wrong with a rank while experts move, on NPUs of the simulated driver."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from ranks.cases import faults
-from support.left_over import VICTIM, healthy, unmoved
+from support.left_over import LOSSES, TROUBLES, healthy, unmoved
 from support.ranks import Case, Ranks
 
 pytestmark = pytest.mark.npusim
-MATRIX = [
-    (where, how, commit)
-    for commit, states in (
-        ("boundary", ("Planning", "Agreeing", "Moving", "Committing", "Decided")),
-        ("locked", ("Planning", "Agreeing", "Decided", "Updating")),
-    )
-    for where in states
-    for how in ("killed", "stopped")
-]
-SAMPLE = [
+LOST = [
     ("Committing", "killed", "boundary"),
     ("Moving", "stopped", "boundary"),
     ("Updating", "killed", "locked"),
+    ("Agreeing", "writes are wrong", "locked"),
+]
+TROUBLED = [
+    ("bytes corrupted", "Moving", "boundary"),
+    ("message lost", "Agreeing", "boundary"),
+    ("plan differs", "Updating", "locked"),
 ]
 """Of the matrix, on every commit; all of it in the deep profile."""
 DEEP = settings.get_current_profile_name() == "deep"
-BROKEN = tuple(faults.BREAKAGES) if DEEP else ("bytes corrupted", "message lost")
 
 
-@pytest.mark.parametrize(("where", "how", "commit"), MATRIX if DEEP else SAMPLE)
+def play(
+    ranks: Ranks, program: Callable[..., Any], lost: frozenset[int], **arguments: str
+) -> list[Any]:
+    return ranks.play(
+        Case(
+            program=f"{program.__module__}:{program.__qualname__}",
+            size=3,
+            arguments={**arguments, "backend": "ascend"},
+            deadline=8.0,
+            lost=lost,
+            communicator="equipoise.backends.ascend:HCCL",
+        )
+    )
+
+
+@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
 def test_npus_that_are_left_serve_one_layout_and_go_on(
     ranks: Ranks, where: str, how: str, commit: str
 ) -> None:
-    arguments = {
-        "where": where,
-        "how": how,
-        "commit": commit,
-        "victim": VICTIM,
-        "backend": "ascend",
-    }
-    answers = ranks.play(
-        Case(
-            program=f"{faults.survive.__module__}:{faults.survive.__qualname__}",
-            size=3,
-            arguments=arguments,
-            deadline=8.0,
-            lost=frozenset({VICTIM}),
-            communicator="equipoise.backends.ascend:HCCL",
-        )
-    )
+    lost = frozenset({faults.VICTIM})
+    answers = play(ranks, faults.survive, lost, where=where, how=how, commit=commit)
     healthy([answers[0], answers[2]])
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize(("what", "where", "commit"), TROUBLES if DEEP else TROUBLED)
 def test_beside_an_npu_with_which_something_is_wrong_all_serve_one_layout(
-    ranks: Ranks, what: str
+    ranks: Ranks, what: str, where: str, commit: str
 ) -> None:
-    answers = ranks.play(
-        Case(
-            program=f"{faults.endure.__module__}:{faults.endure.__qualname__}",
-            size=3,
-            arguments={"what": what, "backend": "ascend"},
-            deadline=8.0,
-            communicator="equipoise.backends.ascend:HCCL",
-        )
-    )
+    answers = play(ranks, faults.endure, frozenset(), what=what, where=where, commit=commit)
     unmoved(answers, what)

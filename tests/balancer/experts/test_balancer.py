@@ -1,7 +1,7 @@
 """What a serve loop holds."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from equipoise.balancer.experts.jobs import Job, T, Task, ThreadWorker, Worker
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.load import Summing
 from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import CommunicatorFailed, EngineError, StreamTimeout
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role, Stream
@@ -164,6 +165,63 @@ def test_communicators_are_closed_even_where_the_stream_never_comes_to_its_end()
             held.set()
 
     on_ranks(1, program)
+
+
+OPEN = {".loads": (0, 0), ".moves": (1, 0), "planner": (2, 0), "clerk": (2, 2)}
+"""Communicators and workers that there are when something is refused."""
+
+
+@pytest.mark.parametrize("refused", OPEN)
+def test_what_was_opened_is_closed_where_the_next_cannot_be(refused: str) -> None:
+    def program(seat: Seat) -> None:
+        fabric, hired, gone = Grudging(seat.fabric, refused), list[str](), list[str]()
+
+        def hire(kind: str) -> Worker:
+            if kind == refused:
+                raise CommunicatorFailed(f"no {kind}")
+            hired.append(kind)
+            return Dismissed(ThreadWorker(kind, 20.0), kind, gone)
+
+        ends = seat.accelerator, fabric, seat.accelerator.slot_store(SLOTS)
+        with pytest.raises(CommunicatorFailed, match=f"no .*{refused}"):
+            open_balancer(*ends, SHAPE, LAYOUT, CONFIG, hire=hire)  # type: ignore[arg-type]
+        assert (len(fabric.opened), len(hired)) == OPEN[refused]
+        for communicator in fabric.opened:
+            with pytest.raises(CommunicatorFailed, match="was closed"):
+                communicator.barrier()
+        assert gone == hired[::-1]
+
+    on_ranks(1, program)
+
+
+class Dismissed:
+    """A worker; tells that it was dismissed."""
+
+    def __init__(self, inner: Worker, kind: str, gone: list[str]) -> None:
+        self.start = inner.start
+        self._inner = inner
+        self._kind = kind
+        self._gone = gone
+
+    def close(self) -> None:
+        self._gone.append(self._kind)
+        self._inner.close()
+
+
+class Grudging:
+    """A fabric that opens nothing of one purpose, and remembers what else it has opened."""
+
+    def __init__(self, inner: Fabric, refused: str) -> None:
+        self._inner = inner
+        self._refused = refused
+        self.control = inner.control
+        self.opened: list[Communicator] = []
+
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
+        if purpose.endswith(self._refused):
+            raise CommunicatorFailed(f"no {purpose}")
+        self.opened.append(self._inner.open(purpose, ranks))
+        return self.opened[-1]
 
 
 class Lost:

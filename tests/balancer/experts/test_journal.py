@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from threading import Event
 from typing import TypeVar
 
 import pytest
-from support.breakages import FlippedByte, fabric
+from support.breakages import FlippedByte, SlowExchange, fabric
 from support.entries import Kept
 from support.rebalancing import (
     SHAPE,
@@ -29,6 +30,7 @@ from equipoise.balancer.experts.journal import (
     Passed,
     Settled,
     Silent,
+    Skipped,
     Span,
     Summed,
     Track,
@@ -203,6 +205,21 @@ def test_an_aborted_epoch_is_told_with_its_reason() -> None:
     reasons = [entry.record.outcome for entry in of(entries[0], Ended)]
     assert "staged bytes differ" in reasons
     assert len(reasons) == len(stories[0].reports)
+
+
+def test_an_epoch_that_is_due_while_another_is_open_is_told_to_be_left_out() -> None:
+    gate = Event()
+    pace = Pace(0.02, hook=lambda step: gate.set() if step == 14 else None)
+    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    _, entries = observed(
+        lambda journals: rebalance(slow, pace=pace, journals=journals)  # opens at 5
+    )
+    for told in entries:
+        steps = [entry.step for entry in of(told, Skipped)]
+        assert steps[:2] == [9, 13]
+        assert all(step % 4 == 1 for step in steps)
+        opened = {entry.step for entry in of(told, Entered) if entry.state == "planning"}
+        assert opened.isdisjoint(steps)
 
 
 def test_boundaries_with_nothing_to_do_tell_nothing() -> None:

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 from support.entries import record
 
-from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Stalled
+from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Skipped, Stalled
 from equipoise.balancer.observe.metrics import (
     PHASES,
     Metrics,
@@ -77,6 +77,13 @@ def test_load_stalls_boundaries_and_losses_are_told(registry: Any) -> None:
     assert value(registry, "equipoise_stall_seconds_total") == 0.5
     assert value(registry, "equipoise_boundary_seconds_sum") == 0.125
     assert value(registry, "equipoise_journal_lost_total") == 3
+
+
+def test_an_epoch_that_could_not_be_opened_is_counted_apart(registry: Any) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Skipped(9))
+    assert value(registry, "equipoise_epochs_skipped_total") == 1
+    assert value(registry, "equipoise_epochs_total") == 0
 
 
 def test_a_gauge_says_nothing_until_its_figure_is_known(registry: Any) -> None:

@@ -1,10 +1,15 @@
-"""Three ranks rebalance, one of them is killed or stopped in the middle, and two are left."""
+"""Three ranks rebalance, and something goes wrong with one of them where an epoch passes over.
+
+It goes wrong from the moment on at which the engine of that rank comes to a state, or decides.
+"""
 
 import os
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -14,12 +19,14 @@ from support.breakages import (
     FlippedByte,
     LostOnce,
     MuteOnce,
+    NoExchange,
+    NoStore,
     Slow,
     mirrored,
     negative,
+    once_come,
 )
-from support.breakages import fabric as fabric_of
-from support.rebalancing import Break, Parts
+from support.rebalancing import Break, Parts, healthy
 
 from equipoise.balancer.experts.balancer import (
     AtBoundary,
@@ -39,7 +46,7 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator, open_for
 from equipoise.hal.checksum import checksum
 from equipoise.hal.communicator import Fabric
-from equipoise.hal.errors import EquipoiseError
+from equipoise.hal.errors import EngineError, EquipoiseError
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
 
@@ -51,8 +58,8 @@ MORE = 16
 """Steps that those who are left serve by themselves."""
 ENDURED = 60
 """Steps beside a rank with which something is wrong."""
-SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-
+VICTIM = 1
+"""The rank with which something goes wrong."""
 
 CONFIG = EngineConfig(
     label="t",
@@ -66,24 +73,53 @@ CONFIG = EngineConfig(
 )
 
 
+BREAKAGES: dict[str, Callable[[Event], Break]] = {
+    "planner raises": once_come(".loads", lambda inner: FalseLoads(inner, negative)),
+    "mover raises": once_come(".moves", NoExchange),
+    "plan differs": once_come(".loads", lambda inner: FalseLoads(inner, mirrored)),
+    "bytes corrupted": once_come(".moves", FlippedByte),
+    "message lost": once_come(".moves", LostOnce),
+    "ballot lost": once_come("control", MuteOnce),
+    "slow": once_come("", Slow),
+}
+"""What a rank lives with."""
+CUT_OFF = once_come("control", NoStore)
+
+
 class Numbers:
-    """Every expert's weights in the host's memory: its number plus one."""
+    """Every expert's weights in the host's memory: its number plus one.
+
+    Args:
+        fault: `writes fail` or `writes are wrong`, once `moment` has come.
+    """
+
+    def __init__(self, fault: str, moment: Event) -> None:
+        self._fault = fault
+        self._moment = moment
 
     def view(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
         """One segment."""
-        return (torch.full((5,), expert + 1.0),)
+        if not self._moment.is_set():
+            return _number(expert)
+        if self._fault == "writes fail":
+            raise EngineError("the host's memory cannot be read")
+        return _number(expert + 0.5) if self._fault == "writes are wrong" else _number(expert)
 
     def checksum(self, layer: int, expert: int) -> int:
         """Of its bytes."""
-        return checksum(self.view(layer, expert)[0])
+        return checksum(_number(expert)[0])
+
+
+def _number(expert: float) -> tuple[torch.Tensor, ...]:
+    return (torch.full((5,), expert + 1.0),)
 
 
 @dataclass
 class Trap:
-    """Ends this process where the engine comes to a state, or where it has decided to commit."""
+    """Acts where the engine comes to a state, or where it has decided to commit."""
 
     where: str
-    how: str
+    act: Callable[[], object]
 
     def set_in(self, balancer: ExpertBalancer) -> None:
         """Lie in wait for the decision."""
@@ -91,48 +127,97 @@ class Trap:
 
         def deadly(change: Change, copies: Copies) -> None:
             if self.where == "Decided":
-                self.snap()
+                self.act()
             commit(change, copies)
 
         installed.commit = deadly  # type: ignore[method-assign]
 
     def look(self, balancer: ExpertBalancer) -> None:
-        """Snap in the state it is set for."""
+        """Act in the state it is set for."""
         engine = balancer.engine
         assert isinstance(engine, ExpertEngine)
         if type(engine.state).__name__ == self.where:
-            self.snap()
-
-    def snap(self) -> None:
-        """The end, or what looks like one."""
-        os.kill(os.getpid(), SIGNALS[self.how])
-        signal.pause()
+            self.act()
 
 
-def survive(
-    fabric: Fabric, where: str, how: str, commit: str, victim: int, backend: str = "cpu"
-) -> Any:
-    """Serve until the victim is gone; then go on without it. Returns what was seen."""
-    accelerator = open_for(registry.accelerator(backend), fabric.control.rank)
-    weights = _weights(fabric.control.rank, accelerator.device)
-    store = accelerator.slot_store(weights)
-    layout = Layout(START, even_shares(START, SHAPE.experts))
-    path = _path(accelerator, store, commit, backend)
-    balancer = open_balancer(accelerator, fabric, store, SHAPE, layout, CONFIG, path)
-    trap = Trap(where if fabric.control.rank == victim else "nowhere", how)
-    trap.set_in(balancer)
-    loop = Loop(fabric, accelerator, weights, trap)
+def _snap(number: int) -> None:
+    """The end, or what looks like one."""
+    os.kill(os.getpid(), number)
+    signal.pause()
+
+
+def _raise() -> None:
+    raise EngineError("as it was told to")
+
+
+def _deed(how: str, moment: Event) -> Callable[[], object]:
+    deeds: dict[str, Callable[[], object]] = {
+        "killed": partial(_snap, signal.SIGKILL),
+        "stopped": partial(_snap, signal.SIGSTOP),
+        "raises": _raise,
+    }
+    return deeds.get(how, moment.set)
+
+
+class Bench:
+    """What one rank puts its balancer together from."""
+
+    def __init__(self, fabric: Fabric, backend: str) -> None:
+        self.rank = fabric.control.rank
+        self.fabric = fabric
+        self.backend = registry.accelerator(backend)
+        self.accelerator = open_for(self.backend, self.rank)
+        self.weights = _weights(self.rank, self.accelerator.device)
+
+    def balancer(
+        self, breakage: Break, config: EngineConfig, commit: str, numbers: Numbers
+    ) -> ExpertBalancer:
+        """With something wrong with a part."""
+        parts = Parts(self.rank, self.fabric, self.accelerator.slot_store(self.weights))
+        parts = breakage(parts)
+        layout = Layout(START, even_shares(START, SHAPE.experts))
+        path = self._path(parts.store, CommitMode(commit), numbers)
+        return open_balancer(
+            self.accelerator, parts.fabric, parts.store, SHAPE, layout, config, path
+        )
+
+    def _path(self, store: SlotStore, commit: CommitMode, numbers: Numbers) -> CommitPath:
+        supply = Supply(numbers, StreamWriter(self.accelerator, store))
+        if commit is CommitMode.LOCKED:
+            return UnderLock(supply, self.backend.capabilities)
+        return AtBoundary((supply,))
+
+    def loop(self, where: str, act: Callable[[], object], balancer: ExpertBalancer) -> "Loop":
+        """Steps, with a trap on the rank that is to suffer."""
+        trap = Trap(where if self.rank == VICTIM else "nowhere", act)
+        trap.set_in(balancer)
+        return Loop(self.fabric, self.accelerator, self.weights, trap)
+
+
+def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "cpu") -> Any:
+    """Serve until the victim is gone; then go on without it. Returns what was seen.
+
+    A process that cannot serve on ends, as an engine's would: its error is its last word.
+    """
+    moment, bench = Event(), Bench(fabric, backend)
+    numbers = Numbers(how if bench.rank == VICTIM else "none", moment)
+    breakage = CUT_OFF(moment) if how == "cut off" else healthy
+    balancer = bench.balancer(breakage, CONFIG, commit, numbers)
+    loop = bench.loop(where, _deed(how, moment), balancer)
     began = time.monotonic()
-    with suppress(EquipoiseError):
+    try:
         loop.run(balancer, (0, 1, 2), range(STEPS))
+    except EquipoiseError:
+        if bench.rank == VICTIM:
+            _snap(signal.SIGKILL)
     lasted = time.monotonic() - began
     first, seen = loop.step + 1, list(loop.sights)
-    left = [rank for rank in range(3) if rank != victim]
+    left = [rank for rank in range(3) if rank != VICTIM]
     smaller = balancer.reconfigure(left, first)
     loop.run(smaller, tuple(left), range(first, first + MORE))
     smaller.close()
     outcomes = [report.outcome for report in smaller.engine.reports]
-    accelerator.close()
+    bench.accelerator.close()
     return {
         "last": loop.step - MORE,
         "lasted": lasted,
@@ -143,30 +228,15 @@ def survive(
     }
 
 
-BREAKAGES: dict[str, Break] = {
-    "planner raises": fabric_of(".loads", lambda inner: FalseLoads(inner, negative)),
-    "plan differs": fabric_of(".loads", lambda inner: FalseLoads(inner, mirrored)),
-    "bytes corrupted": fabric_of(".moves", FlippedByte),
-    "message lost": fabric_of(".moves", LostOnce),
-    "ballot lost": fabric_of("control", MuteOnce),
-    "slow": fabric_of(".moves", lambda inner: Slow(inner, 0.3)),
-}
-"""What may be wrong with rank 1, which lives."""
-
-
-def endure(fabric: Fabric, what: str, backend: str = "cpu") -> Any:
+def endure(fabric: Fabric, what: str, where: str, commit: str, backend: str = "cpu") -> Any:
     """Serve beside a rank with which something is wrong. Returns what was seen."""
-    accelerator = open_for(registry.accelerator(backend), fabric.control.rank)
-    weights = _weights(fabric.control.rank, accelerator.device)
-    parts = Parts(fabric.control.rank, fabric, accelerator.slot_store(weights))
-    parts = BREAKAGES[what](parts)
-    layout = Layout(START, even_shares(START, SHAPE.experts))
+    moment, bench = Event(), Bench(fabric, backend)
     config = replace(CONFIG, patience=24)  # less than a lost message takes to fail
-    balancer = open_balancer(accelerator, parts.fabric, parts.store, SHAPE, layout, config)
-    loop = Loop(fabric, accelerator, weights, Trap("nowhere", "killed"))
+    balancer = bench.balancer(BREAKAGES[what](moment), config, commit, Numbers("none", moment))
+    loop = bench.loop(where, moment.set, balancer)
     loop.run(balancer, (0, 1, 2), range(ENDURED))
     balancer.close()
-    accelerator.close()
+    bench.accelerator.close()
     outcomes = [report.outcome for report in balancer.engine.reports]
     return {"sights": loop.sights, "aborts": dict(balancer.engine.aborts), "epochs": outcomes}
 
@@ -224,10 +294,3 @@ def _weights(rank: int, device: torch.device) -> SlotLayout:
     stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
     slots = stacked.to(device)
     return SlotLayout(tuple((Segment("weight", row),) for row in slots), staging=3)
-
-
-def _path(accelerator: Accelerator, store: SlotStore, commit: str, backend: str) -> CommitPath:
-    supply = Supply(Numbers(), StreamWriter(accelerator, store))
-    if CommitMode(commit) is CommitMode.LOCKED:
-        return UnderLock(supply, registry.accelerator(backend).capabilities)
-    return AtBoundary((supply,))
