@@ -48,7 +48,7 @@ from equipoise.hal.stream import Role
 
 SHAPE = Shape(layers=58, experts=256, slots=288, ranks=32)
 SUB_WINDOW, SUB_WINDOWS, ROUNDS = 32, 4, 5
-COMMITS = 40
+COMMITS, IN_A_ROW = 40, 8
 FORWARD = 0.03
 """Seconds between boundaries that have something to do."""
 DEADLINE = 20.0
@@ -126,6 +126,7 @@ def commits(found: Rig, rounds: int) -> list[dict[str, Any]]:
         _row("of it: the thread that steps", None, told["host"]),
         _row("of it: tables, beside the forward", None, told["tables"]),
         _row("of it: their digest, beside the forward", None, told["digest"]),
+        _row(f"commit of one of {IN_A_ROW} layers in a row, in all", None, told["in a row"]),
         _row("not in it: what the stream runs", None, told["stream"]),
         _row("maps of one layer, one slot at a time", None, told["straightforward"]),
     ]
@@ -136,14 +137,16 @@ def _round(
 ) -> dict[str, float]:
     """Medians of seconds, each part in turns with the others."""
     parts: dict[str, list[float]] = {
-        name: [] for name in ("tables", "digest", "host", "stream", "all", "straightforward")
+        name: []
+        for name in ("tables", "digest", "host", "stream", "all", "in a row", "straightforward")
     }
     for number in range(COMMITS):
         layer, layout = number % SHAPE.layers, layouts[number % 2]
         for name, seconds in _commit(found, installed, layout, layer).items():
             parts[name].append(seconds)
         row = torch.from_numpy(layout.placement[layer].astype(np.int64))
-        if number % 8 == 0:
+        if number % IN_A_ROW == 0:
+            parts["in a row"].append(_in_a_row(found, installed, layout, number))
             parts["straightforward"].append(_cpu(lambda row=row: install(row, maps)))
     return {name: statistics.median(times) for name, times in parts.items()}
 
@@ -153,8 +156,7 @@ def _commit(found: Rig, installed: Installed, layout: Layout, layer: int) -> dic
     made: list[Change] = []
     tables = _cpu(lambda: made.append(change_of(layout, SHAPE, [layer])))
     digest = _cpu(lambda: made[0].digest)
-    first = layer * SHAPE.slots_per_rank
-    copies = tuple((slot, first + slot) for slot in range(SHAPE.slots_per_rank))
+    copies = _copies(layer)
     with _held_back(found):
         launched = _cpu(lambda: installed.commit(made[0], copies))
     return {
@@ -164,6 +166,24 @@ def _commit(found: Rig, installed: Installed, layout: Layout, layer: int) -> dic
         "all": tables + digest + launched,
         "stream": max(_in_place(found, installed, made[0], copies) - launched, 0.0),
     }
+
+
+def _in_a_row(found: Rig, installed: Installed, layout: Layout, first: int) -> float:
+    """Seconds of all parts that a layer takes on average."""
+    layers = range(first, first + IN_A_ROW)
+    made: list[Change] = []
+    tables = _cpu(lambda: made.extend(change_of(layout, SHAPE, [layer]) for layer in layers))
+    digests = _cpu(lambda: [change.digest for change in made])
+    pairs = [(change, _copies(layer)) for change, layer in zip(made, layers, strict=True)]
+    with _held_back(found):
+        launched = _cpu(lambda: [installed.commit(*pair) for pair in pairs])
+    return (tables + digests + launched) / IN_A_ROW
+
+
+def _copies(layer: int) -> Copies:
+    """All slots of the rank, each from staging of its own."""
+    first = layer * SHAPE.slots_per_rank
+    return tuple((slot, first + slot) for slot in range(SHAPE.slots_per_rank))
 
 
 def _in_place(found: Rig, installed: Installed, change: Change, copies: Copies) -> float:
