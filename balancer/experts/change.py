@@ -43,8 +43,9 @@ class Change:
     def on(self, layout: Layout) -> Layout:
         """The layout with these layers changed."""
         placement, shares = layout.placement.copy(), layout.shares.copy()
-        placement[list(self.layers)] = self.placement
-        shares[list(self.layers)] = self.shares
+        for row, layer in enumerate(self.layers):  # mostly one: quicker than by a list
+            placement[layer] = self.placement[row]
+            shares[layer] = self.shares[row]
         if not layout.retired and not self.retired:
             return Layout(placement, shares)
         stay = layout.retired - layout.retired_in(self.layers)

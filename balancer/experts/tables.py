@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from equipoise import _native
@@ -44,22 +45,15 @@ def rows_update(
 
     Raises `ValueError` for a malformed layout, or for an alias of another expert.
     """
-    update = TableUpdate(
+    start = np.empty((len(layers), shape.experts + 1), dtype=np.int32)
+    replicas, cumulative = np.empty((2, len(layers), shape.slots), dtype=np.int32)
+    _native.build_tables(placement, shares, shape.experts, start, replicas, cumulative, alias)
+    return TableUpdate(
         layers=tuple(layers),
-        start=torch.empty((len(layers), shape.experts + 1), dtype=torch.int32),
-        replicas=torch.empty((len(layers), shape.slots), dtype=torch.int32),
-        cumulative=torch.empty((len(layers), shape.slots), dtype=torch.int32),
+        start=torch.from_numpy(start),
+        replicas=torch.from_numpy(replicas),
+        cumulative=torch.from_numpy(cumulative),
     )
-    _native.build_tables(
-        placement,
-        shares,
-        shape.experts,
-        update.start.numpy(),
-        update.replicas.numpy(),
-        update.cumulative.numpy(),
-        alias,
-    )
-    return update
 
 
 def table_digests(update: TableUpdate) -> tuple[int, ...]:
