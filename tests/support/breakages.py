@@ -208,14 +208,15 @@ class FabricWith(Around):
 
 
 class MuteOnce(Around):
-    """Loses its first ballot."""
+    """Loses its first ballot, but for one that only declines: that vote may not be held at all."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self._lost: set[str] = set()
 
     def cast(self, question: str, ballot: bytes) -> None:
-        if not self._lost and not question.endswith(OPENED):
+        declines = b'"stand": "failed"' in ballot
+        if not self._lost and not declines and not question.endswith(OPENED):
             self._lost.add(question)
             return
         self._inner.cast(question, ballot)
