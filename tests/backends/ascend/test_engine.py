@@ -35,6 +35,7 @@ def play(
             arguments={**arguments, "backend": "ascend"},
             deadline=8.0,
             lost=lost,
+            spoils=bool(lost),  # what was under way with the lost keeps its stream of 32
             communicator="equipoise.backends.ascend:HCCL",
         )
     )
