@@ -11,7 +11,10 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 SUITE = """<testsuites><testsuite>
   <testcase name="a" time="1.5">
-    <properties><property name="x" value='{"n": 1}'/></properties>
+    <properties>
+      <property name="x" value='{"n": 1}'/>
+      <property name="hypothesis-stats-a" value="a: 100 passing examples"/>
+    </properties>
   </testcase>
   <testcase name="b" time="2"><failure message="no"/></testcase>
   <testcase name="c" time="0"><skipped/></testcase>
