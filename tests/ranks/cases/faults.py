@@ -103,14 +103,14 @@ class Numbers:
             return _number(expert)
         if self._fault == "writes fail":
             raise EngineError("the host's memory cannot be read")
-        return _number(expert + 0.5) if self._fault == "writes are wrong" else _number(expert)
+        return _number(expert + 1) if self._fault == "writes are wrong" else _number(expert)
 
     def checksum(self, layer: int, expert: int) -> int:
         """Of its bytes."""
         return checksum(_number(expert)[0])
 
 
-def _number(expert: float) -> tuple[torch.Tensor, ...]:
+def _number(expert: int) -> tuple[torch.Tensor, ...]:
     return (torch.full((5,), expert + 1.0),)
 
 
