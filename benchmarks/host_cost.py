@@ -21,6 +21,7 @@ Writes benchmarks/results/host_cost.json; `python benchmarks/performance.py` sho
 
 import argparse
 import gc
+import os
 import statistics
 import sys
 import threading
@@ -119,13 +120,17 @@ def commits(found: Rig, rounds: int) -> list[dict[str, Any]]:
     maps = InUse.empty(SHAPE.experts)
     told: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, seconds in _round(found, installed, layouts, maps).items():
+        with _one_core():
+            figures = _round(found, installed, layouts, maps)
+        figures["any core"] = _round(found, installed, layouts, maps)["all"]
+        for name, seconds in figures.items():
             told.setdefault(name, []).append(seconds)
     return [
         _row("commit of one layer, host time in all", COMMIT, told["all"]),
         _row("of it: the thread that steps", None, told["host"]),
         _row("of it: tables, beside the forward", None, told["tables"]),
         _row("of it: their digest, beside the forward", None, told["digest"]),
+        _row("the same, the stream's thread on any core", None, told["any core"]),
         _row(f"commit of one of {IN_A_ROW} layers in a row, in all", None, told["in a row"]),
         _row("not in it: what the stream runs", None, told["stream"]),
         _row("maps of one layer, one slot at a time", None, told["straightforward"]),
@@ -205,6 +210,22 @@ def _held_back(found: Rig) -> Iterator[None]:
     finally:
         go_on.set()
         compute.synchronize(DEADLINE)
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """All threads of this process on one core."""
+    mine = os.sched_getaffinity(0)
+    _keep_to({min(mine)})
+    try:
+        yield
+    finally:
+        _keep_to(mine)
+
+
+def _keep_to(cores: set[int]) -> None:
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), cores)
 
 
 def _timed(call: Callable[[], object]) -> float:
