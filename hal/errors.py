@@ -27,6 +27,13 @@ EquipoiseError
 ├── FormatError               a file of statistics or of a placement cannot be read, or written
 │   ├── FileUnwritten         the system did not take it: a full disk, no permission
 │   └── RanksUnsaid           it does not say for how many ranks it is, and nobody else did
+├── ChannelError              something about what one stage hands to another
+│   ├── ShapeClassError       tensors cannot travel so, or are not the class that was announced
+│   ├── MessageMismatch       what arrived is not the message that was expected: discard it
+│   ├── BuffersHeld           all buffers of an edge are still sent from, or read
+│   ├── LeaseEnded            tensors were asked for behind the end of their lease
+│   ├── NotReplicated         tensors declared alike on all slices' ranks differ: nothing was sent
+│   └── ChannelClosed         the edge was closed, or failed before
 └── EngineError
     ├── ConfigError           an engine cannot be configured so
     ├── PlacementError        a placement, share table or load is malformed
@@ -198,6 +205,34 @@ class FileUnwritten(FormatError):
 
 class RanksUnsaid(FormatError):
     """A placement does not say for how many ranks it is, and nobody else did."""
+
+
+class ChannelError(EquipoiseError):
+    """Something about what one stage hands to another."""
+
+
+class ShapeClassError(ChannelError):
+    """Tensors cannot travel so, or are not of the shape class that was announced."""
+
+
+class MessageMismatch(ChannelError):
+    """What arrived is not the message that was expected: its tensors are to be discarded."""
+
+
+class BuffersHeld(ChannelError):
+    """All buffers of an edge are still sent from, or read; names the message that holds one."""
+
+
+class LeaseEnded(ChannelError):
+    """Tensors were asked for behind the end of their lease: others may be in their memory."""
+
+
+class NotReplicated(ChannelError):
+    """Tensors that were declared alike on the ranks that send slices of them are not."""
+
+
+class ChannelClosed(ChannelError):
+    """The edge was closed, or an earlier message failed it."""
 
 
 class EngineError(EquipoiseError):

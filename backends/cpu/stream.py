@@ -219,6 +219,7 @@ class CpuStream:
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:
             self._run(task)
+            del task  # what a program closed over is free while the stream waits for another
 
     def _run(self, task: _Task) -> None:
         if self._failure is None:

@@ -1,0 +1,53 @@
+"""Memory that is used again and again, and whether anybody still has a tensor over it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.pipeline.header import HEADER_BYTES, WORDS
+
+
+class Buffer:
+    """One buffer of a ring, empty to begin with.
+
+    Whoever hands out views of it cannot know how long they are kept, and by whom: a model may keep
+    a tensor that the mapping it came from does not survive. So the memory itself is asked: its
+    storage counts the tensors over it.
+
+    Args:
+        memory: makes uint8 [n] for n bytes.
+
+    Attributes:
+        memory: uint8 [n], the buffer.
+    """
+
+    def __init__(self, memory: Callable[[int], Tensor]) -> None:
+        self._make = memory
+        self._have(0)
+
+    def make_room(self, nbytes: int) -> None:
+        """Have at least so many bytes; what was in a smaller buffer is lost."""
+        if self.memory.numel() < nbytes:
+            self._have(nbytes)
+
+    @property
+    def held(self) -> bool:
+        """Whether there is a tensor over the memory besides the buffer's own."""
+        return _tensors_over(self.memory) > self._alone
+
+    def _have(self, nbytes: int) -> None:
+        self.memory = self._make(nbytes)
+        self._alone = _tensors_over(self.memory)
+
+
+def host_words(accelerator: Accelerator, headers: int = 1) -> Tensor:
+    """int64 [headers, 8] of the host's memory, page-locked where that is declared."""
+    return accelerator.pinned(HEADER_BYTES * headers).view(torch.int64).view(headers, WORDS)
+
+
+def _tensors_over(memory: Tensor) -> int:
+    """References to a tensor's storage: one more for each view of it, in any thread."""
+    storage = memory.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata))

@@ -1,0 +1,191 @@
+"""The tensor channel: one edge, agreed on by both ends before anything is sent over it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.errors import ShapeClassError
+from equipoise.hal.stream import Stream
+from equipoise.pipeline.departure import Departure
+from equipoise.pipeline.edge import Edge, Slices
+from equipoise.pipeline.receiving import ReceivingEnd
+from equipoise.pipeline.sending import SendingEnd
+from equipoise.pipeline.statistics import EdgeStatistics
+from equipoise.pipeline.template import Template
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelPlan:
+    """What both ends must say alike.
+
+    Attributes:
+        name: of the edge; no two edges of a run have one name.
+        source: rank of the run that sends.
+        destination: rank of the run that receives.
+        template: what travels in every step.
+        depth: buffers at each end.
+    """
+
+    name: str
+    source: int
+    destination: int
+    template: Template
+    depth: int = 4
+
+    def to_bytes(self, parts: int) -> bytes:
+        """As a ballot; `parts` is how many slices a sliced tensor is cut into."""
+        said = {
+            "edge": [self.source, self.destination],
+            "template": self.template.to_json(),
+            "depth": self.depth,
+            "parts": parts,
+        }
+        return json.dumps(said, sort_keys=True).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an end of a channel is: what a rank has anyway.
+
+    Attributes:
+        fabric: opens the channel's communicator; its control plane carries the agreement.
+        accelerator: whose memory the tensors are in.
+        stream: whose programs make what is sent, or read what is received.
+        deadline: seconds that any wait may last.
+        slices: the ranks that hold the same sliced tensors; None where nothing is sliced.
+    """
+
+    fabric: Fabric
+    accelerator: Accelerator
+    stream: Stream
+    deadline: float
+    slices: Slices | None = None
+
+
+class Sender:
+    """The sending end of a channel; see `SendingEnd` for how it waits."""
+
+    def __init__(self, plan: ChannelPlan, edge: Edge) -> None:
+        self._template = plan.template
+        self._meter = edge.meter
+        self._end = SendingEnd(edge)
+        self._end.reserve(plan.template.at(plan.template.most))
+
+    def room(self) -> bool:
+        """Whether `send` would not wait for a buffer."""
+        return self._end.room()
+
+    def send(self, tensors: Mapping[str, Tensor]) -> Departure:
+        """Hand over one step: the template's tensors, [rows, ...] all of them.
+
+        Raises what `SendingEnd.send` raises.
+        """
+        rows = next((tensor.shape[0] for tensor in tensors.values() if tensor.dim()), 0)
+        return self._end.send(tensors, self._template.at(rows))
+
+    def drain(self) -> None:
+        """Wait until every message has left its buffer."""
+        self._end.drain()
+
+    @property
+    def statistics(self) -> EdgeStatistics:
+        """Counts by now."""
+        return self._meter.read()
+
+    def close(self) -> None:
+        """Refuse what comes from now on."""
+        self._end.close()
+
+
+class Receiver:
+    """The receiving end of a channel; see `ReceivingEnd` for how it waits."""
+
+    def __init__(self, plan: ChannelPlan, edge: Edge) -> None:
+        self._template = plan.template
+        self._meter = edge.meter
+        self._end = ReceivingEnd(edge)
+        self._end.reserve(plan.template.at(plan.template.most))
+
+    @property
+    def expected(self) -> int:
+        """How many steps are expected that nobody has taken."""
+        return self._end.expected
+
+    def room(self) -> bool:
+        """Whether `expect` would not wait for a reader to let go of a buffer."""
+        return self._end.room()
+
+    def expect(self, rows: int) -> None:
+        """Post the receive of one more step of so many rows. Raises as `ReceivingEnd.expect`."""
+        self._end.expect(self._template.at(rows))
+
+    def receive(self) -> AsyncIntermediateTensors:
+        """The tensors of the next step, on their way. Raises as `ReceivingEnd.receive`."""
+        return self._end.receive()
+
+    def settle(self) -> None:
+        """Wait for every step that was taken, and look at its header."""
+        self._end.settle()
+
+    @property
+    def statistics(self) -> EdgeStatistics:
+        """Counts by now."""
+        return self._meter.read()
+
+    def close(self) -> None:
+        """Refuse what comes from now on."""
+        self._end.close()
+
+
+def open_sender(plan: ChannelPlan, place: Place) -> Sender:
+    """This rank's end, of the plan's source; collective of the two ranks.
+
+    Raises:
+        ShapeClassError: the other end has another plan; on both, before anything is sent.
+        BallotIncomplete: the other end did not come by the deadline.
+        CommunicatorFailed: neither did it to the communicator.
+    """
+    return Sender(plan, _edge(plan, place, peer=1))
+
+
+def open_receiver(plan: ChannelPlan, place: Place) -> Receiver:
+    """This rank's end, of the plan's destination; collective of the two ranks.
+
+    Raises as `open_sender`.
+    """
+    return Receiver(plan, _edge(plan, place, peer=0))
+
+
+def _edge(plan: ChannelPlan, place: Place, peer: int) -> Edge:
+    ends = (plan.source, plan.destination)
+    _agree(plan, place, ends)
+    communicator = place.fabric.open(f"channel {plan.name}", ends)
+    communicator.warm([(0, 1)])
+    return Edge(
+        name=plan.name,
+        communicator=communicator,
+        peer=peer,
+        accelerator=place.accelerator,
+        stream=place.stream,
+        deadline=place.deadline,
+        depth=plan.depth,
+        slices=place.slices,
+    )
+
+
+def _agree(plan: ChannelPlan, place: Place, ends: tuple[int, int]) -> None:
+    """Both ends have the same plan, or none is opened."""
+    control, question = place.fabric.control, f"channel/{plan.name}"
+    mine = plan.to_bytes(place.slices.parts if place.slices is not None else 1)
+    control.cast(question, mine)
+    for rank, theirs in zip(ends, control.collect(question, place.deadline, ends), strict=True):
+        if theirs != mine:
+            raise ShapeClassError(
+                f"{plan.name}: rank {rank} has {theirs.decode()}, rank {control.rank} has "
+                f"{mine.decode()}"
+            )

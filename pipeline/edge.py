@@ -1,0 +1,96 @@
+"""What both ends of an edge are made from: who, over what, on which stream, how many buffers."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.errors import ChannelError
+from equipoise.hal.stream import Stream
+from equipoise.pipeline.statistics import EdgeMeter
+
+
+class Reading(StrEnum):
+    """How whoever reads comes behind a message."""
+
+    HOST = "host"
+    """It blocks: the tensors are in the host's memory, where code reads them without a stream."""
+    STREAM = "stream"
+    """The edge's stream is ordered behind the message, and the host goes on."""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The ranks that hold the same tensors, and so send and receive a slice each.
+
+    Attributes:
+        communicator: of these ranks, and used for nothing else. The receiving ranks gather over
+            it, in the order of the messages; the sending ranks compare what they hold over it.
+    """
+
+    communicator: Communicator
+
+    @property
+    def parts(self) -> int:
+        """How many there are."""
+        return self.communicator.size
+
+    @property
+    def part(self) -> int:
+        """Which slice is this rank's."""
+        return self.communicator.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """One direction between two ranks.
+
+    Attributes:
+        name: in errors and statistics, the same at both ends: "stage 0 to 1".
+        communicator: of this edge; nothing else is sent over it.
+        peer: the other end's rank in the communicator.
+        accelerator: whose memory the tensors are in.
+        stream: whose programs make what is sent, or read what is received.
+        deadline: seconds that any wait may last.
+        depth: buffers of this end: so many messages may be on their way, or still be read.
+        slices: where tensors may travel in slices; None where everything travels whole.
+        reading: how readers come behind a message; by where the tensors are, unless it is said.
+        meter: counts.
+    """
+
+    name: str
+    communicator: Communicator
+    peer: int
+    accelerator: Accelerator
+    stream: Stream
+    deadline: float
+    depth: int = 4
+    slices: Slices | None = None
+    reading: Reading | None = None
+    meter: EdgeMeter = field(default_factory=EdgeMeter)
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ChannelError(f"{self.name}: {self.depth} buffers cannot carry a message")
+        if self.deadline <= 0:
+            raise ChannelError(f"{self.name}: a deadline of {self.deadline} s is none")
+
+    @property
+    def parts(self) -> int:
+        """Slices that a sliced tensor is cut into."""
+        return self.slices.parts if self.slices is not None else 1
+
+    @property
+    def read_by(self) -> Reading:
+        """How readers come behind a message."""
+        on_host = self.accelerator.device.type == "cpu"
+        return self.reading or (Reading.HOST if on_host else Reading.STREAM)
+
+    def memory(self, nbytes: int) -> Tensor:
+        """A fresh buffer of the device, uint8 [nbytes]; counted, unless it is empty."""
+        if nbytes:
+            self.meter.buffer_made(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)

@@ -1,0 +1,205 @@
+"""The end of an edge that receives."""
+
+import threading
+import time
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+
+from equipoise.hal.errors import BuffersHeld, ChannelClosed, ChannelError, EquipoiseError
+from equipoise.hal.stream import Event, Role
+from equipoise.pipeline.berth import Berth, Free, Posted, Released, Taken
+from equipoise.pipeline.edge import Edge
+from equipoise.pipeline.layout import Layout
+from equipoise.pipeline.layouts import Layouts
+from equipoise.pipeline.shape_class import ShapeClass
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+LOOK = 0.0005
+"""Seconds between two looks whether the tensors over a buffer are gone: nobody tells when."""
+
+
+class _Lease:
+    """Ends with the reader's word; may be said from any thread, and more than once."""
+
+    def __init__(self, berth: Berth, changed: threading.Event) -> None:
+        self._berth = berth
+        self._changed = changed
+
+    def release(self) -> None:
+        """Nothing that is launched from now on reads the tensors."""
+        self._berth.release()
+        self._changed.set()
+
+
+class ReceivingEnd:
+    """Receives are posted ahead into a ring of buffers, and taken in their order.
+
+    A step's class is said before its message comes (`expect`), which posts the receive; whoever
+    computes the step takes the tensors while they are on their way (`receive`). A buffer is
+    received into again when nobody has a tensor over it any more, and the stream has come behind
+    the last read that it can know of: that of `release`, or else whatever had been launched when
+    the last tensor was dropped.
+
+    Args:
+        edge: whose end this is.
+    """
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._layouts = Layouts(edge.parts, edge.meter)
+        self._berths = [Berth(edge) for _ in range(edge.depth)]
+        self._waiting: deque[Berth] = deque()
+        self._ordered = edge.communicator.capabilities.stream_ordered
+        self._comm = edge.accelerator.stream(Role.COMM)
+        self._sequence = 0
+        self._posting = threading.Lock()
+        self._changed = threading.Event()
+        self._failure: EquipoiseError | None = None
+
+    @property
+    def expected(self) -> int:
+        """How many messages are expected that nobody has taken."""
+        return len(self._waiting)
+
+    def room(self) -> bool:
+        """Whether `expect` would find a free buffer without waiting for its reader or message."""
+        berth, state = self._next(), self._next().state
+        if isinstance(state, Taken | Released):
+            return self._over(berth) and state.arrival.settled()
+        return isinstance(state, Free)
+
+    def reserve(self, shape_class: ShapeClass) -> None:
+        """Have memory for the largest class that is to come, so that none is made later on."""
+        with self._posting:
+            layout = self._layouts.of(shape_class).layout
+            for berth in self._berths:
+                if isinstance(berth.state, Free):
+                    berth.memory(layout)
+
+    def expect(self, shape_class: ShapeClass) -> None:
+        """Post the receive of one more step.
+
+        Waits, for the edge's deadline at most, where the next buffer is still read.
+
+        Args:
+            shape_class: of the step; the sender's, which knows it by itself.
+
+        Raises:
+            BuffersHeld: all buffers are read, or expect messages that nobody takes.
+            MessageMismatch: an earlier message was not the one that was expected.
+            CommunicatorFailed: an earlier message did not come, or the receive cannot be posted.
+            ChannelClosed: the end was closed, or has failed before.
+        """
+        with self._posting:
+            self._refuse_closed()
+            berth = self._next()
+            self._await_readers(berth)
+            try:
+                self._clear(berth)
+                self._post(berth, self._layouts.of(shape_class).layout)
+            except EquipoiseError as failure:
+                self._fail(failure)
+                raise
+
+    def receive(self) -> AsyncIntermediateTensors:
+        """The tensors of the next step, which may still be on their way.
+
+        Slices are gathered from here on, in the order of these calls: ranks of one group take
+        their messages in one order.
+
+        Returns:
+            A mapping with a lease: `release()` it behind the last read, or let go of it and of
+            everything read from it.
+
+        Raises:
+            ChannelError: no message is expected.
+            CommunicatorFailed: a gather cannot be issued.
+        """
+        try:
+            berth = self._waiting.popleft()
+        except IndexError:
+            raise ChannelError(f"{self._edge.name}: no message is expected") from None
+        tensors, arrival = berth.take()
+        return AsyncIntermediateTensors(tensors, [arrival], lease=_Lease(berth, self._changed))
+
+    def settled(self) -> bool:
+        """Whether `settle` would come back, or raise, without waiting for a message."""
+        states = [berth.state for berth in self._berths]
+        return all(s.arrival.settled() for s in states if isinstance(s, Taken | Released))
+
+    def settle(self) -> None:
+        """Wait for every message that was taken, and look at its header.
+
+        Raises what `expect` raises for earlier messages.
+        """
+        for berth in self._berths:
+            if isinstance(berth.state, Taken | Released):
+                berth.state.arrival.settle()
+
+    def close(self) -> None:
+        """Refuse what comes from now on; receives in flight keep their memory until they end."""
+        self._fail(ChannelClosed("it was closed"))
+
+    def _next(self) -> Berth:
+        return self._berths[self._sequence % self._edge.depth]
+
+    def _over(self, berth: Berth) -> bool:
+        """Whether nobody reads any more; or its message is lost, and nobody ever will."""
+        if not isinstance(berth.state, Taken | Released):
+            return False
+        return not berth.held or berth.state.arrival.awaited.lost()
+
+    def _refuse_closed(self) -> None:
+        if self._failure is not None:
+            raise ChannelClosed(f"{self._edge.name}: {self._failure}") from self._failure
+
+    def _fail(self, failure: EquipoiseError) -> None:
+        self._failure = self._failure or failure
+
+    def _clear(self, berth: Berth) -> None:
+        """Come behind everything that reads the buffer, and look at what it held."""
+        if isinstance(berth.state, Taken | Released):
+            berth.state.arrival.settle()
+            berth.clear()
+            self._behind(berth.freed)
+
+    def _behind(self, freed: Event) -> None:
+        """What is received from now on comes behind the last read."""
+        if self._ordered:
+            self._comm.wait(freed)
+        else:
+            freed.synchronize(self._edge.deadline)
+
+    def _await_readers(self, berth: Berth) -> None:
+        if isinstance(berth.state, Free) or self._over(berth):
+            return
+        began = time.monotonic_ns()
+        expiry = time.monotonic() + self._edge.deadline
+        while not self._over(berth):
+            if time.monotonic() >= expiry:
+                raise BuffersHeld(self._holder(berth))
+            self._changed.wait(LOOK)
+            self._changed.clear()
+        self._edge.meter.held(time.monotonic_ns() - began)
+
+    def _holder(self, berth: Berth) -> str:
+        """Why the next buffer is not free, in words."""
+        state, name = berth.state, self._edge.name
+        if isinstance(state, Posted):
+            return f"{name}: nobody has taken message {state.sequence}"
+        assert isinstance(state, Taken | Released)
+        return (
+            f"{name}: tensors of message {state.sequence} are still referred to "
+            f"{self._edge.deadline:g} s later, and all {self._edge.depth} buffers are in use"
+        )
+
+    def _post(self, berth: Berth, layout: Layout) -> None:
+        current: AbstractContextManager[None] = nullcontext()
+        if self._ordered:
+            current = self._comm.current()
+        with current:
+            work = self._edge.communicator.irecv(berth.memory(layout), self._edge.peer)
+        berth.post(self._sequence, layout, work)
+        self._sequence += 1
+        self._edge.meter.message(layout.nbytes)
+        self._waiting.append(berth)

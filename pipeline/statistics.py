@@ -1,0 +1,80 @@
+"""What an end of an edge has done, in integers."""
+
+import threading
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class EdgeStatistics:
+    """Counts since the end was opened; times in nanoseconds of the thread that waited.
+
+    Attributes:
+        messages: begun, one a step where nothing below is counted besides.
+        continued: messages that took a second part, because their first was announced too small.
+        nbytes: of all messages, headers included.
+        described: messages that carried a description of their class.
+        classes: shape classes met.
+        buffers: made, for messages and for what is gathered from slices.
+        buffer_bytes: of these.
+        gathered: gathers of a tensor's slices.
+        waited_ns: for a message to arrive, or for one to be gone so that its buffer is free.
+        held_ns: for whoever still read a buffer.
+    """
+
+    messages: int = 0
+    continued: int = 0
+    nbytes: int = 0
+    described: int = 0
+    classes: int = 0
+    buffers: int = 0
+    buffer_bytes: int = 0
+    gathered: int = 0
+    waited_ns: int = 0
+    held_ns: int = 0
+
+    def since(self, before: "EdgeStatistics") -> "EdgeStatistics":
+        """What was counted behind `before`."""
+        mine, theirs = vars(self), vars(before)
+        return EdgeStatistics(**{name: mine[name] - theirs[name] for name in mine})
+
+
+class EdgeMeter:
+    """Counts for one end; any thread."""
+
+    def __init__(self) -> None:
+        self._counting = threading.Lock()
+        self._counts = EdgeStatistics()
+
+    def read(self) -> EdgeStatistics:
+        """The counts by now."""
+        return self._counts
+
+    def message(self, nbytes: int) -> None:
+        """One more message."""
+        self._add(messages=1, nbytes=nbytes)
+
+    def buffer_made(self, nbytes: int) -> None:
+        """One more buffer."""
+        self._add(buffers=1, buffer_bytes=nbytes)
+
+    def class_met(self) -> None:
+        """One more shape class."""
+        self._add(classes=1)
+
+    def gather(self) -> None:
+        """One more gather."""
+        self._add(gathered=1)
+
+    def waited(self, nanoseconds: int) -> None:
+        """Somebody waited for a message."""
+        self._add(waited_ns=nanoseconds)
+
+    def held(self, nanoseconds: int) -> None:
+        """Somebody waited for a reader."""
+        self._add(held_ns=nanoseconds)
+
+    def _add(self, **counts: int) -> None:
+        with self._counting:
+            before = vars(self._counts)
+            changed = {name: before[name] + count for name, count in counts.items()}
+            self._counts = replace(self._counts, **changed)

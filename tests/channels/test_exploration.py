@@ -1,0 +1,54 @@
+"""Channels on the virtual accelerator: hypothesis chooses who moves next, and what goes wrong."""
+
+import os
+
+import pytest
+from channels.case import FAULTS, Case, Fault, Manner
+from channels.oracle import PROPERTIES, violations
+from channels.play import play
+from channels.search import cases, each_of
+from hypothesis import given, note, settings
+
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1800)]
+COUNT = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 1_500
+
+
+@settings(max_examples=COUNT)
+@given(cases((Fault.NONE,)))
+def test_whatever_is_late_every_step_is_read_as_it_was_sent(case: Case) -> None:
+    note(str(case))
+    assert violations(case, play(case)) == {}
+
+
+@settings(max_examples=COUNT)
+@given(cases(FAULTS))
+def test_whatever_goes_wrong_nothing_else_is_read_unless_the_reader_is_told(case: Case) -> None:
+    note(str(case))
+    assert violations(case, play(case)) == {}
+
+
+def test_a_case_is_played_alike_each_time() -> None:
+    seen: list[tuple[Case, str]] = []
+    each_of(FAULTS, 20, lambda case: seen.append((case, repr(play(case)))))
+    assert [repr(play(case)) for case, _ in seen] == [record for _, record in seen]
+
+
+def test_the_exploration_comes_to_every_fault_manner_and_way_of_reading() -> None:
+    seen: list[Case] = []
+    each_of(FAULTS, 300, seen.append)
+    assert {case.fault for case in seen} == set(FAULTS)
+    assert {manner for case in seen for manner in case.manners} == set(Manner)
+    assert {(case.parts, case.reading) for case in seen} >= {(1, "host"), (2, "stream")}
+
+
+def test_faults_are_noticed_by_reads_and_by_hosts() -> None:
+    told: set[str] = set()
+
+    def tell(case: Case) -> None:
+        record = play(case)
+        told.update("host" for _ in record.errors)
+        told.update("read" for sight in record.sights if sight.errors)
+
+    each_of(FAULTS, 100, tell)
+    assert told == {"host", "read"}
+    assert len(PROPERTIES) == 6
