@@ -14,7 +14,6 @@ from equipoise.pipeline.edge import Edge, Reading
 from equipoise.pipeline.gathering import Whole, gather, parts_of
 from equipoise.pipeline.layout import Layout
 from equipoise.pipeline.packing import heads, unpack
-from equipoise.pipeline.shape_class import Constant
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Berth:
         """A receive into `memory` was posted."""
         self.state = Posted(sequence, layout, work)
 
-    def take(self) -> tuple[dict[str, Tensor | Constant], Arrival]:
+    def take(self) -> tuple[dict[str, Tensor], Arrival]:
         """The tensors of the message that is posted, on their way; gathers begin.
 
         Raises:

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equipoise.hal.accelerator import Accelerator
-from equipoise.hal.communicator import Fabric
-from equipoise.hal.errors import ShapeClassError
-from equipoise.hal.stream import Stream
 from equipoise.pipeline.departure import Departure
-from equipoise.pipeline.edge import Edge, Slices
+from equipoise.pipeline.edge import Edge
+from equipoise.pipeline.opening import Place, open_edge
 from equipoise.pipeline.receiving import ReceivingEnd
 from equipoise.pipeline.sending import SendingEnd
 from equipoise.pipeline.statistics import EdgeStatistics
@@ -37,34 +34,10 @@ class ChannelPlan:
     template: Template
     depth: int = 4
 
-    def to_bytes(self, parts: int) -> bytes:
-        """As a ballot; `parts` is how many slices a sliced tensor is cut into."""
-        said = {
-            "edge": [self.source, self.destination],
-            "template": self.template.to_json(),
-            "depth": self.depth,
-            "parts": parts,
-        }
-        return json.dumps(said, sort_keys=True).encode()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where an end of a channel is: what a rank has anyway.
-
-    Attributes:
-        fabric: opens the channel's communicator; its control plane carries the agreement.
-        accelerator: whose memory the tensors are in.
-        stream: whose programs make what is sent, or read what is received.
-        deadline: seconds that any wait may last.
-        slices: the ranks that hold the same sliced tensors; None where nothing is sliced.
-    """
-
-    fabric: Fabric
-    accelerator: Accelerator
-    stream: Stream
-    deadline: float
-    slices: Slices | None = None
+    def open(self, place: Place) -> Edge:
+        """This rank's end of the edge; collective of the two ranks. Raises as `open_edge`."""
+        ends, said = (self.source, self.destination), json.loads(self.template.to_json())
+        return open_edge(self.name, ends, place, self.depth, said)
 
 
 class Sender:
@@ -150,7 +123,7 @@ def open_sender(plan: ChannelPlan, place: Place) -> Sender:
         BallotIncomplete: the other end did not come by the deadline.
         CommunicatorFailed: neither did it to the communicator.
     """
-    return Sender(plan, _edge(plan, place, peer=1))
+    return Sender(plan, plan.open(place))
 
 
 def open_receiver(plan: ChannelPlan, place: Place) -> Receiver:
@@ -158,34 +131,4 @@ def open_receiver(plan: ChannelPlan, place: Place) -> Receiver:
 
     Raises as `open_sender`.
     """
-    return Receiver(plan, _edge(plan, place, peer=0))
-
-
-def _edge(plan: ChannelPlan, place: Place, peer: int) -> Edge:
-    ends = (plan.source, plan.destination)
-    _agree(plan, place, ends)
-    communicator = place.fabric.open(f"channel {plan.name}", ends)
-    communicator.warm([(0, 1)])
-    return Edge(
-        name=plan.name,
-        communicator=communicator,
-        peer=peer,
-        accelerator=place.accelerator,
-        stream=place.stream,
-        deadline=place.deadline,
-        depth=plan.depth,
-        slices=place.slices,
-    )
-
-
-def _agree(plan: ChannelPlan, place: Place, ends: tuple[int, int]) -> None:
-    """Both ends have the same plan, or none is opened."""
-    control, question = place.fabric.control, f"channel/{plan.name}"
-    mine = plan.to_bytes(place.slices.parts if place.slices is not None else 1)
-    control.cast(question, mine)
-    for rank, theirs in zip(ends, control.collect(question, place.deadline, ends), strict=True):
-        if theirs != mine:
-            raise ShapeClassError(
-                f"{plan.name}: rank {rank} has {theirs.decode()}, rank {control.rank} has "
-                f"{mine.decode()}"
-            )
+    return Receiver(plan, plan.open(place))

@@ -57,6 +57,8 @@ class Edge:
         deadline: seconds that any wait may last.
         depth: buffers of this end: so many messages may be on their way, or still be read.
         slices: where tensors may travel in slices; None where everything travels whole.
+        rest: for second parts of messages, which would otherwise meet the receive that is posted
+            for the next message's first part; None where there are none.
         reading: how readers come behind a message; by where the tensors are, unless it is said.
         meter: counts.
     """
@@ -69,6 +71,7 @@ class Edge:
     deadline: float
     depth: int = 4
     slices: Slices | None = None
+    rest: Communicator | None = None
     reading: Reading | None = None
     meter: EdgeMeter = field(default_factory=EdgeMeter)
 
@@ -82,6 +85,13 @@ class Edge:
     def parts(self) -> int:
         """Slices that a sliced tensor is cut into."""
         return self.slices.parts if self.slices is not None else 1
+
+    @property
+    def second(self) -> Communicator:
+        """Over which second parts go. Raises `ChannelError` where there are none."""
+        if self.rest is None:
+            raise ChannelError(f"{self.name}: its messages have one part")
+        return self.rest
 
     @property
     def read_by(self) -> Reading:

@@ -21,7 +21,7 @@ class Header:
     Attributes:
         sequence: messages of this edge before it.
         shape_class: digest of its class.
-        nbytes: of the message, header included.
+        nbytes: of the message: header, payload and description.
         first: bytes of its first part; the rest follows in a part of its own.
         described: bytes behind the payload that describe the class to whoever has not met it.
     """
@@ -44,8 +44,8 @@ def read_header(words: Sequence[int], edge: str) -> Header:
     Raises:
         MessageMismatch: these are not a header's bytes, or not whole.
     """
-    *fields, _, check = words
-    if fields[0] != _SIGN or _folded(fields) != check:
+    *fields, nothing, check = words
+    if fields[0] != _SIGN or nothing or _folded(fields) != check:
         raise MessageMismatch(f"{edge}: what arrived does not begin as a message does")
     return Header(*fields[1:])
 

@@ -36,3 +36,7 @@ class Layouts:
         made = self._layouts[shape_class] = layout_of(shape_class, self._parts)
         self._meter.class_met()
         return Met(made, first=True)
+
+    def forget(self, shape_class: ShapeClass) -> None:
+        """Nothing of that class was sent: the next time is the first again."""
+        self._layouts.pop(shape_class, None)

@@ -47,13 +47,17 @@ def pack(edge: Edge, layout: Layout, tensors: Tensors, message: Tensor) -> None:
         place.part(message).copy_(_part(edge, place, value))
 
 
-def unpack(layout: Layout, message: Tensor, wholes: Tensor) -> dict[str, Tensor | Constant]:
-    """The tensors of a message by name, where they lie or will lie, and its constants."""
-    tensors: dict[str, Tensor | Constant] = {
+def unpack(layout: Layout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]:
+    """The tensors of a message by name, where they lie or will lie."""
+    return {
         place.field.name: place.part(message) if place.parts == 1 else place.gathered(wholes)
         for place in layout.places
     }
-    return tensors | dict(layout.shape_class.constants)
+
+
+def bytes_tensor(text: bytes) -> Tensor:
+    """uint8 [n], in the host's memory."""
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def heads(memory: Tensor, count: int) -> Tensor:

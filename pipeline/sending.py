@@ -8,10 +8,11 @@ from equipoise.hal.errors import ChannelClosed, EquipoiseError
 from equipoise.pipeline.buffer import Buffer, host_words
 from equipoise.pipeline.departure import Departure
 from equipoise.pipeline.edge import Edge
+from equipoise.pipeline.framing import Announced, Frame, Framing
 from equipoise.pipeline.header import Header
 from equipoise.pipeline.layout import Layout, layout_of
-from equipoise.pipeline.layouts import Layouts
-from equipoise.pipeline.packing import Tensors, check_fits, heads, pack
+from equipoise.pipeline.layouts import Layouts, Met
+from equipoise.pipeline.packing import Tensors, bytes_tensor, check_fits, heads, pack
 from equipoise.pipeline.replicas import check_replicated
 from equipoise.pipeline.shape_class import ShapeClass
 
@@ -35,10 +36,12 @@ class SendingEnd:
 
     Args:
         edge: whose end this is.
+        framing: of its messages; one part and no description where the receiver is told.
     """
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Edge, framing: Framing | None = None) -> None:
         self._edge = edge
+        self._framing = framing or Announced()
         self._layouts = Layouts(edge.parts, edge.meter)
         self._berths = [_Berth(edge) for _ in range(edge.depth)]
         self._ordered = edge.communicator.capabilities.stream_ordered
@@ -83,8 +86,8 @@ class SendingEnd:
             check_fits(self._edge, shape_class, tensors)
             met, berth = self._layouts.of(shape_class), self._free_berth()
             if met.first:
-                self._compare(met.layout, tensors)
-            return self._launch(berth, met.layout, dict(tensors))
+                self._introduce(met.layout, tensors)
+            return self._launch(berth, met, dict(tensors))
 
     def drain(self) -> None:
         """Wait until every message has left its buffer. Raises what `Departure.wait` raises."""
@@ -113,33 +116,47 @@ class SendingEnd:
         self._edge.meter.waited(time.monotonic_ns() - began)
         return berth
 
+    def _introduce(self, layout: Layout, tensors: Tensors) -> None:
+        """A class whose first message is refused is as new at the next."""
+        try:
+            self._compare(layout, tensors)
+        except EquipoiseError:
+            self._layouts.forget(layout.shape_class)
+            raise
+
     def _compare(self, layout: Layout, tensors: Tensors) -> None:
         """Sliced tensors of a class that is new are what the other ranks have."""
         if layout.sliced and self._edge.slices is not None:
             self._edge.stream.synchronize(self._edge.deadline)
             check_replicated(self._edge, self._edge.slices, layout, tensors)
 
-    def _launch(self, berth: _Berth, layout: Layout, tensors: Tensors) -> Departure:
-        edge, nbytes = self._edge, layout.nbytes
+    def _launch(self, berth: _Berth, met: Met, tensors: Tensors) -> Departure:
+        edge, frame = self._edge, self._framing.frame(met)
         departure = Departure(self._sequence, berth.passed, edge.deadline)
-        berth.buffer.make_room(nbytes)
-        digest = layout.shape_class.digest
-        Header(self._sequence, digest, nbytes, first=nbytes).write(berth.words)
+        berth.buffer.make_room(frame.extent)
+        digest, described = met.layout.shape_class.digest, len(frame.description)
+        Header(self._sequence, digest, frame.nbytes, frame.first, described).write(berth.words)
         berth.departure = departure
         self._sequence += 1
-        edge.meter.message(nbytes)
-        edge.stream.launch(partial(self._leave, berth, layout, tensors, departure))
+        edge.meter.message(frame.extent, described=described, parts=frame.parts)
+        edge.stream.launch(partial(self._leave, berth, met.layout, frame, tensors, departure))
         edge.stream.record(berth.passed)
         return departure
 
-    def _leave(self, berth: _Berth, layout: Layout, tensors: Tensors, departure: Departure) -> None:
+    def _leave(
+        self, berth: _Berth, layout: Layout, frame: Frame, tensors: Tensors, departure: Departure
+    ) -> None:
         """A program of the stream. What fails fails the message, not the stream."""
         edge, memory = self._edge, berth.buffer.memory
         try:
             pack(edge, layout, tensors, memory)
             heads(memory, 1).copy_(berth.words, non_blocking=True)
+            if frame.description:
+                memory[layout.nbytes : frame.nbytes].copy_(bytes_tensor(frame.description))
             self._settle_inputs()
-            departure.sent(edge.communicator.isend(memory[: layout.nbytes], edge.peer))
+            departure.sent(edge.communicator.isend(memory[: frame.first], edge.peer))
+            if frame.nbytes > frame.first:
+                departure.sent(edge.second.isend(memory[frame.first : frame.nbytes], edge.peer))
         except EquipoiseError as failure:
             departure.fail(failure)
 

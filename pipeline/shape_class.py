@@ -59,7 +59,7 @@ class ShapeClass:
 
     Attributes:
         fields: the tensors; each name once.
-        constants: what stands beside them, by name.
+        constants: what stands beside them, by name; both ends know it, and nothing of it travels.
     """
 
     fields: tuple[Field, ...]

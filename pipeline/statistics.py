@@ -49,9 +49,9 @@ class EdgeMeter:
         """The counts by now."""
         return self._counts
 
-    def message(self, nbytes: int) -> None:
-        """One more message."""
-        self._add(messages=1, nbytes=nbytes)
+    def message(self, nbytes: int, described: int = 0, parts: int = 1) -> None:
+        """One more message, with so many bytes of description."""
+        self._add(messages=1, nbytes=nbytes, continued=parts - 1, described=int(described > 0))
 
     def buffer_made(self, nbytes: int) -> None:
         """One more buffer."""

@@ -9,15 +9,14 @@ is leased.
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, ItemsView, Sequence
+from collections.abc import Callable, ItemsView, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, overload, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from equipoise.hal.errors import LeaseEnded, ShapeClassError
-from equipoise.pipeline.shape_class import Constant
 
 
 class CommHandle(Protocol):
@@ -86,7 +85,7 @@ class AsyncIntermediateTensors:
     operation of the graph, `await_arrival`.
 
     Args:
-        tensors: by name; numbers and words may stand beside them.
+        tensors: by name. Engines put numbers and words beside them, which are handed on.
         comm_handles: what fills them; None or empty where they are there.
         comm_postprocess: called behind the waits, with no arguments; None for nothing.
         lease: of their memory; None where it is nobody else's.
@@ -94,13 +93,13 @@ class AsyncIntermediateTensors:
 
     def __init__(
         self,
-        tensors: dict[str, Tensor | Constant],
+        tensors: dict[str, Any],
         comm_handles: Sequence[CommHandle] | None = None,
         comm_postprocess: Sequence[Callable[[], object]] | None = None,
         *,
         lease: Lease | None = None,
     ) -> None:
-        self._tensors = tensors
+        self._tensors: dict[str, Tensor] = tensors
         self._lease = lease
         self._state: State = Pending(tuple(comm_handles or ()), tuple(comm_postprocess or ()))
         self._reading = threading.RLock()
@@ -109,7 +108,7 @@ class AsyncIntermediateTensors:
         _under_way[number] = self
 
     @property
-    def tensors(self) -> dict[str, Tensor | Constant]:
+    def tensors(self) -> dict[str, Tensor]:
         """All of them, by name; waits. Raises what `wait_for_comm` raises."""
         if torch.compiler.is_compiling():
             await_arrival(self._ticket, _only_tensors(self._tensors))
@@ -160,7 +159,7 @@ class AsyncIntermediateTensors:
     @overload
     def __getitem__(self, key: slice) -> "AsyncIntermediateTensors": ...
 
-    def __getitem__(self, key: str | slice) -> "Tensor | Constant | AsyncIntermediateTensors":
+    def __getitem__(self, key: str | slice) -> "Tensor | AsyncIntermediateTensors":
         """One tensor; or, for a slice, every tensor's rows of it, in a mapping that has arrived."""
         tensors = self.tensors
         if isinstance(key, str):
@@ -177,7 +176,7 @@ class AsyncIntermediateTensors:
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def items(self) -> ItemsView[str, Tensor | Constant]:
+    def items(self) -> ItemsView[str, Tensor]:
         """Names and tensors; waits."""
         return self.tensors.items()
 
@@ -228,7 +227,7 @@ def _shapes_of_arrival(ticket: Tensor, tensors: list[Tensor]) -> None:
     """Nothing changes its shape."""
 
 
-def _only_tensors(values: dict[str, Tensor | Constant]) -> list[Tensor]:
+def _only_tensors(values: Mapping[str, object]) -> list[Tensor]:
     return [value for value in values.values() if isinstance(value, Tensor)]
 
 
@@ -243,7 +242,7 @@ def _outcome(pending: Pending) -> Arrived | Failed:
     return Arrived()
 
 
-def _same(mine: Tensor | Constant, theirs: Tensor | Constant) -> bool:
+def _same(mine: object, theirs: object) -> bool:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         return torch.equal(mine, theirs)
-    return mine is theirs or (not isinstance(mine, Tensor) and bool(mine == theirs))
+    return not isinstance(mine, Tensor) and mine == theirs

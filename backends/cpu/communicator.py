@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from math import prod
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.group import Group, Native, make_group
+from equipoise.backends.cpu.waiters import Waiters
 from equipoise.backends.cpu.work import LEAST, GlooWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Exchange
@@ -66,6 +68,7 @@ class GlooCommunicator:
         self._failure: CommunicatorFailed | None = None
         self._issuing = threading.RLock()
         self._closed = False
+        self._waiters = Waiters(purpose)
         self._join(tuple(ranks))
 
     @property
@@ -153,7 +156,7 @@ class GlooCommunicator:
         view = _bytes(tensor)
         what = f"isend to {destination}"
         check_rank(what, destination, self._peers())
-        return self._bundle(what, lambda g: [g.send([view], destination, 0)], tensor)
+        return self._message(what, lambda g: g.send([view], destination, 0), tensor)
 
     def irecv(self, tensor: Tensor, source: int) -> GlooWork:
         """Receive from one rank."""
@@ -161,7 +164,7 @@ class GlooCommunicator:
         view = _bytes(tensor)
         what = f"irecv from {source}"
         check_rank(what, source, self._peers())
-        return self._bundle(what, lambda g: [g.recv([view], source, 0)], tensor)
+        return self._message(what, lambda g: g.recv([view], source, 0), tensor)
 
     def exchange(self, round: Exchange) -> GlooWork:
         """One round of blobs; empty blobs do not travel."""
@@ -200,7 +203,7 @@ class GlooCommunicator:
         with self._issuing:
             self._closed = True
             self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was closed")
-            for work, _ in self._inflight:
+            for work in list(self._inflight):
                 work.watch()  # nobody else may ever ask whether it has ended
             self._release()
 
@@ -211,6 +214,7 @@ class GlooCommunicator:
         with self._issuing:
             self._reap()
             if not self._inflight:
+                self._waiters.close()
                 vars(self).pop("_group", None)  # absent at a second close
 
     def _peers(self) -> list[int]:
@@ -219,7 +223,8 @@ class GlooCommunicator:
     def _join(self, ranks: tuple[int, ...]) -> None:
         self._ranks = ranks
         self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was not built")
-        self._inflight: list[tuple[GlooWork, Callable[[], bool]]] = []
+        self._inflight: dict[GlooWork, Callable[[], bool]] = {}
+        self._waiters.close()
         members = "-".join(str(rank) for rank in ranks)
         prefix = f"{self._purpose}/{self._incarnation}/{members}"
         store = PrefixStore(prefix, self._store)
@@ -232,7 +237,15 @@ class GlooCommunicator:
         with self._issuing:
             native = self._issue(what, issue)
             work = self._work([native], what, buffers)
-            self._inflight.append((work, lambda: work.poll(native.is_completed)))
+            self._inflight[work] = lambda: work.poll(native.is_completed)
+        return work
+
+    def _message(self, what: str, issue: Callable[[Group], Native], tensor: Tensor) -> GlooWork:
+        """One message; `what` names its direction and its peer."""
+        with self._issuing:
+            work = self._work([self._issue(what, issue)], what, (tensor,))
+            self._inflight[work] = work.done
+            work.watch(partial(self._waiters.put, what))  # in the order in which they are issued
         return work
 
     def _bundle(
@@ -241,7 +254,7 @@ class GlooCommunicator:
         with self._issuing:
             natives = self._issue(what, issue)
             work = self._work(natives, what, buffers)
-            self._inflight.append((work, work.done))
+            self._inflight[work] = work.done
         work.watch()  # gloo's messages and reduce_scatter never complete unless waited for
         return work
 
@@ -274,11 +287,18 @@ class GlooCommunicator:
                 self._failure = self._failure or failure
 
         label = f"{what} of {self._purpose!r}"
-        return GlooWork(finish, buffers, label, self._deadline, failed, self._release)
+        ended = partial(self._forget, self._inflight)
+        return GlooWork(finish, buffers, label, self._deadline, failed, ended)
 
     def _reap(self) -> None:
-        """Forget what ended; whatever is still in flight keeps its buffers, dropped or not."""
-        self._inflight = [(work, ended) for work, ended in self._inflight if not ended()]
+        """Look for what has ended; whatever is in flight keeps its buffers, dropped or not."""
+        for ended in list(self._inflight.values()):
+            ended()
+
+    def _forget(self, inflight: dict[GlooWork, Callable[[], bool]], work: GlooWork) -> None:
+        """It has ended: gloo's own handle, which keeps its tensors, goes at once."""
+        inflight.pop(work, None)
+        self._release()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

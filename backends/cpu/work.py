@@ -30,7 +30,7 @@ class GlooWork:
         what: the operation in words, for errors.
         deadline: seconds from now until the operation fails its communicator.
         failed: called once with the failure, so that the communicator learns of it.
-        ended: called once behind the end, well or not.
+        ended: called once with the work behind the end, well or not.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GlooWork:
         what: str,
         deadline: float,
         failed: Callable[[CommunicatorFailed], None],
-        ended: Callable[[], None],
+        ended: Callable[["GlooWork"], None],
     ) -> None:
         self.buffers = tuple(buffers)
         self._finish = finish
@@ -51,7 +51,7 @@ class GlooWork:
         self._failure: CommunicatorFailed | None = None
         self._ended = threading.Event()
         self._finishing = threading.Lock()
-        self._waiter: threading.Thread | None = None
+        self._watched = False
 
     def done(self) -> bool:
         """Whether the operation ended, well or not."""
@@ -75,12 +75,12 @@ class GlooWork:
         self.watch()
         self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
 
-    def watch(self) -> None:
-        """Start the thread that waits to the end, unless it runs already."""
+    def watch(self, by: Callable[[Callable[[], None]], object] | None = None) -> None:
+        """Have somebody wait to the end, unless one does: `by`, or else a thread of its own."""
         with self._finishing_or_skip() as mine:
-            if mine and self._waiter is None and not self._ended.is_set():
-                self._waiter = threading.Thread(target=self._end, name=self._what, daemon=True)
-                self._waiter.start()
+            if mine and not self._watched and not self._ended.is_set():
+                self._watched = True
+                (by or self._by_a_thread)(self._end)
 
     def poll(self, completed: Callable[[], bool]) -> bool:
         """Whether it ended, for operations that gloo can poll; never blocks."""
@@ -109,7 +109,10 @@ class GlooWork:
             self._finish = _nothing
             self.buffers = ()  # the work itself may be kept for long
             self._ended.set()
-        self._told()  # not under the lock: the communicator asks its other operations
+        self._told(self)  # not under the lock: the communicator asks its other operations
+
+    def _by_a_thread(self, wait: Callable[[], None]) -> None:
+        threading.Thread(target=wait, name=self._what, daemon=True).start()
 
     def _remaining(self) -> float:
         return self._expiry - time.monotonic()

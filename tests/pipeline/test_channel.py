@@ -1,18 +1,99 @@
-"""Channels between processes."""
+"""Channels between processes: P5, K1, X3, and the bugs that taught them."""
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from ranks.cases import channels
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
+FEW = settings(
+    max_examples=25,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+)
+ROWS = st.lists(st.integers(0, channels.MOST), min_size=1, max_size=12)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_steps_of_any_size_arrive_in_order_and_whole(ranks: Ranks, depth: int) -> None:
-    rows = [1, 32, 0, 7, 8, 8, 8, 31, 1, 16, 0, 0, 5]
-    answers = ranks.run(channels.stream_of_steps, 2, rows=rows, depth=depth)
-    assert [answer["wrong"] for answer in answers] == [[], []]
+@FEW
+@given(ROWS, st.integers(1, 4).flatmap(lambda d: st.tuples(st.just(d), st.integers(1, d))))
+def test_steps_of_any_size_arrive_whole_though_their_source_is_written_over(
+    ranks: Ranks, rows: list[int], buffers: tuple[int, int]
+) -> None:
+    depth, ahead = buffers
+    answers = ranks.run(channels.stream_of_steps, 2, rows=rows, depth=depth, ahead=ahead, parts=1)
     for answer in answers:
-        assert answer["told"]["messages"] == len(rows)
-        assert answer["told"]["buffers"] == 2 * depth if False else True
-        print(answer)
+        assert answer["wrong"] == []
+        assert (answer["messages"], answer["continued"]) == (len(rows), 0)
+        assert (answer["buffers"], answer["described"]) == (0, 0)
+
+
+@FEW
+@given(ROWS, st.integers(1, 3))
+def test_slices_are_gathered_to_what_was_sent(ranks: Ranks, rows: list[int], depth: int) -> None:
+    answers = ranks.run(channels.stream_of_steps, 4, rows=rows, depth=depth, ahead=depth, parts=2)
+    assert [answer["wrong"] for answer in answers] == [[]] * 4
+    assert {answer["messages"] for answer in answers} == {len(rows)}
+    assert all(answer["gathered"] >= 2 * len(rows) for answer in answers[2:])
+    assert all(answer["buffers"] == 0 for answer in answers)
+
+
+def test_in_the_steady_state_a_step_is_one_message_and_no_pickle_and_no_memory(
+    ranks: Ranks,
+) -> None:
+    sender, receiver = ranks.run(channels.steady, 2, steps=20)
+    assert sender == {"isend": 20}
+    assert receiver == {"irecv": 20}
+
+
+@pytest.mark.parametrize("other", ["dtype", "depth"])
+def test_ends_that_are_opened_differently_are_refused_on_both_sides(
+    ranks: Ranks, other: str
+) -> None:
+    for answer in ranks.run(channels.opened_otherwise, 2, other=other):
+        assert answer["error"] == "ShapeClassError"
+        assert "rank 0" in answer["text"]
+        assert "rank 1" in answer["text"]
+
+
+def test_a_buffer_is_not_received_into_while_a_tensor_over_it_is_kept(ranks: Ranks) -> None:
+    sender, receiver = ranks.run(channels.keeper, 2)
+    assert sender["error"] == ""
+    assert receiver["told"]["error"] == "BuffersHeld"
+    assert "message 0" in receiver["told"]["text"]
+    assert receiver["whole"] == [True, True]
+    assert receiver["seen"] == [True] * 4
+
+
+def test_a_sender_does_not_wait_for_a_receiver_that_comes_later(ranks: Ranks) -> None:
+    """vLLM pull request 49274: the metadata of an asynchronous send was sent blocking, and a
+    schedule in which the receive came later hung."""
+    sender, receiver = ranks.run(channels.before_anybody_receives, 2, steps=4)
+    assert not sender["room"]
+    assert receiver["wrong"] == []
+
+
+def test_tensors_that_are_not_the_same_on_all_ranks_are_not_sent_in_slices(ranks: Ranks) -> None:
+    """SGLang issue 30015: gathered slices of tensors that differ are nobody's."""
+    answers = ranks.run(channels.not_alike, 4)
+    assert [answer["wrong"] for answer in answers] == [[]] * 4
+    for answer in answers[:2]:
+        assert answer["told"]["error"] == "NotReplicated"
+        assert "hidden, residual" in answer["told"]["text"]
+
+
+def test_every_read_of_a_step_whose_sender_is_gone_raises_the_same(ranks: Ranks) -> None:
+    _, receiver = ranks.run(channels.lost_sender, 2, lost={0}, deadline=3.0)
+    assert receiver["whole"]
+    assert receiver["reads"][0] == receiver["reads"][1]
+    assert receiver["reads"][0][0] in ("CommunicatorFailed", "OperationTimeout")
+    assert receiver["later"] == receiver["reads"][0][0]
+
+
+def test_a_step_that_is_captured_in_a_graph_is_an_error_and_not_a_hang(ranks: Ranks) -> None:
+    """vLLM issue 51887: a graph had captured the boundary of a stage, and serving hung."""
+    sender, receiver = ranks.run(channels.in_a_graph, 2, deadline=3.0)
+    assert sender == "EventNotRecorded"
+    assert receiver in ("OperationTimeout", "CommunicatorFailed")
