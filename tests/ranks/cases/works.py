@@ -201,13 +201,13 @@ def drop_everything(fabric: Fabric, rounds: int) -> Any:
         group.all_reduce(summed := torch.ones(7))
         buffers += [weakref.ref(tensor) for tensor in (data, into, summed)]
         del data, into, summed
-    total(group)
-    threads = gone("dropped")
-    total(group)
-    for _ in range(4):
+    for _ in range(6):
         total(group)
     gc.collect()
-    return {"threads": threads, "alive": sum(ref() is not None for ref in buffers)}
+    threads = sum("dropped" in thread.name for thread in threading.enumerate())
+    alive = sum(ref() is not None for ref in buffers)
+    group.close()
+    return {"threads": threads, "alive": alive, "gone": gone("dropped")}
 
 
 def lose_by_kill(fabric: Fabric, rank: int) -> Any:

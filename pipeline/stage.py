@@ -1,0 +1,204 @@
+"""A stage of a pipeline: what it does in a turn, and the loop that takes turns.
+
+A *turn* is one micro-batch of one step. Several are under way at once, so that every stage has
+something to compute while others do: turn t + `in_flight` is the same micro-batch, one step on, and
+needs the tokens that turn t has sampled, which come back from the last stage to the first.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.errors import ChannelError
+from equipoise.hal.stream import Event, Stream
+from equipoise.pipeline.channel import Receiver, Sender
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+TOKENS = "tokens"
+"""What the last stage hands back: one number a sequence."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is computed in one turn; the same on every stage.
+
+    Attributes:
+        number: turns before it.
+        rows: of what one stage hands to the next.
+        sequences: that a token is sampled for.
+    """
+
+    number: int
+    rows: int
+    sequences: int
+
+
+class Stage(Protocol):
+    """The part of a model that one rank computes.
+
+    `begin` and `end` are called by the host, `forward` by a program of the stage's stream, each
+    once a turn and in the order of turns; `end` of a turn comes before `begin` of the one that is
+    as many turns behind it as are in flight.
+    """
+
+    def begin(self, number: int) -> Turn:
+        """Prepare a turn: which rows it has is known by now on every stage."""
+        ...
+
+    def around(self, number: int) -> AbstractContextManager[object]:
+        """Entered by the host while it launches the turn."""
+        ...
+
+    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+        """Compute: from what the stage before hands over, None on the first, to what is handed on.
+
+        On the last stage that is `TOKENS`, int64 [turn.sequences].
+        """
+        ...
+
+    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+        """The turn is over here.
+
+        Args:
+            turn: which.
+            tokens: int64 [turn.sequences] that it has sampled, on the first and the last stage; in
+                memory that is used again when this returns.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """The ends of edges that a stage has.
+
+    Attributes:
+        before: from the stage before; None on the first.
+        after: to the one behind; None on the last.
+        sampled: tokens, from the last stage to the first; the receiver on the first, the sender on
+            the last, None on others, and where there is one stage.
+    """
+
+    before: Receiver | None = None
+    after: Sender | None = None
+    sampled: Receiver | Sender | None = None
+
+
+@dataclass
+class _Launched:
+    """A turn under way, and what its program leaves."""
+
+    turn: Turn
+    passed: Event
+    tokens: Tensor | None = None
+
+
+class StageLoop:
+    """Takes turns on one rank.
+
+    Args:
+        stage: what is computed.
+        ends: where it comes from and goes to.
+        accelerator: makes events.
+        stream: computes.
+        in_flight: turns under way at once; with fewer than there are stages some idle.
+        deadline: seconds that the host waits for a turn's end.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        ends: Ends,
+        accelerator: Accelerator,
+        stream: Stream,
+        in_flight: int,
+        deadline: float,
+    ) -> None:
+        if in_flight < 1:
+            raise ChannelError(f"{in_flight} turns in flight compute nothing")
+        self._stage = stage
+        self._ends = ends
+        self._stream = stream
+        self._deadline = deadline
+        self._events = [accelerator.event() for _ in range(in_flight)]
+        self._under_way: deque[_Launched] = deque()
+        self._taking = threading.Lock()
+
+    def run(self, turns: int) -> None:
+        """Take so many turns, from number 0, to the end of the last.
+
+        Raises:
+            StreamFailed: a turn's forward failed; its cause says why: a stage that is gone, say.
+            CommunicatorFailed: tokens did not come back, or a step could not be handed on.
+            MessageMismatch: a stage is out of step.
+            ChannelError: the loop is running already.
+        """
+        if not self._taking.acquire(blocking=False):
+            raise ChannelError("this stage takes turns already")
+        try:
+            for number in range(turns):
+                if len(self._under_way) == len(self._events):
+                    self._end()
+                self._launch(number)
+            while self._under_way:
+                self._end()
+            self._drain()
+        finally:
+            self._taking.release()
+
+    def _launch(self, number: int) -> None:
+        turn = self._stage.begin(number)
+        launched = _Launched(turn, self._events[number % len(self._events)])
+        handed = self._handed(turn)
+        with self._stage.around(number):
+            self._stream.launch(partial(self._compute, launched, handed))
+            self._stream.record(launched.passed)
+        self._under_way.append(launched)
+        # Behind what is sent: where communicators take turns in the order in which they are given
+        # operations, tokens that are awaited would keep back what they are sampled from.
+        if isinstance(self._ends.sampled, Receiver):
+            self._ends.sampled.expect(turn.sequences)
+
+    def _handed(self, turn: Turn) -> AsyncIntermediateTensors | None:
+        """What the stage before hands over; its receive is posted before anything is computed."""
+        if self._ends.before is None:
+            return None
+        self._ends.before.expect(turn.rows)
+        return self._ends.before.receive()
+
+    def _compute(self, launched: _Launched, handed: AsyncIntermediateTensors | None) -> None:
+        """A program of the stream."""
+        made = self._stage.forward(launched.turn, handed)
+        if handed is not None:
+            handed.release()
+        if self._ends.after is not None:
+            self._ends.after.send(made)
+            return
+        launched.tokens = made[TOKENS]
+        if isinstance(self._ends.sampled, Sender):
+            self._ends.sampled.send({TOKENS: launched.tokens})
+
+    def _end(self) -> None:
+        """The oldest turn under way comes to its end."""
+        launched = self._under_way.popleft()
+        launched.passed.synchronize(self._deadline)
+        if not isinstance(self._ends.sampled, Receiver):
+            self._stage.end(launched.turn, launched.tokens)
+            return
+        back = self._ends.sampled.receive()
+        self._stage.end(launched.turn, back[TOKENS])
+        back.release()
+
+    def _drain(self) -> None:
+        """Everything that was handed on has arrived, and what came was what was expected."""
+        for end in (self._ends.before, self._ends.after, self._ends.sampled):
+            if isinstance(end, Receiver):
+                end.settle()
+            elif end is not None:
+                end.drain()

@@ -1,0 +1,124 @@
+"""Pipelines of toy stages, beside the same in one process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from ranks.cases.channels import place
+from ranks.cases.outcomes import outcome
+from ranks.cases.patterns import SOON
+from torch import Tensor
+
+from equipoise.hal.communicator import Fabric
+from equipoise.pipeline.shape_class import Split
+from equipoise.pipeline.stage import TOKENS, StageLoop, Turn
+from equipoise.pipeline.stage_ends import Pipeline, open_ends
+from equipoise.pipeline.template import RowField, Template
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+PRIME = 65_521
+WIDTH = 4
+
+
+class Toy:
+    """Counts modulo a prime: a row is where its sequence's last token is, times what stages do.
+
+    Args:
+        stage: which one this is.
+        stages: of how many.
+        sizes: sequences of each turn.
+        in_flight: turns between a token and the step that it goes into.
+        raises_at: the turn whose forward raises; -1 for none.
+    """
+
+    def __init__(
+        self, stage: int, stages: int, sizes: Sequence[int], in_flight: int, raises_at: int = -1
+    ) -> None:
+        self._stage = stage
+        self._last = stage == stages - 1
+        self._sizes = sizes
+        self._in_flight = in_flight
+        self._raises_at = raises_at
+        self.tokens: dict[int, list[int]] = {}
+        self.calls: list[str] = []
+
+    def begin(self, number: int) -> Turn:
+        self.calls.append(f"begin {number}")
+        return Turn(number, 2 * self._sizes[number], self._sizes[number])
+
+    def around(self, number: int) -> AbstractContextManager[object]:
+        return self._noted(number)
+
+    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+        if turn.number == self._raises_at:
+            raise RuntimeError(f"stage {self._stage} cannot")
+        x = self._first(turn) if handed is None else handed["hidden"] + handed["residual"]
+        made = (x * 31 + self._stage + 1) % PRIME
+        if not self._last:
+            return {"hidden": made, "residual": made // 3}
+        return {TOKENS: (made.view(turn.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
+
+    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+        self.calls.append(f"end {turn.number}")
+        if tokens is not None:
+            self.tokens[turn.number] = tokens.tolist()
+
+    def _first(self, turn: Turn) -> Tensor:
+        """Rows made of the tokens of the micro-batch's last turn, as far as it had sequences."""
+        before = self.tokens.get(turn.number - self._in_flight, [])
+        known = (before + [7] * turn.sequences)[: turn.sequences]
+        rows = torch.tensor(known, dtype=torch.int64).repeat_interleave(2)
+        return rows[:, None] * torch.arange(1, WIDTH + 1) + turn.number
+
+    @contextmanager
+    def _noted(self, number: int) -> Iterator[None]:
+        self.calls.append(f"enter {number}")
+        yield
+        self.calls.append(f"leave {number}")
+
+
+def alone(stages: int, sizes: Sequence[int], in_flight: int) -> list[list[int]]:
+    """The tokens of every turn, by one process that hands nothing over."""
+    toys = [Toy(stage, stages, sizes, in_flight) for stage in range(stages)]
+    for number in range(len(sizes)):
+        handed = None
+        for toy in toys:
+            turn = toy.begin(number)
+            made = dict(toy.forward(turn, handed))
+            handed = AsyncIntermediateTensors(made)
+        for toy in (toys[0], toys[-1]):
+            toy.end(turn, made[TOKENS])
+    return [toys[0].tokens[number] for number in range(len(sizes))]
+
+
+def turns(
+    fabric: Fabric, sizes: list[int], in_flight: int, depth: int, parts: int, raises: list[int]
+) -> Any:
+    """Every rank is a stage, or, of two parts, every two ranks; stage `raises[0]` may fail."""
+    rank, stages = fabric.control.rank, fabric.control.size // parts
+    with place(fabric, parts=parts, deadline=SOON) as at:
+        split = Split.SLICED if parts > 1 else Split.WHOLE
+        fields = [RowField(name, (WIDTH,), torch.int64, split) for name in ("hidden", "residual")]
+        members = tuple(range(rank % parts, fabric.control.size, parts))
+        pipeline = Pipeline(
+            name=f"part {rank % parts}",
+            ranks=members,
+            handed=Template(tuple(fields), most=2 * max(sizes, default=0)),
+            sequences=max(sizes, default=0),
+            in_flight=in_flight,
+            depth=depth,
+        )
+        raises_at = raises[1] if raises and raises[0] == rank // parts else -1
+        toy = Toy(rank // parts, stages, sizes, in_flight, raises_at)
+        ends = open_ends(pipeline, at)
+        loop = StageLoop(toy, ends, at.accelerator, at.stream, in_flight, SOON)
+        told = outcome(lambda: loop.run(len(sizes)))
+        messages = [end.statistics.messages for end in (ends.before, ends.after) if end]
+        return {
+            "tokens": [toy.tokens.get(number) for number in range(len(sizes))],
+            "calls": toy.calls,
+            "error": told["error"],
+            "text": told["text"],
+            "messages": messages,
+        }
