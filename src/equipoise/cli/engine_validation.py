@@ -87,7 +87,7 @@ def _check_rule(settings: RunSettings) -> None:
 
 
 def _check_nodes(settings: RunSettings) -> None:
-    if settings.ranks % settings.nodes:
+    if settings.stage_ranks % settings.nodes:
         raise UsageError(
             f"--nodes {settings.nodes} does not divide --ranks {settings.ranks} evenly"
         )

@@ -32,7 +32,7 @@ def with_placement(request: RunRequest) -> RunRequest:
     from equipoise.demo.given import read_fitting
 
     with refused("--placement"), ranks_asked_for():
-        found = read_fitting(path, settings.ranks, LAYERS, EXPERTS)
+        found = read_fitting(path, settings.stage_ranks, LAYERS, EXPERTS)
     if "slots" in request.said and settings.slots != found.slots:
         raise UsageError(f"--placement: has {found.slots} slots, and --slots is {settings.slots}")
     return replace(request, settings=replace(settings, slots=found.slots))

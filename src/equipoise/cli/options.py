@@ -44,6 +44,15 @@ class Option:
 OPTIONS = (
     Option(key="ranks", kind=kinds.WHOLE, group=RANKS, metavar="N",
            help="processes to serve on; each holds slots/N slots of every layer"),
+    Option(key="pipeline_ranks", kind=kinds.WHOLE, group=RANKS, metavar="N",
+           help="stages that the ranks are divided into, each with a part of the layers; "
+           "activations go from stage to stage, and experts are shared within one"),
+    Option(key="micro_batches", kind=kinds.WHOLE, group=RANKS, metavar="N",
+           shown_default="as many as there are stages",
+           help="parts of a step's requests that are under way at once, where there are stages"),
+    Option(key="tensor_ranks", kind=kinds.WHOLE, group=RANKS, metavar="N",
+           help="ranks of a stage that serve the same requests: each sends a slice of the rows to "
+           "experts, and hands a slice of them to the next stage"),
     Option(key="backend", kind=kinds.NAME, group=RANKS, metavar="NAME",
            help="accelerator to run on (`equipoise doctor` lists them)"),
     Option(key="communicator", kind=kinds.NAME, group=RANKS, metavar="NAME",

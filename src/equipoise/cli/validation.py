@@ -7,12 +7,13 @@ from pathlib import Path
 from equipoise.cli.engine_validation import check_engine, check_wishes
 from equipoise.cli.files import LAUNCHED, try_file, try_folder
 from equipoise.cli.options import RECORD, RunRequest
-from equipoise.demo.settings import EXPERTS, Balance, CommitMode, RunSettings
+from equipoise.demo.settings import EXPERTS, LAYERS, Balance, CommitMode, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
 HOST = "cpu"
 """The backend whose streams are threads of the host."""
 MOST_RANKS = 64
+MOST_MICRO_BATCHES = 16
 MOST_SLOTS = 4096
 MOST_STEPS = 100_000
 MOST_PORT = 65_535
@@ -41,9 +42,13 @@ def validate_settings(settings: RunSettings) -> None:
 
 def _check_ranks(settings: RunSettings) -> None:
     check_count("--ranks", settings.ranks, MOST_RANKS)
-    if EXPERTS % settings.ranks:
+    _check_grid(settings)
+    if EXPERTS % settings.stage_ranks:
+        whose = f"--ranks {settings.ranks}"
+        if settings.pipeline_ranks > 1:
+            whose += f" in {settings.pipeline_ranks} stages"
         raise UsageError(
-            f"--ranks {settings.ranks} does not divide {EXPERTS} experts evenly: "
+            f"{whose} does not divide {EXPERTS} experts evenly: "
             "without balancing each rank holds as many"
         )
     # So written, nan is refused too.
@@ -52,6 +57,25 @@ def _check_ranks(settings: RunSettings) -> None:
             f"--deadline must be {SHORTEST_DEADLINE} to {LONGEST_DEADLINE} seconds, "
             f"got {settings.deadline:g}"
         )
+
+
+def _check_grid(settings: RunSettings) -> None:
+    check_count("--pipeline-ranks", settings.pipeline_ranks, LAYERS)
+    check_count("--tensor-ranks", settings.tensor_ranks, MOST_RANKS)
+    if settings.ranks % settings.pipeline_ranks:
+        raise UsageError(
+            f"--ranks {settings.ranks} cannot be divided into {settings.pipeline_ranks} stages "
+            "of equally many (--pipeline-ranks)"
+        )
+    if settings.stage_ranks % settings.tensor_ranks:
+        raise UsageError(
+            f"--tensor-ranks {settings.tensor_ranks} does not divide the {settings.stage_ranks} "
+            "rank(s) of a stage"
+        )
+    if settings.micro_batches:
+        check_count("--micro-batches", settings.micro_batches, MOST_MICRO_BATCHES)
+        if settings.pipeline_ranks == settings.tensor_ranks == 1:
+            raise UsageError("--micro-batches has no meaning with one stage: nothing overlaps")
 
 
 def check_count(flag: str, value: int, most: int) -> None:
@@ -63,13 +87,16 @@ def check_count(flag: str, value: int, most: int) -> None:
 
 
 def _check_slots(settings: RunSettings) -> None:
-    ranks, slots = settings.ranks, settings.slots
+    ranks, slots = settings.stage_ranks, settings.slots
     if slots < EXPERTS:
         raise UsageError(f"--slots {slots} is fewer than the {EXPERTS} experts of a layer")
     if slots > MOST_SLOTS:
         raise UsageError(f"--slots must be at most {MOST_SLOTS} a layer, got {slots}")
     if slots % ranks:
-        raise UsageError(f"--slots {slots} is not divisible by --ranks {ranks}")
+        whose = (
+            f"the {ranks} ranks of a stage" if settings.pipeline_ranks > 1 else f"--ranks {ranks}"
+        )
+        raise UsageError(f"--slots {slots} is not divisible by {whose}")
 
 
 def _check_cadence(settings: RunSettings) -> None:

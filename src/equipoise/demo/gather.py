@@ -24,10 +24,10 @@ class Gatherer:
         self._device = device
         self._deadline = deadline
 
-    def rank_rows(self, meter: Meter) -> Counts:
-        """(steps, layers, ranks): every rank's rows in its own column."""
-        grid = torch.zeros((*meter.rows.shape, self._communicator.size), dtype=torch.int64)
-        grid[..., self._communicator.rank] = torch.from_numpy(meter.rows)
+    def rank_rows(self, meter: Meter, place: int, places: int) -> Counts:
+        """(steps, layers, places): every rank's rows in the column of its place in its stage."""
+        grid = torch.zeros((*meter.rows.shape, places), dtype=torch.int64)
+        grid[..., place] = torch.from_numpy(meter.rows)
         return self._sum(grid).numpy()
 
     def expert_rows(self, meter: Meter) -> Counts:

@@ -20,7 +20,7 @@ def read_given(settings: RunSettings, config: ModelConfig) -> Layout | None:
     """
     if settings.placement is None:
         return None
-    found = read_fitting(settings.placement, settings.ranks, config.layers, config.experts)
+    found = read_fitting(settings.placement, settings.stage_ranks, config.layers, config.experts)
     return Layout(found.placement, found.shares)
 
 

@@ -52,9 +52,9 @@ Reading = Callable[[int, int], AbstractContextManager[None]]
 
 
 class Clock(Protocol):
-    """Says which step is being computed."""
+    """Says which forward is being computed."""
 
-    step: int
+    turn: int
 
 
 class ExpertParallel:
@@ -90,11 +90,11 @@ class ExpertParallel:
 
     def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
         """See `equipoise.demo.model.MoeLayer`."""
-        slots = self._router.route(layer, self._clock.step, expert_ids)
+        slots = self._router.route(layer, self._clock.turn, expert_ids)
         route = self._exchange.prepare(slots, self._generation(layer))
         (rows,) = self._exchange.dispatch(route, [x])
         self._received(layer, rows.shape[0])
-        with self._reading(layer, self._clock.step):
+        with self._reading(layer, self._clock.turn):
             computed = self._compute(layer, rows, route)
         return combine_in_order(self._exchange.combine(route, computed), gates)
 

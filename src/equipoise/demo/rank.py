@@ -1,6 +1,7 @@
 """What one rank of a run does, from meeting the others to the record of the run."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from equipoise.balancer.formats import Recorder
 from equipoise.balancer.observe.spans import Traced
 from equipoise.demo.gather import Gatherer
 from equipoise.demo.given import agree, read_given
+from equipoise.demo.grid import Grid
 from equipoise.demo.machine import describe_machine
 from equipoise.demo.model import load_weights
 from equipoise.demo.model.invariance import check_batch_invariance
@@ -34,6 +36,7 @@ from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
+from equipoise.hal.grouping import GroupFabric
 from equipoise.hal.stream import Role
 
 OPERATIONS = 0.6
@@ -93,7 +96,7 @@ def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendez
 
 def _part(site: Site) -> None:
     site.observers.close()
-    site.fabric.close()
+    site.run.close()
     site.accelerator.close()
 
 
@@ -109,24 +112,47 @@ def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
 def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> Site:
     """Open the accelerator, check what the oracle rests on, load weights and traffic."""
     accelerator = open_for(registry.accelerator(settings.backend), rendezvous.rank)
-    weights = load_weights().to(accelerator.device)
+    grid = Grid(rendezvous.size, settings.pipeline_ranks, settings.tensor_ranks)
+    rank, weights = rendezvous.rank, load_weights().to(accelerator.device)
+    within = _stage_fabric(fabric, grid)
+    layers = grid.layers(rank, weights.config.layers)
     compute = accelerator.stream(Role.COMPUTE)
     compute.launch(lambda: check_batch_invariance(weights.config, accelerator.device))
     compute.synchronize(rendezvous.deadline)
     post = Post(
-        weights=weights,
+        weights=weights if grid.stages == 1 else weights.of_layers(layers),
         compute=compute,
-        control=fabric.control,
-        rank=rendezvous.rank,
-        ranks=rendezvous.size,
+        control=within.control,
+        rank=within.control.rank,
+        ranks=grid.per_stage,
         deadline=rendezvous.deadline,
     )
     traffic = Traffic(load_phases(settings.text), settings.steps, seed=settings.seed)
     layout = read_given(settings, weights.config)
     if layout is not None:
         agree(layout, fabric.open("placement"), accelerator.device, rendezvous.deadline)
-    observers = Observers(settings, rendezvous.rank)
-    return Site(settings, accelerator, fabric, post, traffic, observers, layout)
+    observers = Observers(settings, rank)
+    return Site(
+        settings,
+        accelerator,
+        fabric,
+        within,
+        rank,
+        grid,
+        weights,
+        post,
+        traffic,
+        observers,
+        layout,
+    )
+
+
+def _stage_fabric(fabric: Fabric, grid: Grid) -> Fabric:
+    """The ranks of this rank's stage, as a run of their own."""
+    if grid.stages == 1:
+        return fabric
+    rank = fabric.control.rank
+    return GroupFabric(fabric, f"stage {grid.stage(rank)}", grid.stage_ranks(rank))
 
 
 def _recorder(site: Site, recording: Recording) -> Recorder:
@@ -149,13 +175,13 @@ def _pass(
     site: Site, variant: Variant, progress: Progress, recorder: Recorder | None = None
 ) -> Pass:
     """Serve the whole traffic one way; each step is shown, and recorded where that is asked for."""
-    if site.post.rank == 0:
+    if site.rank == 0:
         progress.variant(variant.name, site.traffic.steps)
 
     def watch(step: int, rows: Counts, imbalance: float) -> None:
         if recorder is not None:
             recorder.record(step, rows)
-        if site.post.rank == 0:
+        if site.rank == 0:
             progress.step(step + 1, imbalance, "")
 
     return serve_variant(site, variant, watch)
@@ -167,32 +193,42 @@ def _serve(
     """One pass, and what all ranks together made of it."""
     done = _pass(site, variant, progress)
     site.post.control.enter(f"gathering the results ({variant.name})")
-    results = site.fabric.open(f"{variant.name}.results")
+    results = site.run.open(f"{variant.name}.results")
     gatherer = Gatherer(results, site.accelerator.device, site.post.deadline)
     requests = site.traffic.steps * site.traffic.requests_per_step
+    epochs, aborts = _epochs(site, done, gatherer)
     record = VariantRecord(
         name=variant.name,
-        rank_rows=gatherer.rank_rows(done.meter),
+        rank_rows=gatherer.rank_rows(done.meter, site.post.rank, site.post.ranks),
         step_seconds=gatherer.slowest(done.meter),
-        epochs=_epochs(done),
-        aborts=done.aborts,
-        outputs=outputs_digest(gatherer.digests(done.desk.finished, requests)),
+        epochs=epochs,
+        aborts=dict(aborts),
+        outputs=outputs_digest(gatherer.digests(done.finished, requests)),
     )
     rows = torch.from_numpy(gatherer.expert_rows(done.meter))
     return done, record, rows, _spans(done, gatherer)
 
 
-def _epochs(done: Pass) -> tuple[Epoch, ...]:
-    """How each ended, with what the journal knows beside."""
+def _epochs(site: Site, done: Pass, gatherer: Gatherer) -> tuple[tuple[Epoch, ...], Counter[str]]:
+    """How each ended, on every stage, and how many were aborted for what; they travel as JSON."""
     known = {record.number: record for record in done.spans.epochs}
-    return tuple(_epoch(report, known.get(report.number)) for report in done.reports)
+    turns = 1 if site.grid.alone else site.settings.turns
+    mine = [_epoch(report, known.get(report.number), turns) for report in done.reports]
+    said = {"epochs": [asdict(epoch) for epoch in mine], "aborts": done.aborts}
+    # The ranks of a stage say the same, so its first one is asked.
+    stages = gatherer.texts(json.dumps(said))[:: site.grid.per_stage]
+    told = [json.loads(text) for text in stages]
+    epochs = [Epoch(**epoch) for stage in told for epoch in stage["epochs"]]
+    aborts = sum((Counter(stage["aborts"]) for stage in told), Counter[str]())
+    return tuple(sorted(epochs, key=lambda epoch: (epoch.step, epoch.number))), aborts
 
 
-def _epoch(report: EpochReport, known: EpochRecord | None) -> Epoch:
+def _epoch(report: EpochReport, known: EpochRecord | None, turns: int) -> Epoch:
+    """The engine counts forwards, of which a step has `turns`."""
     return Epoch(
         number=report.number,
-        planned_at=report.opened,
-        step=report.step,
+        planned_at=report.opened // turns,
+        step=report.step // turns,
         outcome=report.outcome,
         slots_moved=report.slots,
         bytes_moved=report.bytes,
@@ -210,8 +246,8 @@ def _spans(done: Pass, gatherer: Gatherer) -> tuple[Traced, ...]:
 
 
 def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
-    settings, config, traffic = site.settings, site.post.weights.config, site.traffic
-    reference = serve_alone(site.post.weights, traffic, progress)
+    settings, config, traffic = site.settings, site.weights.config, site.traffic
+    reference = serve_alone(site.weights, traffic, progress)
     expert_rows = served[-1][3].numpy()
     last = served[-1][0]
     prompts, continuations = _samples(traffic, reference)
@@ -220,6 +256,8 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
         backend=settings.backend,
         communicator=settings.communicator,
         ranks=site.post.ranks,
+        stages=site.grid.stages,
+        tensor_ranks=site.grid.tensor,
         layers=config.layers,
         experts=config.experts,
         top_k=config.top_k,

@@ -57,6 +57,7 @@ class RunRecord:
     backend: str
     communicator: str
     ranks: int
+    """Of a stage: those that share its experts; all where there is one stage."""
     layers: int
     experts: int
     top_k: int
@@ -77,6 +78,10 @@ class RunRecord:
     variants: dict[str, VariantRecord]
     reference_outputs: str
     """Digest of one process that served the same requests without any exchange."""
+    stages: int = 1
+    """Of the pipeline, each of `ranks` ranks."""
+    tensor_ranks: int = 1
+    """Ranks of a stage that serve the same requests."""
     placement: str = ""
     """Digest of the placement that was given to be served unchanged; empty where none was."""
     engine: Told = field(default_factory=dict)

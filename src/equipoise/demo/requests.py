@@ -1,12 +1,14 @@
 """Requests of one rank in flight: which rows each step has, and what came of them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from equipoise.demo.model import Batch, Sequence
+from equipoise.demo.model import Batch
+from equipoise.demo.model import Sequence as Rows
 from equipoise.demo.traffic import Request, Traffic, of_rank
 
 DIGEST_BYTES = 16
@@ -60,13 +62,13 @@ class Desk:
     def batch(self, step: int) -> Batch:
         """The rows of a step: prompts that arrive, then one token of everyone running."""
         decode = tuple(
-            Sequence(flight.slot, torch.tensor([flight.tokens[-1]]), flight.position)
+            Rows(flight.slot, torch.tensor([flight.tokens[-1]]), flight.position)
             for flight in self._running
         )
         arrived = of_rank(self._traffic.arrivals(step), self._rank, self._ranks)
         fresh = [InFlight(request, self._free.pop()) for request in arrived]
         prefill = tuple(
-            Sequence(flight.slot, torch.tensor(list(flight.request.prompt)), 0) for flight in fresh
+            Rows(flight.slot, torch.tensor(list(flight.request.prompt)), 0) for flight in fresh
         )
         self._running = fresh + self._running
         return Batch(prefill, decode)
@@ -76,16 +78,30 @@ class Desk:
         parts = torch.split(logits, [len(sequence.tokens) for sequence in batch])
         for flight, rows in zip(self._running, parts, strict=True):
             flight.take(rows)
-        done = [f for f in self._running if len(f.tokens) == self._traffic.new_tokens]
-        for flight in done:
-            self._retire(flight)
-            self._running.remove(flight)
+        self._let_go(self._retire)
+
+    def follow(self, batch: Batch, tokens: Sequence[int]) -> None:
+        """Hand each request a token that was sampled elsewhere, where its logits count.
+
+        Args:
+            batch: of the step.
+            tokens: one a request, in the order of the batch.
+        """
+        for flight, token in zip(self._running, tokens, strict=True):
+            flight.tokens.append(token)
+        self._let_go(lambda flight: self._free.append(flight.slot))
 
     def close(self) -> None:
         """End the run: what still decodes counts with what it has produced."""
         for flight in self._running:
             self._retire(flight)
         self._running = []
+
+    def _let_go(self, retire: Callable[[InFlight], object]) -> None:
+        """Retire the requests that have all of their tokens."""
+        for flight in [f for f in self._running if len(f.tokens) == self._traffic.new_tokens]:
+            retire(flight)
+            self._running.remove(flight)
 
     def _retire(self, flight: InFlight) -> None:
         self._free.append(flight.slot)

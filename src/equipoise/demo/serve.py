@@ -21,26 +21,36 @@ class Meter:
     """What one rank measured in one pass.
 
     `rows` int64 [steps, layers]: rows computed here; `experts` int64 [steps, layers, experts]:
-    rows that this rank's tokens asked of each expert; `seconds` float64 [steps].
+    rows that this rank's tokens asked of each expert; `seconds` float64 [steps]. `step` is the one
+    that is being counted, and `turn` the forward: one a step, where a step has one. Layers are
+    the model's; this rank's are numbered from `first` on.
     """
 
     rows: Counts
     experts: Counts
     seconds: np.ndarray[tuple[int], np.dtype[np.float64]]
+    first: int = 0
     step: int = 0
+    turn: int = 0
 
     @staticmethod
-    def sized(steps: int, layers: int, experts: int) -> "Meter":
+    def sized(steps: int, layers: int, experts: int, first: int = 0) -> "Meter":
         """All zeros."""
         return Meter(
             np.zeros((steps, layers), dtype=np.int64),
             np.zeros((steps, layers, experts), dtype=np.int64),
             np.zeros(steps),
+            first,
         )
 
     def received(self, layer: int, rows: int) -> None:
-        """`rows` of the current step were computed here."""
-        self.rows[self.step, layer] += rows
+        """`rows` of the current step were computed here, by this rank's layer of that number."""
+        self.rows[self.step, self.first + layer] += rows
+
+    def asked(self, layer: int, expert_ids: torch.Tensor) -> None:
+        """Tokens of the current step asked for these experts of this rank's layer."""
+        experts = self.experts[self.step, self.first + layer]
+        experts += np.bincount(expert_ids.cpu().numpy().ravel(), minlength=experts.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +76,7 @@ class CountingMoe:
         self, layer: int, x: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor
     ) -> torch.Tensor:
         """See `MoeLayer`."""
-        experts = self._meter.experts[self._meter.step, layer]
-        experts += np.bincount(expert_ids.cpu().numpy().ravel(), minlength=experts.size)
+        self._meter.asked(layer, expert_ids)
         return self._inner(layer, x, expert_ids, gates)
 
 
@@ -101,7 +110,7 @@ class ServeLoop:
             AgreementLost: the balancer could not learn the outcome of a vote.
         """
         for step in range(self.traffic.steps):
-            self.meter.step = step
+            self.meter.step = self.meter.turn = step
             began = now()
             self._step(step)
             ended = now()

@@ -41,12 +41,18 @@ class RunSettings:
     are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples, and
     an empty `communicator` the one that goes with the backend. A `placement` is a file of the one
     that is served unchanged. Rank r serves metrics on `metrics_port` + r, where there is one.
+    Ranks are `pipeline_ranks` stages of equally many, each with some of the layers; of a stage,
+    `tensor_ranks` serve the same requests. A step's requests are divided into `micro_batches`, as
+    many as there are stages if 0. `slots` are those of a layer, over the ranks of a stage.
     `in_flight` is bytes of weights on their way into one rank; None for `LAYERS_IN_FLIGHT` layers.
     `hysteresis` is imbalance, max/mean - 1; the other words are those of
     `equipoise.balancer.experts.config`.
     """
 
     ranks: int = 4
+    pipeline_ranks: int = 1
+    micro_batches: int = 0
+    tensor_ranks: int = 1
     backend: str = "cpu"
     communicator: str = ""
     steps: int = 120
@@ -79,6 +85,16 @@ class RunSettings:
     log_balancedness_interval: int = 1
     out: Path = Path("equipoise-run")
 
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of a stage, which share the experts of its layers."""
+        return self.ranks // self.pipeline_ranks
+
+    @property
+    def turns(self) -> int:
+        """Forwards of a step: micro-batches, where there are stages."""
+        return self.micro_batches or self.pipeline_ranks
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -99,7 +115,7 @@ def staging_buffers(run: RunSettings) -> int:
     """
     if run.commit is CommitMode.LOCKED:
         return 0
-    a_layer = run.slots // run.ranks
+    a_layer = run.slots // run.stage_ranks
     if run.in_flight is None:
         return LAYERS_IN_FLIGHT * a_layer
     return min(run.in_flight // SLOT_BYTES, LAYERS * a_layer)

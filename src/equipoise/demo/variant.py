@@ -20,9 +20,11 @@ from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, co
 from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.observe.spans import SpanBook
 from equipoise.demo.carriage import carriage
+from equipoise.demo.course import course
+from equipoise.demo.model import MoeLayer
 from equipoise.demo.moe import ExpertParallel, SlotWeights
+from equipoise.demo.pipelined import ServedStage
 from equipoise.demo.record import Counts
-from equipoise.demo.requests import Desk
 from equipoise.demo.serve import Meter, ServeLoop
 from equipoise.demo.settings import Balance, RoutingRule, RunSettings, staging_buffers
 from equipoise.demo.site import Site
@@ -75,7 +77,7 @@ class Pass:
     """What one rank brings home from one pass."""
 
     meter: Meter
-    desk: Desk
+    finished: dict[int, bytes]
     reports: tuple[EpochReport, ...]
     aborts: dict[str, int]
     spans: SpanBook
@@ -84,27 +86,28 @@ class Pass:
 def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
     """Serve the whole traffic one way, under observation; collective."""
     with site.observers.watching(engine_config(site, variant)) as seen:
-        meter, desk, balancer = _serve(site, variant, watch, seen.journal)
+        meter, finished, balancer = _serve(site, variant, watch, seen.journal)
     reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
-    return Pass(meter, desk, reports, aborts, seen.spans)
+    return Pass(meter, finished, reports, aborts, seen.spans)
 
 
 def _serve(
     site: Site, variant: Variant, watch: Watch, journal: Journal
-) -> tuple[Meter, Desk, ExpertBalancer]:
+) -> tuple[Meter, dict[int, bytes], ExpertBalancer]:
     site.post.control.enter(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant.slots)
     weights = SlotWeights(site.post.weights.config, shape.slots_per_rank, site.accelerator.device)
     with _opened(site, variant, weights, shape, journal) as balancer:
-        meter, desk = _loop(site, variant, weights, balancer, Eyes(watch, journal))
-        return meter, desk, balancer
+        meter, finished = _loop(site, variant, weights, balancer, Eyes(watch, journal))
+        return meter, finished, balancer
 
 
 def _loop(
     site: Site, variant: Variant, weights: SlotWeights, balancer: ExpertBalancer, eyes: Eyes
-) -> tuple[Meter, Desk]:
-    shape = balancer.shape
-    meter = Meter.sized(site.traffic.steps, shape.layers, shape.experts)
+) -> tuple[Meter, dict[int, bytes]]:
+    shape, layers = balancer.shape, site.layers
+    total = site.weights.config.layers
+    meter = Meter.sized(site.traffic.steps, total, shape.experts, layers.start)
     experts = site.fabric.open(f"{variant.name}.experts")
     compute, deadline = site.post.compute, site.post.deadline
     exchange = ExpertExchange(experts, shape.slots_per_rank, compute, deadline)
@@ -117,20 +120,31 @@ def _loop(
         balancer.reading,
         meter.received,
     )
-    loop = ServeLoop(
-        post=site.post,
-        traffic=site.traffic,
-        moe=moe,
-        meter=meter,
-        around=balancer.step,
-        watch=lambda step: eyes.watch(step, meter.experts[step], balancer.observed()),
-        name=variant.name,
-        journal=eyes.journal,
-    )
-    desk = loop.run()
+    finished = _run(site, variant.name, moe, meter, balancer, eyes)
     balancer.close()
     experts.close()
-    return meter, desk
+    return meter, finished
+
+
+def _run(
+    site: Site, name: str, moe: MoeLayer, meter: Meter, balancer: ExpertBalancer, eyes: Eyes
+) -> dict[int, bytes]:
+    """Serve every step; returns the digests of the requests whose logits were computed here."""
+
+    def watch(step: int) -> None:
+        eyes.watch(step, meter.experts[step], balancer.observed())
+
+    if site.grid.alone:
+        loop = ServeLoop(
+            site.post, site.traffic, moe, meter, balancer.step, watch, name, eyes.journal
+        )
+        return loop.run().finished
+    with course(site, name) as way:
+        moe = way.sliced(moe, site.post.compute)
+        stage = ServedStage(
+            site.post, way, site.traffic, moe, meter, balancer.step, watch, name, eyes.journal
+        )
+        return stage.run()
 
 
 @contextmanager
@@ -158,7 +172,8 @@ def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
     """What is installed at the start of a variant."""
     if variant.name == PLACEMENT:
         assert site.layout is not None
-        return site.layout
+        first, last = site.layers.start, site.layers.stop
+        return Layout(site.layout.placement[first:last], site.layout.shares[first:last])
     placement = contiguous(shape) if not variant.balanced else first_placement(site.settings, shape)
     return Layout(placement, even_shares(placement, shape.experts))
 
@@ -192,16 +207,16 @@ def _fill(site: Site, store: SlotStore, family: Family, held: Placement) -> None
 
 
 def engine_config(site: Site, variant: Variant) -> EngineConfig:
-    """As asked for; two sub-windows a window where that is even."""
-    settings = site.settings
+    """As asked for; two sub-windows a window where that is even. The engine counts forwards."""
+    settings, turns = site.settings, 1 if site.grid.alone else site.settings.turns
     half = settings.window_size // 2
     halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
     return EngineConfig(
         label=variant.name,
         shares=ShareMode(variant.name) if variant.balanced else ShareMode.STATIC,
-        window_size=settings.window_size,
-        step_interval=settings.step_interval,
-        sub_window=half if halves else 1,
+        window_size=settings.window_size * turns,
+        step_interval=settings.step_interval * turns,
+        sub_window=(half if halves else 1) * turns,
         rule=settings.rule,
         aims=Aims(
             target=settings.target,
@@ -210,11 +225,11 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
             sigma=settings.sigma,
         ),
         hysteresis=int(settings.hysteresis * SHARE_ONE),
-        patience=settings.patience,
+        patience=settings.patience * turns,
         parcel=settings.parcel,
         layer_updates_per_iter=settings.layer_updates_per_iter,
         nodes=settings.nodes,
         log_balancedness=settings.log_balancedness,
-        log_balancedness_interval=settings.log_balancedness_interval,
+        log_balancedness_interval=settings.log_balancedness_interval * turns,
         deadline=site.post.deadline,
     )

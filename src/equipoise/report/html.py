@@ -34,7 +34,7 @@ def render_html(record: RunRecord, summary: Summary, command: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: a run on {summary.ranks} ranks</title>\n<style>{CSS}</style>\n"
+        f"<title>Equipoise: a run on {summary.where}</title>\n<style>{CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -50,7 +50,7 @@ def _head(summary: Summary) -> str:
     mood = "bad" if summary.exit_code else "good"
     return (
         "<header><h1>Equipoise</h1>"
-        f'<p class="soft">{summary.ranks} ranks, {summary.layers} layers of {summary.experts} '
+        f'<p class="soft">{summary.where}, {summary.layers} layers of {summary.experts} '
         f"experts in {summary.slots} slots, {visible(summary.way)}. "
         f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}.</p>"
         f'<div class="verdict {mood}">{visible(verdict(summary))}</div></header>'

@@ -15,7 +15,8 @@ EPOCHS_PER_PHASE = 2
 
 
 SETUP = (
-    *("version", "backend", "communicator", "machine", "ranks", "layers", "experts", "slots"),
+    *("version", "backend", "communicator", "machine", "layers", "experts", "slots"),
+    *("ranks", "stages", "tensor_ranks"),
     *("shares", "steps", "phases", "switch_steps", "reference_outputs", "placement", "engine"),
 )
 """Keys that a summary takes over from the record as they are."""
@@ -45,6 +46,8 @@ class Summary:
     backend: str
     communicator: str
     ranks: int
+    stages: int
+    tensor_ranks: int
     layers: int
     experts: int
     slots: int
@@ -89,6 +92,16 @@ class Summary:
     def is_given(self) -> bool:
         """Whether a placement was given and served unchanged: nothing moves, and nothing has to."""
         return self.shares == PLACEMENT
+
+    @property
+    def where(self) -> str:
+        """On how many ranks, in words."""
+        every = f"{self.ranks * self.stages} ranks"
+        if self.stages > 1:
+            every += f" in {self.stages} stages"
+        if self.tensor_ranks > 1:
+            every += f", {self.tensor_ranks} with the same requests"
+        return every
 
     @property
     def way(self) -> str:
@@ -196,8 +209,8 @@ def _per_phase(record: RunRecord, epochs: tuple[Epoch, ...]) -> tuple[int, ...]:
 
 def _not_exercised(record: RunRecord, main: VariantSummary | None) -> str | None:
     """Why the run proves nothing about balancing; None where it does, or was not asked to."""
-    if main is None:
-        return None
+    if main is None or record.ranks == 1 < record.stages:
+        return None  # a stage of one rank has every expert, and nothing to balance
     if main.slots_moved == 0:
         return "no slot moved"
     for phase, epochs in zip(record.phases, main.epochs_per_phase, strict=True):

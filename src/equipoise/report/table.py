@@ -59,7 +59,7 @@ def cells(summary: Summary, name: str) -> tuple[str, ...]:
 
 def _title(summary: Summary) -> str:
     return (
-        f"equipoise {summary.version}: {summary.ranks} ranks on {summary.backend} over "
+        f"equipoise {summary.version}: {summary.where} on {summary.backend} over "
         f"{summary.communicator}, {summary.layers} layers, "
         f"{summary.experts} experts in {summary.slots} slots"
     )

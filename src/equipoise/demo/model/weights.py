@@ -48,6 +48,15 @@ class ModelWeights:
         """Where they are."""
         return self.embed.device
 
+    def of_layers(self, layers: range) -> "ModelWeights":
+        """A model of some of the layers, numbered from 0; embedding and head are the same."""
+        config = replace(self.config, layers=len(layers))
+        parts = {
+            name: getattr(self, name)[layers.start : layers.stop]
+            for name in ("attention_norm", "qkv", "out", "expert_norm", "router", "gate_up", "down")
+        }
+        return replace(self, config=config, **parts)
+
     def to(self, device: torch.device) -> "ModelWeights":
         """The same weights in the memory of a device; themselves where they are there already."""
         names = [field.name for field in fields(self) if field.name != "config"]

@@ -1,0 +1,139 @@
+"""One pass of one rank over the traffic, as a stage of a pipeline."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.journal import Journal, Stepped, now
+from equipoise.demo.course import HIDDEN, Course
+from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
+from equipoise.demo.model.plan import plan_rows
+from equipoise.demo.requests import Desk, capacity
+from equipoise.demo.serve import CountingMoe, Meter, Post
+from equipoise.demo.traffic import Traffic
+from equipoise.pipeline.stage import TOKENS, StageLoop, Turn
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+
+@dataclass
+class _UnderWay:
+    """A turn's rows, and its logits where they are computed: float32 [rows, vocabulary]."""
+
+    batch: Batch
+    logits: Tensor | None = None
+
+
+@dataclass
+class ServedStage:
+    """What one rank computes of the model; see `Stage`.
+
+    Attributes:
+        post: where it serves; the weights are of its layers only.
+        course: how.
+        traffic: what is served.
+        moe: the experts of its layers.
+        meter: counts.
+        around_step: entered around the launch of a forward, with its number.
+        watch: called behind each step.
+        name: of what is served.
+        journal: is told of steps.
+        finished: digest by request id, on the ranks that sample; of every request once.
+    """
+
+    post: Post
+    course: Course
+    traffic: Traffic
+    moe: MoeLayer
+    meter: Meter
+    around_step: Callable[[int], AbstractContextManager[None]]
+    watch: Callable[[int], None]
+    name: str
+    journal: Journal
+    finished: dict[int, bytes] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        course, weights = self.course, self.post.weights
+        micro, count = course.micro_batches, course.desk_count
+        first = course.grid.group(course.rank) * micro
+        slots = capacity(self.traffic, count)
+        self._counting = CountingMoe(self.moe, self.meter)
+        self._decoder = Decoder(weights)
+        self._desks = [Desk(self.traffic, first + number, count) for number in range(micro)]
+        self._caches = [KVCache(weights.config, slots, weights.device) for _ in range(micro)]
+        self._under_way: dict[int, _UnderWay] = {}
+        self._began = now()
+
+    def run(self) -> dict[int, bytes]:
+        """Serve every step; returns the digest of every request that was sampled for here.
+
+        Raises what `StageLoop.run` raises.
+        """
+        course, deadline = self.course, self.post.deadline * 2
+        loop = StageLoop(
+            self, course.ends, course.accelerator, self.post.compute, course.micro_batches, deadline
+        )
+        loop.run(self.traffic.steps * course.micro_batches)
+        if course.is_last and course.grid.slice(course.rank) == 0:
+            for desk in self._desks:
+                desk.close()
+                self.finished |= desk.finished
+        return self.finished
+
+    def begin(self, number: int) -> Turn:
+        """See `Stage`."""
+        step, micro = divmod(number, self.course.micro_batches)
+        batch = self._desks[micro].batch(step)
+        self._under_way[number] = _UnderWay(batch)
+        return Turn(number, batch.rows, len(list(batch)))
+
+    @contextmanager
+    def around(self, number: int) -> Iterator[None]:
+        """See `Stage`."""
+        enter, step = self.post.control.enter, number // self.course.micro_batches
+        enter(f"the vote before step {step} ({self.name})")
+        with self.around_step(number):
+            enter(f"step {step} ({self.name})")
+            yield
+
+    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+        """See `Stage`."""
+        self.meter.step, micro = divmod(turn.number, self.course.micro_batches)
+        self.meter.turn = turn.number
+        under_way, cache = self._under_way[turn.number], self._caches[micro]
+        plan = plan_rows(under_way.batch, cache)
+        x = self._decoder.embed(plan, cache) if handed is None else handed[HIDDEN]
+        layers = range(self.post.weights.config.layers)
+        x = self._decoder.run_layers(layers, x, plan, cache, self._counting)
+        if not self.course.is_last:
+            return {HIDDEN: x}
+        under_way.logits = self._decoder.head(x)
+        return {TOKENS: _sampled(under_way.batch, under_way.logits)}
+
+    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+        """See `Stage`."""
+        step, micro = divmod(turn.number, self.course.micro_batches)
+        under_way, desk = self._under_way.pop(turn.number), self._desks[micro]
+        if under_way.logits is not None:
+            desk.take(under_way.batch, under_way.logits.cpu())
+        else:
+            known = [0] * turn.sequences if tokens is None else tokens.tolist()
+            desk.follow(under_way.batch, known)
+        if micro == self.course.micro_batches - 1:
+            self._close_step(step)
+
+    def _close_step(self, step: int) -> None:
+        ended = now()
+        self.meter.seconds[step] = ended - self._began
+        self.journal.note(Stepped(step, self._began, ended))
+        self._began = ended
+        self.watch(step)
+
+
+def _sampled(batch: Batch, logits: Tensor) -> Tensor:
+    """The likeliest token behind each sequence, int64 [sequences], as the desks choose it."""
+    lengths = torch.tensor([len(sequence.tokens) for sequence in batch], dtype=torch.int64)
+    last = (lengths.cumsum(0) - 1).to(logits.device)
+    return logits[last].argmax(-1)
