@@ -1,0 +1,85 @@
+"""What ranks exchange in a test: a few steps of a few batches."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ranks.cases.patterns import DTYPES
+
+from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
+
+Grid = list[list[int]]
+"""Slot ids by token and choice."""
+Rows = tuple[list[int], str]
+"""Shape and dtype of a row."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that is drawn, in types that pass through JSON.
+
+    Attributes:
+        size: ranks.
+        per_rank: slots a rank.
+        top_k: slots a token.
+        experts: of the histograms.
+        payloads: formats of the rows that travel.
+        result: format of what comes back.
+        capacity: rows a pair; 0 for what cannot overflow.
+        result_capacity: results a pair; 0 for what cannot overflow.
+        active: ranks that take part; empty for all, by a collective.
+        steps: grids by step, batch of the step and rank.
+        odd: (step, batch, rank) of dispatches of another generation.
+        streams: roles on which batches are computed, in turn.
+        reader: role of the stream that reads results.
+        schedule: who moves next, in a world where that can be chosen.
+    """
+
+    size: int
+    per_rank: int
+    top_k: int
+    experts: int
+    payloads: list[Rows]
+    result: Rows
+    capacity: int
+    result_capacity: int
+    active: list[int]
+    steps: list[list[list[Grid]]]
+    odd: list[list[int]]
+    streams: list[str]
+    reader: str
+    schedule: list[int]
+
+    @property
+    def slots(self) -> int:
+        """Of all ranks."""
+        return self.size * self.per_rank
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those that take part."""
+        return self.active or list(range(self.size))
+
+    @property
+    def max_tokens(self) -> int:
+        """Of any batch."""
+        return max(1, *(len(g) for step in self.steps for batch in step for g in batch))
+
+    def form(self) -> ExchangeFormat:
+        """What an exchange of it is made with."""
+        rows = [RowFormat(tuple(shape), DTYPES[name]) for shape, name in self.payloads]
+        result = RowFormat(tuple(self.result[0]), DTYPES[self.result[1]])
+        ample = ExchangeFormat.ample(
+            self.size, self.per_rank, self.experts, self.max_tokens, self.top_k, rows, result
+        )
+        return ample.limited(
+            self.capacity or ample.capacity, self.result_capacity or ample.result_capacity
+        )
+
+    def generation(self, step: int, batch: int, rank: int) -> int:
+        """Of one dispatch."""
+        return 40 + step + 100 * ([step, batch, rank] in self.odd)
+
+
+def case(given: dict[str, Any]) -> Case:
+    """From JSON."""
+    return Case(**given)

@@ -1,0 +1,97 @@
+"""Plays a case on the virtual accelerator: hosts, streams and network, each choice from bytes."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+
+from engine.patches import Patches, patched
+from exchanging.case import Case
+from exchanging.script import Ready, Script
+from torch import Tensor
+
+from equipoise.backends.virtual.backend import VirtualBackend
+from equipoise.backends.virtual.world import World
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.pipeline.expert_exchange.fixed import FixedExchange
+from equipoise.pipeline.expert_exchange.format import ExchangeFormat
+from equipoise.pipeline.expert_exchange.kernels import ExchangeKernels
+from equipoise.pipeline.expert_exchange.torch_kernels import Allocate, TorchKernels
+from equipoise.pipeline.expert_exchange.wire import ActiveRanks, WholeGroup, Wire
+
+PACKAGE = "equipoise.pipeline.expert_exchange"
+MOST = 5_000
+"""Micro-steps after which a world counts as one that hangs."""
+Make = Callable[[ExchangeFormat, Wire, Allocate], ExchangeKernels]
+
+
+class Host:
+    """A rank's host as a lane."""
+
+    def __init__(self, world: World, rank: int, job: Generator[Ready, None, None]) -> None:
+        self.ranks: tuple[int, ...] = (rank,)
+        self.ended = False
+        self._world = world
+        self._job = job
+        self._ready: Ready = lambda: True
+
+    def ready(self) -> bool:
+        return not self.ended and self._ready()
+
+    def step(self) -> None:
+        self._world.step_in(self.ranks[0], self.ranks[0])
+        try:
+            self._ready = next(self._job)
+        except StopIteration:
+            self.ended = True
+
+
+def wire(case: Case, group: Communicator, accelerator: Accelerator, deadline: float) -> Wire:
+    if case.active:
+        return ActiveRanks(group, accelerator, deadline, case.active)
+    return WholeGroup(group, accelerator, deadline)
+
+
+def script(world: World, case: Case, rank: int, make: Make) -> Script:
+    accelerator, form = world.accelerator(rank), case.form()
+    world.step_in(rank, rank)
+    group = world.fabric(rank).open("experts")
+
+    def empty(nbytes: int) -> Tensor:
+        return world.empty(rank, nbytes)
+
+    kernels = make(form, wire(case, group, accelerator, 1.0), lambda n: empty(n).zero_())
+    exchange = FixedExchange(form, kernels, accelerator)
+    return Script(case, rank, exchange, accelerator, empty)
+
+
+def play(case: Case, patches: Patches | None = None, make: Make = TorchKernels) -> dict[str, str]:
+    """What is wrong with what came of a case, by property; nothing for a healthy exchange."""
+    backend = VirtualBackend()
+    with closing(backend.world(case.size, b"")) as world, patched(patches or {}, PACKAGE):
+        scripts = [script(world, case, rank, make) for rank in case.ranks]
+        hosts = [Host(world, s.rank, s.play()) for s in scripts]
+        wrong: dict[str, str] = {}
+        try:
+            _drive(world, hosts, case.schedule)
+        except Exception as error:
+            wrong["end"] = f"{type(error).__name__}: {error}"
+        for each in scripts:
+            for name, what in each.told.wrong.items():
+                wrong.setdefault(name, f"rank {each.rank}: {what}")
+        return wrong
+
+
+def _drive(world: World, hosts: list[Host], schedule: list[int]) -> None:
+    for moved in range(MOST):
+        if all(host.ended for host in hosts) and not world.movable():
+            return
+        ready = [host for host in hosts if host.ready()]
+        count = world.movable() + len(ready)
+        if not count:
+            raise AssertionError("nobody can move")
+        choice = schedule[moved % len(schedule)] % count if schedule else count - 1
+        if choice < len(ready):
+            ready[choice].step()
+        else:
+            world.advance(choice - len(ready))
+    raise AssertionError(f"no end after {MOST} micro-steps")

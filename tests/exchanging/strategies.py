@@ -1,0 +1,59 @@
+"""Cases that hypothesis draws."""
+
+from exchanging.case import Case, Grid, Rows
+from hypothesis import strategies as st
+
+DTYPES = ["float32", "bfloat16", "uint8", "int64", "float16", "float8_e4m3fn"]
+ROLES = ["compute", "aux"]
+STRANGE = [-1, 2**31 - 1]
+"""Ids of padding beside the invalid slot itself."""
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Rows:
+    return draw(st.lists(st.integers(0, 3), max_size=2)), draw(st.sampled_from(DTYPES))
+
+
+@st.composite
+def grids(draw: st.DrawFn, slots: int, top_k: int) -> Grid:
+    """The batch of a rank: anything, nothing, or all to one slot."""
+    ids = st.sampled_from([*range(slots + 1), *STRANGE])
+    one = draw(ids)
+    choice = draw(st.sampled_from([ids, ids, st.just(one), st.integers(0, min(slots - 1, 1))]))
+    token = st.lists(choice, min_size=top_k, max_size=top_k)
+    return draw(st.lists(token, max_size=5))
+
+
+@st.composite
+def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) -> Case:
+    """Anything; now and then with a capacity, with ranks that take no part, with other generations.
+
+    Schedules are long beside what hypothesis shrinks, so they repeat.
+    """
+    size, per_rank, top_k = draw(st.integers(*sizes)), *(draw(st.integers(1, 3)) for _ in range(2))
+    steps = draw(st.integers(1, 2))
+    given = [
+        [
+            [draw(grids(size * per_rank, top_k)) for _ in range(size)]
+            for _ in range(draw(st.integers(1, 3)))
+        ]
+        for _ in range(steps)
+    ]
+    some = st.lists(st.integers(0, size - 1), min_size=1, unique=True)
+    strangers = st.tuples(st.integers(0, steps - 1), st.just(0), st.integers(0, size - 1))
+    return Case(
+        size=size,
+        per_rank=per_rank,
+        top_k=top_k,
+        experts=draw(st.integers(0, 3)),
+        payloads=draw(st.lists(rows(), min_size=1, max_size=3)),
+        result=draw(rows()),
+        capacity=draw(st.sampled_from([0, 0, 1, 2, 4])),
+        result_capacity=draw(st.sampled_from([0, 0, 1, 3, 6])),
+        active=draw(st.one_of(st.just([]), some)),
+        steps=given,
+        odd=[list(s) for s in draw(st.lists(strangers, max_size=1))] if odd else [],
+        streams=draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=2)),
+        reader=draw(st.sampled_from(ROLES)),
+        schedule=list(draw(st.binary(max_size=60))),
+    )
