@@ -12,9 +12,10 @@ from equipoise.pipeline.expert_exchange.format import BITS
 class Arrivals:
     """Rows that came, and the *entries*: what this rank's experts have to compute of them.
 
-    An entry is one (token, choice) of some rank that fell on a slot of this rank. Entries stand by
-    source rank, then by token, then by choice; those of source s begin at a fixed place, and where
-    there are fewer than fit the rest are invalid.
+    An entry is one (token, choice) of some rank that fell on a slot of this rank. Results go back
+    in the order of the entries. In the exchange of fixed capacity they stand by source rank, then
+    by token, then by choice; those of source s begin at a fixed place, and where there are fewer
+    than fit the rest are invalid.
 
     Attributes:
         payloads: tensors [blocks, rows, ...]; rows that nothing was sent for are undefined.

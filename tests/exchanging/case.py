@@ -31,6 +31,9 @@ class Case:
         odd: (step, batch, rank) of dispatches of another generation.
         streams: roles on which batches are computed, in turn.
         reader: role of the stream that reads results.
+        judge: role of the stream on which the words are read.
+        ahead: whether a step begins before the words of the one before were taken.
+        late: role of a stream that moves only when nothing else can; none if empty.
         schedule: who moves next, in a world where that can be chosen.
     """
 
@@ -47,6 +50,9 @@ class Case:
     odd: list[list[int]]
     streams: list[str]
     reader: str
+    judge: str
+    ahead: bool
+    late: str
     schedule: list[int]
 
     @property
@@ -83,3 +89,25 @@ class Case:
 def case(given: dict[str, Any]) -> Case:
     """From JSON."""
     return Case(**given)
+
+
+PLAIN = Case(
+    size=3,
+    per_rank=2,
+    top_k=2,
+    experts=4,
+    payloads=[([4], "bfloat16"), ([], "float32")],
+    result=([4], "float32"),
+    capacity=0,
+    result_capacity=0,
+    active=[],
+    steps=[],
+    odd=[],
+    streams=["compute"],
+    reader="compute",
+    judge="compute",
+    ahead=False,
+    late="",
+    schedule=[],
+)
+"""No steps yet: where a test says itself what is sent."""

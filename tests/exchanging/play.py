@@ -9,14 +9,15 @@ from exchanging.script import Ready, Script
 from torch import Tensor
 
 from equipoise.backends.virtual.backend import VirtualBackend
-from equipoise.backends.virtual.world import World
+from equipoise.backends.virtual.world import Lane, World
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
-from equipoise.pipeline.expert_exchange.fixed import FixedExchange
+from equipoise.hal.stream import Role
+from equipoise.pipeline.expert_exchange import fixed, torch_kernels, wire
 from equipoise.pipeline.expert_exchange.format import ExchangeFormat
 from equipoise.pipeline.expert_exchange.kernels import ExchangeKernels
-from equipoise.pipeline.expert_exchange.torch_kernels import Allocate, TorchKernels
-from equipoise.pipeline.expert_exchange.wire import ActiveRanks, WholeGroup, Wire
+from equipoise.pipeline.expert_exchange.torch_kernels import Allocate
+from equipoise.pipeline.expert_exchange.wire import Wire
 
 PACKAGE = "equipoise.pipeline.expert_exchange"
 MOST = 5_000
@@ -45,10 +46,10 @@ class Host:
             self.ended = True
 
 
-def wire(case: Case, group: Communicator, accelerator: Accelerator, deadline: float) -> Wire:
+def made_wire(case: Case, group: Communicator, accelerator: Accelerator, deadline: float) -> Wire:
     if case.active:
-        return ActiveRanks(group, accelerator, deadline, case.active)
-    return WholeGroup(group, accelerator, deadline)
+        return wire.ActiveRanks(group, accelerator, deadline, case.active)
+    return wire.WholeGroup(group, accelerator, deadline)
 
 
 def script(world: World, case: Case, rank: int, make: Make) -> Script:
@@ -59,12 +60,17 @@ def script(world: World, case: Case, rank: int, make: Make) -> Script:
     def empty(nbytes: int) -> Tensor:
         return world.empty(rank, nbytes)
 
-    kernels = make(form, wire(case, group, accelerator, 1.0), lambda n: empty(n).zero_())
-    exchange = FixedExchange(form, kernels, accelerator)
+    kernels = make(form, made_wire(case, group, accelerator, 1.0), lambda n: empty(n).zero_())
+    exchange = fixed.FixedExchange(form, kernels, accelerator)
     return Script(case, rank, exchange, accelerator, empty)
 
 
-def play(case: Case, patches: Patches | None = None, make: Make = TorchKernels) -> dict[str, str]:
+def reference(form: ExchangeFormat, wire: Wire, allocate: Allocate) -> ExchangeKernels:
+    """Looked up when it is made, since a mutant may stand there."""
+    return torch_kernels.TorchKernels(form, wire, allocate)
+
+
+def play(case: Case, patches: Patches | None = None, make: Make = reference) -> dict[str, str]:
     """What is wrong with what came of a case, by property; nothing for a healthy exchange."""
     backend = VirtualBackend()
     with closing(backend.world(case.size, b"")) as world, patched(patches or {}, PACKAGE):
@@ -72,7 +78,7 @@ def play(case: Case, patches: Patches | None = None, make: Make = TorchKernels) 
         hosts = [Host(world, s.rank, s.play()) for s in scripts]
         wrong: dict[str, str] = {}
         try:
-            _drive(world, hosts, case.schedule)
+            _drive(world, hosts, case)
         except Exception as error:
             wrong["end"] = f"{type(error).__name__}: {error}"
         for each in scripts:
@@ -81,17 +87,23 @@ def play(case: Case, patches: Patches | None = None, make: Make = TorchKernels) 
         return wrong
 
 
-def _drive(world: World, hosts: list[Host], schedule: list[int]) -> None:
+def _drive(world: World, hosts: list[Host], case: Case) -> None:
+    """Without a schedule all that can move does so before the hosts go on, in turn."""
+    late = _late(world, case)
     for moved in range(MOST):
-        if all(host.ended for host in hosts) and not world.movable():
-            return
-        ready = [host for host in hosts if host.ready()]
-        count = world.movable() + len(ready)
-        if not count:
-            raise AssertionError("nobody can move")
-        choice = schedule[moved % len(schedule)] % count if schedule else count - 1
-        if choice < len(ready):
-            ready[choice].step()
-        else:
-            world.advance(choice - len(ready))
-    raise AssertionError(f"no end after {MOST} micro-steps")
+        lanes: list[Lane] = [*hosts, *world.lanes, *world.network.moving]
+        able = [lane for lane in lanes if lane.ready()]
+        able = [lane for lane in able if lane not in late] or able
+        if not able:
+            break
+        bytes_ = case.schedule or [len(able) - 1]
+        lane = able[bytes_[moved % len(bytes_)] % len(able)]
+        lane.step()
+        if isinstance(lane, Host):
+            hosts.insert(0, hosts.pop(hosts.index(lane)))
+    assert all(host.ended for host in hosts), "nobody can move, or there is no end"
+
+
+def _late(world: World, case: Case) -> list[Lane]:
+    roles = [Role(case.late)] if case.late else []
+    return [world.device(rank).stream(role)._queue for rank in case.ranks for role in roles]

@@ -16,6 +16,7 @@ from equipoise.hal.stream import Role, Stream
 from equipoise.pipeline.expert_exchange.arrivals import Arrivals
 from equipoise.pipeline.expert_exchange.batch import Batch
 from equipoise.pipeline.expert_exchange.fixed import Combined, Dispatched, FixedExchange
+from equipoise.pipeline.expert_exchange.reading import Reading
 from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed
 
 Ready = Callable[[], bool]
@@ -65,10 +66,21 @@ class Script:
 
     def play(self) -> Generator[Ready, None, None]:
         """All steps; each yield is a place where others may move."""
+        pending: list[tuple[int, Reading]] = []
         for step, batches in enumerate(self.case.steps):
             for first in range(0, len(batches), 2):
                 yield from self._pair(step, range(first, min(first + 2, len(batches))))
-            reading = self.exchange.read(self._stream(0))
+            yield from self._take(pending)
+            judge = self.accelerator.stream(Role(self.case.judge))
+            pending.append((step, self.exchange.read(judge)))
+            if not self.case.ahead:
+                yield from self._take(pending)
+        yield from self._take(pending)
+
+    def _take(self, pending: list[tuple[int, Reading]]) -> Generator[Ready, None, None]:
+        """What became of the step whose words are being read, if there is any."""
+        while pending:
+            step, reading = pending.pop()
             yield reading.ready
             try:
                 verdict: Fitted | Overflowed | str = reading.result(SOON)
@@ -91,32 +103,35 @@ class Script:
             self._read(step, number, combined)
             yield _at_once
 
-    def _dispatch(self, step: int, number: int) -> Dispatched:
+    def batch(self, step: int, number: int) -> Batch:
+        """In memory that is scribbled once nobody holds it."""
         case, rank = self.case, self.rank
         grid = case.steps[step][number][rank]
         made = [oracle.payload(case, step, number, rank, n) for n in range(len(case.payloads))]
-        batch = Batch(
+        return Batch(
             slots=self._lend(torch.tensor(grid, dtype=torch.int32).view(-1, case.top_k)),
             payloads=tuple(map(self._lend, made)),
             generation=self._lend(torch.tensor([case.generation(step, number, rank)])),
             loads=self._lend(oracle.loads(case, step, number, rank)),
         )
-        stream = self._stream(number)
+
+    def _dispatch(self, step: int, number: int) -> Dispatched:
+        batch, stream = self.batch(step, number), self.stream(number)
         dispatched = self.exchange.dispatch(batch, stream)
         stream.launch(partial(_spoil, (batch.slots, batch.loads, *batch.payloads)))
         return dispatched
 
     def _compute(self, step: int, number: int, dispatched: Dispatched) -> Combined:
-        stream = self._stream(number)
+        stream = self.stream(number)
         arrivals = dispatched.wait(stream)
         form = self.case.form()
         nbytes = form.entries * form.result.nbytes
         rows = self.empty(nbytes).view(form.result.dtype).view(form.entries, *form.result.shape)
         stream.launch(lambda: self._look(step, number, arrivals))
-        stream.launch(lambda: rows.copy_(self._expert(arrivals)))
+        stream.launch(lambda: rows.copy_(self.expert(arrivals)))
         return dispatched.combine(rows, stream)
 
-    def _expert(self, arrivals: Arrivals) -> Tensor:
+    def expert(self, arrivals: Arrivals) -> Tensor:
         rows = [arrivals.gather(n) for n in range(len(self.case.payloads))]
         local = arrivals.slots.long()
         return oracle.expert(rows, local + self.rank * self.case.per_rank, self.case.result)
@@ -167,7 +182,7 @@ class Script:
         name = "generation" if "mismatch" in (expected, verdict) else "verdict"
         self.told.expect(name, verdict == expected, what)
 
-    def _stream(self, number: int) -> Stream:
+    def stream(self, number: int) -> Stream:
         roles = self.case.streams
         return self.accelerator.stream(Role(roles[number % len(roles)]))
 

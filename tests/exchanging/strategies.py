@@ -31,7 +31,7 @@ def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) ->
     Schedules are long beside what hypothesis shrinks, so they repeat.
     """
     size, per_rank, top_k = draw(st.integers(*sizes)), *(draw(st.integers(1, 3)) for _ in range(2))
-    steps = draw(st.integers(1, 2))
+    steps = draw(st.integers(1, 3))
     given = [
         [
             [draw(grids(size * per_rank, top_k)) for _ in range(size)]
@@ -53,7 +53,10 @@ def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) ->
         active=draw(st.one_of(st.just([]), some)),
         steps=given,
         odd=[list(s) for s in draw(st.lists(strangers, max_size=1))] if odd else [],
-        streams=draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=2)),
+        streams=draw(st.sampled_from([ROLES[:1], ROLES, ROLES[::-1]])),
         reader=draw(st.sampled_from(ROLES)),
+        judge=draw(st.sampled_from(ROLES)),
+        ahead=draw(st.booleans()),
+        late=draw(st.sampled_from(["", *ROLES])),
         schedule=list(draw(st.binary(max_size=60))),
     )

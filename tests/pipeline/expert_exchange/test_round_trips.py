@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 
 import pytest
-from exchanging.case import Case, Grid
+from exchanging.case import PLAIN, Case, Grid
 from exchanging.strategies import cases
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
@@ -18,22 +18,6 @@ FEW = settings(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
-PLAIN = Case(
-    size=3,
-    per_rank=2,
-    top_k=2,
-    experts=4,
-    payloads=[([4], "bfloat16"), ([], "float32")],
-    result=([4], "float32"),
-    capacity=0,
-    result_capacity=0,
-    active=[],
-    steps=[],
-    odd=[],
-    streams=["compute"],
-    reader="compute",
-    schedule=[],
 )
 
 

@@ -1,18 +1,27 @@
 """The exchange of fixed capacity among processes, beside a dense reference."""
 
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 from exchanging import case as cases
-from exchanging.play import wire
+from exchanging import oracle
+from exchanging.play import made_wire
 from exchanging.script import Script
-from ranks.cases.patterns import SOON
+from ranks.cases.patterns import DTYPES, SOON, same
+from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND
-from equipoise.hal.communicator import Fabric
-from equipoise.hal.stream import Role
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.stream import Role, Stream
 from equipoise.pipeline.expert_exchange.fixed import FixedExchange
+from equipoise.pipeline.expert_exchange.portable import PortableExchange
+from equipoise.pipeline.expert_exchange.sure import SureExchange
 from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels, device_memory
+from equipoise.pipeline.expert_exchange.verbs import Combining, Dispatching, TokenExchange
 
 
 def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
@@ -27,24 +36,87 @@ def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, 
     group = fabric.open("experts")
     if group.rank not in case.ranks:
         return {"wrong": {}, "verdicts": []}
-    accelerator = BACKEND.open(0)
-    form = case.form()
-    kernels = TorchKernels(
-        form, wire(case, group, accelerator, SOON), device_memory(accelerator.device)
-    )
+    script = _script(case, group)
+    _from(where, script.accelerator, lambda: _run(script))
+    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+
+
+def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Every step of a case to its end, on the portable exchange where it does not fit."""
+    case = cases.case(given)
+    group = fabric.open("experts")
+    if group.rank not in case.ranks:
+        return {"wrong": [], "tally": {}}
+    script = _script(case, group)
+    accelerator = script.accelerator
+    stream = accelerator.stream(Role.COMPUTE)
+    among = fabric.open("fallback", case.ranks)
+    portable = PortableExchange(case.form(), among, accelerator, SOON, case.ranks)
+    sure = SureExchange(script.exchange, portable, stream)
+    wrong: list[str] = []
+
+    def play() -> None:
+        for step in range(len(case.steps)):
+            found = sure.run(partial(_step, script, step), SOON)
+            stream.launch(partial(_compare, script, step, found, wrong))
+
+    _from(where, accelerator, play)
+    return {"wrong": wrong, "tally": asdict(sure.tally)}
+
+
+def _step(script: Script, step: int, exchange: TokenExchange) -> list[Tensor]:
+    """All batches, two at a time; clones of their results, once the stream has come to it."""
+    found: list[Tensor] = []
+    numbers = range(len(script.case.steps[step]))
+    for first in numbers[::2]:
+        pair = numbers[first : first + 2]
+        sent = [exchange.dispatch(script.batch(step, n), script.stream(n)) for n in pair]
+        back = [_expert(script, d, script.stream(n)) for n, d in zip(pair, sent, strict=True)]
+        for combined in back:
+            stream = script.accelerator.stream(Role.COMPUTE)
+            results = combined.wait(stream)
+            stream.launch(partial(_keep, found, results))
+            combined.release(stream)
+    return found
+
+
+def _keep(found: list[Tensor], results: Tensor) -> None:
+    found.append(results.clone())
+
+
+def _expert(script: Script, dispatched: Dispatching, stream: Stream) -> Combining:
+    arrivals = dispatched.wait(stream)
+    shape, dtype = script.case.result
+    rows = torch.empty(arrivals.rows.shape[0], *shape, dtype=DTYPES[dtype])
+    stream.launch(lambda: rows.copy_(script.expert(arrivals)))
+    return dispatched.combine(rows, stream)
+
+
+def _compare(script: Script, step: int, found: list[Tensor], wrong: list[str]) -> None:
+    for number, results in enumerate(found):
+        expected = oracle.dense(script.case, step, number, script.rank)
+        if not same(results, expected):
+            wrong.append(f"step {step}, batch {number}: {results}, not {expected}")
+
+
+def _script(case: cases.Case, group: Communicator) -> Script:
+    accelerator, form = BACKEND.open(0), case.form()
+    memory = device_memory(accelerator.device)
+    kernels = TorchKernels(form, made_wire(case, group, accelerator, SOON), memory)
     exchange = FixedExchange(form, kernels, accelerator)
-    script = Script(
+    return Script(
         case, group.rank, exchange, accelerator, lambda n: torch.empty(n, dtype=torch.uint8)
     )
+
+
+def _from(where: str, accelerator: Accelerator, play: Callable[[], None]) -> None:
+    """Call it, or launch it, and end everything."""
     if where == "host":
-        _run(script)
+        play()
     else:
-        compute = accelerator.stream(Role.COMPUTE)
-        compute.launch(lambda: _run(script))
-        compute.synchronize(2 * SOON)
-    accelerator.synchronize(SOON)
+        accelerator.stream(Role.COMPUTE).launch(play)
+    accelerator.synchronize(2 * SOON)
     accelerator.close()
-    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
 
 
 def _run(script: Script) -> None:
