@@ -105,10 +105,13 @@ class Berth:
         self.follow(self._released)
         self._state = Idle()
 
-    def read_words(self, stream: Stream) -> None:
-        """Order `stream` behind what enters words; raises while there is some to come."""
+    def check_entered(self) -> None:
+        """Raise `ExchangeMisuse` while there are words to come."""
         if isinstance(self._state, Sending):
             raise ExchangeMisuse("a dispatch has not been waited for: its headers are not read")
+
+    def read_words(self, stream: Stream) -> None:
+        """Order `stream` behind what enters words."""
         for event in self._entered:  # none before the first use
             stream.wait(event)
 

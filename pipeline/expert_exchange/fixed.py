@@ -62,6 +62,8 @@ class FixedExchange:
             ExchangeMisuse: a dispatch has not been waited for.
         """
         for berth in self._berths:
+            berth.check_entered()
+        for berth in self._berths:
             berth.read_words(stream)
         reading = self._ledger.read(stream)
         for berth in self._berths:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from exchanging import case as cases
 from exchanging import oracle
-from exchanging.play import made_wire
+from exchanging.naive import NaiveKernels
+from exchanging.play import Make, made_wire
 from exchanging.script import Script
 from ranks.cases.patterns import DTYPES, SOON, same
 from torch import Tensor
@@ -38,6 +39,14 @@ def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, 
         return {"wrong": {}, "verdicts": []}
     script = _script(case, group)
     _from(where, script.accelerator, lambda: _run(script))
+    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+
+
+def other_kernels(fabric: Fabric, given: dict[str, Any]) -> dict[str, Any]:
+    """As `round_trips`, with kernels of another making."""
+    case = cases.case(given)
+    script = _script(case, fabric.open("experts"), NaiveKernels)
+    _from("host", script.accelerator, lambda: _run(script))
     return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
 
 
@@ -99,10 +108,10 @@ def _compare(script: Script, step: int, found: list[Tensor], wrong: list[str]) -
             wrong.append(f"step {step}, batch {number}: {results}, not {expected}")
 
 
-def _script(case: cases.Case, group: Communicator) -> Script:
+def _script(case: cases.Case, group: Communicator, make: Make = TorchKernels) -> Script:
     accelerator, form = BACKEND.open(0), case.form()
     memory = device_memory(accelerator.device)
-    kernels = TorchKernels(form, made_wire(case, group, accelerator, SOON), memory)
+    kernels = make(form, made_wire(case, group, accelerator, SOON), memory)
     exchange = FixedExchange(form, kernels, accelerator)
     return Script(
         case, group.rank, exchange, accelerator, lambda n: torch.empty(n, dtype=torch.uint8)
