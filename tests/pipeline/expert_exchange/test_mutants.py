@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from exchanging.case import PLAIN
@@ -15,6 +16,7 @@ BUDGET = 1_000
 MUTANTS = mutants()
 INNOCENT = replace(PLAIN, steps=[[[[[0, 3], [2, 5], [1, 4]], [[4, 1], [0, 2]], [[1, 4]]]]])
 """One batch that does not fill a message; nobody is late."""
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "design" / "exchange.md"
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 
 
@@ -35,3 +37,10 @@ def test_no_mutant_is_there_twice() -> None:
 @each_mutant
 def test_a_mutant_survives_innocent_use(mutant: Mutant) -> None:
     assert play(INNOCENT, mutant.patches) == {}
+
+
+def test_the_design_page_lists_every_mutant_and_who_rejects_it() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [f"| `{m.name}` | {m.broken} | {m.property} |" for m in MUTANTS]
+    assert [row for row in rows if row not in text] == []
+    assert text.partition("| mutant |")[2].count("\n| `") == len(MUTANTS)
