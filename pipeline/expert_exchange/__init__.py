@@ -1,1 +1,1 @@
-"""The expert exchange of fixed capacity: no host reads a count, and no buffer is made in a step."""
+"""The expert exchange of fixed capacity: no host reads a count, messages have one place and size."""

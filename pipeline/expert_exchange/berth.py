@@ -53,9 +53,9 @@ class Berth:
         """Take the room for a batch. It is idle: the exchange has looked."""
         for event in self._behind:
             stream.wait(event)
-        self._behind.clear()
         self._kernels.pack_rows(batch, self._room, stream)
         work = self._kernels.carry_rows(self._room, stream)
+        self._behind.clear()  # not before: after an error the next batch has to wait as well
         self._state = Sending(ticket, batch.tokens, work)
 
     def arrive(self, ticket: int, stream: Stream) -> Arrivals:

@@ -34,6 +34,7 @@ class Case:
         judge: role of the stream on which the words are read.
         ahead: whether a step begins before the words of the one before were taken.
         late: role of a stream that moves only when nothing else can; none if empty.
+        world: profile of the virtual backend; the healthy one if empty.
         schedule: who moves next, in a world where that can be chosen.
     """
 
@@ -53,6 +54,7 @@ class Case:
     judge: str
     ahead: bool
     late: str
+    world: str
     schedule: list[int]
 
     @property
@@ -108,6 +110,7 @@ PLAIN = Case(
     judge="compute",
     ahead=False,
     late="",
+    world="",
     schedule=[],
 )
 """No steps yet: where a test says itself what is sent."""

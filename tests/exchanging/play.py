@@ -9,6 +9,7 @@ from exchanging.script import Ready, Script
 from torch import Tensor
 
 from equipoise.backends.virtual.backend import VirtualBackend
+from equipoise.backends.virtual.profiles import PROFILES
 from equipoise.backends.virtual.world import Lane, World
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
@@ -72,7 +73,7 @@ def reference(form: ExchangeFormat, wire: Wire, allocate: Allocate) -> ExchangeK
 
 def play(case: Case, patches: Patches | None = None, make: Make = reference) -> dict[str, str]:
     """What is wrong with what came of a case, by property; nothing for a healthy exchange."""
-    backend = VirtualBackend()
+    backend = PROFILES.get(case.world, VirtualBackend())
     with closing(backend.world(case.size, b"")) as world, patched(patches or {}, PACKAGE):
         scripts = [script(world, case, rank, make) for rank in case.ranks]
         hosts = [Host(world, s.rank, s.play()) for s in scripts]

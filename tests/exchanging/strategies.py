@@ -3,6 +3,8 @@
 from exchanging.case import Case, Grid, Rows
 from hypothesis import strategies as st
 
+from equipoise.backends.virtual.profiles import PROFILES
+
 DTYPES = ["float32", "bfloat16", "uint8", "int64", "float16", "float8_e4m3fn"]
 ROLES = ["compute", "aux"]
 STRANGE = [-1, 2**31 - 1]
@@ -58,5 +60,6 @@ def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) ->
         judge=draw(st.sampled_from(ROLES)),
         ahead=draw(st.booleans()),
         late=draw(st.sampled_from(["", *ROLES])),
+        world=draw(st.sampled_from(["", "", *PROFILES])),
         schedule=list(draw(st.binary(max_size=60))),
     )

@@ -12,12 +12,17 @@ from exchanging.together import Table, TableWire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks.cases.patterns import same
+from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.accelerator import Accelerator, Backend
+from equipoise.hal.errors import ExchangeError
 from equipoise.hal.stream import Role, Stream
+from equipoise.pipeline.expert_exchange.arrivals import Arrivals
 from equipoise.pipeline.expert_exchange.batch import Batch
+from equipoise.pipeline.expert_exchange.captured import CapturedKernels
+from equipoise.pipeline.expert_exchange.fixed import Combined, Dispatched, FixedExchange
 from equipoise.pipeline.expert_exchange.room import Room
 from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels, device_memory
 from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed, judge
@@ -85,11 +90,10 @@ class Captured:
 
     def _between(self) -> None:
         self.kernels.unpack_rows(self.room, self.stream)
-        self.stream.launch(self._compute)
+        self.stream.launch(partial(self.compute, self.room.arrivals))
         self.kernels.pack_results(self.rows, self.room, self.stream)
 
-    def _compute(self) -> None:
-        arrivals = self.room.arrivals
+    def compute(self, arrivals: Arrivals) -> None:
         given = [arrivals.gather(n) for n in range(len(self.case.payloads))]
         slots = arrivals.slots.long() + self.rank * self.case.per_rank
         self.rows.copy_(oracle.expert(given, slots, self.case.result))
@@ -180,4 +184,68 @@ def test_a_capture_runs_nothing() -> None:
     rank.replay(0)
     accelerator.synchronize(SOON)
     assert int(ids.sum()) > 0
+    accelerator.close()
+
+
+class Served:
+    """A rank of an exchange whose kernels capture themselves; batch and results are persistent."""
+
+    def __init__(self, accelerator: Accelerator, case: Case, table: Table, rank: int) -> None:
+        self.inner = Captured(accelerator, case, table, rank)
+        self.kernels = CapturedKernels(self.inner.kernels, accelerator.graph, MOST)
+        self.exchange = FixedExchange(case.form(), self.kernels, accelerator)
+
+    def dispatch(self, step: int) -> Dispatched:
+        self.inner.fill(step)
+        return self.exchange.dispatch(self.inner.batch, self.inner.stream)
+
+    def combine(self, sent: Dispatched) -> Combined:
+        rank, stream = self.inner, self.inner.stream
+        arrivals = sent.wait(stream)
+        stream.launch(lambda: rank.compute(arrivals))
+        return sent.combine(rank.rows, stream)
+
+    def take(self, back: Combined, into: list[Tensor]) -> None:
+        stream = self.inner.stream
+        results = back.wait(stream)
+        stream.launch(lambda: into.append(results.clone()))
+        back.release(stream)
+
+
+MOST = 8
+"""Graphs of a rank: four verbs in two rooms."""
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@settings(max_examples=20)
+@given(steps=steps())
+def test_an_exchange_serves_step_after_step_from_the_graphs_of_the_first_ones(
+    backend: Backend, steps: list[list[list[Grid]]]
+) -> None:
+    case = replace(PLAIN, steps=[*steps, *steps])
+    accelerator, table = backend.open(0), Table(case.size)
+    ranks = [Served(accelerator, case, table, rank) for rank in range(case.size)]
+    for step in range(len(case.steps)):
+        found: list[Tensor] = []
+        sent = [rank.dispatch(step) for rank in ranks]
+        back = [rank.combine(s) for rank, s in zip(ranks, sent, strict=True)]
+        for rank, b in zip(ranks, back, strict=True):
+            rank.take(b, found)
+        accelerator.synchronize(SOON)
+        dense = [oracle.dense(case, step, 0, rank) for rank in range(case.size)]
+        assert all(same(f, d) for f, d in zip(found, dense, strict=True))
+    assert [rank.kernels.captured for rank in ranks] == [MOST] * case.size
+    accelerator.close()
+
+
+def test_tensors_that_are_new_in_every_step_are_refused_once_there_are_too_many_graphs() -> None:
+    case = replace(PLAIN, size=1, steps=[[[[[0, 1]]]]])
+    accelerator = BACKEND.open(0)
+    inner = Captured(accelerator, case, Table(1), 0)
+    kernels = CapturedKernels(inner.kernels, accelerator.graph, 2)
+    for _ in range(2):
+        kernels.pack_rows(replace(inner.batch), kernels.rooms[0], inner.stream)
+    with pytest.raises(ExchangeError, match="2 graphs are not enough"):
+        kernels.pack_rows(replace(inner.batch), kernels.rooms[0], inner.stream)
+    assert kernels.captured == 2
     accelerator.close()

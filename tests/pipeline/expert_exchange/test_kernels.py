@@ -14,6 +14,7 @@ from ranks.cases import fixed_exchange
 from support.ranks import Ranks
 
 from equipoise.hal.conformance.signatures import differences
+from equipoise.pipeline.expert_exchange.captured import CapturedKernels
 from equipoise.pipeline.expert_exchange.kernels import ExchangeKernels
 from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels, device_memory
 
@@ -37,6 +38,7 @@ def test_kernels_of_another_making_run_among_processes(ranks: Ranks) -> None:
 
 def test_both_are_kernels_in_the_sense_of_the_protocol() -> None:
     form, wire = replace(PLAIN, steps=[[[[[0, 1]], [], []]]]).form(), TableWire(Table(3), 0)
+    assert differences(ExchangeKernels, CapturedKernels) == []
     for make in (TorchKernels, NaiveKernels):
         made = make(form, wire, device_memory(torch.device("cpu")))
         assert isinstance(made, ExchangeKernels)

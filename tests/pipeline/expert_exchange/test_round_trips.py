@@ -86,3 +86,15 @@ def test_ranks_that_take_no_part_are_neither_sent_to_nor_waited_for(
     case = replace(PLAIN, steps=[[grids, grids]] * 2, active=active)
     counts = {(0, 2): [4, 2], (1,): [6], (2, 0, 1): [0, 0, 0]}[tuple(active)]
     assert verdicts(ranks, case) == [[f"Fitted(stray={count})"] * 2 for count in counts]
+
+
+def test_a_rank_that_is_killed_fails_the_step_and_the_others_go_on_among_themselves(
+    ranks: Ranks,
+) -> None:
+    grids = [[[0, 5], [2, 3]], [[2, 0]], [[3, 1], [4, 4]]]
+    case = replace(PLAIN, steps=[[grids, grids]])
+    answers = ranks.run(fixed_exchange.lose_a_rank, 3, lost=[1], given=asdict(case), victim=1)
+    assert answers[1] is None
+    for answer, stray in zip((answers[0], answers[2]), (4, 2), strict=True):
+        assert answer["told"] in {"CommunicatorFailed", "OperationTimeout"}
+        assert (answer["wrong"], answer["verdicts"]) == ({}, [f"Fitted(stray={stray})"])

@@ -1,7 +1,9 @@
 """The exchange of fixed capacity among processes, beside a dense reference."""
 
+import os
+import signal
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from equipoise.backends.cpu import BACKEND
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Role, Stream
 from equipoise.pipeline.expert_exchange.fixed import FixedExchange
 from equipoise.pipeline.expert_exchange.portable import PortableExchange
@@ -48,6 +51,27 @@ def other_kernels(fabric: Fabric, given: dict[str, Any]) -> dict[str, Any]:
     script = _script(case, fabric.open("experts"), NaiveKernels)
     _from("host", script.accelerator, lambda: _run(script))
     return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+
+
+def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str, Any]:
+    """A rank is killed before it dispatches; the others go on among themselves."""
+    case = cases.case(given)
+    group, spare = fabric.open("experts"), fabric.open("spare")
+    script = _script(case, group)
+    if group.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    stream = script.accelerator.stream(Role.COMPUTE)
+    told = ""
+    try:
+        script.exchange.dispatch(script.batch(0, 0), stream).wait(stream)
+        script.exchange.read(stream).result(2 * SOON)
+    except StreamFailed as failure:
+        told = type(failure.__cause__).__name__
+    script.accelerator.close()
+    left = replace(case, active=[rank for rank in range(case.size) if rank != victim])
+    after = _script(left, spare)
+    _from("host", after.accelerator, lambda: _run(after))
+    return {"told": told, "wrong": after.told.wrong, "verdicts": after.told.verdicts}
 
 
 def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
