@@ -4,6 +4,7 @@ Which of the two is settled when the exchange is made: nobody asks in a step.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Protocol
 
 import torch
@@ -74,7 +75,8 @@ class WholeGroup:
 class ActiveRanks:
     """Some ranks of the communicator: one round of blobs, to and from these only (clause X1).
 
-    A collective would wait for ranks that do not come.
+    A collective would wait for ranks that do not come. To make it is collective among the active
+    ranks, whose links it builds; the others have opened the communicator, and no more.
 
     Args:
         communicator: used for nothing else.
@@ -101,6 +103,8 @@ class ActiveRanks:
         self._communicator = communicator
         self._ordered = _order(communicator, accelerator, deadline)
         self._peers = sorted(set(active) - {communicator.rank})
+        # In one order on all of them, now: links that are built in a step block it (clause X2).
+        communicator.warm(list(combinations(sorted(active), 2)))
 
     @property
     def rank(self) -> int:

@@ -53,10 +53,15 @@ def made_wire(case: Case, group: Communicator, accelerator: Accelerator, deadlin
     return wire.WholeGroup(group, accelerator, deadline)
 
 
-def script(world: World, case: Case, rank: int, make: Make) -> Script:
+def _open(world: World, rank: int) -> Communicator:
+    world.step_in(rank, rank)
+    return world.fabric(rank).open("experts")
+
+
+def script(world: World, case: Case, group: Communicator, make: Make) -> Script:
+    rank = group.rank
     accelerator, form = world.accelerator(rank), case.form()
     world.step_in(rank, rank)
-    group = world.fabric(rank).open("experts")
 
     def empty(nbytes: int) -> Tensor:
         return world.empty(rank, nbytes)
@@ -75,7 +80,8 @@ def play(case: Case, patches: Patches | None = None, make: Make = reference) -> 
     """What is wrong with what came of a case, by property; nothing for a healthy exchange."""
     backend = PROFILES.get(case.world, VirtualBackend())
     with closing(backend.world(case.size, b"")) as world, patched(patches or {}, PACKAGE):
-        scripts = [script(world, case, rank, make) for rank in case.ranks]
+        groups = [_open(world, rank) for rank in range(case.size)]  # also who takes no part
+        scripts = [script(world, case, groups[rank], make) for rank in case.ranks]
         hosts = [Host(world, s.rank, s.play()) for s in scripts]
         wrong: dict[str, str] = {}
         try:
