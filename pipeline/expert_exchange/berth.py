@@ -120,16 +120,19 @@ class Berth:
         self._behind.add(event)
 
     def abandon(self, stream: Stream, timeout: float) -> None:
-        """Wait until nothing of it is in flight, and let nobody go on with it.
+        """Wait until nothing of it is in flight, let nobody go on with it, and clear the words.
+
+        Ranks may have come to different places of the step, so their words may differ.
 
         Raises:
             CommunicatorError: as `Work.result`.
         """
         if isinstance(self._state, Sending | Returning):
             self._state.work.result(timeout)
-        if not isinstance(self._state, Idle):
-            stream.record(self._released)
-            self.follow(self._released)
+        self.read_words(stream)
+        stream.launch(self._room.words.zero_)
+        stream.record(self._released)
+        self.follow(self._released)
         self._state = Idle()
 
     def _own(self, ticket: int) -> State:

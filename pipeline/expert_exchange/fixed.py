@@ -71,12 +71,15 @@ class FixedExchange:
         return reading
 
     def abandon(self, stream: Stream, timeout: float) -> None:
-        """Give up all batches, as after a forward that raised; whatever read them came before.
+        """Give up the step, as after a forward that raised: its batches and its words.
 
-        All ranks do it behind the same dispatch or combine.
+        All ranks do it behind the same dispatch or combine. What read the batches has been launched
+        on `stream`, or before.
 
         Raises:
             CommunicatorError: something in flight failed, or did not end within `timeout` seconds.
+                Of an operation that failed the network may still write the buffers: an exchange
+                whose communicator failed is over, and another is made.
         """
         for berth in self._berths:
             berth.abandon(stream, timeout)

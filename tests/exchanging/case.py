@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from ranks.cases.patterns import DTYPES
+from torch import Tensor
 
 from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
 
@@ -27,6 +29,7 @@ class Case:
         capacity: rows a pair; 0 for what cannot overflow.
         result_capacity: results a pair; 0 for what cannot overflow.
         active: ranks that take part; empty for all, by a collective.
+        placement: expert of each slot, replicas and all; of slot s it is s if empty.
         steps: grids by step, batch of the step and rank.
         odd: (step, batch, rank) of dispatches of another generation.
         streams: roles on which batches are computed, in turn.
@@ -47,6 +50,7 @@ class Case:
     capacity: int
     result_capacity: int
     active: list[int]
+    placement: list[int]
     steps: list[list[list[Grid]]]
     odd: list[list[int]]
     streams: list[str]
@@ -71,6 +75,11 @@ class Case:
     def max_tokens(self) -> int:
         """Of any batch."""
         return max(1, *(len(g) for step in self.steps for batch in step for g in batch))
+
+    def experts_of(self, slots: Tensor) -> Tensor:
+        """Of global slot ids, int64; anything of others."""
+        placement = torch.tensor(self.placement or list(range(self.slots)))
+        return placement[slots.long().clamp(0, self.slots - 1)]
 
     def form(self) -> ExchangeFormat:
         """What an exchange of it is made with."""
@@ -103,6 +112,7 @@ PLAIN = Case(
     capacity=0,
     result_capacity=0,
     active=[],
+    placement=[],
     steps=[],
     odd=[],
     streams=["compute"],

@@ -22,15 +22,15 @@ def loads(case: Case, step: int, batch: int, rank: int) -> Tensor:
     return torch.arange(first, first + case.experts, dtype=torch.int32)
 
 
-def expert(rows: list[Tensor], slots: Tensor, result: tuple[list[int], str]) -> Tensor:
-    """What slot s makes of a token's rows, by entry: exact in every dtype.
+def expert(rows: list[Tensor], experts: Tensor, result: tuple[list[int], str]) -> Tensor:
+    """What an expert makes of a token's rows, by entry: exact in every dtype.
 
     Args:
         rows: [entries, ...] by payload.
-        slots: integers [entries], global ids.
+        experts: integers [entries].
         result: shape and dtype of what comes out.
     """
-    total = slots.double()
+    total = experts.double()
     for each in rows:
         total = total + each.double().reshape(each.shape[0], prod(each.shape[1:])).sum(1)
     values = total[:, None] + torch.arange(prod(result[0]))
@@ -46,7 +46,8 @@ def dense(case: Case, step: int, batch: int, rank: int) -> Tensor:
         slot = int(grid[token, k])
         if 0 <= slot < case.slots and slot // case.per_rank in case.ranks:
             given = [row[token : token + 1] for row in rows]
-            out[token, k] = expert(given, grid[token, k : k + 1], case.result)[0]
+            chosen = case.experts_of(grid[token, k : k + 1])
+            out[token, k] = expert(given, chosen, case.result)[0]
     return out
 
 

@@ -133,8 +133,8 @@ class Script:
 
     def expert(self, arrivals: Arrivals) -> Tensor:
         rows = [arrivals.gather(n) for n in range(len(self.case.payloads))]
-        local = arrivals.slots.long()
-        return oracle.expert(rows, local + self.rank * self.case.per_rank, self.case.result)
+        slots = arrivals.slots + self.rank * self.case.per_rank
+        return oracle.expert(rows, self.case.experts_of(slots), self.case.result)
 
     def _look(self, step: int, number: int, arrivals: Arrivals) -> None:
         """Histograms, and that every entry names a slot and a row that exist."""

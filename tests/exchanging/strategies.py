@@ -26,6 +26,11 @@ def grids(draw: st.DrawFn, slots: int, top_k: int) -> Grid:
     return draw(st.lists(token, max_size=5))
 
 
+def replicas(slots: int) -> st.SearchStrategy[list[int]]:
+    """A placement of few experts, some of them in several slots, also of one rank."""
+    return st.lists(st.integers(0, 2), min_size=slots, max_size=slots)
+
+
 @st.composite
 def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) -> Case:
     """Anything; now and then with a capacity, with ranks that take no part, with other generations.
@@ -53,6 +58,7 @@ def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) ->
         capacity=draw(st.sampled_from([0, 0, 1, 2, 4])),
         result_capacity=draw(st.sampled_from([0, 0, 1, 3, 6])),
         active=draw(st.one_of(st.just([]), some)),
+        placement=draw(st.one_of(st.just([]), replicas(size * per_rank))),
         steps=given,
         odd=[list(s) for s in draw(st.lists(strangers, max_size=1))] if odd else [],
         streams=draw(st.sampled_from([ROLES[:1], ROLES, ROLES[::-1]])),

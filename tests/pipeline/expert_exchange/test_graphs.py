@@ -95,8 +95,8 @@ class Captured:
 
     def compute(self, arrivals: Arrivals) -> None:
         given = [arrivals.gather(n) for n in range(len(self.case.payloads))]
-        slots = arrivals.slots.long() + self.rank * self.case.per_rank
-        self.rows.copy_(oracle.expert(given, slots, self.case.result))
+        slots = arrivals.slots + self.rank * self.case.per_rank
+        self.rows.copy_(oracle.expert(given, self.case.experts_of(slots), self.case.result))
 
     def _unpack(self) -> None:
         self.kernels.unpack_results(self.tokens, self.room, self.stream)

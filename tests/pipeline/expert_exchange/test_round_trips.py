@@ -3,11 +3,13 @@
 from dataclasses import asdict, replace
 
 import pytest
+from exchanging import oracle
 from exchanging.case import PLAIN, Case, Grid
 from exchanging.strategies import cases
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from ranks.cases import fixed_exchange
+from ranks.cases.patterns import same
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
@@ -86,6 +88,18 @@ def test_ranks_that_take_no_part_are_neither_sent_to_nor_waited_for(
     case = replace(PLAIN, steps=[[grids, grids]] * 2, active=active)
     counts = {(0, 2): [4, 2], (1,): [6], (2, 0, 1): [0, 0, 0]}[tuple(active)]
     assert verdicts(ranks, case) == [[f"Fitted(stray={count})"] * 2 for count in counts]
+
+
+def test_replicas_of_an_expert_give_the_same_bits_wherever_a_token_goes(ranks: Ranks) -> None:
+    placement = [2, 0, 0, 1, 1, 2]
+    first: list[Grid] = [[[1, 0], [3, 5]], [[0, 3]], [[2, 5], [5, 4]]]
+    second: list[Grid] = [[[2, 5], [4, 0]], [[5, 4]], [[1, 0], [0, 3]]]
+    told = []
+    for grids in (first, second):
+        case = replace(PLAIN, placement=placement, steps=[[grids]])
+        assert verdicts(ranks, case) == [["Fitted(stray=0)"]] * 3
+        told.append([oracle.dense(case, 0, 0, rank) for rank in range(3)])
+    assert all(same(one, other) for one, other in zip(*told, strict=True))
 
 
 def test_a_rank_that_is_killed_fails_the_step_and_the_others_go_on_among_themselves(

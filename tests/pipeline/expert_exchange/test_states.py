@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from exchanging import oracle
-from exchanging.case import PLAIN
+from exchanging.case import PLAIN, Case
 from exchanging.script import Script
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ from equipoise.pipeline.expert_exchange.fixed import Combined, Dispatched, Fixed
 from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
 from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels
 from equipoise.pipeline.expert_exchange.wire import ActiveRanks, WholeGroup
-from equipoise.pipeline.expert_exchange.words import Fitted
+from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed
 
 SOON = 2.0
 CASE = replace(PLAIN, size=1, steps=[[[[[0, 1], [1, 2]]], [[[1, 1]]], [[]], [[[0, 2]]]]])
@@ -68,13 +68,13 @@ class Bench:
         return sum(stream._launched for stream in self.world.device(0).streams)
 
 
-def bench() -> Bench:
+def bench(case: Case = CASE) -> Bench:
     world = VirtualBackend().alone()
-    accelerator, form = world.accelerator(0), CASE.form()
+    accelerator, form = world.accelerator(0), case.form()
     wire = WholeGroup(world.fabric(0).open("experts"), accelerator, SOON)
     kernels = TorchKernels(form, wire, lambda n: world.empty(0, n).zero_())
     exchange = FixedExchange(form, kernels, accelerator)
-    return Bench(world, Script(CASE, 0, exchange, accelerator, lambda n: world.empty(0, n)))
+    return Bench(world, Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))
 
 
 def refused(at: Bench, verb: Callable[[], object], what: str) -> None:
@@ -173,6 +173,44 @@ def test_abandoned_batches_give_their_rooms_back_and_their_handles_are_over(verb
         at.sent[number].wait(at.stream())
         at.combine(number)
         assert same(at.back[number].wait(at.stream()).clone(), oracle.dense(CASE, 0, number, 0))
+
+
+def test_the_words_of_a_step_that_was_abandoned_are_forgotten() -> None:
+    at = bench(replace(CASE, capacity=1, result_capacity=4))
+    for number, verdict in ((0, Overflowed(1, 0)), (1, Fitted(0))):
+        at.dispatch(number)
+        at.sent[number].wait(at.stream())
+        at.combine(number)
+        at.back[number].wait(at.stream())
+        assert at.exchange.read(at.stream()).result(SOON) == verdict
+        at.back[number].release(at.stream())
+    at.dispatch(0, 1)
+    at.sent[0].wait(at.stream(2))
+    at.exchange.abandon(at.stream(3), SOON)
+    at.dispatch(1)
+    at.sent[1].wait(at.stream())
+    assert at.exchange.read(at.stream()).result(SOON) == Fitted(0)
+
+
+def test_the_stream_computes_while_a_batch_travels_and_takes_the_next() -> None:
+    world = VirtualBackend().world(2, b"")
+    case = replace(CASE, size=2, steps=[[[[[0, 3]], []], [[[2, 1]], []]]])
+    group, accelerator = world.fabric(0).open("experts"), world.accelerator(0)
+    world.fabric(1).open("experts")  # the peer does not come
+    kernels = TorchKernels(
+        case.form(), WholeGroup(group, accelerator, SOON), lambda n: world.empty(0, n).zero_()
+    )
+    exchange = FixedExchange(case.form(), kernels, accelerator)
+    script = Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n))
+    stream, ran = accelerator.stream(Role.COMPUTE), list[str]()
+    first = exchange.dispatch(script.batch(0, 0), stream)
+    stream.launch(lambda: ran.append("beside the first"))
+    exchange.dispatch(script.batch(0, 1), stream)
+    stream.launch(lambda: ran.append("beside both"))
+    first.wait(stream)
+    stream.launch(lambda: ran.append("behind the first"))
+    world.until(lambda: False, SOON)
+    assert ran == ["beside the first", "beside both"]
 
 
 STATES = {"wait": "SAC", "combine": "A", "results": "CR", "release": "R"}

@@ -66,6 +66,20 @@ def test_among_active_ranks_a_step_that_does_not_fit_runs_again_among_these(rank
     assert [t["rerun"] for t in tallies(ranks, case)] == [1, 1]
 
 
+@pytest.mark.ranks
+def test_a_step_of_two_generations_raises_on_every_rank_and_does_not_run_again(
+    ranks: Ranks,
+) -> None:
+    case = replace(PLAIN, capacity=1, result_capacity=9, odd=[[1, 0, 2]])
+    case = replace(case, steps=[[LOOSE], [TIGHT], [TIGHT]])
+    said = ranks.run(fixed_exchange.mismatched_step, 3, given=asdict(case))
+    others = "rank 2 dispatched with generation 141, this rank with 41"
+    mine = "rank 1 dispatched with generation 41, this rank with 141"
+    assert [one[0] for one in said] == [one[2] for one in said] == ["ran"] * 3
+    assert [said[0][1], said[1][1]] == [others] * 2
+    assert said[2][1] in {mine, mine.replace("rank 1", "rank 0")}
+
+
 def test_a_tally_adds_what_became_of_steps_and_keeps_the_worst() -> None:
     tally = Tally()
     for verdict in (Fitted(2), Overflowed(3, 1), Overflowed(1, 4), Fitted(1)):

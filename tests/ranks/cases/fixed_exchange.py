@@ -19,7 +19,7 @@ from torch import Tensor
 from equipoise.backends.cpu import BACKEND
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric
-from equipoise.hal.errors import StreamFailed
+from equipoise.hal.errors import GenerationMismatch, StreamFailed
 from equipoise.hal.stream import Role, Stream
 from equipoise.pipeline.expert_exchange.fixed import FixedExchange
 from equipoise.pipeline.expert_exchange.portable import PortableExchange
@@ -72,6 +72,25 @@ def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str,
     after = _script(left, spare)
     _from("host", after.accelerator, lambda: _run(after))
     return {"told": told, "wrong": after.told.wrong, "verdicts": after.told.verdicts}
+
+
+def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
+    """What `SureExchange.run` says of steps, in one of which ranks have other generations."""
+    case = cases.case(given)
+    script = _script(case, fabric.open("experts"))
+    stream = script.accelerator.stream(Role.COMPUTE)
+    among = fabric.open("fallback")
+    portable = PortableExchange(case.form(), among, script.accelerator, SOON, case.ranks)
+    sure = SureExchange(script.exchange, portable, stream)
+    said: list[str] = []
+    for step in range(len(case.steps)):
+        try:
+            sure.run(partial(_step, script, step), SOON)
+            said.append("ran")
+        except GenerationMismatch as error:
+            said.append(str(error).partition(":")[0])
+    script.accelerator.close()
+    return said
 
 
 def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
