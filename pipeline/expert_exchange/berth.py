@@ -76,7 +76,6 @@ class Berth:
         state = self._own(ticket)
         if not isinstance(state, Arrived):
             raise ExchangeMisuse(f"combine of a batch that is {_name(state)}, not arrived")
-        stream.wait(self._unpacked)
         self._kernels.pack_results(rows, self._room, stream)
         work = self._kernels.carry_results(self._room, stream)
         self._state = Returning(ticket, state.tokens, work)

@@ -34,6 +34,7 @@ class Case:
         odd: (step, batch, rank) of dispatches of another generation.
         streams: roles on which batches are computed, in turn.
         reader: role of the stream that reads results.
+        split: whether another stream than the one that computes is the first to wait.
         judge: role of the stream on which the words are read.
         ahead: whether a step begins before the words of the one before were taken.
         late: role of a stream that moves only when nothing else can; none if empty.
@@ -55,6 +56,7 @@ class Case:
     odd: list[list[int]]
     streams: list[str]
     reader: str
+    split: bool
     judge: str
     ahead: bool
     late: str
@@ -117,6 +119,7 @@ PLAIN = Case(
     odd=[],
     streams=["compute"],
     reader="compute",
+    split=False,
     judge="compute",
     ahead=False,
     late="",

@@ -123,6 +123,8 @@ class Script:
 
     def _compute(self, step: int, number: int, dispatched: Dispatched) -> Combined:
         stream = self.stream(number)
+        if self.case.split:
+            dispatched.wait(self.accelerator.stream(Role.COPY))
         arrivals = dispatched.wait(stream)
         form = self.case.form()
         nbytes = form.entries * form.result.nbytes
@@ -139,15 +141,22 @@ class Script:
     def _look(self, step: int, number: int, arrivals: Arrivals) -> None:
         """Histograms, and that every entry names a slot and a row that exist."""
         case = self.case
-        for rank, found in enumerate(arrivals.loads):
-            expected = oracle.loads(case, step, number, rank) * (rank in case.ranks)
-            self.told.expect("loads", torch.equal(found, expected), f"loads {found} of {rank}")
+        self.look_at_loads(step, number, arrivals)
         if oracle.excess(case, step) != oracle.Excess(0, 0):
             return
         wanted = [self._arriving(step, number, source) for source in range(case.size)]
         by_source = arrivals.slots.view(case.size, -1)
         valid = [[s for s in part.tolist() if s != case.per_rank] for part in by_source]
         self.told.expect("entries", valid == wanted, f"entries {valid}, not {wanted}")
+
+    def look_at_loads(self, step: int, number: int, arrivals: Arrivals) -> None:
+        """Histograms and rows of every rank; zeros of those that take no part."""
+        case = self.case
+        for rank, found in enumerate(arrivals.loads):
+            expected = oracle.loads(case, step, number, rank) * (rank in case.ranks)
+            self.told.expect("loads", torch.equal(found, expected), f"loads {found} of {rank}")
+            absent = rank not in case.ranks and int(arrivals.counts[rank]) > 0
+            self.told.expect("loads", not absent, f"rows of {rank}, which takes no part")
 
     def _arriving(self, step: int, number: int, source: int) -> list[int]:
         """Local slots of the choices of `source` that fall here, in order."""
@@ -159,6 +168,8 @@ class Script:
 
     def _read(self, step: int, number: int, combined: Combined) -> None:
         stream = self.accelerator.stream(Role(self.case.reader))
+        if self.case.split:
+            combined.wait(self.accelerator.stream(Role.COPY))
         results = combined.wait(stream)
         expected = oracle.dense(self.case, step, number, self.rank)
         for part in range(PARTS):

@@ -63,6 +63,7 @@ def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) ->
         odd=[list(s) for s in draw(st.lists(strangers, max_size=1))] if odd else [],
         streams=draw(st.sampled_from([ROLES[:1], ROLES, ROLES[::-1]])),
         reader=draw(st.sampled_from(ROLES)),
+        split=draw(st.booleans()),
         judge=draw(st.sampled_from(ROLES)),
         ahead=draw(st.booleans()),
         late=draw(st.sampled_from(["", *ROLES])),

@@ -20,7 +20,7 @@ from equipoise.backends.cpu import BACKEND
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import GenerationMismatch, StreamFailed
-from equipoise.hal.stream import Role, Stream
+from equipoise.hal.stream import Role
 from equipoise.pipeline.expert_exchange.fixed import FixedExchange
 from equipoise.pipeline.expert_exchange.portable import PortableExchange
 from equipoise.pipeline.expert_exchange.sure import SureExchange
@@ -113,6 +113,7 @@ def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, A
             stream.launch(partial(_compare, script, step, found, wrong))
 
     _from(where, accelerator, play)
+    wrong += script.told.wrong.values()
     return {"wrong": wrong, "tally": asdict(sure.tally)}
 
 
@@ -123,7 +124,7 @@ def _step(script: Script, step: int, exchange: TokenExchange) -> list[Tensor]:
     for first in numbers[::2]:
         pair = numbers[first : first + 2]
         sent = [exchange.dispatch(script.batch(step, n), script.stream(n)) for n in pair]
-        back = [_expert(script, d, script.stream(n)) for n, d in zip(pair, sent, strict=True)]
+        back = [_expert(script, step, n, d) for n, d in zip(pair, sent, strict=True)]
         for combined in back:
             stream = script.accelerator.stream(Role.COMPUTE)
             results = combined.wait(stream)
@@ -136,10 +137,12 @@ def _keep(found: list[Tensor], results: Tensor) -> None:
     found.append(results.clone())
 
 
-def _expert(script: Script, dispatched: Dispatching, stream: Stream) -> Combining:
+def _expert(script: Script, step: int, number: int, dispatched: Dispatching) -> Combining:
+    stream = script.stream(number)
     arrivals = dispatched.wait(stream)
     shape, dtype = script.case.result
     rows = torch.empty(arrivals.rows.shape[0], *shape, dtype=DTYPES[dtype])
+    stream.launch(partial(script.look_at_loads, step, number, arrivals))
     stream.launch(lambda: rows.copy_(script.expert(arrivals)))
     return dispatched.combine(rows, stream)
 
