@@ -103,11 +103,11 @@ class TorchKernels:
         ranks = torch.arange(form.ranks, device=found.tokens.device)
         into.ids.copy_(found.choices[found.tokens, ranks[:, None]])
         if batch.tokens:  # of none nothing can be gathered, and the ids say that there are none
-            tokens = found.tokens.clamp(max=batch.tokens - 1)
+            tokens = found.tokens.clamp(max=batch.tokens - 1).view(-1)
             for part, payload, row in zip(
                 into.payloads, batch.payloads, form.payloads, strict=True
             ):
-                part.copy_(payload.view(row.bits)[tokens])
+                part.copy_(payload.view(row.bits).index_select(0, tokens).view(part.shape))
         buffers.places[: found.places.numel()].copy_(found.places)
         room.words[words.STRAY] += found.stray
 
@@ -128,7 +128,7 @@ class TorchKernels:
         form, buffers = self._form, self._buffers[room.number]
         places = buffers.places[: tokens * form.top_k]
         came = self._results(buffers.result_blobs[1])
-        found = came[places.clamp(max=form.entries - 1)]
+        found = came.index_select(0, places.clamp(max=form.entries - 1))
         nothing = (places == form.entries).view(-1, *[1] * len(form.result.shape))
         out = room.results[:tokens].view(form.result.bits)
         out.copy_(found.masked_fill_(nothing, 0).view(out.shape))

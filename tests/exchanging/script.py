@@ -148,6 +148,9 @@ class Script:
         by_source = arrivals.slots.view(case.size, -1)
         valid = [[s for s in part.tolist() if s != case.per_rank] for part in by_source]
         self.told.expect("entries", valid == wanted, f"entries {valid}, not {wanted}")
+        rows = [self._rows(step, number, source) for source in range(case.size)]
+        found = arrivals.counts.tolist()
+        self.told.expect("entries", found == rows, f"rows by source {found}, not {rows}")
 
     def look_at_loads(self, step: int, number: int, arrivals: Arrivals) -> None:
         """Histograms and rows of every rank; zeros of those that take no part."""
@@ -165,6 +168,14 @@ class Script:
         flat = [s for token in self.case.steps[step][number][source] for s in token]
         first = self.rank * self.case.per_rank
         return [s - first for s in flat if 0 <= s - first < self.case.per_rank]
+
+    def _rows(self, step: int, number: int, source: int) -> int:
+        """Tokens of `source` that chose this rank."""
+        homes = [
+            {s // self.case.per_rank for s in token}
+            for token in self.case.steps[step][number][source]
+        ]
+        return sum(self.rank in home for home in homes) * (source in self.case.ranks)
 
     def _read(self, step: int, number: int, combined: Combined) -> None:
         stream = self.accelerator.stream(Role(self.case.reader))

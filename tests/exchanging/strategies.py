@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from equipoise.backends.virtual.profiles import PROFILES
 
-DTYPES = ["float32", "bfloat16", "uint8", "int64", "float16", "float8_e4m3fn"]
+DTYPES = ["float32", "bfloat16", "uint8", "int64", "bool", "float16", "float8_e4m3fn"]
 ROLES = ["compute", "aux"]
 STRANGE = [-1, 2**31 - 1]
 """Ids of padding beside the invalid slot itself."""

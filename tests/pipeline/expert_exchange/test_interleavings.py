@@ -2,11 +2,13 @@
 
 import os
 
+import pytest
 from exchanging.case import Case
 from exchanging.play import play
 from exchanging.strategies import cases
 from hypothesis import HealthCheck, given, note, settings
 
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
 CASES = 5_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 250
 
 
