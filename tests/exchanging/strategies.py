@@ -32,22 +32,22 @@ def replicas(slots: int) -> st.SearchStrategy[list[int]]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) -> Case:
+def steps(draw: st.DrawFn, size: int, slots: int, top_k: int) -> list[list[list[Grid]]]:
+    """One to three steps of one to three batches each."""
+    batch = st.tuples(*(grids(slots, top_k) for _ in range(size))).map(list)
+    return draw(st.lists(st.lists(batch, min_size=1, max_size=3), min_size=1, max_size=3))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
     """Anything; now and then with a capacity, with ranks that take no part, with other generations.
 
     Schedules are long beside what hypothesis shrinks, so they repeat.
     """
-    size, per_rank, top_k = draw(st.integers(*sizes)), *(draw(st.integers(1, 3)) for _ in range(2))
-    steps = draw(st.integers(1, 3))
-    given = [
-        [
-            [draw(grids(size * per_rank, top_k)) for _ in range(size)]
-            for _ in range(draw(st.integers(1, 3)))
-        ]
-        for _ in range(steps)
-    ]
+    size, per_rank, top_k = (draw(st.integers(1, most)) for most in (4, 3, 3))
+    given = draw(steps(size, size * per_rank, top_k))
     some = st.lists(st.integers(0, size - 1), min_size=1, unique=True)
-    strangers = st.tuples(st.integers(0, steps - 1), st.just(0), st.integers(0, size - 1))
+    stranger = st.tuples(st.integers(0, len(given) - 1), st.just(0), st.integers(0, size - 1))
     return Case(
         size=size,
         per_rank=per_rank,
@@ -60,7 +60,7 @@ def cases(draw: st.DrawFn, sizes: tuple[int, int] = (1, 4), odd: bool = True) ->
         active=draw(st.one_of(st.just([]), some)),
         placement=draw(st.one_of(st.just([]), replicas(size * per_rank))),
         steps=given,
-        odd=[list(s) for s in draw(st.lists(strangers, max_size=1))] if odd else [],
+        odd=draw(st.lists(stranger.map(list), max_size=1)),
         streams=draw(st.sampled_from([ROLES[:1], ROLES, ROLES[::-1]])),
         reader=draw(st.sampled_from(ROLES)),
         split=draw(st.booleans()),

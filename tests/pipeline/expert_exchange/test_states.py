@@ -1,80 +1,24 @@
 """Verbs out of turn are refused before any side effect; in turn they do what they say."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
-import torch
 from exchanging import oracle
-from exchanging.case import PLAIN, Case
+from exchanging.bench import CASE, SOON, Bench, bench
 from exchanging.script import Script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks.cases.patterns import same
 
 from equipoise.backends.virtual.backend import VirtualBackend
-from equipoise.backends.virtual.world import World
-from equipoise.hal.errors import ExchangeError, ExchangeMisuse
+from equipoise.hal.errors import ExchangeMisuse
 from equipoise.hal.stream import Role
-from equipoise.pipeline.expert_exchange.fixed import Combined, Dispatched, FixedExchange
-from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
+from equipoise.pipeline.expert_exchange.fixed import FixedExchange
 from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels
-from equipoise.pipeline.expert_exchange.wire import ActiveRanks, WholeGroup
+from equipoise.pipeline.expert_exchange.wire import WholeGroup
 from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed
-
-SOON = 2.0
-CASE = replace(PLAIN, size=1, steps=[[[[[0, 1], [1, 2]]], [[[1, 1]]], [[]], [[[0, 2]]]]])
-
-
-@dataclass
-class Bench:
-    """One rank that exchanges with itself, and moves at once.
-
-    Attributes:
-        world: where.
-        script: makes its batches.
-        sent: handles of dispatches, by batch.
-        back: handles of combines, by batch.
-    """
-
-    world: World
-    script: Script
-    sent: dict[int, Dispatched] = field(default_factory=dict)
-    back: dict[int, Combined] = field(default_factory=dict)
-
-    @property
-    def exchange(self) -> FixedExchange:
-        return self.script.exchange
-
-    def stream(self, number: int = 0) -> Any:
-        return self.script.accelerator.stream(list(Role)[number])
-
-    def dispatch(self, number: int, stream: int = 0) -> None:
-        self.sent[number] = self.exchange.dispatch(
-            self.script.batch(0, number), self.stream(stream)
-        )
-
-    def combine(self, number: int, stream: int = 0) -> None:
-        """Experts compute on what the arrivals hold, whether or not anybody waited for them."""
-        arrivals = self.exchange._berths[0]._kernels.rooms[0].arrivals
-        if number in self.sent:
-            arrivals = self.sent[number]._berth._room.arrivals
-        rows = self.script.expert(arrivals)
-        self.back[number] = self.sent[number].combine(rows, self.stream(stream))
-
-    def launched(self) -> int:
-        return sum(stream._launched for stream in self.world.device(0).streams)
-
-
-def bench(case: Case = CASE) -> Bench:
-    world = VirtualBackend().alone()
-    accelerator, form = world.accelerator(0), case.form()
-    wire = WholeGroup(world.fabric(0).open("experts"), accelerator, SOON)
-    kernels = TorchKernels(form, wire, lambda n: world.empty(0, n).zero_())
-    exchange = FixedExchange(form, kernels, accelerator)
-    return Bench(world, Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))
 
 
 def refused(at: Bench, verb: Callable[[], object], what: str) -> None:
@@ -213,6 +157,22 @@ def test_the_stream_computes_while_a_batch_travels_and_takes_the_next() -> None:
     assert ran == ["beside the first", "beside both"]
 
 
+def test_exchanges_for_batches_of_several_sizes_share_a_wire() -> None:
+    world = VirtualBackend().alone()
+    accelerator, stream = world.accelerator(0), world.accelerator(0).stream(Role.COMPUTE)
+    wire = WholeGroup(world.fabric(0).open("experts"), accelerator, SOON)
+    scripts = []
+    for steps in ([[[[[0, 1]]]]], [[[[[1, 1], [0, 9], [0, 1]]]]]):
+        case = replace(CASE, steps=steps)
+        kernels = TorchKernels(case.form(), wire, lambda n: world.empty(0, n).zero_())
+        exchange = FixedExchange(case.form(), kernels, accelerator)
+        scripts.append(Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))
+    sent = [script.exchange.dispatch(script.batch(0, 0), stream) for script in scripts * 2]
+    for script, one in zip(scripts * 2, sent, strict=True):
+        back = one.combine(script.expert(one.wait(stream)), stream)
+        assert same(back.wait(stream).clone(), oracle.dense(script.case, 0, 0, 0))
+
+
 STATES = {"wait": "SAC", "combine": "A", "results": "CR", "release": "R"}
 """In which state each verb is in turn: sending, arrived, combining, returned."""
 
@@ -277,71 +237,3 @@ def _move(state: dict[int, str], verb: str, number: int) -> None:
         state[number] = "A" if state[number] == "S" else state[number]
     else:
         state[number] = {"combine": "C", "results": "R"}[verb]
-
-
-def batch_with(**other: Any) -> Callable[[Bench], object]:
-    return lambda at: at.exchange.dispatch(replace(at.script.batch(0, 0), **other), at.stream())
-
-
-SHAPES: dict[str, tuple[Callable[[Bench], object], str]] = {
-    "ids of 64 bits": (batch_with(slots=torch.zeros(2, 2, dtype=torch.int64)), "slots: expected"),
-    "another top k": (batch_with(slots=torch.zeros(2, 3, dtype=torch.int32)), "slots: expected"),
-    "too many tokens": (batch_with(slots=torch.zeros(3, 2, dtype=torch.int32)), "2 at most, got 3"),
-    "a payload too few": (batch_with(payloads=()), "payloads: expected 2, got 0"),
-    "rows of another length": (
-        batch_with(payloads=(torch.zeros(2, 5, dtype=torch.bfloat16), torch.zeros(2))),
-        "payload 0: expected torch.bfloat16",
-    ),
-    "a generation on the host": (batch_with(generation=torch.tensor(3)), "generation: expected"),
-    "loads of other experts": (batch_with(loads=torch.zeros(9, dtype=torch.int32)), "loads: exp"),
-}
-
-
-@pytest.mark.parametrize(("verb", "what"), SHAPES.values(), ids=SHAPES.keys())
-def test_what_does_not_fit_is_refused_before_any_side_effect(
-    verb: Callable[[Bench], object], what: str
-) -> None:
-    at = bench()
-    before = at.launched()
-    with pytest.raises(ExchangeError, match=what):
-        verb(at)
-    assert at.launched() == before
-    at.dispatch(0)
-    at.dispatch(1)
-
-
-def test_results_of_another_number_of_entries_are_refused() -> None:
-    at = bench()
-    at.dispatch(0)
-    at.sent[0].wait(at.stream())
-    with pytest.raises(ExchangeError, match="results: expected"):
-        at.sent[0].combine(torch.zeros(1, 4), at.stream())
-    at.combine(0)
-
-
-@pytest.mark.parametrize("name", ["ranks", "slots_per_rank", "max_tokens", "top_k", "capacity"])
-def test_a_format_without_room_for_anything_is_refused(name: str) -> None:
-    other: dict[str, Any] = {name: 0}
-    with pytest.raises(ExchangeError, match=f"{name}: expected a positive number, got 0"):
-        replace(CASE.form(), **other)
-
-
-def test_elements_of_sixteen_bytes_are_refused() -> None:
-    with pytest.raises(ExchangeError, match="elements of 16 bytes"):
-        RowFormat((1,), torch.complex128)
-
-
-def test_active_ranks_are_of_the_group_and_this_one_is_among_them() -> None:
-    world = VirtualBackend().world(2, b"")
-    group, accelerator = world.fabric(0).open("experts"), world.accelerator(0)
-    for active in ([1], [0, 2], [-1, 0]):
-        with pytest.raises(ExchangeError, match="active ranks"):
-            ActiveRanks(group, accelerator, SOON, active)
-    assert ActiveRanks(group, accelerator, SOON, [0]).active == (True, False)
-
-
-def test_what_cannot_overflow_is_the_default() -> None:
-    row = RowFormat((4,), torch.float16)
-    form = ExchangeFormat.ample(3, 2, 8, max_tokens=5, top_k=4, payloads=[row], result=row)
-    assert (form.capacity, form.result_capacity, form.entries) == (5, 20, 60)
-    assert (form.slots, form.invalid, row.nbytes) == (6, 2, 8)
