@@ -35,7 +35,7 @@ class Berth:
         self._unpacked = event()
         self._returned = event()
         self._released = event()
-        self._behind: set[Event] = set()
+        self._behind: dict[Event, None] = {}  # in one order in every run, as a set is not
         self._entered: tuple[Event, ...] = ()
         self._state: State = Idle()
 
@@ -116,7 +116,7 @@ class Berth:
 
     def follow(self, event: Event) -> None:
         """The next batch comes behind `event`."""
-        self._behind.add(event)
+        self._behind[event] = None
 
     def abandon(self, stream: Stream, timeout: float) -> None:
         """Wait until nothing of it is in flight, let nobody go on with it, and clear the words.
