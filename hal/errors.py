@@ -41,6 +41,8 @@ EquipoiseError
     ├── RegistrationError     tensors cannot be taken for the expert weights of a layer
     │   └── ModelIncomplete   the model holds tensors of experts that nobody registered
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
+    ├── ExchangeError         rows do not fit the exchange that is given them; nothing has happened
+    │   └── ExchangeMisuse    a verb of an exchange out of turn, or with a handle that is over
     ├── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
     ├── CopierError           the host copier cannot do that; nothing was copied
     │   ├── CopyPending       a copy was not done in time; it goes on
@@ -280,6 +282,14 @@ class ModelIncomplete(RegistrationError):
 
 class GenerationMismatch(EngineError):
     """A peer dispatched with routing tables of another generation; raised before compute."""
+
+
+class ExchangeError(EngineError):
+    """Rows do not fit the exchange that is given them; nothing has happened."""
+
+
+class ExchangeMisuse(ExchangeError):
+    """A verb of an exchange out of turn, or with a handle that is over; nothing has happened."""
 
 
 class AgreementLost(EngineError):

@@ -1,0 +1,184 @@
+"""Other kernels of the exchange, as a vendor would bring them: nothing is like the reference's.
+
+Every rank sends its whole batch to every other; who receives it picks what falls on its slots,
+choice by choice. Packing and sending are one verb.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from equipoise.hal.stream import Stream
+from equipoise.hal.work import Work
+from equipoise.pipeline.expert_exchange import words
+from equipoise.pipeline.expert_exchange.arrivals import Arrivals
+from equipoise.pipeline.expert_exchange.batch import Batch
+from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
+from equipoise.pipeline.expert_exchange.room import Room
+from equipoise.pipeline.expert_exchange.torch_kernels import Allocate
+from equipoise.pipeline.expert_exchange.wire import Wire
+
+
+class NaiveKernels:
+    """Three rooms; loops over Python numbers."""
+
+    def __init__(self, form: ExchangeFormat, wire: Wire, allocate: Allocate) -> None:
+        self._form = form
+        self._wire = wire
+        slots = RowFormat((form.top_k,), torch.int32)
+        self._parts = [
+            (1, RowFormat((2,), torch.int64)),  # generation, tokens
+            (form.experts, RowFormat((), torch.int32)),
+            *((form.max_tokens, row) for row in (slots, *form.payloads)),
+        ]
+        size = sum(count * row.nbytes for count, row in self._parts)
+        back = form.entries * form.result.nbytes
+        self._blobs = [
+            [allocate(form.ranks * n).view(form.ranks, n) for n in (size, size, back, back)]
+            for _ in range(3)
+        ]
+        self._rooms = tuple(self._room(number, allocate) for number in range(3))
+        self._works: dict[int, Work] = {}
+
+    @property
+    def rooms(self) -> tuple[Room, ...]:
+        return self._rooms
+
+    def pack_rows(self, batch: Batch, room: Room, stream: Stream) -> None:
+        source, into = self._blobs[room.number][:2]
+        stream.launch(partial(self._pack, batch, source))
+        self._works[room.number] = self._wire.carry(into, source, stream)
+
+    def carry_rows(self, room: Room, stream: Stream) -> Work:
+        return self._works.pop(room.number)
+
+    def unpack_rows(self, room: Room, stream: Stream) -> None:
+        stream.launch(partial(self._unpack, room))
+
+    def pack_results(self, rows: Tensor, room: Room, stream: Stream) -> None:
+        source, into = self._blobs[room.number][2:]
+        stream.launch(partial(self._put, rows, source))
+        self._works[room.number] = self._wire.carry(into, source, stream)
+
+    def carry_results(self, room: Room, stream: Stream) -> Work:
+        return self._works.pop(room.number)
+
+    def unpack_results(self, tokens: int, room: Room, stream: Stream) -> None:
+        stream.launch(partial(self._take, tokens, room))
+
+    def _pack(self, batch: Batch, source: Tensor) -> None:
+        head = torch.tensor([int(batch.generation[0]), batch.tokens])
+        whole = [_bytes(t) for t in (head, batch.loads, batch.slots, *batch.payloads)]
+        start = 0
+        for (count, row), data in zip(self._parts, whole, strict=True):
+            source[:, start : start + data.numel()] = data
+            start += count * row.nbytes
+
+    def _put(self, rows: Tensor, source: Tensor) -> None:
+        source[:] = _bytes(rows)
+
+    def _unpack(self, room: Room) -> None:
+        form, arrivals = self._form, room.arrivals
+        arrivals.slots.fill_(form.invalid)
+        lost = torch.zeros(2, dtype=torch.int64)
+        for source in range(form.ranks):
+            if not self._wire.active[source]:
+                continue
+            head, loads, slots, *payloads = self._read(self._blobs[room.number][1][source])
+            grid = slots[: int(head[0, 1])].tolist()
+            arrivals.loads[source] = loads
+            for into, rows in zip(arrivals.payloads, payloads, strict=True):
+                into[source] = rows
+            self._enter(room, source, int(head[0, 0]))
+            lost = torch.maximum(lost, self._lost(grid))
+            self._list(arrivals, source, grid)
+        room.words[words.LOST] = torch.maximum(room.words[words.LOST], lost)
+        room.words[words.STRAY] += self._stray(room)
+
+    def _enter(self, room: Room, source: int, generation: int) -> None:
+        own = int(self._read(self._blobs[room.number][0][0])[0][0, 0])
+        if generation != own:
+            told = torch.tensor([1, generation, own])
+            room.words[words.FIRST :].view(-1, 3)[source] = told
+
+    def _list(self, arrivals: Arrivals, source: int, grid: list[list[int]]) -> None:
+        form = self._form
+        hits = list(self._hits(grid, self._wire.rank))
+        arrivals.counts[source] = len({token for token, _, _ in hits})
+        for place, (token, _, slot) in enumerate(hits[: form.result_capacity]):
+            entry = source * form.result_capacity + place
+            arrivals.slots[entry] = slot % form.slots_per_rank
+            arrivals.rows[entry] = source * form.max_tokens + token
+
+    def _lost(self, grid: list[list[int]]) -> Tensor:
+        form = self._form
+        out = [0, 0]
+        for peer in range(form.ranks):
+            if self._wire.active[peer]:
+                hits = list(self._hits(grid, peer))
+                out[0] = max(out[0], len({token for token, _, _ in hits}) - form.capacity)
+                out[1] = max(out[1], len(hits) - form.result_capacity)
+        return torch.tensor(out)
+
+    def _stray(self, room: Room) -> int:
+        head, _, slots, *_ = self._read(self._blobs[room.number][0][0])
+        grid = slots[: int(head[0, 1])].tolist()
+        away = [r for r in range(self._form.ranks) if not self._wire.active[r]]
+        return sum(len(list(self._hits(grid, rank))) for rank in away)
+
+    def _take(self, tokens: int, room: Room) -> None:
+        form, blobs = self._form, self._blobs[room.number]
+        grid = self._read(blobs[0][0])[2][:tokens].tolist()
+        room.results[:tokens] = torch.zeros((), dtype=form.result.dtype)
+        mine = self._wire.rank * form.result_capacity
+        for peer in range(form.ranks):
+            if not self._wire.active[peer]:
+                continue
+            came = _typed(blobs[3][peer], form.entries, form.result)
+            for place, (token, k, _) in enumerate(self._hits(grid, peer)):
+                if place < form.result_capacity:
+                    room.results[token, k] = came[mine + place]
+
+    def _hits(self, grid: list[list[int]], peer: int) -> Iterator[tuple[int, int, int]]:
+        """Token, choice and slot of what falls on a rank."""
+        for token, chosen in enumerate(grid):
+            for k, slot in enumerate(chosen):
+                if 0 <= slot < self._form.slots and slot // self._form.slots_per_rank == peer:
+                    yield token, k, slot
+
+    def _read(self, blob: Tensor) -> list[Tensor]:
+        found, start = [], 0
+        for count, row in self._parts:
+            stop = start + count * row.nbytes
+            found.append(_typed(blob[start:stop], count, row))
+            start = stop
+        return found
+
+    def _room(self, number: int, allocate: Allocate) -> Room:
+        form = self._form
+
+        def made(row: RowFormat, *lead: int) -> Tensor:
+            whole = allocate(prod(lead) * row.nbytes).view(row.dtype)
+            return whole.view(*lead, *row.shape)
+
+        arrivals = Arrivals(
+            payloads=tuple(made(row, form.ranks, form.max_tokens) for row in form.payloads),
+            rows=made(RowFormat((), torch.int64), form.entries),
+            slots=made(RowFormat((), torch.int32), form.entries),
+            counts=made(RowFormat((), torch.int32), form.ranks),
+            loads=made(RowFormat((form.experts,), torch.int32), form.ranks),
+        )
+        told = made(RowFormat((), torch.int64), words.length(form.ranks))
+        return Room(number, arrivals, made(form.result, form.max_tokens, form.top_k), told)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _typed(blob: Tensor, count: int, row: RowFormat) -> Tensor:
+    """[count, ...], a copy, since the bytes may lie anywhere."""
+    return blob.clone().view(row.dtype).view(count, *row.shape)
