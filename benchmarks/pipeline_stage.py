@@ -1,0 +1,75 @@
+"""One stage's loop: the same steps whoever hands the activations over."""
+
+import time
+
+from emulated_device import Clock, now
+from handover import Batch, Handover, Station
+from pipeline_emulation import PREPARE
+from stamps import stamp, wrong
+from token_return import TokenReturn
+
+NOBODY = -1
+
+
+class Stage:
+    """Serves one run.
+
+    A step is over when its compute is: what goes on from there is a matter of the next one.
+
+    Args:
+        station: where.
+        handover: how activations come and go.
+        tokens: how sampled tokens return.
+    """
+
+    def __init__(self, station: Station, handover: Handover, tokens: TokenReturn) -> None:
+        self._station = station
+        self._handover = handover
+        self._tokens = tokens
+        self._clock = Clock()
+        self.began: list[float] = []
+        self.ended: list[float] = []
+        self.wrong = 0
+        self.cpu = 0.0
+
+    def run(self, batches: list[Batch]) -> None:
+        """Every micro-batch, in order, until all has arrived everywhere."""
+        spent = time.process_time()
+        for batch in batches:
+            self._step(batch)
+        self._handover.drain()
+        self.wrong += self._tokens.drain()
+        self.cpu = time.process_time() - spent
+
+    def _step(self, batch: Batch) -> None:
+        self._handover.begin(batch)
+        self.wrong += self._tokens.expect(batch)
+        self.began.append(now())
+        if self._station.is_first:
+            self._spend(batch.seconds)
+        else:
+            self._compute_on_what_comes(batch)
+        self.ended.append(now())
+        if self._station.is_last:
+            self._tokens.deliver(batch)
+        else:
+            self._send(batch)
+
+    def _compute_on_what_comes(self, batch: Batch) -> None:
+        received = self._handover.receive(batch)
+        self._spend(PREPARE * batch.seconds)
+        for which, tensor in enumerate(received.read()):
+            self.wrong += wrong(tensor, batch.step, self._station.rank - 1, which)
+        self._spend((1.0 - PREPARE) * batch.seconds)
+        received.release()
+
+    def _send(self, batch: Batch) -> None:
+        output = self._handover.outgoing(batch)
+        for which, tensor in enumerate(output):
+            stamp(tensor, batch.step, self._station.rank, which)
+        self._handover.send(batch, output)
+
+    def _spend(self, seconds: float) -> None:
+        """Compute: a timed wait that begins now."""
+        self._clock.not_before(now())
+        self._clock.spend(seconds)

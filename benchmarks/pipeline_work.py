@@ -1,0 +1,54 @@
+"""What is served in a run: micro-batches of one size, or requests."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from handover import Batch
+from pipeline_emulation import WARM, Point, count, message_bytes
+
+
+class Work(Protocol):
+    """What a run serves; every stage works it out for itself."""
+
+    @property
+    def hidden(self) -> int:
+        """Elements of a row."""
+        ...
+
+    @property
+    def gauged(self) -> int:
+        """Rows of the message that compute is measured by."""
+        ...
+
+    def fields(self) -> dict[str, Any]:
+        """For JSON; `work_of` makes it again."""
+        ...
+
+    def batches(self, seconds: Mapping[int, float], in_flight: int) -> list[Batch]:
+        """Every micro-batch, in order; `seconds` of a transfer by bytes."""
+        ...
+
+
+class Steady:
+    """Micro-batches of one size."""
+
+    def __init__(self, point: Point) -> None:
+        self.point = point
+        self.hidden = point.hidden
+        self.gauged = point.tokens
+
+    def fields(self) -> dict[str, Any]:
+        """See `Work`."""
+        p = self.point
+        return {"kind": "steady", "hidden": p.hidden, "tokens": p.tokens, "ratio": p.ratio}
+
+    def batches(self, seconds: Mapping[int, float], in_flight: int) -> list[Batch]:
+        """See `Work`."""
+        compute = self.point.compute(seconds[message_bytes(self.hidden, self.gauged)])
+        steps = WARM + in_flight + count(compute)
+        return [Batch(step, self.point.tokens, compute) for step in range(steps)]
+
+
+def work_of(fields: Mapping[str, Any]) -> Work:
+    """The work that such fields describe."""
+    return Steady(Point(fields["hidden"], fields["tokens"], fields["ratio"]))

@@ -1,0 +1,43 @@
+"""A few words that a stage writes into what it sends, so that nobody is fast by being wrong.
+
+The words are a function of step, stage, tensor and place. They are spread over the whole tensor: a
+buffer that came late, that is of another step, or that was written again while it still travelled
+has a wrong one.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+SAMPLES = 32
+PRIME = 65521
+Words = npt.NDArray[np.int16]
+
+
+def stamp(tensor: Tensor, step: int, stage: int, which: int) -> None:
+    """Write the words into a contiguous tensor."""
+    words = _words(tensor)
+    places = _places(words.size)
+    words[places] = _stamps(places, step, stage, which)
+
+
+def wrong(tensor: Tensor, step: int, stage: int, which: int) -> int:
+    """How many words are not those."""
+    words = _words(tensor)
+    places = _places(words.size)
+    return int((words[places] != _stamps(places, step, stage, which)).sum())
+
+
+def _words(tensor: Tensor) -> Words:
+    words: Words = tensor.view(-1).view(torch.int16).numpy()
+    return words
+
+
+def _places(size: int) -> npt.NDArray[np.int64]:
+    return np.linspace(0, size - 1, SAMPLES, dtype=np.int64)
+
+
+def _stamps(places: npt.NDArray[np.int64], step: int, stage: int, which: int) -> Words:
+    base = step * 40503 + stage * 8191 + which * 127
+    return ((base + places * 31) % PRIME).astype(np.uint16).view(np.int16)
