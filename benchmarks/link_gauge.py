@@ -1,6 +1,7 @@
 """What a link really is, as two ranks see it who have nothing else to do."""
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -9,6 +10,8 @@ from emulated_device import now
 from torch import Tensor
 from wire import Wire
 
+PAUSE = 1e-3
+"""Seconds between two messages."""
 WARM, SHORT, LONG = 3, 41, 7
 """Messages that are not timed; that are, of few and of many bytes. Medians are taken."""
 FEW, MANY = 8, 16 << 20
@@ -63,6 +66,7 @@ class Gauge:
     def _median(self, times: int, message: Callable[[], None]) -> float:
         found = []
         for turn in range(WARM + times):
+            time.sleep(PAUSE)  # as behind a stage's compute: caches and cores have cooled down
             began = now()
             message()
             if turn >= WARM:

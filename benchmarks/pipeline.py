@@ -4,8 +4,9 @@ import sys
 
 from handovers import HANDOVERS
 from link_loopback import loopback
+from link_tun import tun
 from pipeline_crew import Run, serve_all
-from pipeline_emulation import WARM, Point
+from pipeline_emulation import LINK, WARM, Point
 from pipeline_work import Steady
 
 
@@ -13,7 +14,7 @@ def main() -> None:
     """Do what the command line says."""
     work = Steady(Point(4096, 256, 0.75))
     runs = [Run(work, system, turn) for turn in range(3) for system in HANDOVERS]
-    with loopback() as link:
+    with tun(2, LINK) if sys.argv[1:] else loopback() as link:
         told = serve_all(link, 2, runs, 60.0)
     sys.stdout.write(f"{told.link}\n")
     for ranks in told.runs:
