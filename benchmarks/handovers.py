@@ -6,8 +6,10 @@ from handover import Handover, Station
 from handover_blocking import Blocking
 from handover_coordinator import Coordinator
 
-BLOCKING, COORDINATOR = "blocking", "coordinator"
+BLOCKING, COORDINATOR, OURS = "blocking", "coordinator", "channel"
+BASELINES = BLOCKING, COORDINATOR
 HANDOVERS: dict[str, Callable[[Station], Handover]] = {
     BLOCKING: Blocking,
     COORDINATOR: Coordinator,
 }
+"""Every rank makes the one that is named, at the same time as all others. Ours joins here."""

@@ -5,9 +5,8 @@
 - No stage is shorter than `FLOOR`: layers of a large model take that long for one token, since they
   read their weights. On a link that is quick the transfer of few rows is then less than was asked
   of it beside compute; the table says what part it really was.
-- The emulated link has a latency of two kernels' network stacks and a switch too many rather than
-  too few, so that small messages, too, take half of a stage and more; its rate is what a processor
-  without a network card's help can forward beside two ranks.
+- The emulated link has so much latency that small messages, too, take half of a stage and more; its
+  rate is a third of what the forwarder manages, so that two cores have time for the ranks.
 """
 
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ WIDTH = 2
 """Bytes of an element, bfloat16."""
 TENSORS = 2
 """That travel in a step: hidden states and residual."""
-LINK = Asked(latency=1e-3, rate=400e6)
-FLOOR = 2e-3
+LINK = Asked(latency=2e-3, rate=400e6)
+FLOOR = 4e-3
 """Seconds of a stage's compute at least."""
 PREPARE = 0.1
 """Part of a stage's time in which the host prepares the step's inputs and needs no activations."""

@@ -18,13 +18,15 @@ import torch
 from emulated_device import prompt_timers
 from handover import Station
 from handovers import HANDOVERS
+from link_delayed import DelayedFabric
 from link_gauge import Gauge
+from link_place import Asked
 from pipeline_emulation import in_flight, message_bytes
 from pipeline_stage import Stage
 from pipeline_work import Work, work_of
 from token_return import token_return
 from torch import distributed
-from wire import GlooWires, Wires
+from wire import GlooWires, HalWires, Wires
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -37,9 +39,10 @@ class Rank:
 
     Args:
         where: to meet the others.
+        delay: of every message, where the link is a delay in the HAL.
     """
 
-    def __init__(self, where: Rendezvous) -> None:
+    def __init__(self, where: Rendezvous, delay: Asked | None) -> None:
         self.where = where
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             where.host, where.port, None, False, timedelta(seconds=where.deadline)
@@ -53,6 +56,10 @@ class Rank:
         )
         self._fabric: Fabric = registry.communicator("gloo").connect(where)
         self._wires: Wires = GlooWires(where.deadline)
+        if delay is not None:
+            held_back = DelayedFabric(self._fabric, delay, where.deadline)
+            self._fabric = held_back  # type: ignore[assignment]
+            self._wires = HalWires(self._fabric, where.deadline)
 
     def gauge(self, sizes: Iterable[int]) -> dict[str, Any]:
         """What the link is: latency, rate, and seconds of messages of these sizes, by size.
@@ -109,7 +116,8 @@ def serve(task: dict[str, Any], told: IO[str]) -> None:
     """Every run of a task; a line for each."""
     torch.set_num_threads(1)
     prompt_timers()
-    rank = Rank(Rendezvous(**task["where"]))
+    delay = Asked(**task["delay"]) if task["delay"] else None
+    rank = Rank(Rendezvous(**task["where"]), delay)
     works = [work_of(fields) for fields, _, _ in task["runs"]]
     sizes = sorted({message_bytes(w.hidden, w.gauged) for w in works})
     link = rank.gauge(sizes)

@@ -1,14 +1,21 @@
 """What is served in a run: micro-batches of one size, or requests."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from handover import Batch
 from pipeline_emulation import WARM, Point, count, message_bytes
+from pipeline_requests import Serving
 
 
 class Work(Protocol):
     """What a run serves; every stage works it out for itself."""
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        ...
 
     @property
     def hidden(self) -> int:
@@ -34,13 +41,13 @@ class Steady:
 
     def __init__(self, point: Point) -> None:
         self.point = point
+        self.name = point.name
         self.hidden = point.hidden
         self.gauged = point.tokens
 
     def fields(self) -> dict[str, Any]:
         """See `Work`."""
-        p = self.point
-        return {"kind": "steady", "hidden": p.hidden, "tokens": p.tokens, "ratio": p.ratio}
+        return {"kind": "steady", **asdict(self.point)}
 
     def batches(self, seconds: Mapping[int, float], in_flight: int) -> list[Batch]:
         """See `Work`."""
@@ -51,4 +58,5 @@ class Steady:
 
 def work_of(fields: Mapping[str, Any]) -> Work:
     """The work that such fields describe."""
-    return Steady(Point(fields["hidden"], fields["tokens"], fields["ratio"]))
+    given = {name: value for name, value in fields.items() if name != "kind"}
+    return Steady(Point(**given)) if fields["kind"] == "steady" else Serving(**given)
