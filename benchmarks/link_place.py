@@ -36,7 +36,10 @@ class Place:
 
 
 class Link(Protocol):
-    """A link that is there; whoever made it takes it away again."""
+    """A link that is there, for one crew: ranks meet at its store once.
+
+    Whoever made it takes it away again.
+    """
 
     @property
     def name(self) -> str:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-SAMPLES = 32
+SAMPLES, STAGES, TENSORS = 32, 8, 8
+"""Words of a tensor at most; what is told apart."""
 PRIME = 65521
 Words = npt.NDArray[np.int16]
 
@@ -39,5 +40,5 @@ def _places(size: int) -> npt.NDArray[np.int64]:
 
 
 def _stamps(places: npt.NDArray[np.int64], step: int, stage: int, which: int) -> Words:
-    base = step * 40503 + stage * 8191 + which * 127
+    base = ((step * STAGES + stage) * TENSORS + which) * 40503  # all differ for a thousand steps
     return ((base + places * 31) % PRIME).astype(np.uint16).view(np.int16)
