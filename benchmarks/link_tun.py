@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,16 +92,14 @@ def tun(ranks: int, asked: Asked) -> Iterator[Tun]:
 @contextmanager
 def forwarder(members: int, asked: Asked) -> Iterator[tuple[Path, ...]]:
     """Namespaces on a link, one a member. Raises `BackendUnavailable`."""
-    with tempfile.TemporaryDirectory(prefix="equipoise-link-") as folder:
-        command = [
-            str(_compiled(Path(folder))),
-            str(members),
-            str(round(asked.latency * 1e9)),
-            str(asked.rate),
-        ]
-        with _running(command) as process:
+    words = [str(members), str(round(asked.latency * 1e9)), str(asked.rate)]
+    with ExitStack() as stack:
+        with tempfile.TemporaryDirectory(prefix="equipoise-link-") as folder:
+            command = [str(_compiled(Path(folder))), *words]
+            process = stack.enter_context(_running(command))
             descriptors = _lines(process, members)
-            yield tuple(Path(f"/proc/{process.pid}/fd/{number}") for number in descriptors)
+        # It runs on without its file, so that a kill from here on leaves none behind.
+        yield tuple(Path(f"/proc/{process.pid}/fd/{number}") for number in descriptors)
 
 
 def _compiled(folder: Path) -> Path:

@@ -60,6 +60,7 @@ class Rank:
             held_back = DelayedFabric(self._fabric, delay, where.deadline)
             self._fabric = held_back  # type: ignore[assignment]
             self._wires = HalWires(self._fabric, where.deadline)
+        self._turns = self._fabric.open("turns")
 
     def gauge(self, sizes: Iterable[int]) -> dict[str, Any]:
         """What the link is: latency, rate, and seconds of messages of these sizes, by size.
@@ -92,7 +93,7 @@ class Rank:
         stage = Stage(station, HANDOVERS[system](station), tokens)
         gc.collect()
         gc.freeze()
-        distributed.barrier()
+        self._turns.barrier().result(self.where.deadline)
         try:
             stage.run(batches)
         finally:
@@ -107,7 +108,7 @@ class Rank:
 
     def close(self) -> None:
         """Leave together."""
-        distributed.barrier()
+        self._turns.barrier().result(self.where.deadline)
         self._fabric.close()
         distributed.destroy_process_group()
 

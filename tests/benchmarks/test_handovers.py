@@ -3,7 +3,7 @@
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.threads import Seat, on_ranks
 
-from equipoise.hal import registry
-from equipoise.hal.communicator import Fabric, Rendezvous
+from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import CommunicatorFailed, ResultPending
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
@@ -37,6 +37,17 @@ finally:
     sys.path.remove(str(BENCHMARKS))
 DEADLINE, HIDDEN = 20.0, 512
 Made = Callable[[Any], Any]
+Held = Callable[[Fabric], Any]
+
+
+def as_it_is(fabric: Fabric) -> Fabric:
+    """Messages take the time that they take."""
+    return fabric
+
+
+def slowly(fabric: Fabric) -> Any:
+    """Messages are held back."""
+    return delayed.DelayedFabric(fabric, place.Asked(latency=1e-3, rate=50e6), DEADLINE)
 
 
 class Forgetful(coordinator.Coordinator):  # type: ignore[misc, name-defined]
@@ -76,51 +87,14 @@ class Stale(blocking.Blocking):  # type: ignore[misc, name-defined]
         return blocking.There(self._kept.first(batch.rows))
 
 
-@pytest.fixture
-def fabrics() -> Iterator[list[Fabric]]:
-    """Two ranks' connections, in one process."""
-    backend = registry.communicator("gloo")
-    host = backend.host()
-    name, port = host.address
-    found: list[Fabric] = []
-    try:
-        for rank in range(2):
-            where = Rendezvous(rank=rank, size=2, host=name, port=port, deadline=DEADLINE)
-            found.append(backend.connect(where))
-        yield found
-    finally:
-        together(found, lambda fabric: fabric.close())
-        host.close()
-
-
-def together(fabrics: list[Fabric], work: Callable[[Fabric], None]) -> None:
-    """Do something on every rank at the same time; raises what one of them does."""
-    raised: list[BaseException] = []
-
-    def guarded(fabric: Fabric) -> None:
-        try:
-            work(fabric)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(fabric,)) for fabric in fabrics]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * DEADLINE)
-    if raised:
-        raise raised[0]
-
-
-def served(fabrics: list[Fabric], make: Made, seconds: tuple[float, float], steps: int) -> int:
+def served(make: Made, seconds: tuple[float, float], steps: int, held: Held = as_it_is) -> int:
     """Wrong words of a run in which the two stages compute so long."""
-    found: list[int] = []
 
-    def serve(fabric: Fabric) -> None:
-        rank = fabric.control.rank
+    def serve(seat: Seat) -> int:
+        fabric = held(seat.fabric)
         station = handover.Station(
-            rank=rank,
-            ranks=2,
+            rank=seat.rank,
+            ranks=seat.size,
             wires=wire.HalWires(fabric, DEADLINE),
             fabric=fabric,
             hidden=HIDDEN,
@@ -130,35 +104,30 @@ def served(fabrics: list[Fabric], make: Made, seconds: tuple[float, float], step
         )
         returned = tokens.token_return(station)
         loop = stage.Stage(station, make(station), returned)
-        loop.run([handover.Batch(step, 1 + step % 8, seconds[rank]) for step in range(steps)])
-        found.append(loop.wrong)
+        loop.run([handover.Batch(step, 1 + step % 8, seconds[seat.rank]) for step in range(steps)])
+        return int(loop.wrong)
 
-    together(fabrics, serve)
-    return sum(found)
+    return sum(on_ranks(2, serve))
 
 
 @pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator])
 @pytest.mark.parametrize("seconds", [(0.0, 0.0), (0.0, 0.004), (0.004, 0.0)])
 def test_every_hand_over_is_right_whoever_is_slower(
-    fabrics: list[Fabric], make: Made, seconds: tuple[float, float]
+    make: Made, seconds: tuple[float, float]
 ) -> None:
-    assert served(fabrics, make, seconds, 24) == 0
+    assert served(make, seconds, 24) == 0
 
 
 @pytest.mark.parametrize(
     ("make", "receiver"), [(Forgetful, 0.004), (Hasty, 0.0), (Swapped, 0.004), (Stale, 0.0)]
 )
-def test_a_careless_hand_over_has_wrong_words(
-    fabrics: list[Fabric], make: Made, receiver: float
-) -> None:
-    assert served(fabrics, make, (0.0, receiver), 24) > 0
+def test_a_careless_hand_over_has_wrong_words(make: Made, receiver: float) -> None:
+    assert served(make, (0.0, receiver), 24) > 0
 
 
 @pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator])
-def test_a_delay_in_the_hal_changes_no_word(fabrics: list[Fabric], make: Made) -> None:
-    asked = place.Asked(latency=1e-3, rate=50e6)
-    slow: list[Any] = [delayed.DelayedFabric(fabric, asked, DEADLINE) for fabric in fabrics]
-    assert served(slow, make, (0.0, 0.002), 12) == 0
+def test_a_delay_in_the_hal_changes_no_word(make: Made) -> None:
+    assert served(make, (0.0, 0.002), 12, slowly) == 0
 
 
 class Sooner:
@@ -235,18 +204,14 @@ class TestDelay:
                 work.result(DEADLINE)
         assert work.done()
 
-    def test_neither_sending_nor_receiving_blocks_the_host(self, fabrics: list[Fabric]) -> None:
-        asked = place.Asked(latency=0.1, rate=1e9)
-        slow: list[Any] = [delayed.DelayedFabric(fabric, asked, DEADLINE) for fabric in fabrics]
-        came_to: list[int] = []
-
-        def ring(fabric: Any) -> None:
-            made, other = fabric.open("ring"), 1 - fabric.control.rank
-            sent, came = torch.full((4,), 7 + other), torch.zeros(4, dtype=torch.int64)
-            works = [made.isend(sent, other), made.irecv(came, other)]
+    def test_all_may_send_before_they_receive(self) -> None:
+        def ring(seat: Seat) -> list[int]:
+            made, size = slowly(seat.fabric).open("ring"), seat.size
+            sent, came = torch.full((4,), seat.rank), torch.zeros(4, dtype=torch.int64)
+            works = [made.isend(sent, (seat.rank + 1) % size)]
+            works.append(made.irecv(came, (seat.rank - 1) % size))
             for work in works:
                 work.result(DEADLINE)
-            came_to.extend(came.tolist())
+            return came.tolist()
 
-        together(slow, ring)
-        assert sorted(came_to) == [7] * 4 + [8] * 4
+        assert on_ranks(3, ring) == [[2] * 4, [0] * 4, [1] * 4]
