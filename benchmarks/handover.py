@@ -26,11 +26,13 @@ class Batch:
         step: its number in the run, the same on every stage.
         rows: of its activations.
         seconds: of a stage's compute.
+        left: passes of the run behind this one; nobody has to expect more.
     """
 
     step: int
     rows: int
     seconds: float
+    left: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ class Received(Protocol):
 
 class Handover(Protocol):
     """A way to hand activations from stage to stage."""
+
+    @property
+    def messages(self) -> int:
+        """That go to the next stage in a step."""
+        ...
 
     def begin(self, batch: Batch) -> None:
         """The top of a step."""

@@ -24,6 +24,8 @@ class There:
 class Blocking:
     """See `Handover`."""
 
+    messages = 2
+
     def __init__(self, station: Station) -> None:
         self._rank = station.rank
         self._wire = station.wires.open("blocking")

@@ -41,6 +41,8 @@ class Arriving:
 class Coordinator:
     """See `Handover`."""
 
+    messages = 4
+
     def __init__(self, station: Station) -> None:
         self._rank = station.rank
         self._told = station.wires.open("coordinator, metadata")

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from handover import Handover, Station
 from handover_blocking import Blocking
 from handover_coordinator import Coordinator
+from handover_word import Word
 
-BLOCKING, COORDINATOR, OURS = "blocking", "coordinator", "channel"
+BLOCKING, COORDINATOR, OURS, WORD = "blocking", "coordinator", "channel", "a word"
 BASELINES = BLOCKING, COORDINATOR
 HANDOVERS: dict[str, Callable[[Station], Handover]] = {
     BLOCKING: Blocking,
     COORDINATOR: Coordinator,
+    WORD: Word,
 }
 """Every rank makes the one that is named, at the same time as all others. Ours joins here."""

@@ -2,8 +2,8 @@
 
 - A stage's compute is a timed wait, in proportion to its rows. How long a row takes follows from
   what is swept: the time that the rows' transfer takes on the link, over that of their compute.
-- No stage is shorter than `FLOOR`: layers of a large model take that long for one token, since they
-  read their weights. On a link that is quick the transfer of few rows is then less than was asked
+- No stage is shorter than `FLOOR`: layers of a large model read their weights for one token, too. Four
+  stages were published with 110 ms a token (vllm-ascend pull request 7143), 27 ms each. On a link that is quick the transfer of few rows is then less than was asked
   of it beside compute; the table says what part it really was.
 - The emulated link has so much latency that small messages, too, take half of a stage and more; its
   rate is a third of what the forwarder manages, so that two cores have time for the ranks.
@@ -23,8 +23,8 @@ WIDTH = 2
 """Bytes of an element, bfloat16."""
 TENSORS = 2
 """That travel in a step: hidden states and residual."""
-LINK = Asked(latency=2e-3, rate=400e6)
-FLOOR = 4e-3
+LINK = Asked(latency=4e-3, rate=400e6)
+FLOOR = 8e-3
 """Seconds of a stage's compute at least."""
 PREPARE = 0.1
 """Part of a stage's time in which the host prepares the step's inputs and needs no activations."""

@@ -107,6 +107,7 @@ def point_figures(work: Steady, records: Sequence[Record], link: Figures) -> Fig
                 "rate": spread([record.rate for record in found]),
                 "of_bound": spread([record.rate * compute for record in found]),
                 "cpu": spread([record.cpu for record in found]),
+                "messages": found[0].stages[0]["messages"],
             }
             for system, found in _by_system(records).items()
         },
@@ -117,15 +118,14 @@ def point_figures(work: Steady, records: Sequence[Record], link: Figures) -> Fig
 def ratios(records: Sequence[Record]) -> Figures:
     """Throughput over that of each baseline, in the same round."""
     rates = {(record.system, record.round): record.rate for record in records}
-    rounds = sorted({record.round for record in records})
     systems = _by_system(records)
     return {
         system: {
-            base: spread([rates[system, turn] / rates[base, turn] for turn in rounds])
+            base: spread([r.rate / rates[base, r.round] for r in found])
             for base in BASELINES
             if base != system and base in systems
         }
-        for system in systems
+        for system, found in systems.items()
     }
 
 

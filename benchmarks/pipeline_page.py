@@ -22,8 +22,9 @@ INTRODUCTION = (
     f"{FLOOR * 1e3:g} ms; in the first {PREPARE:.0%} of it the host prepares inputs and needs no "
     "activations. Messages and links are real; every message's stamps are looked at. *blocking*: "
     "rendezvous, a message a tensor, shapes known. *coordinator*: pickled metadata that the "
-    "receiver's host waits for, then a message a tensor into fresh tensors. All take turns in one "
-    "run, on the same processes; a figure is the median of the rounds, with least and most. "
+    "receiver's host waits for, then a message a tensor into fresh tensors. *a word*: a yardstick, "
+    "8 bytes in place of the activations, receives posted ahead. All take turns in one run, on the "
+    "same processes; a figure is the median of the rounds, with least and most. "
     "*Compute-bound* is the rate of a pipeline whose transfers take no time. How it is measured: "
     "[Measuring the pipeline](design/measuring-the-pipeline.md)."
 )
@@ -72,6 +73,8 @@ def _points(link: Figures) -> list[str]:
     lines = [_line(heads), f"|{'---|' * len(heads)}"]
     for point in link["points"]:
         lines.append(_line(_cells(point, leader, beside)))
+    told = (f"{name} {s['messages']}" for name, s in link["points"][0]["systems"].items())
+    lines += ["", f"Messages to the next stage in a step: {', '.join(told)}."]
     return [*lines, "", *(_verdict(link["points"]) if OURS in systems else [])]
 
 

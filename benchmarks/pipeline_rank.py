@@ -89,8 +89,8 @@ class Rank:
             label=label,
             deadline=self.where.deadline,
         )
-        tokens = token_return(station)
-        stage = Stage(station, HANDOVERS[system](station), tokens)
+        handover = HANDOVERS[system](station)
+        stage = Stage(station, handover, token_return(station))
         gc.collect()
         gc.freeze()
         self._turns.barrier().result(self.where.deadline)
@@ -102,6 +102,7 @@ class Rank:
             "began": stage.began,
             "ended": stage.ended,
             "wrong": stage.wrong,
+            "messages": handover.messages,
             "cpu": stage.cpu,
             "compute": max(batch.seconds for batch in batches),
         }

@@ -87,7 +87,9 @@ class Serving:
         transfer = seconds[message_bytes(self.hidden, self.prompt)]
         row = transfer / self.ratio / self.prompt
         rows, _ = self.plan(in_flight)
-        return [Batch(step, n, max(FLOOR, row * n)) for step, n in enumerate(rows)]
+        return [
+            Batch(step, n, max(FLOOR, row * n), len(rows) - 1 - step) for step, n in enumerate(rows)
+        ]
 
     def plan(self, in_flight: int) -> tuple[list[int], list[Request]]:
         """Rows of every pass, and the requests."""

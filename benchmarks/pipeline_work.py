@@ -53,7 +53,7 @@ class Steady:
         """See `Work`."""
         compute = self.point.compute(seconds[message_bytes(self.hidden, self.gauged)])
         steps = WARM + in_flight + count(compute)
-        return [Batch(step, self.point.tokens, compute) for step in range(steps)]
+        return [Batch(n, self.point.tokens, compute, steps - 1 - n) for n in range(steps)]
 
 
 def work_of(fields: Mapping[str, Any]) -> Work:

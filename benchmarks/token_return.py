@@ -17,10 +17,14 @@ TOKENS = 7
 
 
 class TokenReturn(Protocol):
-    """A stage's part in it; every step calls `expect` at its top and `deliver` at its end."""
+    """A stage's part in it: `take` and `expect` at the top of a step, `deliver` at its end."""
 
-    def expect(self, batch: Batch) -> int:
-        """Wait for what this step begins with, and get ready for what it brings; wrong words."""
+    def take(self) -> int:
+        """Wait for what this step begins with; wrong words."""
+        ...
+
+    def expect(self, batch: Batch) -> None:
+        """Get ready for what this step brings."""
         ...
 
     def deliver(self, batch: Batch) -> None:
@@ -35,9 +39,12 @@ class TokenReturn(Protocol):
 class Between:
     """Stages that have to do with tokens neither way. See `TokenReturn`."""
 
-    def expect(self, batch: Batch) -> int:
+    def take(self) -> int:
         """Nothing."""
         return 0
+
+    def expect(self, batch: Batch) -> None:
+        """Nothing."""
 
     def deliver(self, batch: Batch) -> None:
         """Nothing."""
@@ -56,19 +63,20 @@ class First(Between):
         self._buffers = torch.empty(station.in_flight, station.most, dtype=torch.int64)
         self._expected: list[tuple[Batch, Handle]] = []
 
-    def expect(self, batch: Batch) -> int:
+    def take(self) -> int:
         """See `TokenReturn`."""
-        count = len(self._buffers)
-        found = self._take() if len(self._expected) == count else 0
-        into = self._buffers[batch.step % count, : batch.rows]
+        return self._oldest() if len(self._expected) == len(self._buffers) else 0
+
+    def expect(self, batch: Batch) -> None:
+        """See `TokenReturn`."""
+        into = self._buffers[batch.step % len(self._buffers), : batch.rows]
         self._expected.append((batch, self._wire.irecv(into, self._last)))
-        return found
 
     def drain(self) -> int:
         """See `TokenReturn`."""
-        return sum(self._take() for _ in list(self._expected))
+        return sum(self._oldest() for _ in list(self._expected))
 
-    def _take(self) -> int:
+    def _oldest(self) -> int:
         batch, handle = self._expected.pop(0)
         handle.result()
         tokens = self._buffers[batch.step % len(self._buffers), : batch.rows]

@@ -19,7 +19,7 @@ from equipoise.hal.errors import CommunicatorFailed, ResultPending
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 try:
-    blocking, coordinator, delayed, device, handover, place, stage, tokens, wire = (
+    blocking, coordinator, delayed, device, handover, place, stage, tokens, wire, word = (
         importlib.import_module(name)
         for name in (
             "handover_blocking",
@@ -31,6 +31,7 @@ try:
             "pipeline_stage",
             "token_return",
             "wire",
+            "handover_word",
         )
     )
 finally:
@@ -104,13 +105,14 @@ def served(make: Made, seconds: tuple[float, float], steps: int, held: Held = as
         )
         returned = tokens.token_return(station)
         loop = stage.Stage(station, make(station), returned)
-        loop.run([handover.Batch(step, 1 + step % 8, seconds[seat.rank]) for step in range(steps)])
+        spent = seconds[seat.rank]
+        loop.run([handover.Batch(n, 1 + n % 8, spent, steps - 1 - n) for n in range(steps)])
         return int(loop.wrong)
 
     return sum(on_ranks(2, serve))
 
 
-@pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator])
+@pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator, word.Word])
 @pytest.mark.parametrize("seconds", [(0.0, 0.0), (0.0, 0.004), (0.004, 0.0)])
 def test_every_hand_over_is_right_whoever_is_slower(
     make: Made, seconds: tuple[float, float]

@@ -159,7 +159,14 @@ class TestRequests:
 def told(system: str, rate: float, wrong: int = 0) -> list[Told]:
     """What two stages write of a run whose last one is through so many times a second."""
     ended = (100.0 + np.arange(40) / rate).tolist()
-    stage = {"began": [99.0], "ended": ended, "wrong": 0, "cpu": 0.4, "compute": 0.01}
+    stage = {
+        "began": [99.0],
+        "ended": ended,
+        "wrong": 0,
+        "cpu": 0.4,
+        "compute": 0.01,
+        "messages": 2,
+    }
     return [stage, {**stage, "wrong": wrong}]
 
 
