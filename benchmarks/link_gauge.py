@@ -14,6 +14,8 @@ PAUSE = 1e-3
 """Seconds between two messages."""
 WARM, SHORT, LONG = 3, 41, 7
 """Messages that are not timed; that are, of few and of many bytes. Medians are taken."""
+SHORTEST = 1e-6
+"""Seconds that no message is quicker than."""
 FEW, MANY = 8, 16 << 20
 """Bytes of a message that shows latency, and of one that shows the rate."""
 
@@ -24,7 +26,7 @@ class Gauged:
 
     Attributes:
         latency: seconds, one way, of 8 bytes.
-        rate: bytes per second of 16 MiB, one way.
+        rate: bytes per second of 16 MiB, one way, beside that latency.
     """
 
     latency: float
@@ -51,8 +53,8 @@ class Gauge:
     def link(self) -> Gauged:
         """Latency and rate. Both ranks call it, and the first one's figures hold."""
         latency = self._median(SHORT, self._there_and_back) / 2
-        seconds = self._one_way(MANY, latency)
-        return Gauged(latency, MANY / seconds)
+        seconds = self._one_way(MANY, latency) - latency
+        return Gauged(latency, MANY / max(seconds, SHORTEST))
 
     def transfer(self, nbytes: int) -> float:
         """Seconds, one way, of a message of so many bytes, both sides ready for it."""

@@ -44,10 +44,10 @@ ROUNDS, FEWER = 5, 2
 MORE_STAGES = 4
 SECONDS = 30.0
 """Of a run at most, on a machine that has other things to do."""
-QUICK = (Point(4096, 1, 0.75), Point(4096, 256, 0.75), Point(7168, 512, 1.0))
+QUICK = (Point(4096, 1, 0.75), Point(4096, 256, 0.75))
 CENTRE = Point(5120, 64, 0.75)
 SCENARIO = Serving(hidden=7168, prompt=128, decode=16, concurrency=32, requests=64, ratio=0.75)
-BRIEF = Serving(hidden=4096, prompt=64, decode=8, concurrency=12, requests=24, ratio=0.75)
+BRIEF = Serving(hidden=4096, prompt=64, decode=6, concurrency=12, requests=18, ratio=0.75)
 
 
 @dataclass(frozen=True)

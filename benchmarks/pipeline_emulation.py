@@ -2,9 +2,10 @@
 
 - A stage's compute is a timed wait, in proportion to its rows. How long a row takes follows from
   what is swept: the time that the rows' transfer takes on the link, over that of their compute.
-- No stage is shorter than `FLOOR`: layers of a large model read their weights for one token, too. Four
-  stages were published with 110 ms a token (vllm-ascend pull request 7143), 27 ms each. On a link that is quick the transfer of few rows is then less than was asked
-  of it beside compute; the table says what part it really was.
+- No stage is shorter than `FLOOR`: layers of a large model read their weights for one token, too.
+  Four stages were published with 110 ms a token (vllm-ascend pull request 7143), 27 ms each. On a
+  link that is quick the transfer of few rows is then less than was asked of it beside compute; the
+  table says what part it really was.
 - The emulated link has so much latency that small messages, too, take half of a stage and more; its
   rate is a third of what the forwarder manages, so that two cores have time for the ranks.
 """

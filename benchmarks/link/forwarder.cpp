@@ -149,6 +149,9 @@ Member make_member(int number) {
     // nor behind a loss. It is also the one that every namespace may choose.
     turn("tcp_congestion_control", "reno");
     turn("tcp_slow_start_after_idle", "0");
+    // What is under way on a link that is fast and far has to fit several times.
+    turn("tcp_wmem", "4096 4194304 33554432");
+    turn("tcp_rmem", "4096 8388608 33554432");
     return made;
 }
 

@@ -111,9 +111,9 @@ def test_contestants_serve_rightly_on_the_emulated_link() -> None:
     assert told.link["rate"] <= ASKED.rate
 
 
-def test_bytes_arrive_as_they_were_sent(tun: Any) -> None:
-    places = [tun.place(rank) for rank in range(2)]
-    run = [[*place.prefix, sys.executable, "-c"] for place in places]
+def echoed(link: Any) -> str:
+    """Whether three megabytes come back as they went, said by the one who sent them."""
+    run = [[*link.place(rank).prefix, sys.executable, "-c"] for rank in range(2)]
     server = subprocess.Popen([*run[0], SERVER], stdout=subprocess.PIPE, text=True)
     with server:
         assert server.stdout is not None
@@ -121,7 +121,26 @@ def test_bytes_arrive_as_they_were_sent(tun: Any) -> None:
         client = [*run[1], CLIENT, link_tun.address(0)]
         done = subprocess.run(client, capture_output=True, text=True, timeout=60, check=False)
         server.kill()
-    assert done.stdout == "True\n", done.stderr
+    return done.stdout + done.stderr
+
+
+def test_bytes_arrive_as_they_were_sent(tun: Any) -> None:
+    assert echoed(tun) == "True\n"
+
+
+@pytest.mark.usefixtures("permitted")
+def test_a_forwarder_that_changes_a_byte_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    healthy, line = link_tun.SOURCE.read_text(), "Packet& first = source.under_way.front();"
+    source = tmp_path / "forwarder.cpp"
+    source.write_text(
+        healthy.replace(line, f"{line} if (first.bytes.size() > 1000) first.bytes.back() ^= 1;")
+    )
+    assert source.read_text() != healthy
+    monkeypatch.setattr(link_tun, "SOURCE", source)
+    with link_tun.tun(2, ASKED) as link:
+        assert echoed(link) == "False\n"
 
 
 def test_a_member_sees_the_link_and_nothing_else(tun: Any) -> None:
