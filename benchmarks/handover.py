@@ -134,5 +134,5 @@ class Handover(Protocol):
         ...
 
     def drain(self) -> None:
-        """Behind the last step: until everything has arrived."""
+        """The last call: waits until everything has arrived, and gives back what was opened."""
         ...

@@ -14,4 +14,5 @@ HANDOVERS: dict[str, Callable[[Station], Handover]] = {
     COORDINATOR: Coordinator,
     WORD: Word,
 }
-"""Every rank makes the one that is named, at the same time as all others. Ours joins here."""
+"""Every rank makes the one that is named, anew for each run and at the same time as all others. The
+channel joins as `OURS`; nothing else has to be told of it."""

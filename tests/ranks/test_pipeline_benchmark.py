@@ -187,6 +187,23 @@ def test_nothing_is_left_of_a_link_whose_launcher_is_ended(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "pipeline.py"), "--quick", "--link", "loopback"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment) as launcher:
+        expires = time.monotonic() + SECONDS
+        while len(list(tmp_path.glob("*/rank?"))) < 2 and time.monotonic() < expires:
+            time.sleep(POLL)
+        held = children(launcher.pid)
+        launcher.kill()
+        expires = time.monotonic() + 30.0
+        while any(map(alive, held)) and time.monotonic() < expires:
+            time.sleep(POLL)
+    assert len(held) == 2
+    assert not any(map(alive, held))
+
+
 @pytest.mark.usefixtures("permitted")
 def test_a_failure_within_leaves_nothing() -> None:
     before, within = set(children(os.getpid())), set[int]()
