@@ -33,7 +33,7 @@ from link_tun import probe, tun
 from pipeline_crew import Run, serve_all
 from pipeline_emulation import HIDDEN, LINK, STAGES, TOKENS, Point, points
 from pipeline_figures import Figures, link_figures
-from pipeline_page import text
+from pipeline_page import link_told, text
 from pipeline_requests import Serving
 from pipeline_work import Steady, Work
 
@@ -72,9 +72,15 @@ class Part:
             Run(work, system, turn)
             for work in self.works
             for turn in range(self.rounds)
-            for system in HANDOVERS
-            if system != WORD or turn < FEWER
+            for system in turns(turn)
         ]
+
+
+def turns(turn: int) -> list[str]:
+    """Everybody in one round; it is another's turn to be the first in each."""
+    names = list(HANDOVERS)
+    first = turn % len(names)
+    return [n for n in names[first:] + names[:first] if n != WORD or turn < FEWER]
 
 
 LINKS: dict[str, Callable[[int], AbstractContextManager[Link]]] = {
@@ -117,7 +123,9 @@ def measure(part: Part) -> Figures:
         told = serve_all(link, part.stages, runs, SECONDS * len(runs))
         asked = asdict(link.asked) if link.asked else None
         found = {"name": link.name, "stages": part.stages, "asked": asked}
-    return {**found, "measured": told.link, **link_figures(runs, told, part.stages)}
+    figures = {**found, "measured": told.link, **link_figures(runs, told, part.stages)}
+    sys.stderr.write(f"{found['name']}, {part.stages} stages: served. {link_told(figures)}\n")
+    return figures
 
 
 def arguments() -> argparse.Namespace:

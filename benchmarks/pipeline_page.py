@@ -34,14 +34,14 @@ def text(figures: Figures) -> list[str]:
     """Everything of pipeline.json."""
     lines = [INTRODUCTION, ""]
     for link in figures["links"]:
-        lines += [f"### {link['stages']} stages, {link['name']}", "", told(link), ""]
+        lines += [f"### {link['stages']} stages, {link['name']}", "", link_told(link), ""]
         lines += _points(link)
         for scenario in link["serving"]:
             lines += _scenario(scenario)
     return lines
 
 
-def told(link: Figures) -> str:
+def link_told(link: Figures) -> str:
     """What the link is, beside what was asked for."""
     measured, asked = link["measured"], link["asked"]
     found = (
@@ -64,7 +64,7 @@ def _points(link: Figures) -> list[str]:
         "hidden x tokens",
         "MB",
         "transfer, ms",
-        "transfer / compute",
+        "transfer / compute (asked)",
         "compute-bound, per second",
         *(f"{system}: per second, part of it" for system in systems),
         *(f"{leader} over {base}" for base in beside),
@@ -84,7 +84,7 @@ def _cells(point: Figures, leader: str, beside: Sequence[str]) -> list[str]:
         f"{where['hidden']} x {where['tokens']}",
         f"{point['bytes'] / 1e6:.2f}",
         f"{point['transfer'] * 1e3:.2f}",
-        f"{point['transfer'] / point['compute']:.2f}",
+        f"{point['transfer'] / point['compute']:.2f} ({where['ratio']:g})",
         f"{1.0 / point['compute']:.1f}",
         *(
             f"{system['rate']['median']:.1f}, {system['of_bound']['median']:.0%}"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 try:
-    emulation, figures, page, requests, stamps, work, crew, handover = (
+    emulation, figures, page, requests, stamps, work, crew, handover, benchmark = (
         importlib.import_module(name)
         for name in (
             "pipeline_emulation",
@@ -28,6 +28,7 @@ try:
             "pipeline_work",
             "pipeline_crew",
             "handover",
+            "pipeline",
         )
     )
 finally:
@@ -184,6 +185,32 @@ def link_of(rates: dict[str, list[float]], **changes: int) -> Told:
 RATES = {"blocking": [50.0, 60.0, 40.0], "coordinator": [75.0, 60.0, 80.0]}
 
 
+class TestParts:
+    def test_all_take_turns_in_every_round(self) -> None:
+        part = benchmark.Part("loopback", 2, (work.Steady(POINT), SMALL), 5)
+        runs = part.runs()
+        for one in part.works:
+            for turn in range(5):
+                names = [run.system for run in runs if (run.work, run.round) == (one, turn)]
+                there = {benchmark.WORD} if turn < benchmark.FEWER else set()
+                assert set(names) == {*figures.HANDOVERS} - {benchmark.WORD} | there
+                assert len(names) == len(set(names))
+        assert {benchmark.turns(turn)[0] for turn in range(6)} >= set(figures.BASELINES)
+        assert [run.work for run in runs] == sorted((r.work for r in runs), key=part.works.index)
+
+    def test_the_whole_has_every_point_on_every_link_and_four_stages(self) -> None:
+        parts = benchmark.whole(("loopback", "emulated"), emulation.HIDDEN, emulation.TOKENS)
+        found = [(part.link, part.stages, len(part.works)) for part in parts]
+        assert found[:2] == [("loopback", 2, 46), ("emulated", 2, 46)]
+        assert found[2:] == [("loopback", 4, 1), ("emulated", 4, 1)]
+        assert {part.rounds for part in parts} == {benchmark.ROUNDS}
+
+    def test_what_is_selected_is_all_that_is_swept(self) -> None:
+        part = benchmark.whole(("loopback",), (4096,), (1, 8))[0]
+        swept = {one.point for one in part.works if isinstance(one, work.Steady)}
+        assert {(point.hidden, point.tokens) for point in swept} == {(4096, 1), (4096, 8)}
+
+
 class TestFigures:
     def test_a_rate_is_beside_that_of_a_pipeline_without_transfers(self) -> None:
         found = link_of(RATES)["points"][0]
@@ -271,9 +298,9 @@ class TestPage:
 
     def test_a_link_is_told_beside_what_was_asked_for(self) -> None:
         link = {"measured": {"latency": 1e-3, "rate": 5e8}, "asked": None}
-        assert "1.000 ms one way for 8 bytes, 500 MB/s" in page.told(link)
+        assert "1.000 ms one way for 8 bytes, 500 MB/s" in page.link_told(link)
         asked = {**link, "asked": {"latency": 2e-3, "rate": 4e8}}
-        assert page.told(asked).endswith("asked for: 2 ms, 400 MB/s.")
+        assert page.link_told(asked).endswith("asked for: 2 ms, 400 MB/s.")
 
     def test_the_table_of_requests_has_every_kind_of_latency(self) -> None:
         rows, _ = SMALL.plan(emulation.in_flight(2))
