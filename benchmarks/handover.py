@@ -13,6 +13,7 @@ from pipeline_emulation import in_flight
 from torch import Tensor
 from wire import Wires
 
+from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 
 DTYPE = torch.bfloat16
@@ -66,6 +67,7 @@ class Station:
         ranks: how many stages.
         wires: for those who need no more than messages.
         fabric: for those who need communicators.
+        accelerator: for those who need streams.
         hidden: elements of a row.
         most: rows of the largest micro-batch.
         label: of the run; no two have the same.
@@ -76,6 +78,7 @@ class Station:
     ranks: int
     wires: Wires
     fabric: Fabric
+    accelerator: Accelerator
     hidden: int
     most: int
     label: str

@@ -60,6 +60,7 @@ class Rank:
             held_back = DelayedFabric(self._fabric, delay, where.deadline)
             self._fabric = held_back  # type: ignore[assignment]
             self._wires = HalWires(self._fabric, where.deadline)
+        self._accelerator = registry.accelerator("cpu").open(0)
         self._turns = self._fabric.open("turns")
 
     def gauge(self, sizes: Iterable[int]) -> dict[str, Any]:
@@ -84,6 +85,7 @@ class Rank:
             ranks=self.where.size,
             wires=self._wires,
             fabric=self._fabric,
+            accelerator=self._accelerator,
             hidden=work.hidden,
             most=max(batch.rows for batch in batches),
             label=label,
@@ -111,6 +113,7 @@ class Rank:
         """Leave together."""
         self._turns.barrier().result(self.where.deadline)
         self._fabric.close()
+        self._accelerator.close()
         distributed.destroy_process_group()
 
 

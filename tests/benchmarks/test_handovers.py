@@ -98,6 +98,7 @@ def served(make: Made, seconds: tuple[float, float], steps: int, held: Held = as
             ranks=seat.size,
             wires=wire.HalWires(fabric, DEADLINE),
             fabric=fabric,
+            accelerator=seat.accelerator,
             hidden=HIDDEN,
             most=8,
             label="run",
