@@ -296,6 +296,21 @@ class TestPage:
         assert f"| **no**: {name}" in text
         assert "**Missed at 1 of 1 points.**" in text
 
+    @pytest.mark.usefixtures("ours")
+    def test_four_stages_are_reported_and_not_judged(self) -> None:
+        link = {**link_of({**RATES, "channel": [94.0] * 3}), "stages": 4}
+        text = "\n".join(page.text({"links": [link]}))
+        assert "| channel over blocking | channel over coordinator |\n" in text
+        assert "Bars" not in text
+
+    @pytest.mark.usefixtures("ours")
+    def test_the_rate_is_judged_where_a_transfer_takes_half_of_compute(self) -> None:
+        point = link_of({**RATES, "channel": [94.0] * 3})["points"][0]
+        assert page.missed(point) == ["compute-bound rate"]
+        assert page.missed({**point, "transfer": 0.4 * point["compute"]}) == []
+        point["over"]["channel"]["blocking"]["median"] = float("nan")
+        assert page.missed({**point, "transfer": 0.0}) == ["over blocking"]
+
     def test_a_link_is_told_beside_what_was_asked_for(self) -> None:
         link = {"measured": {"latency": 1e-3, "rate": 5e8}, "asked": None}
         assert "1.000 ms one way for 8 bytes, 500 MB/s" in page.link_told(link)
