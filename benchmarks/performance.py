@@ -15,6 +15,7 @@ from typing import Any
 import copier_page
 import engine_page
 import pictures
+import pipeline_page
 import planner_page
 import tables
 from evidence import RESULTS, ROOT, source
@@ -221,6 +222,7 @@ MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "Moves against the next window": ("drip", tables.moving),
     **engine_page.PARTS,
     **copier_page.PARTS,
+    "Stages that overlap": ("pipeline", pipeline_page.text),
 }
 """By title: the file of figures, and the table of them."""
 

@@ -45,6 +45,7 @@ PLANTED: tuple[tuple[Rule, str, str], ...] = (
     (house_rules.vendor_names, "pipeline/a.py", 'device = "cuda:0"\n'),
     (house_rules.vendor_names, "hal/a.py", "class AscendStream:\n    pass\n"),
     (house_rules.picklers, "tests/a.py", "from pickle import loads\n"),
+    (house_rules.picklers, "benchmarks/a.py", "import pickle\n"),
     (house_rules.picklers, "src/a.py", "import torch\n\ntorch.load('x')\n"),
     (house_rules.picklers, "src/a.py", "import numpy as np\n\nnp.load('x', allow_pickle=True)\n"),
     (house_rules.strange_words, "docs/a.md", "in this ses" + "sion\n"),
@@ -68,6 +69,7 @@ HARMLESS: tuple[tuple[str, str], ...] = (
     ("tests/conftest.py", 'import time\n\ntime.sleep(0.5)\nscope = "ses' + 'sion"\n'),
     ("docs/a.md", "This works at home/work.\n"),
     ("balancer/compat/a.py", '"""A."""\n\nvllm = 1\n'),
+    ("benchmarks/handover_coordinator.py", '"""A."""\n\nimport pickle\n\nx = pickle\n'),
 )
 
 

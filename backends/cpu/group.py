@@ -1,5 +1,6 @@
 """Gloo's process group, with the types that torch's own stubs leave out."""
 
+import os
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -7,6 +8,9 @@ from torch import Tensor, distributed
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from equipoise.hal.errors import CommunicatorFailed
+
+INTERFACES = "GLOO_SOCKET_IFNAME"
+"""The variable that names interfaces, comma-separated, as torch has it."""
 
 
 class Native(Protocol):
@@ -61,14 +65,28 @@ class Group(Protocol):
 def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
     """Meet the other ranks over `store`; operations fail after `deadline` seconds.
 
-    Raises `CommunicatorFailed` when a rank does not come.
+    Raises `CommunicatorFailed` when a rank does not come, and where `GLOO_SOCKET_IFNAME` names
+    something that is no interface of this machine.
     """
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=deadline)
-    options._devices = [gloo.create_default_device()]
+    options._devices = _devices(gloo)
     try:
         group: Group = gloo(store, rank, size, options)
     except RuntimeError as error:
         raise CommunicatorFailed(f"the ranks did not all meet within {deadline:g} s") from error
     return group
+
+
+def _devices(gloo: Any) -> list[Any]:
+    """The interfaces that are asked for, or the one of the host's own name.
+
+    torch looks at the variable only where it makes the devices itself. The host's name may belong
+    to an interface that the other ranks do not reach: in containers, and on several networks.
+    """
+    names = [name for name in os.environ.get(INTERFACES, "").split(",") if name]
+    try:
+        return [gloo.create_device(interface=n) for n in names] or [gloo.create_default_device()]
+    except RuntimeError as error:
+        raise CommunicatorFailed(f"{INTERFACES}={','.join(names)}: no such interface") from error

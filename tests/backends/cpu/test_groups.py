@@ -49,6 +49,17 @@ def test_ranks_without_this_one_or_beyond_the_run_are_refused(ranks: list[int]) 
     assert on_ranks(2, program) == [True, True]
 
 
+def test_a_group_takes_the_interface_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert on_ranks(2, lambda seat: total(seat.fabric.open("named"))) == [11, 11]
+
+
+def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    with pytest.raises(CommunicatorFailed, match="GLOO_SOCKET_IFNAME=nowhere0: no such interface"):
+        on_ranks(2, lambda seat: total(seat.fabric.open("named")))
+
+
 def test_a_purpose_is_opened_once() -> None:
     def program(seat: Seat) -> int:
         group = seat.fabric.open("once")
