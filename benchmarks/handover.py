@@ -4,8 +4,8 @@ A step of a stage is always the same (`pipeline_stage.py`): `begin`, `receive`, 
 its inputs, `read`, compute, `release`, `send`. Everything is called by the stage's one thread.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -28,12 +28,23 @@ class Batch:
         rows: of its activations.
         seconds: of a stage's compute.
         left: passes of the run behind this one; nobody has to expect more.
+        scheduled: rows of the passes behind it that a scheduler has told every stage of by then:
+            those of the other micro-batches in flight.
     """
 
     step: int
     rows: int
     seconds: float
     left: int
+    scheduled: tuple[int, ...] = ()
+
+
+def scheduled(batches: Sequence[Batch], flying: int) -> list[Batch]:
+    """The same, each with what is known of those behind it while `flying` are in flight."""
+    rows = [batch.rows for batch in batches]
+    return [
+        replace(batch, scheduled=tuple(rows[n + 1 : n + flying])) for n, batch in enumerate(batches)
+    ]
 
 
 @dataclass(frozen=True)

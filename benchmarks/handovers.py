@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from handover import Handover, Station
 from handover_blocking import Blocking
+from handover_channel import Channel
 from handover_coordinator import Coordinator
 from handover_word import Word
 
@@ -12,7 +13,7 @@ BASELINES = BLOCKING, COORDINATOR
 HANDOVERS: dict[str, Callable[[Station], Handover]] = {
     BLOCKING: Blocking,
     COORDINATOR: Coordinator,
+    OURS: Channel,
     WORD: Word,
 }
-"""Every rank makes the one that is named, anew for each run and at the same time as all others. The
-channel joins as `OURS`; nothing else has to be told of it."""
+"""Every rank makes the one that is named, anew for each run and at the same time as all others."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from handover import Batch
+from handover import Batch, scheduled
 from pipeline_emulation import FLOOR, message_bytes
 
 SEED = 7
@@ -87,9 +87,10 @@ class Serving:
         transfer = seconds[message_bytes(self.hidden, self.prompt)]
         row = transfer / self.ratio / self.prompt
         rows, _ = self.plan(in_flight)
-        return [
+        batches = [
             Batch(step, n, max(FLOOR, row * n), len(rows) - 1 - step) for step, n in enumerate(rows)
         ]
+        return scheduled(batches, in_flight)
 
     def plan(self, in_flight: int) -> tuple[list[int], list[Request]]:
         """Rows of every pass, and the requests."""

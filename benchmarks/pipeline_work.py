@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from handover import Batch
+from handover import Batch, scheduled
 from pipeline_emulation import WARM, Point, count, message_bytes
 from pipeline_requests import Serving
 
@@ -53,7 +53,8 @@ class Steady:
         """See `Work`."""
         compute = self.point.compute(seconds[message_bytes(self.hidden, self.gauged)])
         steps = WARM + in_flight + count(compute)
-        return [Batch(n, self.point.tokens, compute, steps - 1 - n) for n in range(steps)]
+        batches = [Batch(n, self.point.tokens, compute, steps - 1 - n) for n in range(steps)]
+        return scheduled(batches, in_flight)
 
 
 def work_of(fields: Mapping[str, Any]) -> Work:

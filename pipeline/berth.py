@@ -103,12 +103,16 @@ class Berth:
         """The reader has launched its last read on the edge's stream."""
         with self._changing:
             if isinstance(self.state, Taken):
-                with suppress(StreamFailed):  # which whoever waits for `freed` hears
-                    self._edge.stream.record(self.freed)
+                if self._edge.read_by is Reading.STREAM:
+                    with suppress(StreamFailed):  # which whoever waits for `freed` hears
+                        self._edge.stream.record(self.freed)
                 self.state = Released(self.state.sequence, self.state.arrival)
 
     def clear(self) -> None:
-        """Nobody holds a tensor any more: whoever waits for `freed` comes behind every read."""
+        """Nobody holds a tensor any more: whoever waits for `freed` comes behind every read.
+
+        (Where the host reads there is no such event: what reads holds what it reads.)
+        """
         with self._changing:
             self.release()
             self.state = Free()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ class Edge:
             raise ChannelError(f"{self.name}: its messages have one part")
         return self.rest
 
-    @property
+    @cached_property
     def read_by(self) -> Reading:
         """How readers come behind a message."""
         on_host = self.accelerator.device.type == "cpu"

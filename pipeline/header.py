@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from equipoise.hal.errors import MessageMismatch
@@ -35,7 +34,7 @@ class Header:
     def write(self, words: Tensor) -> None:
         """Into int64 [1, 8] in the host's memory."""
         fields = (_SIGN, self.sequence, self.shape_class, self.nbytes, self.first, self.described)
-        words.copy_(torch.tensor([(*fields, 0, _folded(fields))], dtype=torch.int64))
+        words.numpy()[0] = (*fields, 0, _folded(fields))
 
 
 def read_header(words: Sequence[int], edge: str) -> Header:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from equipoise.hal.errors import BuffersHeld, ChannelClosed, ChannelError, EquipoiseError
 from equipoise.hal.stream import Event, Role
 from equipoise.pipeline.berth import Berth, Free, Posted, Released, Taken
-from equipoise.pipeline.edge import Edge
+from equipoise.pipeline.edge import Edge, Reading
 from equipoise.pipeline.layout import Layout
 from equipoise.pipeline.layouts import Layouts
 from equipoise.pipeline.shape_class import ShapeClass
@@ -164,7 +164,9 @@ class ReceivingEnd:
             self._behind(berth.freed)
 
     def _behind(self, freed: Event) -> None:
-        """What is received from now on comes behind the last read."""
+        """What is received from now on comes behind the last read of a device."""
+        if self._edge.read_by is Reading.HOST:
+            return
         if self._ordered:
             self._comm.wait(freed)
         else:

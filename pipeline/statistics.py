@@ -1,7 +1,7 @@
 """What an end of an edge has done, in integers."""
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -39,42 +39,47 @@ class EdgeStatistics:
 
 
 class EdgeMeter:
-    """Counts for one end; any thread."""
+    """Counts for one end; any thread. Several times a step, so it is plain numbers under a lock."""
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
-        self._counts = EdgeStatistics()
+        self._counts = dict.fromkeys(vars(EdgeStatistics()), 0)
 
     def read(self) -> EdgeStatistics:
         """The counts by now."""
-        return self._counts
+        with self._counting:
+            return EdgeStatistics(**self._counts)
 
     def message(self, nbytes: int, described: int = 0, parts: int = 1) -> None:
         """One more message, with so many bytes of description."""
-        self._add(messages=1, nbytes=nbytes, continued=parts - 1, described=int(described > 0))
+        with self._counting:
+            self._counts["messages"] += 1
+            self._counts["nbytes"] += nbytes
+            self._counts["continued"] += parts - 1
+            self._counts["described"] += int(described > 0)
 
     def buffer_made(self, nbytes: int) -> None:
         """One more buffer."""
-        self._add(buffers=1, buffer_bytes=nbytes)
+        with self._counting:
+            self._counts["buffers"] += 1
+            self._counts["buffer_bytes"] += nbytes
 
     def class_met(self) -> None:
         """One more shape class."""
-        self._add(classes=1)
+        self._add("classes", 1)
 
     def gather(self) -> None:
         """One more gather."""
-        self._add(gathered=1)
+        self._add("gathered", 1)
 
     def waited(self, nanoseconds: int) -> None:
         """Somebody waited for a message."""
-        self._add(waited_ns=nanoseconds)
+        self._add("waited_ns", nanoseconds)
 
     def held(self, nanoseconds: int) -> None:
         """Somebody waited for a reader."""
-        self._add(held_ns=nanoseconds)
+        self._add("held_ns", nanoseconds)
 
-    def _add(self, **counts: int) -> None:
+    def _add(self, name: str, count: int) -> None:
         with self._counting:
-            before = vars(self._counts)
-            changed = {name: before[name] + count for name, count in counts.items()}
-            self._counts = replace(self._counts, **changed)
+            self._counts[name] += count

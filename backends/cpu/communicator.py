@@ -223,7 +223,7 @@ class GlooCommunicator:
     def _join(self, ranks: tuple[int, ...]) -> None:
         self._ranks = ranks
         self._failure = CommunicatorFailed(f"communicator {self._purpose!r} was not built")
-        self._inflight: dict[GlooWork, Callable[[], bool]] = {}
+        self._inflight: dict[GlooWork, Callable[[], bool] | None] = {}
         self._waiters.close()
         members = "-".join(str(rank) for rank in ranks)
         prefix = f"{self._purpose}/{self._incarnation}/{members}"
@@ -244,7 +244,7 @@ class GlooCommunicator:
         """One message; `what` names its direction and its peer."""
         with self._issuing:
             work = self._work([self._issue(what, issue)], what, (tensor,))
-            self._inflight[work] = work.done
+            self._inflight[work] = None  # whoever waits for it forgets it
             work.watch(partial(self._waiters.put, what))  # in the order in which they are issued
         return work
 
@@ -292,10 +292,10 @@ class GlooCommunicator:
 
     def _reap(self) -> None:
         """Look for what has ended; whatever is in flight keeps its buffers, dropped or not."""
-        for ended in list(self._inflight.values()):
+        for ended in [ended for ended in self._inflight.values() if ended is not None]:
             ended()
 
-    def _forget(self, inflight: dict[GlooWork, Callable[[], bool]], work: GlooWork) -> None:
+    def _forget(self, inflight: dict[GlooWork, Callable[[], bool] | None], work: GlooWork) -> None:
         """It has ended: gloo's own handle, which keeps its tensors, goes at once."""
         inflight.pop(work, None)
         self._release()

@@ -19,7 +19,19 @@ from equipoise.hal.errors import CommunicatorFailed, ResultPending
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 try:
-    blocking, coordinator, delayed, device, handover, place, stage, tokens, wire, word = (
+    (
+        blocking,
+        coordinator,
+        delayed,
+        device,
+        handover,
+        place,
+        stage,
+        tokens,
+        wire,
+        word,
+        channel,
+    ) = (
         importlib.import_module(name)
         for name in (
             "handover_blocking",
@@ -32,6 +44,7 @@ try:
             "token_return",
             "wire",
             "handover_word",
+            "handover_channel",
         )
     )
 finally:
@@ -107,13 +120,16 @@ def served(make: Made, seconds: tuple[float, float], steps: int, held: Held = as
         returned = tokens.token_return(station)
         loop = stage.Stage(station, make(station), returned)
         spent = seconds[seat.rank]
-        loop.run([handover.Batch(n, 1 + n % 8, spent, steps - 1 - n) for n in range(steps)])
+        batches = [handover.Batch(n, 1 + n % 8, spent, steps - 1 - n) for n in range(steps)]
+        loop.run(handover.scheduled(batches, station.in_flight))
         return int(loop.wrong)
 
     return sum(on_ranks(2, serve))
 
 
-@pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator, word.Word])
+@pytest.mark.parametrize(
+    "make", [blocking.Blocking, coordinator.Coordinator, channel.Channel, word.Word]
+)
 @pytest.mark.parametrize("seconds", [(0.0, 0.0), (0.0, 0.004), (0.004, 0.0)])
 def test_every_hand_over_is_right_whoever_is_slower(
     make: Made, seconds: tuple[float, float]
@@ -128,7 +144,7 @@ def test_a_careless_hand_over_has_wrong_words(make: Made, receiver: float) -> No
     assert served(make, (0.0, receiver), 24) > 0
 
 
-@pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator])
+@pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator, channel.Channel])
 def test_a_delay_in_the_hal_changes_no_word(make: Made) -> None:
     assert served(make, (0.0, 0.002), 12, slowly) == 0
 

@@ -272,7 +272,11 @@ class Reader:
         return self._play.case.parts == 1 and step % 2 == 1
 
     def _launch(self, sight: Sight, name: str, tensor: Tensor) -> None:
-        """Read it in a program, which knows an address as a kernel does, and holds no tensor."""
+        """Read it in a program: where streams read, by its address, as a kernel does that holds no
+        tensor; where the host does, it holds what it reads."""
+        if self._edge.reading is Reading.HOST:
+            self._edge.stream.launch(partial(_see_tensor, sight, name, tensor))
+            return
         kind: Any = {torch.float32: ctypes.c_float, torch.int64: ctypes.c_int64}[tensor.dtype]
         array = (kind * tensor.numel()).from_address(tensor.data_ptr())
         self._edge.stream.launch(partial(_see, sight, name, array))
@@ -297,6 +301,10 @@ def _fill(mine: dict[str, Tensor], values: dict[str, Tensor]) -> None:
 def _scribble(mine: dict[str, Tensor]) -> None:
     for tensor in mine.values():
         tensor.fill_(-1)
+
+
+def _see_tensor(sight: Sight, name: str, tensor: Tensor) -> None:
+    sight.values[name] = tensor.flatten().tolist()
 
 
 def _see(sight: Sight, name: str, array: Iterable[float]) -> None:

@@ -38,6 +38,27 @@ BAD = {
     "an unknown backend": (("--backend", "abacus"), "unknown name 'abacus'; known: "),
     "an unknown communicator": (("--communicator", "pigeon"), "known: gloo"),
     "unknown shares": (("--shares", "fair"), "expected static or lagged or exact, got 'fair'"),
+    "stages that do not divide the ranks": (
+        ("--pipeline-ranks", "3"),
+        "--ranks 4 cannot be divided into 3 stages",
+    ),
+    "more stages than layers": (
+        ("--ranks", "8", "--pipeline-ranks", "8"),
+        "--pipeline-ranks must be at most 6, got 8",
+    ),
+    "no stage": (("--pipeline-ranks", "0"), "--pipeline-ranks must be at least 1, got 0"),
+    "slices that do not divide a stage": (
+        ("--pipeline-ranks", "2", "--tensor-ranks", "4"),
+        "--tensor-ranks 4 does not divide the 2 rank(s) of a stage",
+    ),
+    "micro-batches of one stage": (
+        ("--micro-batches", "2"),
+        "--micro-batches has no meaning with one stage",
+    ),
+    "slots not divisible by the ranks of a stage": (
+        ("--pipeline-ranks", "2", "--slots", "41"),
+        "not divisible by the 2 ranks of a stage",
+    ),
     "too many ranks": (("--ranks", "128"), "--ranks must be at most 64, got 128"),
     "too many slots": (("--slots", "4100"), "--slots must be at most 4096 a layer, got 4100"),
     "too many steps": (("--steps", "100001"), "--steps must be at most 100000, got 100001"),

@@ -40,7 +40,7 @@ ENGINE = EngineConfig(
 
 @dataclass
 class Clock:
-    step: int = 0
+    turn: int = 0
 
 
 def sequences(numbers: list[int], start: int, stop: int) -> tuple[Sequence, ...]:

@@ -9,6 +9,7 @@ from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.group import group_of
 from equipoise.balancer.experts.placement import Shape, check
 from equipoise.balancer.experts.routing_rule import RoutingRule
+from equipoise.demo.grid import Grid
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RunSettings, Shares
 from equipoise.demo.site import Site
 from equipoise.demo.variant import Variant, engine_config, first_placement, variants
@@ -32,7 +33,9 @@ TOLD = RunSettings(
 
 def site(settings: RunSettings) -> Site:
     """As much of one as a configuration takes."""
-    return cast(Site, SimpleNamespace(settings=settings, post=SimpleNamespace(deadline=12.0)))
+    return cast(
+        Site, SimpleNamespace(settings=settings, grid=Grid(4), post=SimpleNamespace(deadline=12.0))
+    )
 
 
 def test_the_engine_is_told_all_that_was_asked_for() -> None:

@@ -56,19 +56,10 @@ def validate(request: RecordRequest) -> None:
         return
     if request.settings.balance is Balance.OFF:
         check_unbalanced(request.said, "without --balance on")
-    _check_one_stage(request)
     validate_settings(request.settings)
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:
         raise UsageError(f"--range {request.range} goes beyond the {steps} steps of --steps")
-
-
-def _check_one_stage(request: RecordRequest) -> None:
-    """What a rank counts is of all layers."""
-    for key in ("pipeline_ranks", "micro_batches", "tensor_ranks"):
-        if key in request.said:
-            flag = BY_KEY[key].name
-            raise UsageError(f"{flag} has no meaning here: `record` serves on one stage")
 
 
 def _check_out(request: RecordRequest) -> None:
