@@ -54,6 +54,7 @@ class ReceivingEnd:
         self._sequence = 0
         self._posting = threading.Lock()
         self._changed = threading.Event()
+        self._alive = edge.accelerator.event()
         self._failure: EquipoiseError | None = None
 
     @property
@@ -86,6 +87,7 @@ class ReceivingEnd:
 
         Raises:
             BuffersHeld: all buffers are read, or expect messages that nobody takes.
+            StreamFailed: the edge's stream failed, so that what reads a buffer will not let go.
             MessageMismatch: an earlier message was not the one that was expected.
             CommunicatorFailed: an earlier message did not come, or the receive cannot be posted.
             ChannelClosed: the end was closed, or has failed before.
@@ -180,6 +182,7 @@ class ReceivingEnd:
         while not self._over(berth):
             if time.monotonic() >= expiry:
                 raise BuffersHeld(self._holder(berth))
+            self._edge.stream.record(self._alive)  # raises where a reader has failed the stream
             self._changed.wait(LOOK)
             self._changed.clear()
         self._edge.meter.held(time.monotonic_ns() - began)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from channels.case import MOST_ROWS, Case, Fault, Manner
@@ -162,7 +162,8 @@ class Play:
         """What `rank` sends over: the first sender's messages are meddled with."""
         if rank or self.case.fault in (Fault.NONE, Fault.OTHER, Fault.KILLED):
             return communicator
-        return Meddling(communicator, self.case.fault, self.case.at)
+        meddling: Any = Meddling(communicator, self.case.fault, self.case.at)
+        return cast(Communicator, meddling)
 
     def _class(self, rank: int, step: int) -> ShapeClass:
         """As which a sender hands a step over."""

@@ -82,13 +82,13 @@ def alone(stages: int, sizes: Sequence[int], in_flight: int) -> list[list[int]]:
     """The tokens of every turn, by one process that hands nothing over."""
     toys = [Toy(stage, stages, sizes, in_flight) for stage in range(stages)]
     for number in range(len(sizes)):
-        handed = None
+        handed: AsyncIntermediateTensors | None = None
+        turn = Turn(number, 2 * sizes[number], sizes[number])
         for toy in toys:
-            turn = toy.begin(number)
-            made = dict(toy.forward(turn, handed))
-            handed = AsyncIntermediateTensors(made)
+            handed = AsyncIntermediateTensors(dict(toy.forward(turn, handed)))
+        assert handed is not None
         for toy in (toys[0], toys[-1]):
-            toy.end(turn, made[TOKENS])
+            toy.end(turn, handed[TOKENS])
     return [toys[0].tokens[number] for number in range(len(sizes))]
 
 
