@@ -9,7 +9,6 @@ from functools import partial
 from torch import Tensor
 
 from equipoise.hal.errors import (
-    BuffersHeld,
     ChannelClosed,
     ChannelError,
     EquipoiseError,
@@ -24,7 +23,7 @@ from equipoise.pipeline.gathering import parts_of
 from equipoise.pipeline.header import Header, read_header
 from equipoise.pipeline.layout import Layout, layout_of
 from equipoise.pipeline.packing import heads, unpack
-from equipoise.pipeline.receiving import LOOK
+from equipoise.pipeline.readers import Readers
 from equipoise.pipeline.shape_class import Constant, ShapeClass
 
 Values = dict[str, Tensor | Constant]
@@ -114,6 +113,7 @@ class DescribedReceivingEnd:
         self._sequence = 0
         self._last: Incoming | None = None
         self._freed = edge.accelerator.event()
+        self._readers = Readers(edge)
         self._failure: EquipoiseError | None = None
         self._post_ahead()
 
@@ -151,7 +151,8 @@ class DescribedReceivingEnd:
 
     def _finish(self, sequence: int) -> Values:
         if not self._posted:
-            self._await_readers(self._berths[self._count % self._edge.depth])
+            berth = self._berths[self._count % self._edge.depth]
+            self._readers.wait(lambda: not berth.held, self._holder)
             self._post()
         berth, first, work = self._posted.popleft()
         self._await(work)
@@ -218,6 +219,9 @@ class DescribedReceivingEnd:
         if not bool((every == mine).all()):
             raise MessageMismatch(f"{self._edge.name}: slices are of different messages")
 
+    def _holder(self) -> str:
+        return f"{self._edge.name}: all {self._edge.depth} buffers are still read"
+
     def _post_ahead(self) -> None:
         """Post what can be posted without waiting for a reader."""
         while self._first.known and not self._berths[self._count % self._edge.depth].held:
@@ -240,12 +244,3 @@ class DescribedReceivingEnd:
         if self._edge.read_by is Reading.STREAM:
             self._edge.stream.record(self._freed)
             self._freed.synchronize(self._edge.deadline)
-
-    def _await_readers(self, berth: _Berth) -> None:
-        began = time.monotonic_ns()
-        expiry = time.monotonic() + self._edge.deadline
-        while berth.held:
-            if time.monotonic() >= expiry:
-                raise BuffersHeld(f"{self._edge.name}: all {self._edge.depth} buffers are in use")
-            time.sleep(LOOK)
-        self._edge.meter.held(time.monotonic_ns() - began)

@@ -1,34 +1,32 @@
 """The end of an edge that receives."""
 
 import threading
-import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
-from equipoise.hal.errors import BuffersHeld, ChannelClosed, ChannelError, EquipoiseError
+from equipoise.hal.errors import ChannelClosed, ChannelError, EquipoiseError
 from equipoise.hal.stream import Event, Role
 from equipoise.pipeline.berth import Berth, Free, Posted, Released, Taken
 from equipoise.pipeline.edge import Edge, Reading
 from equipoise.pipeline.layout import Layout
 from equipoise.pipeline.layouts import Layouts
+from equipoise.pipeline.readers import Readers
 from equipoise.pipeline.shape_class import ShapeClass
 from equipoise.pipeline.tensors import AsyncIntermediateTensors
-
-LOOK = 0.0005
-"""Seconds between two looks whether the tensors over a buffer are gone: nobody tells when."""
 
 
 class _Lease:
     """Ends with the reader's word; may be said from any thread, and more than once."""
 
-    def __init__(self, berth: Berth, changed: threading.Event) -> None:
+    def __init__(self, berth: Berth, readers: Readers) -> None:
         self._berth = berth
-        self._changed = changed
+        self._readers = readers
 
     def release(self) -> None:
         """Nothing that is launched from now on reads the tensors."""
         self._berth.release()
-        self._changed.set()
+        self._readers.stir()
 
 
 class ReceivingEnd:
@@ -53,8 +51,7 @@ class ReceivingEnd:
         self._comm = edge.accelerator.stream(Role.COMM)
         self._sequence = 0
         self._posting = threading.Lock()
-        self._changed = threading.Event()
-        self._alive = edge.accelerator.event()
+        self._readers = Readers(edge)
         self._failure: EquipoiseError | None = None
 
     @property
@@ -122,7 +119,7 @@ class ReceivingEnd:
         except IndexError:
             raise ChannelError(f"{self._edge.name}: no message is expected") from None
         tensors, arrival = berth.take()
-        return AsyncIntermediateTensors(tensors, [arrival], lease=_Lease(berth, self._changed))
+        return AsyncIntermediateTensors(tensors, [arrival], lease=_Lease(berth, self._readers))
 
     def settled(self) -> bool:
         """Whether `settle` would come back, or raise, without waiting for a message."""
@@ -175,17 +172,8 @@ class ReceivingEnd:
             freed.synchronize(self._edge.deadline)
 
     def _await_readers(self, berth: Berth) -> None:
-        if isinstance(berth.state, Free) or self._over(berth):
-            return
-        began = time.monotonic_ns()
-        expiry = time.monotonic() + self._edge.deadline
-        while not self._over(berth):
-            if time.monotonic() >= expiry:
-                raise BuffersHeld(self._holder(berth))
-            self._edge.stream.record(self._alive)  # raises where a reader has failed the stream
-            self._changed.wait(LOOK)
-            self._changed.clear()
-        self._edge.meter.held(time.monotonic_ns() - began)
+        if not isinstance(berth.state, Free):
+            self._readers.wait(partial(self._over, berth), partial(self._holder, berth))
 
     def _holder(self, berth: Berth) -> str:
         """Why the next buffer is not free, in words."""

@@ -12,7 +12,8 @@ from ranks.cases.patterns import SOON
 from ranks.cases.works import meet
 from torch import Tensor
 
-from equipoise.backends.cpu import BACKEND
+from equipoise.hal import registry
+from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.stream import Role
 from equipoise.pipeline.channel import ChannelPlan, Receiver, Sender, open_receiver, open_sender
@@ -32,15 +33,17 @@ def template(split: Split = Split.WHOLE, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def step(number: int, rows: int) -> dict[str, Tensor]:
-    """What travels in one step: no two steps are alike."""
+    """What travels in one step, in the host's memory: no two steps are alike."""
     base = torch.arange(rows * 6, dtype=torch.float32).view(rows, 6) + 1000 * number
     return {"hidden": (base % 251).bfloat16(), "residual": base}
 
 
 @contextmanager
-def place(fabric: Fabric, deadline: float = SOON, parts: int = 1) -> Iterator[Place]:
+def place(
+    fabric: Fabric, deadline: float = SOON, parts: int = 1, backend: str = "cpu"
+) -> Iterator[Place]:
     """Where this rank's ends are; ranks in fours have two on either side that share slices."""
-    accelerator = BACKEND.open(0)
+    accelerator = open_for(registry.accelerator(backend), fabric.control.rank)
     slices = None
     if parts > 1:
         side = fabric.control.rank // parts
@@ -69,7 +72,7 @@ def plan(rank: int, depth: int = 4, parts: int = 1, **changed: Any) -> ChannelPl
 def hand_over(at: Place, sender: Sender, rows: Sequence[int]) -> None:
     """Every step by a program; the tensors are written over right behind it."""
     for number, count in enumerate(rows):
-        at.stream.launch(partial(_send_and_scribble, sender, number, count))
+        at.stream.launch(partial(_send_and_scribble, at, sender, number, count))
     at.stream.synchronize(SOON)
     sender.drain()
 
@@ -88,9 +91,11 @@ def read_all(at: Place, receiver: Receiver, rows: Sequence[int], ahead: int) -> 
     return wrong
 
 
-def stream_of_steps(fabric: Fabric, rows: list[int], depth: int, ahead: int, parts: int) -> Any:
+def stream_of_steps(
+    fabric: Fabric, rows: list[int], depth: int, ahead: int, parts: int, backend: str = "cpu"
+) -> Any:
     """The first ranks hand every step to the others."""
-    with place(fabric, parts=parts) as at:
+    with place(fabric, parts=parts, backend=backend) as at:
         said = plan(fabric.control.rank, depth, parts)
         if fabric.control.rank < parts:
             sender = open_sender(said, at)
@@ -195,7 +200,7 @@ def keeper(fabric: Fabric) -> Any:
 def hand_over_from(at: Place, sender: Sender, first: int, rows: Sequence[int]) -> None:
     """Steps `first` and later."""
     for number in range(first, len(rows)):
-        at.stream.launch(partial(_send_and_scribble, sender, number, rows[number]))
+        at.stream.launch(partial(_send_and_scribble, at, sender, number, rows[number]))
     at.stream.synchronize(SOON)
     sender.drain()
 
@@ -207,7 +212,7 @@ def before_anybody_receives(fabric: Fabric, steps: int) -> Any:
         if fabric.control.rank == 0:
             sender = open_sender(said, at)
             for number in range(steps):
-                at.stream.launch(partial(_send_and_scribble, sender, number, 4))
+                at.stream.launch(partial(_send_and_scribble, at, sender, number, 4))
             at.stream.synchronize(SOON)
             room = sender.room()
             meet(fabric, "handed over")
@@ -270,8 +275,9 @@ def in_a_graph(fabric: Fabric) -> Any:
         return outcome(sender.drain)["error"]
 
 
-def _send_and_scribble(sender: Sender, number: int, rows: int) -> None:
-    tensors = step(number, rows)
+def _send_and_scribble(at: Place, sender: Sender, number: int, rows: int) -> None:
+    device = at.accelerator.device
+    tensors = {name: tensor.to(device) for name, tensor in step(number, rows).items()}
     sender.send(tensors)
     for tensor in tensors.values():
         tensor.fill_(-1)
@@ -279,6 +285,6 @@ def _send_and_scribble(sender: Sender, number: int, rows: int) -> None:
 
 def _compare(arrived: AsyncIntermediateTensors, number: int, rows: int, wrong: list[int]) -> None:
     expected = step(number, rows)
-    if not all(torch.equal(arrived[name], expected[name]) for name in expected):
+    if not all(torch.equal(arrived[name].cpu(), expected[name]) for name in expected):
         wrong.append(number)
     arrived.release()
