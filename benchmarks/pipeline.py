@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evidence import save
-from handovers import HANDOVERS, WORD
+from handovers import CONTESTANTS, WORD
 from link_loopback import delayed, loopback
 from link_place import Link
 from link_tun import probe, tun
@@ -78,7 +78,7 @@ class Part:
 
 def turns(turn: int) -> list[str]:
     """Everybody in one round; it is another's turn to be the first in each."""
-    names = list(HANDOVERS)
+    names = list(CONTESTANTS)
     first = turn % len(names)
     return [n for n in names[first:] + names[:first] if n != WORD or turn < FEWER]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from handovers import BASELINES, HANDOVERS
+from handovers import BASELINES, CONTESTANTS
 from pipeline_crew import Run, Told
 from pipeline_emulation import WARM, in_flight, message_bytes
 from pipeline_requests import Floats, Latencies, Serving, latencies
@@ -168,5 +168,5 @@ def spread(values: Sequence[float]) -> Figures:
 
 def _by_system(records: Sequence[Record]) -> dict[str, list[Record]]:
     """In the order in which they are named everywhere."""
-    found = {system: [r for r in records if r.system == system] for system in HANDOVERS}
+    found = {system: [r for r in records if r.system == system] for system in CONTESTANTS}
     return {system: of_system for system, of_system in found.items() if of_system}

@@ -17,14 +17,12 @@ from typing import IO, Any
 import torch
 from emulated_device import prompt_timers
 from handover import Station
-from handovers import HANDOVERS
+from handovers import CONTESTANTS
 from link_delayed import DelayedFabric
 from link_gauge import Gauge
 from link_place import Asked
 from pipeline_emulation import in_flight, message_bytes
-from pipeline_stage import Stage
 from pipeline_work import Work, work_of
-from token_return import token_return
 from torch import distributed
 from wire import GlooWires, HalWires, Wires
 
@@ -91,8 +89,7 @@ class Rank:
             label=label,
             deadline=self.where.deadline,
         )
-        handover = HANDOVERS[system](station)
-        stage = Stage(station, handover, token_return(station))
+        stage = CONTESTANTS[system](station)
         gc.collect()
         gc.freeze()
         self._turns.barrier().result(self.where.deadline)
@@ -104,7 +101,7 @@ class Rank:
             "began": stage.began,
             "ended": stage.ended,
             "wrong": stage.wrong,
-            "messages": handover.messages,
+            "messages": stage.messages,
             "cpu": stage.cpu,
             "compute": max(batch.seconds for batch in batches),
         }

@@ -1,22 +1,15 @@
 """One stage's loop: the same steps whoever hands the activations over."""
 
 import time
-from collections.abc import Callable
 
-from emulated_device import Clock, now
-from handover import Activations, Batch, Handover, Station
-from pipeline_emulation import PREPARE
-from stamps import stamp, wrong
+from emulated_device import now
+from handover import Batch, Handover, Station
+from pipeline_compute import Compute
 from token_return import TokenReturn
 
 
-class Stage:
+class Stage(Compute):
     """Serves one run.
-
-    Compute is a timed wait, and the system wakes a thread some 60 microseconds late, which a device
-    does not. So the clock of compute advances by what it is asked for, and by what the thread does
-    or waits for between two waits; not by how late it was woken, nor by stamps, nor by what the
-    host does to send tokens back.
 
     Args:
         station: where.
@@ -25,15 +18,10 @@ class Stage:
     """
 
     def __init__(self, station: Station, handover: Handover, tokens: TokenReturn) -> None:
-        self._station = station
+        super().__init__(station)
+        self.messages = handover.messages
         self._handover = handover
         self._tokens = tokens
-        self._clock = Clock()
-        self._woken = 0.0
-        self.began: list[float] = []
-        self.ended: list[float] = []
-        self.wrong = 0
-        self.cpu = 0.0
 
     def run(self, batches: list[Batch]) -> None:
         """Every micro-batch, in order, until all has arrived everywhere."""
@@ -62,33 +50,10 @@ class Stage:
 
     def _compute_on_what_comes(self, batch: Batch) -> None:
         received = self._handover.receive(batch)
-        self._spend(PREPARE * batch.seconds)
-        taken = received.read()
-        self._beside(lambda: self._look(taken, batch))
-        self._spend((1.0 - PREPARE) * batch.seconds)
+        self._compute_on(batch, received.read)
         received.release()
 
     def _send(self, batch: Batch) -> None:
         output = self._handover.outgoing(batch)
         self._beside(lambda: self._stamp(output, batch))
         self._handover.send(batch, output)
-
-    def _look(self, taken: Activations, batch: Batch) -> None:
-        for which, tensor in enumerate(taken):
-            self.wrong += wrong(tensor, batch.step, self._station.rank - 1, which)
-
-    def _stamp(self, output: Activations, batch: Batch) -> None:
-        for which, tensor in enumerate(output):
-            stamp(tensor, batch.step, self._station.rank, which)
-
-    def _beside(self, work: Callable[[], None]) -> None:
-        """What takes place within the time of compute: it is the same for all, and not judged."""
-        began = now()
-        work()
-        self._woken += now() - began
-
-    def _spend(self, seconds: float) -> None:
-        """Compute: a timed wait, behind whatever the host did or waited for since the last one."""
-        self._clock.free += now() - self._woken
-        self._clock.spend(seconds)
-        self._woken = now()

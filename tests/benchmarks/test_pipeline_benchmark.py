@@ -193,7 +193,7 @@ class TestParts:
             for turn in range(5):
                 names = [run.system for run in runs if (run.work, run.round) == (one, turn)]
                 there = {benchmark.WORD} if turn < benchmark.FEWER else set()
-                assert set(names) == {*figures.HANDOVERS} - {benchmark.WORD} | there
+                assert set(names) == {*figures.CONTESTANTS} - {benchmark.WORD} | there
                 assert len(names) == len(set(names))
         assert {benchmark.turns(turn)[0] for turn in range(6)} >= set(figures.BASELINES)
         assert [run.work for run in runs] == sorted((r.work for r in runs), key=part.works.index)
@@ -261,8 +261,8 @@ class TestFigures:
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the channel were among those who are compared."""
-    named = {**figures.HANDOVERS, page.OURS: figures.HANDOVERS["blocking"]}
-    monkeypatch.setattr(figures, "HANDOVERS", named)
+    named = {**figures.CONTESTANTS, page.OURS: figures.CONTESTANTS["blocking"]}
+    monkeypatch.setattr(figures, "CONTESTANTS", named)
 
 
 class TestPage:

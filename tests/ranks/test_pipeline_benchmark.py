@@ -84,14 +84,14 @@ def tun(permitted: None) -> Iterator[Any]:
 def served(link: Any, stages: int) -> Any:
     """Figures of every contestant; raises where a word was wrong."""
     works = (work.Steady(emulation.Point(256, 8, 1.0)), SERVING)
-    runs = [crew.Run(one, name, 0) for one in works for name in figures.HANDOVERS]
+    runs = [crew.Run(one, name, 0) for one in works for name in figures.CONTESTANTS]
     told = crew.serve_all(link, stages, runs, SECONDS)
     return told, figures.link_figures(runs, told, stages)
 
 
 def is_whole(told: Any, found: Any) -> bool:
     """Whether all was measured, by every contestant."""
-    names = list(figures.HANDOVERS)
+    names = list(figures.CONTESTANTS)
     parts = [*found["points"], *found["serving"]]
     return told.link["latency"] > 0.0 and [list(part["systems"]) for part in parts] == [names] * 2
 
