@@ -40,10 +40,14 @@ class Taken:
 
 @dataclass(frozen=True)
 class Released:
-    """The reader has launched its last read; tensors may still be about."""
+    """The reader has launched its last read, it says; tensors may still be about.
+
+    `kept`: some were, when it said so, and may be read once more.
+    """
 
     sequence: int
     arrival: Arrival
+    kept: bool
 
 
 State = Free | Posted | Taken | Released
@@ -103,10 +107,8 @@ class Berth:
         """The reader has launched its last read on the edge's stream."""
         with self._changing:
             if isinstance(self.state, Taken):
-                if self._edge.read_by is Reading.STREAM:
-                    with suppress(StreamFailed):  # which whoever waits for `freed` hears
-                        self._edge.stream.record(self.freed)
-                self.state = Released(self.state.sequence, self.state.arrival)
+                self._mark()
+                self.state = Released(self.state.sequence, self.state.arrival, self.held)
 
     def clear(self) -> None:
         """Nobody holds a tensor any more: whoever waits for `freed` comes behind every read.
@@ -114,8 +116,15 @@ class Berth:
         (Where the host reads there is no such event: what reads holds what it reads.)
         """
         with self._changing:
-            self.release()
+            if not isinstance(self.state, Released) or self.state.kept:
+                self._mark()
             self.state = Free()
+
+    def _mark(self) -> None:
+        """`freed` is behind every read that was launched by now, where streams read."""
+        if self._edge.read_by is Reading.STREAM:
+            with suppress(StreamFailed):  # which whoever waits for `freed` hears
+                self._edge.stream.record(self.freed)
 
     def _whole(self, posted: Posted) -> Whole:
         slices, layout = self._edge.slices, posted.layout

@@ -86,7 +86,7 @@ class Incoming:
 
 
 class DescribedReceivingEnd:
-    """Receives messages that say what they are, with receives that are posted ahead all the same.
+    """Receives messages that say what they are, with receives that are posted before they come.
 
     In the host's memory a message is finished beside the reader, on the communication stream: its
     second part is asked for, and its slices are gathered, in the order of `receive`, whoever reads
@@ -112,10 +112,10 @@ class DescribedReceivingEnd:
         self._count = 0
         self._sequence = 0
         self._last: Incoming | None = None
+        self._posting = threading.Lock()
         self._freed = edge.accelerator.event()
         self._readers = Readers(edge)
         self._failure: EquipoiseError | None = None
-        self._post_ahead()
 
     def receive(self) -> Incoming:
         """The next message, on its way; returns at once.
@@ -126,6 +126,7 @@ class DescribedReceivingEnd:
         self._refuse_closed()
         incoming = Incoming(partial(self._next, self._sequence, self._last))
         self._sequence, self._last = self._sequence + 1, incoming
+        self._post_ahead()
         if self._edge.read_by is Reading.HOST:
             self._edge.accelerator.stream(Role.COMM).launch(incoming.attempt)
         return incoming
@@ -151,9 +152,8 @@ class DescribedReceivingEnd:
 
     def _finish(self, sequence: int) -> Values:
         if not self._posted:
-            berth = self._berths[self._count % self._edge.depth]
-            self._readers.wait(lambda: not berth.held, self._holder)
-            self._post()
+            self._readers.wait(self._next_is_free, self._holder)
+            self._post_ahead()
         berth, first, work = self._posted.popleft()
         self._await(work)
         header = self._header(berth, sequence, first)
@@ -212,7 +212,7 @@ class DescribedReceivingEnd:
         berth.wholes.make_room(layout.gathered_nbytes)
         parts = parts_of(layout, berth.message.memory, berth.wholes.memory)
         for part in parts:
-            communicator = self._edge.slices.communicator
+            communicator = self._edge.slices.gathering
             communicator.all_gather(part.whole, part.slice).result(self._edge.deadline)
             self._edge.meter.gather()
         mine, every = heads(berth.message.memory, 1), heads(berth.wholes.memory, self._edge.parts)
@@ -223,9 +223,16 @@ class DescribedReceivingEnd:
         return f"{self._edge.name}: all {self._edge.depth} buffers are still read"
 
     def _post_ahead(self) -> None:
-        """Post what can be posted without waiting for a reader."""
-        while self._first.known and not self._berths[self._count % self._edge.depth].held:
-            self._post()
+        """Post what has been asked for and can be posted without waiting for a reader.
+
+        Nothing else: a receive has a deadline, and an engine that is idle sends nothing.
+        """
+        with self._posting:
+            while self._count < self._sequence and self._first.known and self._next_is_free():
+                self._post()
+
+    def _next_is_free(self) -> bool:
+        return not self._berths[self._count % self._edge.depth].held
 
     def _post(self) -> None:
         """Post the next receive into a buffer that nobody has a tensor over."""

@@ -28,21 +28,23 @@ class Slices:
     """The ranks that hold the same tensors, and so send and receive a slice each.
 
     Attributes:
-        communicator: of these ranks, and used for nothing else. The receiving ranks gather over
-            it, in the order of the messages; the sending ranks compare what they hold over it.
+        gathering: of these ranks; those that receive gather over it, in the order of messages.
+        comparing: another one of the same ranks; those that send compare what they hold over it.
+            A rank between two stages does both, and in no order that its peers would share.
     """
 
-    communicator: Communicator
+    gathering: Communicator
+    comparing: Communicator
 
     @property
     def parts(self) -> int:
         """How many there are."""
-        return self.communicator.size
+        return self.gathering.size
 
     @property
     def part(self) -> int:
         """Which slice is this rank's."""
-        return self.communicator.rank
+        return self.gathering.rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,14 @@ from equipoise.hal.errors import EquipoiseError
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 from equipoise.pipeline.edge import Edge, Slices
+from equipoise.pipeline.header import HEADER_BYTES
 from equipoise.pipeline.layout import Layout
-from equipoise.pipeline.packing import heads
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor: this rank's slice [elements], and where the whole goes [parts, elements]."""
+    """One tensor, as bytes, which every communicator carries: this rank's slice [n], and where the
+    whole goes [parts, n]."""
 
     slice: Tensor
     whole: Tensor
@@ -53,10 +54,11 @@ def parts_of(layout: Layout, message: Tensor, wholes: Tensor) -> list[Part]:
         wholes: uint8 [layout.gathered_nbytes], where the tensors go.
     """
     parts = layout.sliced[0].parts
-    headers = Part(heads(message, 1)[0], heads(wholes, parts))
+    size = HEADER_BYTES
+    headers = Part(message[:size], wholes[: parts * size].view(parts, size))
     return [
         headers,
-        *(Part(p.part(message), p.gathered(wholes).view(p.parts, -1)) for p in layout.sliced),
+        *(Part(p.bytes_of(message), p.gathered_bytes(wholes)) for p in layout.sliced),
     ]
 
 
@@ -64,7 +66,7 @@ def gather(edge: Edge, slices: Slices, message: Work, parts: Sequence[Part]) -> 
     """Begin to gather, behind the message; in the way that the slices' communicator allows."""
     for _ in parts:
         edge.meter.gather()
-    if slices.communicator.capabilities.stream_ordered:
+    if slices.gathering.capabilities.stream_ordered:
         return StreamGathering(edge, slices, message, parts)
     return HostGathering(edge, slices, message, parts)
 
@@ -85,7 +87,7 @@ class StreamGathering:
         comm = edge.accelerator.stream(Role.COMM)
         message.wait(comm)
         with comm.current():
-            self._works = [slices.communicator.all_gather(p.whole, p.slice) for p in parts]
+            self._works = [slices.gathering.all_gather(p.whole, p.slice) for p in parts]
         for work in self._works:
             work.wait(comm)
         comm.record(self._passed)
@@ -118,7 +120,7 @@ class HostGathering:
 
     def __init__(self, edge: Edge, slices: Slices, message: Work, parts: Sequence[Part]) -> None:
         self._deadline = edge.deadline
-        self._communicator = slices.communicator
+        self._communicator = slices.gathering
         self._failure: EquipoiseError | None = None
         self._passed = edge.accelerator.event()
         comm = edge.accelerator.stream(Role.COMM)

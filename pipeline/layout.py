@@ -29,9 +29,18 @@ class Place:
     parts: int
     gathered_at: int
 
+    def bytes_of(self, message: Tensor) -> Tensor:
+        """What travels, where it lies in a message: uint8 [nbytes]."""
+        return message[self.offset : self.offset + self.nbytes]
+
+    def gathered_bytes(self, wholes: Tensor) -> Tensor:
+        """The whole of a sliced field, where it is gathered: uint8 [parts, nbytes]."""
+        end = self.gathered_at + self.field.nbytes
+        return wholes[self.gathered_at : end].view(self.parts, self.nbytes)
+
     def part(self, message: Tensor) -> Tensor:
         """What travels, where it lies in a message: the tensor, or its slice [elements]."""
-        typed = message[self.offset : self.offset + self.nbytes].view(self.field.dtype)
+        typed = self.bytes_of(message).view(self.field.dtype)
         return typed.view(self.field.shape) if self.parts == 1 else typed
 
     def gathered(self, wholes: Tensor) -> Tensor:

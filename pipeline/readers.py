@@ -10,6 +10,10 @@ from equipoise.pipeline.edge import Edge
 LOOK = 0.0005
 """Seconds between two looks whether the tensors over a buffer are gone: nobody tells when."""
 
+SELDOM = 200
+"""Looks from one question to the stream, whether it has failed, to the next: each has a place in
+the stream's queue."""
+
 
 class Readers:
     """Of an end's buffers.
@@ -38,10 +42,13 @@ class Readers:
             return
         began = time.monotonic_ns()
         expiry = time.monotonic() + self._edge.deadline
+        looks = 0
         while not over():
             if time.monotonic() >= expiry:
                 raise BuffersHeld(holder())
-            self._edge.stream.record(self._alive)  # raises where the stream has failed
+            if looks % SELDOM == 0:
+                self._edge.stream.record(self._alive)  # raises where the stream has failed
+            looks += 1
             self._changed.wait(LOOK)
             self._changed.clear()
         self._edge.meter.held(time.monotonic_ns() - began)

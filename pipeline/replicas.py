@@ -26,7 +26,7 @@ def check_replicated(edge: Edge, slices: Slices, layout: Layout, tensors: Tensor
     found = [as_int64(checksum(_tensor(tensors[name]).contiguous())) for name in names]
     mine = torch.tensor(found, dtype=torch.int64, device=edge.accelerator.device)
     every = mine.new_empty(slices.parts, len(names))
-    slices.communicator.all_gather(every, mine).result(edge.deadline)
+    slices.comparing.all_gather(every, mine).result(edge.deadline)
     differing = (every != every[0]).any(0).tolist()
     if any(differing):
         which = ", ".join(name for name, differs in zip(names, differing, strict=True) if differs)

@@ -90,10 +90,17 @@ class SendingEnd:
             return self._launch(berth, met, dict(tensors))
 
     def drain(self) -> None:
-        """Wait until every message has left its buffer. Raises what `Departure.wait` raises."""
-        for berth in self._berths:
-            if berth.departure is not None:
-                berth.departure.wait()
+        """Wait until every message that was handed over has left its buffer.
+
+        Raises what `Departure.wait` raises, and what has ended this end before.
+        """
+        with self._sending:
+            departures = [berth.departure for berth in self._berths]
+        for departure in departures:
+            if departure is not None:
+                departure.wait()
+        if self._failure is not None and not isinstance(self._failure, ChannelClosed):
+            raise self._failure
 
     def close(self) -> None:
         """Refuse what comes from now on; what is on its way goes on, in memory that it keeps."""
@@ -136,11 +143,15 @@ class SendingEnd:
         berth.buffer.make_room(frame.extent)
         digest, described = met.layout.shape_class.digest, len(frame.description)
         Header(self._sequence, digest, frame.nbytes, frame.first, described).write(berth.words)
-        berth.departure = departure
         self._sequence += 1
+        try:
+            edge.stream.launch(partial(self._leave, berth, met.layout, frame, tensors, departure))
+            edge.stream.record(berth.passed)
+        except EquipoiseError as failure:
+            self._failure = failure
+            raise
+        berth.departure = departure  # not before: who waits for it waits for what is recorded last
         edge.meter.message(frame.extent, described=described, parts=frame.parts)
-        edge.stream.launch(partial(self._leave, berth, met.layout, frame, tensors, departure))
-        edge.stream.record(berth.passed)
         return departure
 
     def _leave(

@@ -142,6 +142,7 @@ class StageLoop:
         if not self._taking.acquire(blocking=False):
             raise ChannelError("this stage takes turns already")
         try:
+            self._refuse_leftovers()
             for number in range(turns):
                 if len(self._under_way) == len(self._events):
                     self._end()
@@ -151,6 +152,10 @@ class StageLoop:
             self._drain()
         finally:
             self._taking.release()
+
+    def _refuse_leftovers(self) -> None:
+        if self._under_way:
+            raise ChannelError("an error has ended this stage's turns: open its edges anew")
 
     def _launch(self, number: int) -> None:
         turn = self._stage.begin(number)
@@ -175,14 +180,14 @@ class StageLoop:
     def _compute(self, launched: _Launched, handed: AsyncIntermediateTensors | None) -> None:
         """A program of the stream."""
         made = self._stage.forward(launched.turn, handed)
-        if handed is not None:
-            handed.release()
         if self._ends.after is not None:
             self._ends.after.send(made)
-            return
-        launched.tokens = made[TOKENS]
+        else:
+            launched.tokens = made[TOKENS]
         if isinstance(self._ends.sampled, Sender):
-            self._ends.sampled.send({TOKENS: launched.tokens})
+            self._ends.sampled.send({TOKENS: made[TOKENS]})
+        if handed is not None:
+            handed.release()  # not before: what is handed on may lie where it came
 
     def _end(self) -> None:
         """The oldest turn under way comes to its end."""
@@ -192,6 +197,7 @@ class StageLoop:
             self._stage.end(launched.turn, launched.tokens)
             return
         back = self._ends.sampled.receive()
+        self._ends.sampled.settle()  # the host reads them, on no stream in particular
         self._stage.end(launched.turn, back[TOKENS])
         back.release()
 

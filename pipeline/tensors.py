@@ -9,7 +9,7 @@ is leased.
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, ItemsView, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload, runtime_checkable
 
@@ -61,7 +61,7 @@ class Arrived:
 class Failed:
     """A wait or a post-processing raised; every read raises it again."""
 
-    error: BaseException
+    error: Exception
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class AsyncIntermediateTensors:
         lease: Lease | None = None,
     ) -> None:
         self._tensors: dict[str, Tensor] = tensors
+        self._names = [name for name, value in tensors.items() if isinstance(value, Tensor)]
         self._lease = lease
         self._state: State = Pending(tuple(comm_handles or ()), tuple(comm_postprocess or ()))
         self._reading = threading.RLock()
@@ -111,7 +112,7 @@ class AsyncIntermediateTensors:
     def tensors(self) -> dict[str, Tensor]:
         """All of them, by name; waits. Raises what `wait_for_comm` raises."""
         if torch.compiler.is_compiling():
-            await_arrival(self._ticket, _only_tensors(self._tensors))
+            await_arrival(self._ticket, [self._tensors[name] for name in self._names])
         else:
             self.wait_for_comm()
         return self._tensors
@@ -141,7 +142,10 @@ class AsyncIntermediateTensors:
         return all(isinstance(h, Pollable) and h.is_completed() for h in state.handles)
 
     def release(self) -> None:
-        """End the lease: nothing launched from now on reads the tensors. Waits for nothing."""
+        """End the lease: nothing launched from now on reads the tensors.
+
+        Waits for nothing but a read that is under way in another thread.
+        """
         with self._reading:
             if isinstance(self._state, Ended):
                 return
@@ -214,8 +218,9 @@ def await_arrival(ticket: Tensor, tensors: list[Tensor]) -> None:
     mapping = _under_way.get(int(ticket))
     if mapping is None:
         raise LeaseEnded("the mapping that these tensors were read from is gone")
-    arrived = _only_tensors(mapping.tensors)
-    if [t.shape for t in tensors] != [t.shape for t in arrived]:
+    held = mapping.tensors
+    arrived = [held[name] for name in mapping._names if name in held]
+    if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in arrived]:
         raise ShapeClassError("post-processing changed shapes behind the back of a compiled graph")
     for given, own in zip(tensors, arrived, strict=True):
         if given.data_ptr() != own.data_ptr():
@@ -227,17 +232,13 @@ def _shapes_of_arrival(ticket: Tensor, tensors: list[Tensor]) -> None:
     """Nothing changes its shape."""
 
 
-def _only_tensors(values: Mapping[str, object]) -> list[Tensor]:
-    return [value for value in values.values() if isinstance(value, Tensor)]
-
-
 def _outcome(pending: Pending) -> Arrived | Failed:
     try:
         for handle in pending.handles:
             handle.wait()
         for process in pending.postprocess:
             process()
-    except BaseException as error:  # kept for every read to come
+    except Exception as error:  # kept for every read to come; an interrupt is no outcome
         return Failed(error)
     return Arrived()
 

@@ -292,8 +292,9 @@ class GlooCommunicator:
 
     def _reap(self) -> None:
         """Look for what has ended; whatever is in flight keeps its buffers, dropped or not."""
-        for ended in [ended for ended in self._inflight.values() if ended is not None]:
-            ended()
+        for ended in list(self._inflight.values()):  # whole: waiters take what has ended out
+            if ended is not None:
+                ended()
 
     def _forget(self, inflight: dict[GlooWork, Callable[[], bool] | None], work: GlooWork) -> None:
         """It has ended: gloo's own handle, which keeps its tensors, goes at once."""

@@ -143,7 +143,8 @@ class Play:
         if case.parts > 1:
             first = 0 if rank < case.parts else case.parts
             members = tuple(range(first, first + case.parts))
-            slices = Slices(fabric.open(f"slices of {first}", members))
+            gathering = fabric.open(f"slices of {first}", members)
+            slices = Slices(gathering, fabric.open(f"comparison of {first}", members))
         accelerator = self.world.accelerator(rank)
         ends = (place, place + case.parts)
         return Edge(

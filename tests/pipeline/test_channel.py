@@ -67,6 +67,12 @@ def test_a_buffer_is_not_received_into_while_a_tensor_over_it_is_kept(ranks: Ran
     assert receiver["seen"] == [True] * 4
 
 
+def test_draining_beside_programs_that_hand_over_frees_no_buffer_too_early(ranks: Ranks) -> None:
+    rows = [channels.MOST, 1] * 40
+    answers = ranks.run(channels.drained_meanwhile, 2, rows=rows)
+    assert [answer["wrong"] for answer in answers] == [[], []]
+
+
 def test_a_sender_does_not_wait_for_a_receiver_that_comes_later(ranks: Ranks) -> None:
     """vLLM pull request 49274: the metadata of an asynchronous send was sent blocking, and a
     schedule in which the receive came later hung."""

@@ -45,6 +45,14 @@ def test_stages_of_two_ranks_that_hold_the_same_hand_over_slices(
     assert [answer["tokens"] for answer in answers] == [expected] * 4
 
 
+def test_a_stage_between_two_gathers_and_compares_without_a_mixture(ranks: Ranks) -> None:
+    """Each new number of rows is compared while rows of others are gathered."""
+    sizes = list(range(1, 13))
+    answers = ranks.run(stages.turns, 6, sizes=sizes, in_flight=3, depth=3, parts=2, raises=[])
+    assert [answer["error"] for answer in answers] == [""] * 6
+    assert [answer["tokens"] for answer in answers[:2]] == [stages.alone(3, sizes, 3)] * 2
+
+
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_a_turn_begins_behind_the_end_of_the_one_that_it_needs_and_no_later(
     ranks: Ranks, in_flight: int

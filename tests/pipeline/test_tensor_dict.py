@@ -79,6 +79,11 @@ def test_edges_that_there_are_not_are_named(ranks: Ranks) -> None:
         assert all("there is no edge" in text for text in answer[:2])
 
 
+def test_an_engine_that_is_idle_loses_no_edge(ranks: Ranks) -> None:
+    _, receiver = ranks.run(tensor_dicts.idle, 2, deadline=0.5, seconds=0.8)
+    assert receiver == [0, 1, 2]
+
+
 def test_what_nobody_reads_does_not_stop_what_comes_behind_it(ranks: Ranks) -> None:
     _, receiver = ranks.run(tensor_dicts.unread, 2, steps=12)
     assert receiver == list(range(1, 12, 2))

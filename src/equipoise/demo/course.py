@@ -100,7 +100,7 @@ def course(site: Site, name: str) -> Iterator[Course]:
     members = grid.slices(rank)
     opened = [
         site.run.open(f"{name}.{purpose} of {members[0]}", members)
-        for purpose in ("hand-over", "rows")
+        for purpose in ("gathering", "comparing", "rows")
         if grid.tensor > 1
     ]
     place = Place(
@@ -108,11 +108,11 @@ def course(site: Site, name: str) -> Iterator[Course]:
         accelerator=site.accelerator,
         stream=site.post.compute,
         deadline=site.post.deadline,
-        slices=Slices(opened[0]) if opened else None,
+        slices=Slices(opened[0], opened[1]) if opened else None,
     )
     hidden = site.weights.config.hidden
     pipeline = pipeline_of(grid, rank, site.traffic, hidden, turns, f"{name}, column")
     ends = open_ends(pipeline, place)
-    yield Course(grid, rank, turns, ends, site.accelerator, opened[1] if opened else None)
+    yield Course(grid, rank, turns, ends, site.accelerator, opened[2] if opened else None)
     for communicator in opened:
         communicator.close()

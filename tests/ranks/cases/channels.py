@@ -48,7 +48,8 @@ def place(
     if parts > 1:
         side = fabric.control.rank // parts
         members = tuple(range(side * parts, (side + 1) * parts))
-        slices = Slices(fabric.open(f"slices of {side}", members))
+        opened = [fabric.open(f"{purpose} of {side}", members) for purpose in ("gather", "compare")]
+        slices = Slices(*opened)
     yield Place(
         fabric=fabric,
         accelerator=accelerator,
@@ -203,6 +204,21 @@ def hand_over_from(at: Place, sender: Sender, first: int, rows: Sequence[int]) -
         at.stream.launch(partial(_send_and_scribble, at, sender, number, rows[number]))
     at.stream.synchronize(SOON)
     sender.drain()
+
+
+def drained_meanwhile(fabric: Fabric, rows: list[int]) -> Any:
+    """The host drains, again and again, while programs of the stream hand over."""
+    with place(fabric) as at:
+        said = plan(fabric.control.rank, depth=2)
+        if fabric.control.rank == 1:
+            return {"wrong": read_all(at, open_receiver(said, at), rows, 2)}
+        sender = open_sender(said, at)
+        for number, count in enumerate(rows):
+            at.stream.launch(partial(_send_and_scribble, at, sender, number, count))
+            sender.drain()
+        at.stream.synchronize(SOON)
+        sender.drain()
+        return {"wrong": []}
 
 
 def before_anybody_receives(fabric: Fabric, steps: int) -> Any:

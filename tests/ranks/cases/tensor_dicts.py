@@ -1,5 +1,6 @@
 """Dictionaries between stages, as engines hand them over."""
 
+import time
 from functools import partial
 from typing import Any
 
@@ -157,6 +158,21 @@ def nobody_there(fabric: Fabric) -> Any:
             group.is_first_rank,
             group.is_last_rank,
         ]
+
+
+def idle(fabric: Fabric, seconds: float) -> Any:
+    """Nobody asks for anything, for longer than any operation may take."""
+    with place(fabric) as at:
+        group = open_tensor_dicts("stages", [0, 1], at)
+        seen = []
+        for number in range(3):
+            if fabric.control.rank == 0:
+                group.isend_tensor_dict({"n": torch.tensor([number])})
+            else:
+                seen.append(int(_receive(group)["n"]))
+            group.drain()
+            time.sleep(seconds)
+        return seen
 
 
 def unread(fabric: Fabric, steps: int) -> Any:
