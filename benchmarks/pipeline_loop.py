@@ -68,9 +68,7 @@ class LoopedStage(Compute):
         self._clock.free = self._woken = now()
         loop.run(len(batches))
         self.cpu = time.process_time() - spent
-        for end in (self._ends.before, self._ends.after, self._ends.sampled):
-            if end is not None:
-                end.close()
+        self._ends.close()
 
     def begin(self, number: int) -> Turn:
         """The schedule has told how many rows it has."""

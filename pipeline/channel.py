@@ -45,7 +45,7 @@ class Sender:
 
     def __init__(self, plan: ChannelPlan, edge: Edge) -> None:
         self._template = plan.template
-        self._meter = edge.meter
+        self._edge = edge
         self._end = SendingEnd(edge)
         self._end.reserve(plan.template.at(plan.template.most))
 
@@ -68,11 +68,13 @@ class Sender:
     @property
     def statistics(self) -> EdgeStatistics:
         """Counts by now."""
-        return self._meter.read()
+        return self._edge.meter.read()
 
     def close(self) -> None:
-        """Refuse what comes from now on."""
+        """Refuse what comes from now on, and give the edge's communicator back; bounded by its
+        deadline. Behind a `drain`, or `settle`, nothing is lost."""
         self._end.close()
+        self._edge.close()
 
 
 class Receiver:
@@ -80,7 +82,7 @@ class Receiver:
 
     def __init__(self, plan: ChannelPlan, edge: Edge) -> None:
         self._template = plan.template
-        self._meter = edge.meter
+        self._edge = edge
         self._end = ReceivingEnd(edge)
         self._end.reserve(plan.template.at(plan.template.most))
 
@@ -108,11 +110,13 @@ class Receiver:
     @property
     def statistics(self) -> EdgeStatistics:
         """Counts by now."""
-        return self._meter.read()
+        return self._edge.meter.read()
 
     def close(self) -> None:
-        """Refuse what comes from now on."""
+        """Refuse what comes from now on, and give the edge's communicator back; bounded by its
+        deadline. Behind a `drain`, or `settle`, nothing is lost."""
         self._end.close()
+        self._edge.close()
 
 
 def open_sender(plan: ChannelPlan, place: Place) -> Sender:

@@ -102,6 +102,12 @@ class Edge:
         on_host = self.accelerator.device.type == "cpu"
         return self.reading or (Reading.HOST if on_host else Reading.STREAM)
 
+    def close(self) -> None:
+        """Give its communicators back."""
+        self.communicator.close()
+        if self.rest is not None:
+            self.rest.close()
+
     def memory(self, nbytes: int) -> Tensor:
         """A fresh buffer of the device, uint8 [nbytes]; counted, unless it is empty."""
         if nbytes:

@@ -89,6 +89,12 @@ class Ends:
     after: Sender | None = None
     sampled: Receiver | Sender | None = None
 
+    def close(self) -> None:
+        """Give the edges back. Raises as `Sender.close` and `Receiver.close` do."""
+        for end in (self.before, self.after, self.sampled):
+            if end is not None:
+                end.close()
+
 
 @dataclass
 class _Launched:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.hal.errors import ChannelError
 from equipoise.pipeline.described_receiving import DescribedReceivingEnd, Values
+from equipoise.pipeline.edge import Edge
 from equipoise.pipeline.framing import Described
 from equipoise.pipeline.opening import Place, open_edge
 from equipoise.pipeline.sending import SendingEnd
@@ -49,6 +50,7 @@ class TensorDictGroup:
         rank: this one.
         senders: ends by stage, to which this rank sends.
         receivers: ends by stage, from which it receives.
+        edges: of all of them; given back when the group is closed.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class TensorDictGroup:
         rank: int,
         senders: Mapping[int, SendingEnd],
         receivers: Mapping[int, DescribedReceivingEnd],
+        edges: Sequence[Edge],
     ) -> None:
+        self._edges = edges
         self.ranks = list(ranks)
         self.world_size = len(ranks)
         self.rank_in_group = self.ranks.index(rank)
@@ -134,11 +138,13 @@ class TensorDictGroup:
             end.drain()
 
     def close(self) -> None:
-        """Refuse what comes from now on."""
+        """Refuse what comes from now on, and give the edges back; bounded by their deadline."""
         for sender in self._senders.values():
             sender.close()
         for receiver in self._receivers.values():
             receiver.close()
+        for edge in self._edges:
+            edge.close()
 
 
 def open_tensor_dicts(name: str, ranks: Sequence[int], place: Place) -> TensorDictGroup:
@@ -156,6 +162,7 @@ def open_tensor_dicts(name: str, ranks: Sequence[int], place: Place) -> TensorDi
     rank = place.fabric.control.rank
     senders: dict[int, SendingEnd] = {}
     receivers: dict[int, DescribedReceivingEnd] = {}
+    edges: list[Edge] = []
     for stage, source in enumerate(ranks):
         after = (stage + 1) % len(ranks)
         ends = (source, ranks[after])
@@ -164,11 +171,12 @@ def open_tensor_dicts(name: str, ranks: Sequence[int], place: Place) -> TensorDi
         called = f"{name} {stage} to {after}"
         edge = open_edge(called, ends, place, DEPTH, {"described": AHEAD})
         edge = replace(edge, rest=place.fabric.open(f"channel {called}, second parts", ends))
+        edges.append(edge)
         if rank == source:
             senders[after] = SendingEnd(edge, Described(AHEAD))
         else:
             receivers[stage] = DescribedReceivingEnd(edge, AHEAD)
-    return TensorDictGroup(ranks, rank, senders, receivers)
+    return TensorDictGroup(ranks, rank, senders, receivers, edges)
 
 
 def _end(ends: Mapping[int, T], stage: int, way: str) -> T:

@@ -114,5 +114,6 @@ def course(site: Site, name: str) -> Iterator[Course]:
     pipeline = pipeline_of(grid, rank, site.traffic, hidden, turns, f"{name}, column")
     ends = open_ends(pipeline, place)
     yield Course(grid, rank, turns, ends, site.accelerator, opened[2] if opened else None)
+    ends.close()
     for communicator in opened:
         communicator.close()
