@@ -190,7 +190,7 @@ def gone(word: str) -> bool:
 
 
 def fewest(word: str, at_most: int) -> int:
-    """How many threads with `word` in their names are left, once enough have ended or in a while."""
+    """How many threads with `word` in their names are left, once few enough are, or in a while."""
     expiry = time.monotonic() + SOON
     while True:
         left = sum(word in thread.name for thread in threading.enumerate())
