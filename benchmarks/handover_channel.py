@@ -1,10 +1,8 @@
 """The tensor channel of this project: one message a step.
 
-Receives are posted as soon as it is known how many rows are to come, and outputs are packed beside
-the next step.
+Receives are posted as soon as it is known how many rows are to come, and outputs are written where
+they are sent from.
 """
-
-from collections import deque
 
 from handover import DTYPE, Activations, Batch, Station
 
@@ -16,7 +14,6 @@ from equipoise.pipeline.channel import (
     open_receiver,
     open_sender,
 )
-from equipoise.pipeline.departure import Departure
 from equipoise.pipeline.opening import Place
 from equipoise.pipeline.template import RowField, Template
 from equipoise.pipeline.tensors import AsyncIntermediateTensors
@@ -51,10 +48,6 @@ class Channel:
             stream=station.accelerator.stream(Role.COMPUTE),
             deadline=station.deadline,
         )
-        self._outputs = [
-            Activations.empty(station.most, station.hidden) for _ in range(self._depth)
-        ]
-        self._sent: deque[Departure] = deque()
         self._before = self._receiver() if station.rank else None
         self._after = None if station.is_last else self._sender()
         self._expected = 0
@@ -76,16 +69,15 @@ class Channel:
         return Handed(self._before.receive())
 
     def outgoing(self, batch: Batch) -> Activations:
-        """One of as many tensors as there are buffers: its last step has been packed and sent."""
-        if len(self._sent) == self._depth:
-            self._sent.popleft().wait()
-        return self._outputs[batch.step % self._depth].first(batch.rows)
+        """Where it is sent from."""
+        assert self._after is not None
+        lent = self._after.outgoing(batch.rows)
+        return Activations(lent["hidden"], lent["residual"])
 
     def send(self, batch: Batch, output: Activations) -> None:
-        """Packed by the stream, while this thread goes on."""
+        """By the stream, while this thread goes on."""
         assert self._after is not None
-        tensors = {"hidden": output.hidden, "residual": output.residual}
-        self._sent.append(self._after.send(tensors))
+        self._after.send({"hidden": output.hidden, "residual": output.residual})
 
     def drain(self) -> None:
         """See `Handover`."""

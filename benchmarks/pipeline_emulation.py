@@ -24,8 +24,8 @@ WIDTH = 2
 """Bytes of an element, bfloat16."""
 TENSORS = 2
 """That travel in a step: hidden states and residual."""
-LINK = Asked(latency=4e-3, rate=400e6)
-FLOOR = 8e-3
+LINK = Asked(latency=8e-3, rate=400e6)
+FLOOR = 16e-3
 """Seconds of a stage's compute at least."""
 PREPARE = 0.1
 """Part of a stage's time in which the host prepares the step's inputs and needs no activations."""

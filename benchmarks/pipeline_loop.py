@@ -48,7 +48,6 @@ class LoopedStage(Compute):
             deadline=station.deadline,
         )
         self._ends = open_ends(self._pipeline(), place)
-        self._output = Activations.empty(station.most, station.hidden)
         self._sampled = torch.empty(station.most, dtype=torch.int64)
         self._batches: list[Batch] = []
         self._rank = rank
@@ -92,7 +91,9 @@ class LoopedStage(Compute):
             tokens = self._sampled[: batch.rows]
             self._beside(lambda: stamp(tokens, batch.step, self._rank, SAMPLED))
             return {TOKENS: tokens}
-        output = self._output.first(batch.rows)
+        assert self._ends.after is not None
+        lent = self._ends.after.outgoing(batch.rows)  # computed where it is sent from
+        output = Activations(*(lent[name] for name in FIELDS))
         self._beside(lambda: self._stamp(output, batch))
         return dict(zip(FIELDS, output, strict=True))
 

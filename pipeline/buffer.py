@@ -32,9 +32,13 @@ class Buffer:
         if self.memory.numel() < nbytes:
             self._have(nbytes)
 
+    def keep(self, count: int) -> None:
+        """The owner keeps so many views more of its own; fewer, where it is negative."""
+        self._alone += count
+
     @property
     def held(self) -> bool:
-        """Whether there is a tensor over the memory besides the buffer's own."""
+        """Whether there is a tensor over the memory besides the buffer's and its owner's own."""
         return _tensors_over(self.memory) > self._alone
 
     def _have(self, nbytes: int) -> None:

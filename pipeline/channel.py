@@ -58,8 +58,13 @@ class Sender:
 
         Raises what `SendingEnd.send` raises.
         """
-        rows = next((tensor.shape[0] for tensor in tensors.values() if tensor.dim()), 0)
-        return self._end.send(tensors, self._template.at(rows))
+        given = (t.shape[0] for t in tensors.values() if isinstance(t, Tensor) and t.dim())
+        return self._end.send(tensors, self._template.at(next(given, 0)))
+
+    def outgoing(self, rows: int) -> Mapping[str, Tensor]:
+        """The next step's tensors, [rows, ...], where they are sent from: written there they need
+        not be packed. See `SendingEnd.outgoing`."""
+        return self._end.outgoing(self._template.at(rows))
 
     def drain(self) -> None:
         """Wait until every message has left its buffer."""

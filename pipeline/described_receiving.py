@@ -21,7 +21,8 @@ from equipoise.pipeline.edge import Edge, Reading
 from equipoise.pipeline.framing import FirstParts
 from equipoise.pipeline.gathering import parts_of
 from equipoise.pipeline.header import Header, read_header
-from equipoise.pipeline.layout import Layout, layout_of
+from equipoise.pipeline.layout import Layout
+from equipoise.pipeline.layouts import Layouts, Met
 from equipoise.pipeline.packing import heads, unpack
 from equipoise.pipeline.readers import Readers
 from equipoise.pipeline.shape_class import Constant, ShapeClass
@@ -48,7 +49,6 @@ class Incoming:
 
     Args:
         finish: blocks until the message is there, and returns what is in it.
-
     """
 
     def __init__(self, finish: Callable[[], Values]) -> None:
@@ -108,7 +108,7 @@ class DescribedReceivingEnd:
         self._first = FirstParts(ahead)
         self._berths = [_Berth(edge) for _ in range(edge.depth)]
         self._posted: deque[tuple[_Berth, int, Work]] = deque()
-        self._layouts: dict[int, Layout] = {}
+        self._layouts = Layouts(edge.parts, edge.meter)
         self._count = 0
         self._sequence = 0
         self._last: Incoming | None = None
@@ -196,15 +196,21 @@ class DescribedReceivingEnd:
     def _layout(self, berth: _Berth, header: Header) -> Layout:
         """Of the message's class, which it describes, or which was described before."""
         payload = header.nbytes - header.described
+        known = self._layouts.known(header.shape_class)
         if header.described:
             text = berth.message.memory[payload : header.nbytes]
-            made = layout_of(ShapeClass.from_bytes(bytes(text.tolist())), self._edge.parts)
-            self._layouts[made.shape_class.digest] = made
-            self._edge.meter.class_met()
-        layout = self._layouts.get(header.shape_class)
-        if layout is None or layout.nbytes != payload:
-            raise MessageMismatch(f"{self._edge.name}: a message of a class that nobody described")
-        return layout
+            met = self._layouts.of(ShapeClass.from_bytes(bytes(text.tolist())))
+        elif known is not None:
+            met = Met(known, first=False)
+        else:
+            raise self._undescribed()
+        if met.layout.nbytes != payload or met.layout.shape_class.digest != header.shape_class:
+            raise self._undescribed()
+        self._layouts.meet(met)
+        return met.layout
+
+    def _undescribed(self) -> MessageMismatch:
+        return MessageMismatch(f"{self._edge.name}: a message of a class that nobody described")
 
     def _gather(self, berth: _Berth, layout: Layout) -> None:
         if self._edge.slices is None or not layout.sliced:
@@ -236,7 +242,7 @@ class DescribedReceivingEnd:
 
     def _post(self) -> None:
         """Post the next receive into a buffer that nobody has a tensor over."""
-        berth, first = self._berths[self._count % self._edge.depth], self._first.next()
+        berth, first = self._berths[self._count % self._edge.depth], self._first.use()
         self._come_behind_readers()
         berth.message.make_room(first)
         memory = berth.message.memory[:first]

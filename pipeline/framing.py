@@ -50,7 +50,11 @@ class Framing(Protocol):
     """Frames the messages of an edge, in their order."""
 
     def frame(self, met: Met) -> Frame:
-        """The frame of the next message."""
+        """The frame of the next message, were it of that class."""
+        ...
+
+    def framed(self, frame: Frame) -> None:
+        """The next message has that frame."""
         ...
 
 
@@ -60,6 +64,9 @@ class Announced:
     def frame(self, met: Met) -> Frame:
         """One part."""
         return Frame(met.layout.nbytes, met.layout.nbytes)
+
+    def framed(self, frame: Frame) -> None:
+        """Nothing follows from it."""
 
 
 class FirstParts:
@@ -77,8 +84,13 @@ class FirstParts:
         """Of how many messages to come the sizes are known."""
         return len(self._sizes)
 
+    @property
     def next(self) -> int:
-        """The size for the next message; each is asked for once, in their order."""
+        """The size for the next message."""
+        return self._sizes[0]
+
+    def use(self) -> int:
+        """The same, once for each message, in their order."""
         return self._sizes.popleft()
 
     def seen(self, nbytes: int) -> None:
@@ -99,7 +111,9 @@ class Described:
     def frame(self, met: Met) -> Frame:
         """As large a first part as both ends have agreed on."""
         description = met.layout.shape_class.to_bytes() if met.first else b""
-        nbytes = met.layout.nbytes + len(description)
-        frame = Frame(nbytes, self._parts.next(), description)
-        self._parts.seen(nbytes)
-        return frame
+        return Frame(met.layout.nbytes + len(description), self._parts.next, description)
+
+    def framed(self, frame: Frame) -> None:
+        """Later ones follow from it."""
+        self._parts.use()
+        self._parts.seen(frame.nbytes)

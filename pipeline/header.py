@@ -1,9 +1,8 @@
 """The first 64 bytes of every message: which message it is."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from equipoise.hal.errors import MessageMismatch
 
@@ -11,6 +10,7 @@ WORDS = 8
 HEADER_BYTES = 8 * WORDS
 _SIGN = 0x4571_7569_706F_6973
 """Begins every header."""
+_PACKED = struct.Struct(f"={WORDS}q")
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Header:
     first: int
     described: int = 0
 
-    def write(self, words: Tensor) -> None:
+    def write(self, words: memoryview) -> None:
         """Into int64 [1, 8] in the host's memory."""
         fields = (_SIGN, self.sequence, self.shape_class, self.nbytes, self.first, self.described)
-        words.numpy()[0] = (*fields, 0, _folded(fields))
+        _PACKED.pack_into(words, 0, *fields, 0, _folded(fields))
 
 
 def read_header(words: Sequence[int], edge: str) -> Header:

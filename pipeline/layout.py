@@ -1,7 +1,9 @@
 """Where the tensors of a shape class lie in a message."""
 
 from dataclasses import dataclass
+from math import prod
 
+import torch
 from torch import Tensor
 
 from equipoise.pipeline.header import HEADER_BYTES
@@ -42,6 +44,12 @@ class Place:
         """What travels, where it lies in a message: the tensor, or its slice [elements]."""
         typed = self.bytes_of(message).view(self.field.dtype)
         return typed.view(self.field.shape) if self.parts == 1 else typed
+
+    def laid(self, message: Tensor) -> Tensor:
+        """The same, as a tensor of its own over the memory."""
+        dtype = self.field.dtype
+        shape = self.field.shape if self.parts == 1 else (self.nbytes // dtype.itemsize,)
+        return laid(message, self.offset, shape, dtype)
 
     def gathered(self, wholes: Tensor) -> Tensor:
         """The whole of a sliced field, where it lies in the memory for what is gathered."""
@@ -89,6 +97,15 @@ def layout_of(shape_class: ShapeClass, parts: int = 1) -> Layout:
         wholes += _aligned(field.nbytes) if slices > 1 else 0
     sliced = any(place.parts > 1 for place in places)
     return Layout(shape_class, tuple(places), end, wholes if sliced else 0)
+
+
+def laid(memory: Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor over uint8 [n], from byte `at` on: one reference to the memory, where a
+    slice that is viewed as another type, and then as another shape, is two."""
+    first = (memory.storage_offset() + at) // dtype.itemsize
+    made = torch.empty(0, dtype=dtype, device=memory.device)
+    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    return made.set_(memory.untyped_storage(), first, shape, strides)
 
 
 def _divides(parts: int, field: Field) -> bool:

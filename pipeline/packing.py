@@ -1,6 +1,6 @@
 """Tensors into a message, and out of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from equipoise.hal.errors import ShapeClassError
 from equipoise.pipeline.edge import Edge
 from equipoise.pipeline.header import HEADER_BYTES, WORDS
 from equipoise.pipeline.layout import Layout, Place
-from equipoise.pipeline.shape_class import Constant, Field, ShapeClass
+from equipoise.pipeline.shape_class import Constant, Field, ShapeClass, same_constant
 
 Tensors = Mapping[str, Tensor | Constant]
 
@@ -28,23 +28,38 @@ def check_fits(edge: Edge, shape_class: ShapeClass, tensors: Tensors) -> None:
         if found.device != device:
             raise ShapeClassError(f"{edge.name}: {field.name} is on {found.device}, not {device}")
     for name, value in constants.items():
-        if tensors.get(name, NotImplemented) != value:
+        if not same_constant(tensors.get(name), value):
             raise ShapeClassError(f"{edge.name}: {name} is not {value!r}")
 
 
-def pack(edge: Edge, layout: Layout, tensors: Tensors, message: Tensor) -> None:
-    """Every field's part into its place, in the order of the current stream.
+def check_in_place(edge: Edge, layout: Layout, tensors: Tensors, message: Tensor) -> None:
+    """Raise `ShapeClassError` where a tensor lies in the message, but not in its place."""
+    ring, begin = message.untyped_storage().data_ptr(), message.data_ptr()
+    for place in layout.places:
+        value = tensors[place.field.name]
+        assert isinstance(value, Tensor)  # a field of the layout
+        if not value.numel() or value.untyped_storage().data_ptr() != ring:
+            continue
+        in_place = value.data_ptr() == begin + place.offset and value.is_contiguous()
+        if place.parts > 1 or not in_place:
+            name = place.field.name
+            raise ShapeClassError(f"{edge.name}: {name} lies in the buffer, but not in its place")
+
+
+def pack(edge: Edge, layout: Layout, tensors: Tensors, parts: Sequence[Tensor]) -> None:
+    """Every field's part into its place, in the order of the current stream, unless it is there.
 
     Args:
         edge: says which slice is this rank's.
         layout: of the message.
         tensors: by name, of the layout's class.
-        message: uint8 [at least layout.nbytes].
+        parts: the fields' places in the message, in the order of the layout.
     """
-    for place in layout.places:
+    for place, part in zip(layout.places, parts, strict=True):
         value = tensors[place.field.name]
         assert isinstance(value, Tensor)  # a field of the layout
-        place.part(message).copy_(_part(edge, place, value))
+        if value.data_ptr() != part.data_ptr():
+            part.copy_(_part(edge, place, value))
 
 
 def unpack(layout: Layout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]:

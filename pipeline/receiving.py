@@ -9,8 +9,7 @@ from equipoise.hal.errors import ChannelClosed, ChannelError, EquipoiseError
 from equipoise.hal.stream import Event, Role
 from equipoise.pipeline.berth import Berth, Free, Posted, Released, Taken
 from equipoise.pipeline.edge import Edge, Reading
-from equipoise.pipeline.layout import Layout
-from equipoise.pipeline.layouts import Layouts
+from equipoise.pipeline.layouts import Layouts, Met
 from equipoise.pipeline.readers import Readers
 from equipoise.pipeline.shape_class import ShapeClass
 from equipoise.pipeline.tensors import AsyncIntermediateTensors
@@ -95,7 +94,7 @@ class ReceivingEnd:
             self._await_readers(berth)
             try:
                 self._clear(berth)
-                self._post(berth, self._layouts.of(shape_class).layout)
+                self._post(berth, self._layouts.of(shape_class))
             except EquipoiseError as failure:
                 self._fail(failure)
                 raise
@@ -186,12 +185,14 @@ class ReceivingEnd:
             f"{self._edge.deadline:g} s later, and all {self._edge.depth} buffers are in use"
         )
 
-    def _post(self, berth: Berth, layout: Layout) -> None:
+    def _post(self, berth: Berth, met: Met) -> None:
+        layout, memory = met.layout, berth.memory(met.layout)
         current: AbstractContextManager[None] = nullcontext()
         if self._ordered:
             current = self._comm.current()
         with current:
-            work = self._edge.communicator.irecv(berth.memory(layout), self._edge.peer)
+            work = self._edge.communicator.irecv(memory, self._edge.peer)
+        self._layouts.meet(met)
         berth.post(self._sequence, layout, work)
         self._sequence += 1
         self._edge.meter.message(layout.nbytes)

@@ -4,35 +4,33 @@ import threading
 import time
 from functools import partial
 
-from equipoise.hal.errors import ChannelClosed, EquipoiseError
-from equipoise.pipeline.buffer import Buffer, host_words
+from torch import Tensor
+
+from equipoise.hal.errors import ChannelClosed, ChannelError, EquipoiseError
+from equipoise.hal.stream import Role
 from equipoise.pipeline.departure import Departure
 from equipoise.pipeline.edge import Edge
 from equipoise.pipeline.framing import Announced, Frame, Framing
 from equipoise.pipeline.header import Header
 from equipoise.pipeline.layout import Layout, layout_of
 from equipoise.pipeline.layouts import Layouts, Met
-from equipoise.pipeline.packing import Tensors, bytes_tensor, check_fits, heads, pack
+from equipoise.pipeline.packing import Tensors, bytes_tensor, check_fits, check_in_place
+from equipoise.pipeline.readers import Readers
 from equipoise.pipeline.replicas import check_replicated
+from equipoise.pipeline.sending_berth import Loan, SendingBerth
 from equipoise.pipeline.shape_class import ShapeClass
-
-
-class _Berth:
-    """A buffer, and the message that leaves it."""
-
-    def __init__(self, edge: Edge) -> None:
-        self.buffer = Buffer(edge.memory)
-        self.words = host_words(edge.accelerator)
-        self.passed = edge.accelerator.event()
-        self.departure: Departure | None = None
 
 
 class SendingEnd:
     """Packs what a stage made and sends it, one message a step.
 
     A message is packed by a program of the stage's stream into a buffer of the ring: what is
-    launched behind it may overwrite the tensors at once. The buffer is used again when its message
-    has left it, however long the receiver takes.
+    launched behind it may overwrite the tensors at once. Where the communicator follows no stream,
+    the auxiliary one hands the message to it, and computing goes on meanwhile. The buffer is used
+    again when its message has left it, however long the receiver takes.
+
+    Either the host sends, or programs of the stream do: a program that waits for a buffer would
+    wait for the host, which waits for the program.
 
     Args:
         edge: whose end this is.
@@ -43,25 +41,41 @@ class SendingEnd:
         self._edge = edge
         self._framing = framing or Announced()
         self._layouts = Layouts(edge.parts, edge.meter)
-        self._berths = [_Berth(edge) for _ in range(edge.depth)]
-        self._ordered = edge.communicator.capabilities.stream_ordered
-        self._packed = edge.accelerator.event()
+        self._berths = [SendingBerth(edge) for _ in range(edge.depth)]
+        ordered = edge.communicator.capabilities.stream_ordered
+        self._issues = edge.stream if ordered else edge.accelerator.stream(Role.AUX)
+        # In the host's memory what a program has copied is there when its next line runs.
+        self._beside = not ordered and edge.accelerator.device.type != "cpu"
+        self._readers = Readers(edge)
         self._sequence = 0
         self._sending = threading.Lock()
         self._failure: EquipoiseError | None = None
 
     def room(self) -> bool:
         """Whether `send` would find a free buffer without waiting."""
-        last = self._berths[self._sequence % self._edge.depth].departure
-        return last is None or last.is_completed()
+        return self._next().free()
 
     def reserve(self, shape_class: ShapeClass) -> None:
         """Have memory for the largest class that is to come, so that none is made later on."""
         with self._sending:
             nbytes = layout_of(shape_class, self._edge.parts).nbytes
             for berth in self._berths:
-                if berth.departure is None:
-                    berth.buffer.make_room(nbytes)
+                if berth.departure is None and berth.loan is Loan.NONE:
+                    berth.make_room(nbytes)
+
+    def outgoing(self, shape_class: ShapeClass) -> dict[str, Tensor]:
+        """The next step's tensors, where they are sent from: to be written, and given to `send`.
+
+        Those that travel whole; written there they need not be packed. They are not to be written
+        behind the `send`, and let go of before the ring comes round to them.
+
+        Waits as `send` does, and raises what it raises of buffers.
+        """
+        with self._sending:
+            self._refuse_closed()
+            met, berth = self._layouts.of(shape_class), self._next()
+            self._make_free(berth)
+            return berth.lend(met.layout, self._framing.frame(met).extent)
 
     def send(self, tensors: Tensors, shape_class: ShapeClass) -> Departure:
         """Hand over one step; from the host, or from a program of the edge's stream.
@@ -75,7 +89,9 @@ class SendingEnd:
             buffer is still sent from, for the edge's deadline at most.
 
         Raises:
-            ShapeClassError: these are not tensors of that class, on the edge's device.
+            ShapeClassError: these are not tensors of that class, on the edge's device; or some lie
+                in the ring, but not where `outgoing` has put this class's.
+            BuffersHeld: somebody has kept tensors that `outgoing` lent for an earlier step.
             CommunicatorFailed: an earlier message could not be sent.
             NotReplicated: a sliced tensor differs between ranks (looked at in the first message
                 of each class, which is then not sent; that takes a stop of the stream).
@@ -84,10 +100,11 @@ class SendingEnd:
         with self._sending:
             self._refuse_closed()
             check_fits(self._edge, shape_class, tensors)
-            met, berth = self._layouts.of(shape_class), self._free_berth()
-            if met.first:
-                self._introduce(met.layout, tensors)
-            return self._launch(berth, met, dict(tensors))
+            met, berth = self._layouts.of(shape_class), self._next()
+            if berth.loan is not Loan.OPEN:
+                self._make_free(berth)
+            frame = self._prepare(berth, met, tensors)
+            return self._launch(berth, met, frame, dict(tensors))
 
     def drain(self) -> None:
         """Wait until every message that was handed over has left its buffer.
@@ -110,26 +127,43 @@ class SendingEnd:
         if self._failure is not None:
             raise ChannelClosed(f"{self._edge.name}: {self._failure}") from self._failure
 
-    def _free_berth(self) -> _Berth:
-        berth = self._berths[self._sequence % self._edge.depth]
-        if berth.departure is None:
-            return berth
-        began = time.monotonic_ns()
-        try:
-            berth.departure.wait()
-        except EquipoiseError as failure:
-            self._failure = failure
-            raise
-        self._edge.meter.waited(time.monotonic_ns() - began)
-        return berth
+    def _next(self) -> SendingBerth:
+        return self._berths[self._sequence % self._edge.depth]
 
-    def _introduce(self, layout: Layout, tensors: Tensors) -> None:
-        """A class whose first message is refused is as new at the next."""
-        try:
-            self._compare(layout, tensors)
-        except EquipoiseError:
-            self._layouts.forget(layout.shape_class)
-            raise
+    def _make_free(self, berth: SendingBerth) -> None:
+        """The next buffer, for the next message."""
+        if berth.departure is not None:
+            began = time.monotonic_ns()
+            try:
+                berth.departure.wait()
+            except EquipoiseError as failure:
+                self._failure = failure
+                raise
+            self._edge.meter.waited(time.monotonic_ns() - began)
+        if not berth.returned():
+            self._readers.wait(berth.returned, self._holder)
+
+    def _holder(self) -> str:
+        number = self._sequence - self._edge.depth
+        return f"{self._edge.name}: tensors lent for message {number} are still referred to"
+
+    def _give_up(self, failure: BaseException) -> None:
+        """What fails in the middle of a message leaves nothing that one could go on with."""
+        if isinstance(failure, EquipoiseError):
+            self._failure = failure
+        else:
+            self._failure = ChannelError(f"it failed amid a message: {failure!r}")
+
+    def _prepare(self, berth: SendingBerth, met: Met, tensors: Tensors) -> Frame:
+        """Everything that may be refused; nothing has happened if it is."""
+        frame = self._framing.frame(met)
+        if berth.loan is Loan.OPEN:
+            check_in_place(self._edge, met.layout, tensors, berth.buffer.memory)
+        else:
+            berth.make_room(frame.extent)
+        if met.first:
+            self._compare(met.layout, tensors)
+        return frame
 
     def _compare(self, layout: Layout, tensors: Tensors) -> None:
         """Sliced tensors of a class that is new are what the other ranks have."""
@@ -137,42 +171,59 @@ class SendingEnd:
             self._edge.stream.synchronize(self._edge.deadline)
             check_replicated(self._edge, self._edge.slices, layout, tensors)
 
-    def _launch(self, berth: _Berth, met: Met, tensors: Tensors) -> Departure:
-        edge, frame = self._edge, self._framing.frame(met)
-        departure = Departure(self._sequence, berth.passed, edge.deadline)
-        berth.buffer.make_room(frame.extent)
+    def _launch(self, berth: SendingBerth, met: Met, frame: Frame, tensors: Tensors) -> Departure:
+        edge = self._edge
+        departure = Departure(self._sequence, berth.packed, berth.issued, edge.deadline)
         digest, described = met.layout.shape_class.digest, len(frame.description)
-        Header(self._sequence, digest, frame.nbytes, frame.first, described).write(berth.words)
-        self._sequence += 1
+        header = Header(self._sequence, digest, frame.nbytes, frame.first, described)
+        leave = partial(self._leave, berth, met.layout, frame, tensors, departure)
         try:
-            edge.stream.launch(partial(self._leave, berth, met.layout, frame, tensors, departure))
-            edge.stream.record(berth.passed)
-        except EquipoiseError as failure:
-            self._failure = failure
+            self._layouts.meet(met)
+            self._framing.framed(frame)
+            berth.announce(header)
+            edge.stream.launch(leave)
+            edge.stream.record(berth.packed)
+        except BaseException as failure:
+            self._give_up(failure)
             raise
-        berth.departure = departure  # not before: who waits for it waits for what is recorded last
+        self._sequence += 1
+        berth.leave(departure)  # not before: who waits for it waits for what is recorded last
         edge.meter.message(frame.extent, described=described, parts=frame.parts)
         return departure
 
     def _leave(
-        self, berth: _Berth, layout: Layout, frame: Frame, tensors: Tensors, departure: Departure
+        self,
+        berth: SendingBerth,
+        layout: Layout,
+        frame: Frame,
+        tensors: Tensors,
+        departure: Departure,
     ) -> None:
         """A program of the stream. What fails fails the message, not the stream."""
+        try:
+            berth.fill(layout, tensors)
+            if frame.description:
+                described = berth.buffer.memory[layout.nbytes : frame.nbytes]
+                described.copy_(bytes_tensor(frame.description))
+            self._pass_on(berth, frame, departure)
+        except Exception as failure:
+            departure.fail(failure)
+
+    def _pass_on(self, berth: SendingBerth, frame: Frame, departure: Departure) -> None:
+        """To the communicator, behind the packing."""
+        if self._beside:
+            self._edge.stream.record(berth.filled)
+        self._issues.launch(partial(self._issue, berth, frame, departure))
+        self._issues.record(berth.issued)
+
+    def _issue(self, berth: SendingBerth, frame: Frame, departure: Departure) -> None:
+        """A program, as above."""
         edge, memory = self._edge, berth.buffer.memory
         try:
-            pack(edge, layout, tensors, memory)
-            heads(memory, 1).copy_(berth.words, non_blocking=True)
-            if frame.description:
-                memory[layout.nbytes : frame.nbytes].copy_(bytes_tensor(frame.description))
-            self._settle_inputs()
+            if self._beside:
+                berth.filled.synchronize(edge.deadline)
             departure.sent(edge.communicator.isend(memory[: frame.first], edge.peer))
             if frame.nbytes > frame.first:
                 departure.sent(edge.second.isend(memory[frame.first : frame.nbytes], edge.peer))
-        except EquipoiseError as failure:
+        except Exception as failure:
             departure.fail(failure)
-
-    def _settle_inputs(self) -> None:
-        """Where the communicator follows no stream, have the message packed before it is sent."""
-        if not self._ordered:
-            self._edge.stream.record(self._packed)
-            self._packed.synchronize(self._edge.deadline)

@@ -106,6 +106,11 @@ class ShapeClass:
         return " and ".join(part for part in (tensors, beside) if part) or "nothing"
 
 
+def same_constant(one: object, other: Constant) -> bool:
+    """Whether two constants make the same class: 1 and True do not, and a NaN and itself do."""
+    return isinstance(one, type(other)) and json.dumps(one) == json.dumps(other)
+
+
 def shape_class(
     tensors: Mapping[str, Tensor | Constant], sliced: Collection[str] = ()
 ) -> ShapeClass:

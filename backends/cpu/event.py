@@ -1,8 +1,8 @@
 """Events as references to their latest mark."""
 
-import threading
 from dataclasses import dataclass, field
 
+from equipoise.backends.cpu.latch import Latch
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event
 
@@ -11,7 +11,7 @@ from equipoise.hal.stream import Event
 class Mark:
     """One recording of an event: reached, or failed together with its stream."""
 
-    reached: threading.Event = field(default_factory=threading.Event)
+    reached: Latch = field(default_factory=Latch)
     failure: BaseException | None = None
 
     def fail(self, failure: BaseException) -> None:

@@ -14,7 +14,7 @@ PATIENCE = 600.0
 """Seconds that one stream waits for an event of another before it fails."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Task:
     """A program and, for recordings, the mark that must not stay behind if it never runs."""
 
@@ -24,6 +24,13 @@ class _Task:
     def skip(self, failure: BaseException) -> None:
         if self.mark is not None:
             self.mark.fail(failure)
+
+    def run_in_place(self) -> None:
+        try:
+            self.run()
+        except BaseException as failure:
+            self.skip(failure)
+            raise
 
 
 @dataclass(frozen=True)
@@ -199,7 +206,7 @@ class CpuStream:
     def _submit(self, task: _Task) -> None:
         if threading.current_thread() is self._worker:
             if self._mine.postponed is None:
-                _run_in_place([task])
+                task.run_in_place()
             else:
                 self._mine.postponed.append(task)
             return
@@ -241,8 +248,8 @@ def own_stream(stream: Stream) -> CpuStream:
 def _run_in_place(tasks: Sequence[_Task]) -> None:
     for place, task in enumerate(tasks):
         try:
-            task.run()
+            task.run_in_place()
         except BaseException as failure:
-            for skipped in tasks[place:]:
+            for skipped in tasks[place + 1 :]:
                 skipped.skip(failure)
             raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from equipoise.backends.cpu.latch import Latch
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Stream
 
@@ -49,7 +50,7 @@ class GlooWork:
         self._failed = failed
         self._told = ended
         self._failure: CommunicatorFailed | None = None
-        self._ended = threading.Event()
+        self._ended = Latch()
         self._finishing = threading.Lock()
         self._watched = False
 

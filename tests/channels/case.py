@@ -19,6 +19,17 @@ class Manner(StrEnum):
     """It never reads."""
 
 
+class Making(StrEnum):
+    """Where a sender makes the tensors of a step."""
+
+    OWN = "own"
+    """In memory of its own, which it writes over as soon as they are handed over."""
+    LENT = "lent"
+    """Where they are sent from, as far as they travel whole."""
+    KEPT = "kept"
+    """There too; and it holds on to one, and reads it some steps later."""
+
+
 class Fault(StrEnum):
     """What goes wrong with one message, on the way from one sender."""
 
@@ -37,6 +48,7 @@ class Fault(StrEnum):
 
 WORLD_NAMES = ("independent", "serial-groups", "off-stream", "lagging-query", "aliasing-pool")
 MANNERS = tuple(Manner)
+MAKINGS = tuple(Making)
 READINGS = tuple(Reading)
 FAULTS = tuple(Fault)
 MOST_ROWS = 3
@@ -53,6 +65,7 @@ class Case:
         ahead: steps that the receiver expects ahead, at most `depth`.
         rows: of each step.
         manners: of each step's reader.
+        makings: of each step's sender.
         reading: how readers come behind a message.
         fault: what goes wrong; with the message `at` of the first sender.
         schedule: each byte a choice among those that can move.
@@ -64,6 +77,7 @@ class Case:
     ahead: int = 1
     rows: tuple[int, ...] = (1, 1)
     manners: tuple[Manner, ...] = (Manner.RELEASES, Manner.RELEASES)
+    makings: tuple[Making, ...] = (Making.OWN, Making.OWN)
     reading: Reading = Reading.HOST
     fault: Fault = Fault.NONE
     at: int = 0
@@ -100,6 +114,7 @@ def case_from(data: bytes, faults: tuple[Fault, ...] = (Fault.NONE,)) -> Case:
         ahead=1 + numbers.below(depth),
         rows=tuple(numbers.below(MOST_ROWS + 1) for _ in range(steps)),
         manners=tuple(MANNERS[numbers.below(len(MANNERS))] for _ in range(steps)),
+        makings=tuple(MAKINGS[numbers.below(len(MAKINGS))] for _ in range(steps)),
         reading=reading,
         fault=faults[numbers.below(len(faults))],
         at=numbers.below(steps),

@@ -18,6 +18,7 @@ from equipoise.pipeline.edge import Edge, Slices
 from equipoise.pipeline.gathering import Part, Whole, gather, parts_of
 from equipoise.pipeline.receiving import ReceivingEnd
 from equipoise.pipeline.sending import SendingEnd
+from equipoise.pipeline.sending_berth import SendingBerth
 from equipoise.pipeline.tensors import AsyncIntermediateTensors
 
 Patch = tuple[Any, str, Any]
@@ -69,14 +70,14 @@ def always(_: object) -> bool:
     return True
 
 
-def next_berth(end: Any) -> Any:
-    """The next buffer, whether its message has left it or not."""
-    return end._berths[end._sequence % end._edge.depth]
-
-
 def leave_beside(end: Any, *given: Any) -> None:
     """Packs on another stream, which the edge's does not wait for."""
     end._edge.accelerator.stream(Role.AUX).launch(partial(LEAVE, end, *given))
+
+
+def lent_from_the_last(end: Any, shape_class: Any) -> Any:
+    berth = end._berths[(end._sequence - 1) % end._edge.depth]
+    return {f: t for f, t in berth.lend(end._layouts.of(shape_class).layout, 0).items()}
 
 
 def over_when_taken(end: Any, berth: Berth) -> bool:
@@ -164,7 +165,19 @@ MUTANTS = (
         "buffer-sent-from-again",
         "A step is packed into the next buffer though its last message has not left it",
         "explained",
-        [(SendingEnd, "_free_berth", next_berth), (SendingEnd, "room", always)],
+        [(SendingEnd, "_make_free", nothing), (SendingEnd, "room", always)],
+    ),
+    Mutant(
+        "loan-forgotten",
+        "A buffer is packed into though its sender keeps a tensor that it was lent there",
+        "lent",
+        [(SendingBerth, "returned", always)],
+    ),
+    Mutant(
+        "lent-elsewhere",
+        "A sender is lent the buffer that its last step is sent from",
+        "whole",
+        [(SendingEnd, "outgoing", lent_from_the_last)],
     ),
     Mutant(
         "packed-beside",

@@ -66,6 +66,13 @@ def steady(case: Case, record: Record) -> Iterator[str]:
         yield f"{record.messages} messages for {len(case.rows)} steps"
 
 
+def lent(case: Case, record: Record) -> Iterator[str]:
+    """What a sender keeps of what it was lent stays as it wrote it, until it lets go."""
+    for seen, right in record.kept:
+        if seen != right:
+            yield f"a sender wrote {right} where it was lent, and read {seen}"
+
+
 PROPERTIES: dict[str, Callable[[Case, Record], Iterator[str]]] = {
     "whole": whole,
     "read": read,
@@ -73,6 +80,7 @@ PROPERTIES: dict[str, Callable[[Case, Record], Iterator[str]]] = {
     "explained": explained,
     "again": again,
     "steady": steady,
+    "lent": lent,
 }
 
 

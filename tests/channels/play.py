@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from channels.case import MOST_ROWS, Case, Fault, Manner
 from channels.host import Host, Script
+from channels.maker import Maker, contents
 from channels.meddling import Meddling
 from engine.worlds import WORLDS
 from torch import Tensor
@@ -37,7 +38,6 @@ TEMPLATE = Template(
 )
 ELSEWHERE = Template((TEMPLATE.fields[0], RowField("mine", (2,), torch.int32)), most=MOST_ROWS)
 """Other tensors, whose messages are as large."""
-HUNDREDTH = 100
 LIMIT = 20_000
 """Micro-steps after which a play that should have ended counts as a hang."""
 
@@ -72,6 +72,7 @@ class Record:
         left: operations and programs that were left when everybody had ended.
         messages: begun, by rank.
         made: buffers made behind the beginning, by rank.
+        kept: what senders read of tensors that they were lent, and what they had written there.
     """
 
     sights: list[Sight] = field(default_factory=list)
@@ -80,19 +81,13 @@ class Record:
     left: int = 0
     messages: dict[int, int] = field(default_factory=dict)
     made: dict[int, int] = field(default_factory=dict)
+    kept: list[tuple[list[float], list[float]]] = field(default_factory=list)
 
 
 def expected(case: Case, rank: int, step: int) -> dict[str, list[float]]:
     """What rank `rank` of the receivers is to read of a step."""
     tensors = contents(step, case.rows[step], sender=rank - case.parts)
     return {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
-
-
-def contents(step: int, rows: int, sender: int) -> dict[str, Tensor]:
-    """What a sender hands over: `hidden` alike on all of them, `mine` not."""
-    numbers = torch.arange(rows * 2, dtype=torch.float32).view(rows, 2)
-    mine = torch.full((rows, 1), HUNDREDTH * (sender + 1) + step, dtype=torch.int64)
-    return {"hidden": numbers + HUNDREDTH * (step + 1), "mine": mine}
 
 
 class Trusting(SendingEnd):
@@ -178,20 +173,18 @@ class Play:
         end = Trusting(edge)
         end.reserve(TEMPLATE.at(TEMPLATE.most))
         self._meters[rank] = (edge.meter, edge.meter.read())
+        maker = Maker(self, rank, edge)
         departures = []
-        for step, rows in enumerate(self.case.rows):
-            yield end.room
+        for step in range(len(self.case.rows)):
+            yield partial(maker.lets, end)
             if (rank, step, self.case.fault) == (0, self.case.at, Fault.KILLED):
                 self.world.kill(rank)
                 self.world.stopped.add(rank)
                 return
-            sent_as = self._class(rank, step)
-            mine = {f.name: torch.empty(f.shape, dtype=f.dtype) for f in sent_as.fields}
-            edge.stream.launch(partial(_fill, mine, contents(step, rows, rank)))
-            departures.append(end.send(mine, sent_as))
-            edge.stream.launch(partial(_scribble, mine))
+            departures.append(maker.send(end, step, self._class(rank, step)))
         yield lambda: all(departure.is_completed() for departure in departures)
         end.drain()
+        maker.let_go()
 
     def _receive(self, rank: int) -> Script:
         place = rank - self.case.parts
@@ -293,16 +286,6 @@ def _first_read(arrived: AsyncIntermediateTensors, sight: Sight) -> dict[str, Te
             sight.errors.append(error.with_traceback(None))  # as in `Host.step`
     sight.failed = arrived
     return {}
-
-
-def _fill(mine: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    for name, tensor in mine.items():
-        tensor.copy_(values[name].expand_as(tensor))
-
-
-def _scribble(mine: dict[str, Tensor]) -> None:
-    for tensor in mine.values():
-        tensor.fill_(-1)
 
 
 def _see_tensor(sight: Sight, name: str, tensor: Tensor) -> None:

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from channels.case import FAULTS, Case, Fault, Manner
+from channels.case import FAULTS, Case, Fault, Making, Manner
 from channels.oracle import PROPERTIES, violations
 from channels.play import play
 from channels.search import cases, each_of
@@ -38,6 +38,7 @@ def test_the_exploration_comes_to_every_fault_manner_and_way_of_reading() -> Non
     each_of(FAULTS, 300, seen.append)
     assert {case.fault for case in seen} == set(FAULTS)
     assert {manner for case in seen for manner in case.manners} == set(Manner)
+    assert {making for case in seen for making in case.makings} == set(Making)
     assert {(case.parts, case.reading) for case in seen} >= {(1, "host"), (2, "stream")}
 
 
@@ -51,4 +52,4 @@ def test_faults_are_noticed_by_reads_and_by_hosts() -> None:
 
     each_of(FAULTS, 100, tell)
     assert told == {"host", "read"}
-    assert len(PROPERTIES) == 6
+    assert len(PROPERTIES) == 7

@@ -93,12 +93,12 @@ def test_what_nobody_reads_does_not_stop_what_comes_behind_it(ranks: Ranks) -> N
 def test_both_ends_know_the_same_size_for_every_first_part(sizes: list[int], ahead: int) -> None:
     parts, told = FirstParts(ahead), []
     for size in sizes:
-        told.append(parts.next())
+        told.append(parts.use())
         parts.seen(size)
     assert told[:ahead] == [LEAST] * min(ahead, len(sizes))
     assert all(t >= LEAST for t in told)
     steady, firsts = FirstParts(ahead), []
     for _ in range(ahead + 1):
-        firsts.append(steady.next())
+        firsts.append(steady.use())
         steady.seen(LEAST + 5)
     assert firsts[-1] == LEAST + 5

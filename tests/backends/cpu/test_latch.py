@@ -1,0 +1,56 @@
+"""A point that is reached once."""
+
+import threading
+from collections.abc import Callable
+
+from equipoise.backends.cpu.latch import Latch
+
+SOON, WAITERS = 10.0, 8
+
+
+def started(work: Callable[[], object], count: int) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_whoever_waits_for_a_point_goes_on_when_it_is_reached() -> None:
+    latch, seen = Latch(), []
+    threads = started(lambda: seen.append(latch.wait(SOON)), WAITERS)
+    assert not latch.is_set()
+    latch.set()
+    for thread in threads:
+        thread.join(SOON)
+    assert seen == [True] * WAITERS
+    assert latch.is_set()
+
+
+def test_a_point_may_be_reached_by_many_at_once_and_stays_reached() -> None:
+    for _ in range(50):
+        latch, ready = Latch(), threading.Barrier(WAITERS)
+        through: list[int] = []
+
+        def reach(
+            latch: Latch = latch,
+            ready: threading.Barrier = ready,
+            through: list[int] = through,
+        ) -> None:
+            through.append(ready.wait(SOON))
+            latch.set()
+            through.append(-1)
+
+        for thread in started(reach, WAITERS):
+            thread.join(SOON)
+        assert through.count(-1) == WAITERS
+        assert latch.wait(0.0)
+        assert latch.wait(SOON)
+
+
+def test_a_wait_for_a_point_that_nobody_reaches_ends_in_time() -> None:
+    latch = Latch()
+    assert not latch.wait(0.01)
+    assert not latch.wait(0.0)
+    assert not latch.wait(-1.0)
+    latch.set()
+    assert latch.wait(float("inf"))
