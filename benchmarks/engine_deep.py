@@ -1,12 +1,14 @@
-"""Runs the engine's tests at full strength, and keeps what was seen.
+"""Runs the protocols' tests at full strength, and keeps what was seen.
 
     python benchmarks/engine_deep.py exploration   20,000 interleavings: ten minutes
     python benchmarks/engine_deep.py faults        the fault matrix on processes: ten minutes
     python benchmarks/engine_deep.py soak          10,000 epochs on each path: a quarter of an hour
     python benchmarks/engine_deep.py ascend        the fault matrix on simulated NPUs: three minutes
+    python benchmarks/engine_deep.py channels      40,000 plays of stages' channels: ten minutes
+    python benchmarks/engine_deep.py exchanges     5,000 plays of expert exchanges: some minutes
 
 `ascend` is for the environment of tox's `npusim`, which holds torch_npu. Writes
-benchmarks/results/engine_{exploration,faults,soak,ascend}.json, of which
+benchmarks/results/engine_{exploration,faults,soak,ascend,channels,exchanges}.json, of which
 `python benchmarks/engine_deep_page.py` makes docs/engine-results.md. No figure here is a speed.
 """
 
@@ -32,6 +34,8 @@ SUITES = {
     "faults": (*PYTEST, "tests/ranks/test_faults.py"),
     "soak": (*PYTEST, "tests/ranks/test_soak.py"),
     "ascend": (*PYTEST, "tests/backends/ascend/test_engine.py"),
+    "channels": (*PYTEST, "tests/channels/test_exploration.py"),
+    "exchanges": (*PYTEST, "tests/pipeline/expert_exchange/test_interleavings.py"),
 }
 """What each is, for Python."""
 SIMULATED = ("-m", "npusim", "--schedule", "lazy", "--")

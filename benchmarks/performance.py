@@ -218,6 +218,7 @@ def _shape(figures: Figures) -> list[str]:
 MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "Shares that follow the traffic": ("shares", tables.shares),
     "Variance and covariance": ("variance", tables.variance),
+    "Rows that stay on their rank": ("locality", tables.locality),
     "Active experts": ("decode", tables.decoding),
     "Moves against the next window": ("drip", tables.moving),
     **engine_page.PARTS,

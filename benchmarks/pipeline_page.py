@@ -8,9 +8,9 @@ from pipeline_emulation import FLOOR, PREPARE, STAGES
 
 Figures = dict[str, Any]
 PART, FASTER, LEAST, ABOVE = 0.95, 1.3, 0.97, 1.0
-"""The bars, of two stages: part of the compute-bound rate at least, where a transfer takes half of
-compute or more; over blocking where bytes take most of a transfer, and elsewhere; over the
-coordinator's pattern at every point."""
+"""The bars, of two stages. Where a transfer takes half of compute or more: part of the
+compute-bound rate at least, and over blocking where bytes take most of the transfer. Elsewhere:
+over blocking. At every point: over the coordinator's pattern."""
 HALF = 0.499
 """Part of compute that counts as half: some are asked for exactly that."""
 KINDS = {
@@ -102,14 +102,19 @@ def _cells(point: Figures, leader: str, beside: Sequence[str]) -> list[str]:
 def missed(point: Figures) -> list[str]:
     """Which bars ours misses at a point; a figure that is no number meets none."""
     mine, over = point["systems"][OURS]["of_bound"], point["over"][OURS]
-    asked = FASTER if point["bandwidth_bound"] else LEAST
-    short = point["transfer"] / point["compute"] < HALF
+    asked = FASTER if point["bandwidth_bound"] and _weighty(point) else LEAST
     held = {
-        "compute-bound rate": mine["median"] >= PART or short,
+        "compute-bound rate": mine["median"] >= PART or not _weighty(point),
         f"over {BLOCKING}": over[BLOCKING]["median"] >= asked,
         f"over {COORDINATOR}": over[COORDINATOR]["median"] > ABOVE,
     }
     return [name for name, met in held.items() if not met]
+
+
+def _weighty(point: Figures) -> bool:
+    """Whether a transfer takes half of compute or more. Where it takes less, overlap gains less:
+    blocking alone comes to compute / (compute + transfer) of the compute-bound rate."""
+    return bool(point["transfer"] / point["compute"] >= HALF)
 
 
 def _met(point: Figures) -> str:
@@ -120,10 +125,12 @@ def _met(point: Figures) -> str:
 def _verdict(points: Sequence[Figures]) -> list[str]:
     """In how many points each bar holds."""
     failed = [point for point in points if missed(point)]
+    weighty = sum(map(_weighty, points))
     bars = (
-        f"Bars: {PART:.0%} of the compute-bound rate where a transfer takes half of compute or "
-        f"more; {FASTER} times {BLOCKING} where bytes take half of a transfer or more, {LEAST} "
-        f"elsewhere; more than {COORDINATOR} everywhere. "
+        f"Bars. Where a transfer takes half of compute or more, at {weighty} of {len(points)} "
+        f"points: {PART:.0%} of the compute-bound rate, and {FASTER} times {BLOCKING} if bytes "
+        f"take half of the transfer or more. Elsewhere {LEAST} of {BLOCKING}: there is less to "
+        f"gain than that. More than {COORDINATOR} everywhere. "
     )
     if not failed:
         return [f"{bars}Met at all {len(points)} points.", ""]

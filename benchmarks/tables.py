@@ -64,6 +64,30 @@ def variance(figures: Figures) -> list[str]:
     return lines
 
 
+def locality(figures: Figures) -> list[str]:
+    """Rows that stay on their rank."""
+    lines = [
+        "The shipped model's recorded routing, 16 steps behind the window that a placement "
+        "(`connected`) was planned on, exact shares; every rank has its even part of each batch. "
+        "*At home*: part of the rows whose replica is on their own rank, as exact shares divide "
+        "them (`any`) and with `locality: prefer`; imbalance, both as routed, beside it.",
+        "",
+        "| ranks, slots | batches | 1 / ranks | at home: any | prefer | imbalance: any | prefer |",
+        f"|---|{'---|' * 6}",
+    ]
+    for row in figures["rows"]:
+        ways = [row["ways"][name] for name in ("any", "prefer")]
+        cells = [
+            f"{row['ranks']}, {row['slots']}",
+            str(row["batches"]),
+            f"{1.0 / row['ranks']:.1%}",
+            *(f"{way['home']:.1%}" for way in ways),
+            *(f"{way['imbalance']:.4f}" for way in ways),
+        ]
+        lines.append(_line(cells))
+    return [*lines, ""]
+
+
 def decoding(figures: Figures) -> list[str]:
     """Experts that the fullest rank runs."""
     lines = [

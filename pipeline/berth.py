@@ -64,6 +64,12 @@ class Berth:
 
     Args:
         edge: whose ring it is.
+
+    Attributes:
+        state: of its message.
+        freed: recorded behind the last read.
+        made: for whoever writes into fresh memory to come behind.
+        fresh: whether memory was made that nothing has come behind yet.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -72,7 +78,8 @@ class Berth:
         self._wholes = Buffer(edge.memory)
         self._words = host_words(edge.accelerator, edge.parts)
         self._copied = edge.accelerator.event()
-        self.freed = edge.accelerator.event()
+        self.freed, self.made = edge.accelerator.event(), edge.accelerator.event()
+        self.fresh = False
         self.state: State = Free()
         self._changing = threading.RLock()
 
@@ -83,8 +90,11 @@ class Berth:
 
     def memory(self, layout: Layout) -> Tensor:
         """Where such a message comes, uint8 [layout.nbytes]; only while the berth is free."""
-        self._message.make_room(layout.nbytes)
-        self._wholes.make_room(layout.gathered_nbytes)
+        grown = [
+            self._message.make_room(layout.nbytes),
+            self._wholes.make_room(layout.gathered_nbytes),
+        ]
+        self.fresh = self.fresh or any(grown)
         return self._message.memory[: layout.nbytes]
 
     def post(self, sequence: int, layout: Layout, work: Work) -> None:

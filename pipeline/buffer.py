@@ -27,10 +27,12 @@ class Buffer:
         self._make = memory
         self._have(0)
 
-    def make_room(self, nbytes: int) -> None:
-        """Have at least so many bytes; what was in a smaller buffer is lost."""
-        if self.memory.numel() < nbytes:
-            self._have(nbytes)
+    def make_room(self, nbytes: int) -> bool:
+        """Have at least so many bytes; whether what was in a smaller buffer is lost for it."""
+        if self.memory.numel() >= nbytes:
+            return False
+        self._have(nbytes)
+        return True
 
     def keep(self, count: int) -> None:
         """The owner keeps so many views more of its own; fewer, where it is negative."""

@@ -92,6 +92,11 @@ class Receiver:
         self._end.reserve(plan.template.at(plan.template.most))
 
     @property
+    def independent(self) -> bool:
+        """Whether a receive that is posted ahead keeps no other communicator waiting."""
+        return self._edge.communicator.capabilities.independent_groups
+
+    @property
     def expected(self) -> int:
         """How many steps are expected that nobody has taken."""
         return self._end.expected

@@ -1,8 +1,9 @@
 """A message on its way out."""
 
-from equipoise.hal.errors import ChannelError, CommunicatorError, EquipoiseError, StreamError
+from equipoise.hal.errors import CommunicatorError, EquipoiseError, StreamError
 from equipoise.hal.stream import Event
 from equipoise.hal.work import Work
+from equipoise.pipeline.failures import explained
 
 
 class Departure:
@@ -35,11 +36,8 @@ class Departure:
 
     def fail(self, failure: Exception) -> None:
         """A program could not do its part."""
-        if not isinstance(failure, EquipoiseError):
-            told = ChannelError(f"message {self.sequence} could not be handed over: {failure}")
-            told.__cause__ = failure
-            failure = told
-        self._failure = self._failure or failure
+        what = f"message {self.sequence} could not be handed over"
+        self._failure = self._failure or explained(failure, what)
 
     def is_completed(self) -> bool:
         """Whether `wait` would come back, or raise, at once."""

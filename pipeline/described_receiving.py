@@ -9,7 +9,6 @@ from functools import partial
 from torch import Tensor
 
 from equipoise.hal.errors import (
-    ChannelClosed,
     ChannelError,
     EquipoiseError,
     MessageMismatch,
@@ -18,6 +17,7 @@ from equipoise.hal.stream import Role
 from equipoise.hal.work import Work
 from equipoise.pipeline.buffer import Buffer
 from equipoise.pipeline.edge import Edge, Reading
+from equipoise.pipeline.failures import Standing, explained
 from equipoise.pipeline.framing import FirstParts
 from equipoise.pipeline.gathering import parts_of
 from equipoise.pipeline.header import Header, read_header
@@ -80,8 +80,8 @@ class Incoming:
             if not self._over:
                 try:
                     self._values = self._finish()
-                except EquipoiseError as failure:
-                    self._failure = failure
+                except Exception as failure:
+                    self._failure = explained(failure, "a message could not be finished")
                 self._finish, self._over = dict, True
 
 
@@ -115,7 +115,7 @@ class DescribedReceivingEnd:
         self._posting = threading.Lock()
         self._freed = edge.accelerator.event()
         self._readers = Readers(edge)
-        self._failure: EquipoiseError | None = None
+        self._standing = Standing(edge.name)
 
     def receive(self) -> Incoming:
         """The next message, on its way; returns at once.
@@ -123,7 +123,7 @@ class DescribedReceivingEnd:
         Raises:
             ChannelClosed: the end was closed, or an earlier message failed it.
         """
-        self._refuse_closed()
+        self._standing.refuse_closed()
         incoming = Incoming(partial(self._next, self._sequence, self._last))
         self._sequence, self._last = self._sequence + 1, incoming
         self._post_ahead()
@@ -133,21 +133,17 @@ class DescribedReceivingEnd:
 
     def close(self) -> None:
         """Refuse what comes from now on; receives in flight keep their memory until they end."""
-        self._failure = self._failure or ChannelClosed("it was closed")
-
-    def _refuse_closed(self) -> None:
-        if self._failure is not None:
-            raise ChannelClosed(f"{self._edge.name}: {self._failure}") from self._failure
+        self._standing.close()
 
     def _next(self, sequence: int, before: Incoming | None) -> Values:
         """What is in a message, behind the one before it."""
         if before is not None:
             before.attempt()
-        self._refuse_closed()
+        self._standing.refuse_closed()
         try:
             return self._finish(sequence)
-        except EquipoiseError as failure:
-            self._failure = failure
+        except BaseException as failure:  # half of it may have happened
+            self._standing.fail(failure)
             raise
 
     def _finish(self, sequence: int) -> Values:

@@ -109,7 +109,9 @@ class Edge:
             self.rest.close()
 
     def memory(self, nbytes: int) -> Tensor:
-        """A fresh buffer of the device, uint8 [nbytes]; counted, unless it is empty."""
+        """A fresh buffer of the device, uint8 [nbytes], the edge's stream's; counted, unless it is
+        empty. Others come behind that stream before they write into it."""
         if nbytes:
             self.meter.buffer_made(nbytes)
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
+        with self.stream.current():
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)

@@ -15,6 +15,7 @@ from equipoise.hal.errors import EquipoiseError
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 from equipoise.pipeline.edge import Edge, Slices
+from equipoise.pipeline.failures import explained
 from equipoise.pipeline.header import HEADER_BYTES
 from equipoise.pipeline.layout import Layout
 
@@ -154,5 +155,5 @@ class HostGathering:
             works = [self._communicator.all_gather(p.whole, p.slice) for p in parts]
             for work in works:
                 work.result(self._deadline)
-        except EquipoiseError as failure:
-            self._failure = failure
+        except Exception as failure:
+            self._failure = explained(failure, "slices could not be gathered")

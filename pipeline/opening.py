@@ -1,14 +1,19 @@
 """Edges are opened by both ends alike, or not at all."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import ChannelError, ShapeClassError
 from equipoise.hal.stream import Stream
 from equipoise.pipeline.edge import Edge, Slices
+
+_OPENED: "WeakKeyDictionary[Fabric, Counter[str]]" = WeakKeyDictionary()
+"""How often each edge was opened: ballots and communicators have a name once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,8 @@ def open_edge(
     """This rank's end of an edge with a communicator of its own; collective of the two ranks.
 
     Args:
-        name: no two edges of a run have one name.
+        name: no two edges that are open have one name. Behind its close an edge may be opened
+            again, by both ends.
         ends: ranks of the run: who sends, and who receives.
         place: of this rank's end.
         depth: buffers at each end.
@@ -52,8 +58,9 @@ def open_edge(
     if rank not in ends or ends[0] == ends[1]:
         raise ChannelError(f"{name}: rank {rank} cannot be an end of the edge {ends}")
     parts = place.slices.parts if place.slices is not None else 1
-    _agree(name, ends, place, {**said, "ends": ends, "depth": depth, "parts": parts})
-    communicator = place.fabric.open(f"channel {name}", ends)
+    called = _called(name, place.fabric)
+    _agree(called, ends, place, {**said, "ends": ends, "depth": depth, "parts": parts})
+    communicator = place.fabric.open(f"channel {called}", ends)
     communicator.warm([(0, 1)])
     return Edge(
         name=name,
@@ -65,6 +72,19 @@ def open_edge(
         depth=depth,
         slices=place.slices,
     )
+
+
+def open_second(edge: Edge, ends: tuple[int, int], place: Place) -> Edge:
+    """The edge with a communicator for second parts of messages; collective of the two ranks."""
+    rest = place.fabric.open(f"{edge.communicator.purpose}, second parts", ends)
+    return replace(edge, rest=rest)
+
+
+def _called(name: str, fabric: Fabric) -> str:
+    """The edge's name, and how often it was opened before."""
+    opened = _OPENED.setdefault(fabric, Counter())
+    opened[name] += 1
+    return name if opened[name] == 1 else f"{name}, again {opened[name] - 1}"
 
 
 def _agree(name: str, ends: tuple[int, int], place: Place, said: Mapping[str, object]) -> None:

@@ -5,10 +5,11 @@ from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from equipoise.hal.errors import ChannelClosed, ChannelError, EquipoiseError
+from equipoise.hal.errors import ChannelError
 from equipoise.hal.stream import Event, Role
 from equipoise.pipeline.berth import Berth, Free, Posted, Released, Taken
 from equipoise.pipeline.edge import Edge, Reading
+from equipoise.pipeline.failures import Standing
 from equipoise.pipeline.layouts import Layouts, Met
 from equipoise.pipeline.readers import Readers
 from equipoise.pipeline.shape_class import ShapeClass
@@ -51,7 +52,7 @@ class ReceivingEnd:
         self._sequence = 0
         self._posting = threading.Lock()
         self._readers = Readers(edge)
-        self._failure: EquipoiseError | None = None
+        self._standing = Standing(edge.name)
 
     @property
     def expected(self) -> int:
@@ -60,7 +61,8 @@ class ReceivingEnd:
 
     def room(self) -> bool:
         """Whether `expect` would find a free buffer without waiting for its reader or message."""
-        berth, state = self._next(), self._next().state
+        berth = self._next()
+        state = berth.state
         if isinstance(state, Taken | Released):
             return self._over(berth) and state.arrival.settled()
         return isinstance(state, Free)
@@ -72,6 +74,7 @@ class ReceivingEnd:
             for berth in self._berths:
                 if isinstance(berth.state, Free):
                     berth.memory(layout)
+                    self._behind_making(berth)
 
     def expect(self, shape_class: ShapeClass) -> None:
         """Post the receive of one more step.
@@ -89,14 +92,14 @@ class ReceivingEnd:
             ChannelClosed: the end was closed, or has failed before.
         """
         with self._posting:
-            self._refuse_closed()
+            self._standing.refuse_closed()
             berth = self._next()
             self._await_readers(berth)
             try:
                 self._clear(berth)
                 self._post(berth, self._layouts.of(shape_class))
-            except EquipoiseError as failure:
-                self._fail(failure)
+            except BaseException as failure:  # half of it may have happened
+                self._standing.fail(failure)
                 raise
 
     def receive(self) -> AsyncIntermediateTensors:
@@ -117,7 +120,11 @@ class ReceivingEnd:
             berth = self._waiting.popleft()
         except IndexError:
             raise ChannelError(f"{self._edge.name}: no message is expected") from None
-        tensors, arrival = berth.take()
+        try:
+            tensors, arrival = berth.take()
+        except BaseException as failure:
+            self._standing.fail(failure)
+            raise
         return AsyncIntermediateTensors(tensors, [arrival], lease=_Lease(berth, self._readers))
 
     def settled(self) -> bool:
@@ -136,7 +143,7 @@ class ReceivingEnd:
 
     def close(self) -> None:
         """Refuse what comes from now on; receives in flight keep their memory until they end."""
-        self._fail(ChannelClosed("it was closed"))
+        self._standing.close()
 
     def _next(self) -> Berth:
         return self._berths[self._sequence % self._edge.depth]
@@ -146,13 +153,6 @@ class ReceivingEnd:
         if not isinstance(berth.state, Taken | Released):
             return False
         return not berth.held or berth.state.arrival.awaited.lost()
-
-    def _refuse_closed(self) -> None:
-        if self._failure is not None:
-            raise ChannelClosed(f"{self._edge.name}: {self._failure}") from self._failure
-
-    def _fail(self, failure: EquipoiseError) -> None:
-        self._failure = self._failure or failure
 
     def _clear(self, berth: Berth) -> None:
         """Come behind everything that reads the buffer, and look at what it held."""
@@ -169,6 +169,13 @@ class ReceivingEnd:
             self._comm.wait(freed)
         else:
             freed.synchronize(self._edge.deadline)
+
+    def _behind_making(self, berth: Berth) -> None:
+        """Fresh memory may be what the stream still reads for whoever had it before."""
+        if self._ordered and berth.fresh:
+            self._edge.stream.record(berth.made)
+            self._comm.wait(berth.made)
+            berth.fresh = False
 
     def _await_readers(self, berth: Berth) -> None:
         if not isinstance(berth.state, Free):
@@ -187,6 +194,7 @@ class ReceivingEnd:
 
     def _post(self, berth: Berth, met: Met) -> None:
         layout, memory = met.layout, berth.memory(met.layout)
+        self._behind_making(berth)
         current: AbstractContextManager[None] = nullcontext()
         if self._ordered:
             current = self._comm.current()

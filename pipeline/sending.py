@@ -6,10 +6,11 @@ from functools import partial
 
 from torch import Tensor
 
-from equipoise.hal.errors import ChannelClosed, ChannelError, EquipoiseError
+from equipoise.hal.errors import ChannelClosed, EquipoiseError
 from equipoise.hal.stream import Role
 from equipoise.pipeline.departure import Departure
 from equipoise.pipeline.edge import Edge
+from equipoise.pipeline.failures import Standing
 from equipoise.pipeline.framing import Announced, Frame, Framing
 from equipoise.pipeline.header import Header
 from equipoise.pipeline.layout import Layout, layout_of
@@ -45,11 +46,11 @@ class SendingEnd:
         ordered = edge.communicator.capabilities.stream_ordered
         self._issues = edge.stream if ordered else edge.accelerator.stream(Role.AUX)
         # In the host's memory what a program has copied is there when its next line runs.
-        self._beside = not ordered and edge.accelerator.device.type != "cpu"
+        self._awaits_packing = not ordered and edge.accelerator.device.type != "cpu"
         self._readers = Readers(edge)
         self._sequence = 0
         self._sending = threading.Lock()
-        self._failure: EquipoiseError | None = None
+        self._standing = Standing(edge.name)
 
     def room(self) -> bool:
         """Whether `send` would find a free buffer without waiting."""
@@ -72,7 +73,7 @@ class SendingEnd:
         Waits as `send` does, and raises what it raises of buffers.
         """
         with self._sending:
-            self._refuse_closed()
+            self._standing.refuse_closed()
             met, berth = self._layouts.of(shape_class), self._next()
             self._make_free(berth)
             return berth.lend(met.layout, self._framing.frame(met).extent)
@@ -98,7 +99,7 @@ class SendingEnd:
             ChannelClosed: the end was closed, or has failed before.
         """
         with self._sending:
-            self._refuse_closed()
+            self._standing.refuse_closed()
             check_fits(self._edge, shape_class, tensors)
             met, berth = self._layouts.of(shape_class), self._next()
             if berth.loan is not Loan.OPEN:
@@ -116,16 +117,13 @@ class SendingEnd:
         for departure in departures:
             if departure is not None:
                 departure.wait()
-        if self._failure is not None and not isinstance(self._failure, ChannelClosed):
-            raise self._failure
+        failure = self._standing.failure
+        if failure is not None and not isinstance(failure, ChannelClosed):
+            raise failure
 
     def close(self) -> None:
         """Refuse what comes from now on; what is on its way goes on, in memory that it keeps."""
-        self._failure = self._failure or ChannelClosed("it was closed")
-
-    def _refuse_closed(self) -> None:
-        if self._failure is not None:
-            raise ChannelClosed(f"{self._edge.name}: {self._failure}") from self._failure
+        self._standing.close()
 
     def _next(self) -> SendingBerth:
         return self._berths[self._sequence % self._edge.depth]
@@ -137,7 +135,7 @@ class SendingEnd:
             try:
                 berth.departure.wait()
             except EquipoiseError as failure:
-                self._failure = failure
+                self._standing.fail(failure)
                 raise
             self._edge.meter.waited(time.monotonic_ns() - began)
         if not berth.returned():
@@ -147,20 +145,12 @@ class SendingEnd:
         number = self._sequence - self._edge.depth
         return f"{self._edge.name}: tensors lent for message {number} are still referred to"
 
-    def _give_up(self, failure: BaseException) -> None:
-        """What fails in the middle of a message leaves nothing that one could go on with."""
-        if isinstance(failure, EquipoiseError):
-            self._failure = failure
-        else:
-            self._failure = ChannelError(f"it failed amid a message: {failure!r}")
-
     def _prepare(self, berth: SendingBerth, met: Met, tensors: Tensors) -> Frame:
         """Everything that may be refused; nothing has happened if it is."""
         frame = self._framing.frame(met)
         if berth.loan is Loan.OPEN:
             check_in_place(self._edge, met.layout, tensors, berth.buffer.memory)
-        else:
-            berth.make_room(frame.extent)
+        berth.make_room(frame.extent)  # other than what was lent may be larger
         if met.first:
             self._compare(met.layout, tensors)
         return frame
@@ -183,8 +173,8 @@ class SendingEnd:
             berth.announce(header)
             edge.stream.launch(leave)
             edge.stream.record(berth.packed)
-        except BaseException as failure:
-            self._give_up(failure)
+        except BaseException as failure:  # half of it may have happened
+            self._standing.fail(failure)
             raise
         self._sequence += 1
         berth.leave(departure)  # not before: who waits for it waits for what is recorded last
@@ -211,7 +201,7 @@ class SendingEnd:
 
     def _pass_on(self, berth: SendingBerth, frame: Frame, departure: Departure) -> None:
         """To the communicator, behind the packing."""
-        if self._beside:
+        if self._awaits_packing:
             self._edge.stream.record(berth.filled)
         self._issues.launch(partial(self._issue, berth, frame, departure))
         self._issues.record(berth.issued)
@@ -220,7 +210,7 @@ class SendingEnd:
         """A program, as above."""
         edge, memory = self._edge, berth.buffer.memory
         try:
-            if self._beside:
+            if self._awaits_packing:
                 berth.filled.synchronize(edge.deadline)
             departure.sent(edge.communicator.isend(memory[: frame.first], edge.peer))
             if frame.nbytes > frame.first:

@@ -86,9 +86,8 @@ class SendingBerth:
 
     def make_room(self, nbytes: int) -> None:
         """Have at least so many bytes."""
-        if self.buffer.memory.numel() < nbytes:
+        if self.buffer.make_room(nbytes):
             self._views = None
-            self.buffer.make_room(nbytes)
 
     def lend(self, layout: Layout, nbytes: int) -> dict[str, Tensor]:
         """The tensors of the next message, of `nbytes`, where they will be sent from and of no

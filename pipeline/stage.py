@@ -133,6 +133,7 @@ class StageLoop:
         self._stream = stream
         self._deadline = deadline
         self._events = [accelerator.event() for _ in range(in_flight)]
+        self._ahead = isinstance(ends.sampled, Receiver) and ends.sampled.independent
         self._under_way: deque[_Launched] = deque()
         self._taking = threading.Lock()
 
@@ -171,10 +172,7 @@ class StageLoop:
             self._stream.launch(partial(self._compute, launched, handed))
             self._stream.record(launched.passed)
         self._under_way.append(launched)
-        # Behind what is sent: where communicators take turns in the order in which they are given
-        # operations, tokens that are awaited would keep back what they are sampled from.
-        if isinstance(self._ends.sampled, Receiver):
-            self._ends.sampled.expect(turn.sequences)
+        self._expect_tokens(turn, self._ahead)
 
     def _handed(self, turn: Turn) -> AsyncIntermediateTensors | None:
         """What the stage before hands over; its receive is posted before anything is computed."""
@@ -195,9 +193,19 @@ class StageLoop:
         if handed is not None:
             handed.release()  # not before: what is handed on may lie where it came
 
+    def _expect_tokens(self, turn: Turn, now: bool) -> None:
+        """Post the receive of a turn's tokens: behind what it sends, and as early as that allows.
+
+        Where communicators take turns in the order in which they are given operations, tokens that
+        are awaited would keep back what later turns send; there it is as late as it can be.
+        """
+        if now and isinstance(self._ends.sampled, Receiver):
+            self._ends.sampled.expect(turn.sequences)
+
     def _end(self) -> None:
         """The oldest turn under way comes to its end."""
         launched = self._under_way.popleft()
+        self._expect_tokens(launched.turn, not self._ahead)
         launched.passed.synchronize(self._deadline)
         if not isinstance(self._ends.sampled, Receiver):
             self._stage.end(launched.turn, launched.tokens)

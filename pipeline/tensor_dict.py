@@ -6,7 +6,6 @@ Beneath are edges that describe a class of tensors once, in its first message, a
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from equipoise.hal.errors import ChannelError
 from equipoise.pipeline.described_receiving import DescribedReceivingEnd, Values
 from equipoise.pipeline.edge import Edge
 from equipoise.pipeline.framing import Described
-from equipoise.pipeline.opening import Place, open_edge
+from equipoise.pipeline.opening import Place, open_edge, open_second
 from equipoise.pipeline.sending import SendingEnd
 from equipoise.pipeline.shape_class import Constant, shape_class
 from equipoise.pipeline.tensors import CommHandle
@@ -88,7 +87,8 @@ class TensorDictGroup:
         """Begin to hand over a dictionary; the tensors may be written to by what is launched next.
 
         Args:
-            tensor_dict: tensors on the device, and numbers and words.
+            tensor_dict: tensors on the group's device, and numbers and words; tensors that lie
+                elsewhere are refused.
             dst: stage to send to; the next one by default.
             all_gather_group: anything but None: tensors are the same on all ranks of the slices,
                 and each sends a slice of those that can be divided among them.
@@ -170,7 +170,7 @@ def open_tensor_dicts(name: str, ranks: Sequence[int], place: Place) -> TensorDi
             continue
         called = f"{name} {stage} to {after}"
         edge = open_edge(called, ends, place, DEPTH, {"described": AHEAD})
-        edge = replace(edge, rest=place.fabric.open(f"channel {called}, second parts", ends))
+        edge = open_second(edge, ends, place)
         edges.append(edge)
         if rank == source:
             senders[after] = SendingEnd(edge, Described(AHEAD))

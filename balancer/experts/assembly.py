@@ -7,7 +7,7 @@ from typing import Protocol
 
 from equipoise.balancer.experts.archive import Archive, ArchiveElsewhere, Filed, archive_of
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle, Subject, Written
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.config import EngineConfig, Locality, ShareMode
 from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.endings import abandon
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
@@ -24,6 +24,7 @@ from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares, ShareRenewal
 from equipoise.balancer.experts.router import BatchRouter, Router, TableRouter
 from equipoise.balancer.experts.router_compat import BlockTurnRouter, RowHashRouter
+from equipoise.balancer.experts.router_local import LocalRouter
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.experts.staff import Staff
 from equipoise.balancer.experts.sub_windows import SubWindows
@@ -355,7 +356,8 @@ def _router(
         case RoutingRule.BLOCK_TURNS, _:
             return BlockTurnRouter(accelerator, tables, place, counters)
         case _, ShareMode.EXACT:
-            return BatchRouter(accelerator, opened[-1], tables, counters)
+            made = LocalRouter if means.config.locality is Locality.PREFER else BatchRouter
+            return made(accelerator, opened[-1], tables, counters)
     return TableRouter(accelerator, tables, place, counters)
 
 

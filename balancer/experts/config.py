@@ -18,6 +18,15 @@ class ShareMode(StrEnum):
     """Solved on the batch's own counts: one all-reduce per layer and step."""
 
 
+class Locality(StrEnum):
+    """Which of a row's possible replicas is preferred, where the shares leave a choice."""
+
+    ANY = "any"
+    """None: every rank divides its rows alike."""
+    PREFER = "prefer"
+    """Those on the row's own rank, up to what they take; with exact shares."""
+
+
 class CommitMode(StrEnum):
     """How new weights come into slots."""
 
@@ -33,6 +42,14 @@ COUNTED = "parcel", "layer_updates_per_iter", "patience", "nodes", "log_balanced
 """What an engine has at least one of."""
 WHOLE = "window_size", "step_interval", "sub_window", "phase", "hysteresis", *COUNTED
 """What is counted; hysteresis in parts per 65536."""
+
+
+KINDS: dict[str, type[StrEnum]] = {
+    "shares": ShareMode,
+    "locality": Locality,
+    "rule": RoutingRule,
+}
+"""What is one of some words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +89,7 @@ class EngineConfig:
         sub_window: steps summed at a time; divides both.
         phase: steps by which these boundaries come later, so that several engines do not all move
             weights at once; below `step_interval`, and divided by `sub_window` too.
+        locality: whether rows stay on their rank as far as exact shares allow.
         rule: whose rule picks a replica; another engine's divides evenly and reads no shares.
         aims: of plans.
         hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
@@ -94,6 +112,7 @@ class EngineConfig:
     step_interval: int
     sub_window: int
     phase: int = 0
+    locality: Locality = Locality.ANY
     rule: RoutingRule = RoutingRule.SHARES
     aims: Aims = Aims()
     hysteresis: int = 655
@@ -129,6 +148,11 @@ class EngineConfig:
             raise ConfigError(
                 f"rule {self.rule} reads no shares: they must be static, not {self.shares}"
             )
+        if self.locality is Locality.PREFER and self.shares is not ShareMode.EXACT:
+            raise ConfigError(
+                f"locality {self.locality} divides a batch's own counts: shares must be exact, "
+                f"not {self.shares}"
+            )
         if self.step_interval < self.window_size:
             raise ConfigError(
                 f"step_interval {self.step_interval} is shorter than window_size {self.window_size}"
@@ -137,7 +161,7 @@ class EngineConfig:
 
     def _check_kinds(self) -> None:
         """Words become choices, and what is counted has to be whole."""
-        for name, kind in (("shares", ShareMode), ("rule", RoutingRule)):
+        for name, kind in KINDS.items():
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:

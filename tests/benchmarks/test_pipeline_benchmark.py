@@ -308,6 +308,11 @@ class TestPage:
         point = link_of({**RATES, "channel": [94.0] * 3})["points"][0]
         assert page.missed(point) == ["compute-bound rate"]
         assert page.missed({**point, "transfer": 0.4 * point["compute"]}) == []
+        bound = {**point, "bandwidth_bound": True}
+        point["over"]["channel"]["blocking"]["median"] = 1.2
+        point["systems"]["channel"]["of_bound"]["median"] = 0.97
+        assert page.missed(bound) == ["over blocking"]
+        assert page.missed({**bound, "transfer": 0.4 * point["compute"]}) == []
         point["over"]["channel"]["blocking"]["median"] = float("nan")
         assert page.missed({**point, "transfer": 0.0}) == ["over blocking"]
 

@@ -45,7 +45,10 @@ class Maker:
 
     def lets(self, end: SendingEnd) -> bool:
         """Whether `send` would not wait; what keeps a buffer is let go of for it."""
-        if not end.room():
+        if end.room():
+            return True
+        last = end._next().departure
+        if last is not None and last.is_completed():
             self.let_go()
         return end.room()
 

@@ -6,8 +6,9 @@ import pytest
 from channels.case import FAULTS, Case, Fault, Making, Manner
 from channels.oracle import PROPERTIES, violations
 from channels.play import play
-from channels.search import cases, each_of
+from channels.search import cases
 from hypothesis import given, note, settings
+from support.drawing import each_of
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1800)]
 COUNT = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 1_500
@@ -29,13 +30,13 @@ def test_whatever_goes_wrong_nothing_else_is_read_unless_the_reader_is_told(case
 
 def test_a_case_is_played_alike_each_time() -> None:
     seen: list[tuple[Case, str]] = []
-    each_of(FAULTS, 20, lambda case: seen.append((case, repr(play(case)))))
+    each_of(cases(FAULTS), 20, lambda case: seen.append((case, repr(play(case)))))
     assert [repr(play(case)) for case, _ in seen] == [record for _, record in seen]
 
 
 def test_the_exploration_comes_to_every_fault_manner_and_way_of_reading() -> None:
     seen: list[Case] = []
-    each_of(FAULTS, 300, seen.append)
+    each_of(cases(FAULTS), 300, seen.append)
     assert {case.fault for case in seen} == set(FAULTS)
     assert {manner for case in seen for manner in case.manners} == set(Manner)
     assert {making for case in seen for making in case.makings} == set(Making)
@@ -50,6 +51,6 @@ def test_faults_are_noticed_by_reads_and_by_hosts() -> None:
         told.update("host" for _ in record.errors)
         told.update("read" for sight in record.sights if sight.errors)
 
-    each_of(FAULTS, 100, tell)
+    each_of(cases(FAULTS), 100, tell)
     assert told == {"host", "read"}
     assert len(PROPERTIES) == 7

@@ -37,6 +37,11 @@ SAID: dict[str, tuple[str, object]] = {
 }
 """All that goes together: how it is said, and what the run is asked for."""
 BAD = {
+    "locality of shares that divide no batch": (
+        ("--shares", "lagged", "--locality", "prefer"),
+        "--locality prefer divides each batch's own counts: --shares must be exact, not lagged",
+    ),
+    "a locality that is none": (("--locality", "near"), "expected any or prefer, got 'near'"),
     "no target": (("--target", "good"), "--target: expected a number, got 'good'"),
     "a target below balance": (("--target", "-0.1"), "--target must be 0 to 1000, got -0.1"),
     "a target that is no number": (("--target", "nan"), "expected a number, got 'nan'"),

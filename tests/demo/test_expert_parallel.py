@@ -14,6 +14,7 @@ from equipoise.balancer.experts.balancer import open_static
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.layout import Layout, solve_shares
 from equipoise.balancer.experts.placement import Placement, Shape
+from equipoise.demo.carriers import Carrier, FixedCarrier, PortableCarrier, fixed_exchange
 from equipoise.demo.model import (
     Batch,
     Decoder,
@@ -24,8 +25,10 @@ from equipoise.demo.model import (
     random_weights,
 )
 from equipoise.demo.moe import ExpertParallel, SlotWeights
+from equipoise.demo.settings import ExchangeForm
 from equipoise.hal.stream import Role
 from equipoise.pipeline.exchange import ExpertExchange
+from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
 
 pytestmark = pytest.mark.ranks
 CONFIG = ModelConfig(layers=2, experts=8, top_k=3, hidden=64, heads=2, expert_width=24, context=32)
@@ -73,18 +76,36 @@ def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor
     return [torch.cat(request) for request in rows]
 
 
-def serve_on(seat: Seat, layout: Layout, shape: Shape, held: Placement) -> list[Tensor]:
+def carrier_of(seat: Seat, form: ExchangeForm, shape: Shape) -> Carrier:
+    """Either form, on communicators of its own."""
+    compute, line = seat.accelerator.stream(Role.COMPUTE), seat.fabric.open("experts")
+    if form is ExchangeForm.PORTABLE:
+        return PortableCarrier(ExpertExchange(line, shape.slots_per_rank, compute, 20.0))
+    row = RowFormat((CONFIG.hidden,), torch.float32)
+    ample = ExchangeFormat.ample(
+        shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
+    )
+    exchange = fixed_exchange(line, seat.accelerator, ample, 20.0)
+    return FixedCarrier(exchange, CONFIG.layers, compute, 20.0)
+
+
+def serve_on(
+    seat: Seat,
+    layout: Layout,
+    shape: Shape,
+    held: Placement,
+    form: ExchangeForm = ExchangeForm.PORTABLE,
+) -> list[Tensor]:
     """This rank's share of the prompts; the slots hold `held`, the tables say `layout`."""
     weights = SlotWeights(CONFIG, shape.slots_per_rank)
     compute = seat.accelerator.stream(Role.COMPUTE)
     _fill(seat, weights, held, shape)
     store = seat.accelerator.slot_store(weights.family().layout(staging=0))
     balancer = open_static(seat.accelerator, seat.fabric, store, shape, layout, ENGINE)
-    exchange = ExpertExchange(seat.fabric.open("experts"), shape.slots_per_rank, compute, 20.0)
     moe = ExpertParallel(
         balancer.router,
         balancer.installed.generation,
-        exchange,
+        carrier_of(seat, form, shape),
         weights,
         Clock(),
         balancer.reading,
@@ -121,25 +142,33 @@ def _placement(random: np.random.Generator, shape: Shape) -> Placement:
     return random.permutation(np.concatenate([np.arange(shape.experts), spare])).astype(np.int32)
 
 
+@pytest.mark.parametrize("form", ExchangeForm)
 @given(layouts())
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_logits_are_equal_bit_for_bit_wherever_the_experts_live(
-    reference: list[Tensor], case: tuple[Shape, Layout]
+    reference: list[Tensor], form: ExchangeForm, case: tuple[Shape, Layout]
 ) -> None:
     shape, layout = case
-    by_rank = on_ranks(shape.ranks, lambda seat: serve_on(seat, layout, shape, layout.placement))
+    by_rank = on_ranks(
+        shape.ranks, lambda seat: serve_on(seat, layout, shape, layout.placement, form)
+    )
     assert all(equal(by_rank, reference))
 
 
-def test_one_wrong_expert_in_one_slot_changes_the_logits(reference: list[Tensor]) -> None:
+@pytest.mark.parametrize("form", ExchangeForm)
+def test_one_wrong_expert_in_one_slot_changes_the_logits(
+    reference: list[Tensor], form: ExchangeForm
+) -> None:
     shape = Shape(CONFIG.layers, CONFIG.experts, 8, 2)
     placement = np.tile(np.arange(8, dtype=np.int32), (CONFIG.layers, 1))
     shares = np.full_like(placement, 65536)
     false = placement.copy()
     false[1, [2, 3]] = [3, 2]
-    by_rank = on_ranks(2, lambda seat: serve_on(seat, Layout(placement, shares), shape, false))
+    by_rank = on_ranks(
+        2, lambda seat: serve_on(seat, Layout(placement, shares), shape, false, form)
+    )
     assert not all(equal(by_rank, reference))
 
 

@@ -1,43 +1,18 @@
 """Looks for cases that break a property."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import cast
 
 from engine.case import Case
 from engine.oracle import violations
 from engine.patches import Patches
 from engine.play import play
 from engine.strategies import MIXED
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-
-SEED = 1
+from support.drawing import each_of
 
 
 class Found(Exception):
     """What was looked for."""
-
-
-def each_of(cases: st.SearchStrategy[Case], count: int, tell: Callable[[Case], object]) -> None:
-    """Tell of `count` cases, always the same."""
-
-    @seed(SEED)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases={Phase.generate},
-        suppress_health_check=cast(list[HealthCheck], list(HealthCheck)),
-        report_multiple_bugs=False,
-        print_blob=False,
-    )
-    @given(cases)
-    def test(case: Case) -> None:
-        tell(case)
-
-    test()
 
 
 @dataclass

@@ -9,9 +9,9 @@ import pytest
 from engine.case import Case, FaultKind
 from engine.oracle import violations
 from engine.play import play
-from engine.search import each_of
 from engine.strategies import FAULTY, HEALTHY
 from hypothesis import given, note, settings
+from support.drawing import each_of
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
 CASES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 2_000

@@ -1,15 +1,12 @@
 """Looks for cases that break a property."""
 
 from contextlib import suppress
-from typing import cast
 
 from engine.patches import Patches
 from exchanging.case import Case
 from exchanging.play import play
 from exchanging.strategies import cases
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
-SEED = 1
+from support.drawing import each_of
 
 
 class Found(Exception):
@@ -23,23 +20,12 @@ def search(patches: Patches, wanted: str, count: int) -> dict[str, str]:
     """
     broken: dict[str, str] = {}
 
-    @seed(SEED)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases={Phase.generate},
-        suppress_health_check=cast(list[HealthCheck], list(HealthCheck)),
-        report_multiple_bugs=False,
-        print_blob=False,
-    )
-    @given(cases())
-    def test(case: Case) -> None:
+    def look(case: Case) -> None:
         wrong = {} if broken else play(case, patches)
         if wanted in wrong or broken:  # hypothesis plays the case that it found once more
             broken.update(wrong)
             raise Found
 
     with suppress(Found):
-        test()
+        each_of(cases(), count, look)
     return broken

@@ -1,19 +1,14 @@
 """Channels between processes: P5, K1, X3, and the bugs that taught them."""
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import channels
+from ranks.cases import channel_ends, channels
+from support.drawing import few
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
-FEW = settings(
-    max_examples=25,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(25)
 ROWS = st.lists(st.integers(0, channels.MOST), min_size=1, max_size=12)
 
 
@@ -28,6 +23,29 @@ def test_steps_of_any_size_arrive_whole_though_their_source_is_written_over(
         assert answer["wrong"] == []
         assert (answer["messages"], answer["continued"]) == (len(rows), 0)
         assert (answer["buffers"], answer["described"]) == (0, 0)
+
+
+@FEW
+@given(ROWS, st.integers(1, 3))
+def test_steps_that_are_made_where_they_are_sent_from_arrive_whole(
+    ranks: Ranks, rows: list[int], depth: int
+) -> None:
+    answers = ranks.run(
+        channels.stream_of_steps, 2, rows=rows, depth=depth, ahead=depth, parts=1, lent=True
+    )
+    assert [(answer["wrong"], answer["buffers"]) for answer in answers] == [([], 0)] * 2
+
+
+def test_a_buffer_is_not_packed_into_while_its_sender_keeps_what_it_was_lent(ranks: Ranks) -> None:
+    sender, receiver = ranks.run(channel_ends.kept_of_a_loan, 2)
+    assert sender["refused"]["error"] == "BuffersHeld"
+    assert "message 0" in sender["refused"]["text"]
+    assert sender["kept"]
+    assert receiver["wrong"] == []
+
+
+def test_an_edge_that_was_closed_is_opened_again_under_its_name(ranks: Ranks) -> None:
+    assert ranks.run(channel_ends.opened_again, 2, times=3) == [[], []]
 
 
 @FEW

@@ -1,20 +1,15 @@
 """Dispatch and combine against a dense reference: clauses G6, G7, S3 and the order of rows."""
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks.cases import exchange
+from support.drawing import few
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 
-FEW = settings(
-    max_examples=30,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(30)
 PAYLOADS = st.lists(
     st.tuples(
         st.lists(st.integers(0, 3), max_size=2),

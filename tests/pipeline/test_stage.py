@@ -1,19 +1,16 @@
 """Stages that take turns: as one process would, with several turns under way."""
 
+from typing import Any
+
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks.cases import stages
+from support.drawing import few
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
-FEW = settings(
-    max_examples=20,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(20)
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 
@@ -30,6 +27,23 @@ def test_a_pipeline_samples_what_one_process_samples(
     assert answers[0]["tokens"] == expected
     assert answers[-1]["tokens"] == expected
     assert all(set(answer["messages"]) <= {len(sizes)} for answer in answers)
+
+
+@FEW
+@given(SIZES, st.integers(1, 3), st.integers(1, 2))
+def test_a_stage_that_hands_on_what_came_hands_it_on_before_it_comes_again(
+    ranks: Ranks, sizes: list[int], in_flight: int, depth: int
+) -> None:
+    told: dict[str, Any] = {
+        "sizes": sizes,
+        "in_flight": in_flight,
+        "depth": depth,
+        "parts": 1,
+        "raises": [],
+    }
+    answers = ranks.run(stages.turns, 3, passing=[1], **told)
+    assert [answer["error"] for answer in answers] == [""] * 3
+    assert answers[0]["tokens"] == stages.alone(3, sizes, in_flight, [1])
 
 
 @FEW
@@ -69,6 +83,16 @@ def test_a_turn_begins_behind_the_end_of_the_one_that_it_needs_and_no_later(
             ]
             ended = [c for c in calls[:begins] if "end" in c]
             assert len(ended) == max(0, number + 1 - in_flight)
+
+
+def test_receives_of_tokens_are_posted_ahead_unless_they_would_keep_sends_back(
+    ranks: Ranks,
+) -> None:
+    sizes = [2] * 5
+    ahead, _ = ranks.run(stages.receives_of_tokens, 2, sizes=sizes, serial=False)
+    assert ahead == [0, 1, 2, 2, 2]
+    late, _ = ranks.run(stages.receives_of_tokens, 2, sizes=sizes, serial=True)
+    assert late == [0] * 5
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

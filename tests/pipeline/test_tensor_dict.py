@@ -3,21 +3,16 @@
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks.cases import tensor_dicts
+from support.drawing import few
 from support.ranks import Ranks
 
 from equipoise.pipeline.framing import LEAST, FirstParts
 
 pytestmark = pytest.mark.ranks
-FEW = settings(
-    max_examples=25,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(25)
 DTYPES = st.sampled_from(["float32", "bfloat16", "int64", "uint8", "bool", "float16"])
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 64, 200]), max_size=2)
 FIELDS = st.lists(

@@ -7,23 +7,18 @@ the next case starts.
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks.cases import collectives
 from ranks.cases.patterns import DTYPES
+from support.drawing import few
 from support.ranks import Ranks
 
 from equipoise.backends.cpu import GLOO
 
 pytestmark = pytest.mark.ranks
 
-FEW = settings(
-    max_examples=25,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(25)
 SUMMED = sorted(name for name, dtype in DTYPES.items() if dtype in GLOO.capabilities.reductions)
 SIZES = st.integers(1, 4)
 SHAPES = st.lists(st.integers(0, 3), max_size=3)

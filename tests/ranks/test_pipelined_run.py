@@ -17,9 +17,15 @@ SHORT = (*BARE, "--window-size", "2", "--step-interval", "2")
 SHAPES = {
     "2 x 2": ("--pipeline-ranks", "2"),
     "4 x 1": ("--pipeline-ranks", "4"),
+    "2 x 2, rows kept at home, exchange of fixed capacity": (
+        *("--pipeline-ranks", "2", "--exchange", "fixed", "--locality", "prefer"),
+    ),
     "2 x 2, handed over in slices": ("--pipeline-ranks", "2", "--tensor-ranks", "2"),
 }
 MORE = {
+    "1 x 4, rows kept at home, exchange of fixed capacity": (
+        *("--exchange", "fixed", "--locality", "prefer"),
+    ),
     "1 x 4, in slices of two": ("--tensor-ranks", "2"),
     "2 x 2, three micro-batches, locked": (
         *("--pipeline-ranks", "2", "--micro-batches", "3", "--commit", "locked"),

@@ -9,6 +9,7 @@ from equipoise.demo.settings import (
     SLOT_BYTES,
     Balance,
     CommitMode,
+    Locality,
     RoutingRule,
     RunSettings,
     Shares,
@@ -29,7 +30,7 @@ WITHOUT = {
 }
 """By way to commit: what makes no sense beside it, and why."""
 UNBALANCED = {
-    **dict.fromkeys(("slots", "shares", "rule"), "every expert has one slot"),
+    **dict.fromkeys(("slots", "shares", "locality", "rule"), "every expert has one slot"),
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
     **{option.key: "nothing is planned" for option in OPTIONS if option.group == PLANS},
     **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
@@ -83,6 +84,11 @@ def _check_rule(settings: RunSettings) -> None:
         raise UsageError(
             f"--rule {settings.rule} reads no shares: --shares must be static, "
             f"not {settings.shares}"
+        )
+    if settings.locality is not Locality.ANY and settings.shares is not Shares.EXACT:
+        raise UsageError(
+            f"--locality {settings.locality} divides each batch's own counts: --shares must be "
+            f"exact, not {settings.shares}"
         )
 
 

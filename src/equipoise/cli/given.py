@@ -10,6 +10,7 @@ from equipoise.hal.errors import UsageError
 
 NEEDLESS = {
     "shares": "the placement has shares of its own",
+    "locality": "its shares divide no batch's own counts",
     "step_interval": "nothing is planned anew",
     **{option.key: "nothing is planned anew" for option in OPTIONS if option.group == PLANS},
     **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},

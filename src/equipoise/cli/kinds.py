@@ -7,7 +7,7 @@ from pathlib import Path
 
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.cli import quantities
-from equipoise.demo.settings import Balance, CommitMode, RoutingRule, Shares
+from equipoise.demo.settings import Balance, CommitMode, ExchangeForm, Locality, RoutingRule, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 
@@ -113,6 +113,16 @@ PATH = Kind("a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_s
 TEXTS = Kind("a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml)
 SHARES = Kind(
     " or ".join(Shares), lambda text: Shares(text), lambda value: Shares(_str_from_yaml(value))
+)
+EXCHANGE = Kind(
+    " or ".join(ExchangeForm),
+    lambda text: ExchangeForm(text),
+    lambda value: ExchangeForm(_str_from_yaml(value)),
+)
+LOCALITY = Kind(
+    " or ".join(Locality),
+    lambda text: Locality(text),
+    lambda value: Locality(_str_from_yaml(value)),
 )
 COMMIT = Kind(
     " or ".join(CommitMode),

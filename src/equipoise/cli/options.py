@@ -7,7 +7,14 @@ from typing import Any
 
 from equipoise.cli import kinds
 from equipoise.cli.kinds import Kind
-from equipoise.demo.settings import EXPERTS, RoutingRule, RunSettings, Shares
+from equipoise.demo.settings import (
+    EXPERTS,
+    ExchangeForm,
+    Locality,
+    RoutingRule,
+    RunSettings,
+    Shares,
+)
 from equipoise.hal.errors import UsageError
 
 RECORD = "record.npz"
@@ -57,6 +64,9 @@ OPTIONS = (
            help="accelerator to run on (`equipoise doctor` lists them)"),
     Option(key="communicator", kind=kinds.NAME, group=RANKS, metavar="NAME",
            shown_default="the one that goes with the backend", help="what the ranks talk over"),
+    Option(key="exchange", kind=kinds.EXCHANGE, group=RANKS, metavar="|".join(ExchangeForm),
+           help="how tokens come to their experts: portable, whose host reads the counts of every "
+           "layer, or fixed, whose messages have one size and whose counts stay on the device"),
     Option(key="deadline", kind=kinds.SECONDS, group=RANKS, metavar="SECONDS",
            help="longest that anything waits for another rank"),
     Option(key="steps", kind=kinds.WHOLE, group=TRAFFIC, metavar="N",
@@ -73,6 +83,9 @@ OPTIONS = (
     Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="static|lagged|exact",
            help="how an expert's tokens are divided among its replicas: as planned, from the "
            "last load, or on each batch's own counts"),
+    Option(key="locality", kind=kinds.LOCALITY, group=BALANCING, metavar="|".join(Locality),
+           help="which replica is preferred where shares leave a choice: any, or those on the "
+           "token's own rank, up to what they take; that goes with --shares exact"),
     Option(key="rule", kind=kinds.RULE, group=BALANCING, metavar="|".join(RoutingRule),
            help="who picks a replica: the shares, or another engine's rule to the bit, which "
            "divides evenly, so that only --shares static goes with it and is its default"),

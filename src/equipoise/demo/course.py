@@ -8,7 +8,7 @@ import torch
 
 from equipoise.demo.grid import Grid
 from equipoise.demo.model import MoeLayer
-from equipoise.demo.requests import capacity
+from equipoise.demo.requests import capacity, most_rows
 from equipoise.demo.site import Site
 from equipoise.demo.sliced import SlicedMoe
 from equipoise.demo.traffic import Traffic
@@ -80,13 +80,12 @@ def pipeline_of(
     """
     desks = grid.data * micro_batches
     sequences = capacity(traffic, desks)
-    arriving = -(-traffic.requests_per_step // desks)
     split = Split.SLICED if grid.tensor > 1 else Split.WHOLE
     field = RowField(HIDDEN, (hidden,), torch.float32, split)
     return Pipeline(
         name=f"{name} {rank % grid.per_stage}",
         ranks=grid.column(rank),
-        handed=Template((field,), most=arriving * traffic.prompt + sequences),
+        handed=Template((field,), most=most_rows(traffic, desks)),
         sequences=sequences,
         in_flight=micro_batches,
         depth=micro_batches + 1,

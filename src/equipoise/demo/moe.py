@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -10,13 +11,13 @@ from torch import Tensor
 from equipoise.balancer.experts.expert_model import Family
 from equipoise.balancer.experts.registration import ModelRegistry
 from equipoise.balancer.experts.router import Router
+from equipoise.demo.carriers import Carrier
 from equipoise.demo.model import (
     HOST,
     ModelConfig,
     combine_in_order,
     expert_rows,
 )
-from equipoise.pipeline.exchange import ExpertExchange, Route
 
 
 class SlotWeights:
@@ -63,7 +64,7 @@ class ExpertParallel:
     Args:
         router: chooses a slot for every (token, k).
         generation: of a layer's routing tables.
-        exchange: carries rows.
+        carrier: takes rows to their experts and back.
         weights: of this rank's slots.
         clock: enters the routing hash.
         reading: around what reads the slots of (layer, step).
@@ -74,7 +75,7 @@ class ExpertParallel:
         self,
         router: Router,
         generation: Callable[[int], int],
-        exchange: ExpertExchange,
+        carrier: Carrier,
         weights: SlotWeights,
         clock: Clock,
         reading: Reading,
@@ -82,7 +83,7 @@ class ExpertParallel:
     ) -> None:
         self._router = router
         self._generation = generation
-        self._exchange = exchange
+        self._carrier = carrier
         self._weights = weights
         self._clock = clock
         self._reading = reading
@@ -91,17 +92,20 @@ class ExpertParallel:
     def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
         """See `equipoise.demo.model.MoeLayer`."""
         slots = self._router.route(layer, self._clock.turn, expert_ids)
-        route = self._exchange.prepare(slots, self._generation(layer))
-        (rows,) = self._exchange.dispatch(route, [x])
-        self._received(layer, rows.shape[0])
-        with self._reading(layer, self._clock.turn):
-            computed = self._compute(layer, rows, route)
-        return combine_in_order(self._exchange.combine(route, computed), gates)
+        compute, generation = partial(self._compute, layer), self._generation(layer)
+        return combine_in_order(self._carrier.carry(layer, x, slots, generation, compute), gates)
 
-    def _compute(self, layer: int, rows: Tensor, route: Route) -> Tensor:
-        """Each slot's expert on the rows sent to it."""
-        by_slot = torch.argsort(route.local_slots, stable=True)
-        counts = torch.bincount(route.local_slots, minlength=self._weights.down.shape[1]).tolist()
+    def _compute(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
+        """Each slot's expert on the rows sent to it; those of the slot behind the last are none."""
+        by_slot = torch.argsort(slots, stable=True)
+        local = self._weights.down.shape[1]
+        counts = torch.bincount(slots, minlength=local)[:local].tolist()
+        by_slot = by_slot[: sum(counts)]
+        self._received(layer, sum(counts))
+        with self._reading(layer, self._clock.turn):
+            return self._by_slot(layer, rows, by_slot, counts)
+
+    def _by_slot(self, layer: int, rows: Tensor, by_slot: Tensor, counts: list[int]) -> Tensor:
         parts = torch.split(rows[by_slot], counts)
         computed = [
             expert_rows(part, self._weights.gate_up[layer, slot], self._weights.down[layer, slot])

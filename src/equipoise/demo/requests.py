@@ -114,6 +114,12 @@ def capacity(traffic: Traffic, ranks: int) -> int:
     return -(-traffic.requests_per_step // ranks) * (traffic.new_tokens + 1)
 
 
+def most_rows(traffic: Traffic, ranks: int) -> int:
+    """Rows of the largest forward that one of `ranks` ranks can have."""
+    arriving = -(-traffic.requests_per_step // ranks)
+    return arriving * traffic.prompt + capacity(traffic, ranks)
+
+
 def outputs_digest(finished: dict[int, bytes]) -> str:
     """One digest over all requests, in order of their ids."""
     state = blake2b(digest_size=DIGEST_BYTES)

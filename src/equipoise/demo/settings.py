@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from equipoise.balancer.experts.config import CommitMode
+from equipoise.balancer.experts.config import CommitMode, Locality
 from equipoise.balancer.experts.config import ShareMode as Shares
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.formats.iterations import Iterations
@@ -12,6 +12,8 @@ from equipoise.balancer.formats.iterations import Iterations
 __all__ = [
     "Balance",
     "CommitMode",
+    "ExchangeForm",
+    "Locality",
     "Recording",
     "RoutingRule",
     "RunSettings",
@@ -31,6 +33,15 @@ class Balance(StrEnum):
 
     ON = "on"
     OFF = "off"
+
+
+class ExchangeForm(StrEnum):
+    """Which form of the exchange carries rows to their experts."""
+
+    PORTABLE = "portable"
+    """The host reads the counts of every layer."""
+    FIXED = "fixed"
+    """Counts stay on the device: messages have one size, and cannot overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +66,12 @@ class RunSettings:
     tensor_ranks: int = 1
     backend: str = "cpu"
     communicator: str = ""
+    exchange: ExchangeForm = ExchangeForm.PORTABLE
     steps: int = 120
     text: tuple[Path, ...] = ()
     slots: int = 40
     shares: Shares = Shares.EXACT
+    locality: Locality = Locality.ANY
     rule: RoutingRule = RoutingRule.SHARES
     commit: CommitMode = CommitMode.BOUNDARY
     balance: Balance = Balance.ON

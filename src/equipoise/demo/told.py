@@ -6,6 +6,7 @@ from equipoise.demo.settings import (
     CommitMode,
     RoutingRule,
     RunSettings,
+    Shares,
     staging_buffers,
 )
 
@@ -24,6 +25,8 @@ def told(run: RunSettings) -> Told:
     if run.placement is not None:
         return {"rule": str(run.rule)}
     heard: Told = {"commit": str(run.commit), "rule": str(run.rule)}
+    if run.shares is Shares.EXACT:
+        heard["locality"] = str(run.locality)
     heard |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
     if run.commit is CommitMode.LOCKED:
         return heard | {"layer_updates_per_iter": run.layer_updates_per_iter}

@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from equipoise.balancer.experts.balancer import (
     ExpertBalancer,
     open_balancer,
     open_static,
 )
-from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.config import Aims, EngineConfig, Locality, ShareMode
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.expert_model import Family
 from equipoise.balancer.experts.journal import Journal
@@ -20,16 +21,31 @@ from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, co
 from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.observe.spans import SpanBook
 from equipoise.demo.carriage import carriage
+from equipoise.demo.carriers import (
+    Carrier,
+    FixedCarrier,
+    PortableCarrier,
+    fixed_exchange,
+)
 from equipoise.demo.course import course
 from equipoise.demo.model import MoeLayer
 from equipoise.demo.moe import ExpertParallel, SlotWeights
 from equipoise.demo.pipelined import ServedStage
 from equipoise.demo.record import Counts
+from equipoise.demo.requests import most_rows
 from equipoise.demo.serve import Meter, ServeLoop
-from equipoise.demo.settings import Balance, RoutingRule, RunSettings, staging_buffers
+from equipoise.demo.settings import (
+    Balance,
+    ExchangeForm,
+    RoutingRule,
+    RunSettings,
+    staging_buffers,
+)
 from equipoise.demo.site import Site
+from equipoise.hal.communicator import Communicator
 from equipoise.hal.slots import SlotStore
 from equipoise.pipeline.exchange import ExpertExchange
+from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
 
 Watch = Callable[[int, Counts, float], None]
 """Told after each step: its number, this rank's (layers, experts) rows, the imbalance last seen."""
@@ -109,12 +125,10 @@ def _loop(
     total = site.weights.config.layers
     meter = Meter.sized(site.traffic.steps, total, shape.experts, layers.start)
     experts = site.fabric.open(f"{variant.name}.experts")
-    compute, deadline = site.post.compute, site.post.deadline
-    exchange = ExpertExchange(experts, shape.slots_per_rank, compute, deadline)
     moe = ExpertParallel(
         balancer.router,
         balancer.installed.generation,
-        exchange,
+        _carrier(site, experts, shape),
         weights,
         meter,
         balancer.reading,
@@ -124,6 +138,26 @@ def _loop(
     balancer.close()
     experts.close()
     return meter, finished
+
+
+def _carrier(site: Site, experts: Communicator, shape: Shape) -> Carrier:
+    """As asked for; of fixed capacity, it has room for the largest batch that any rank can have."""
+    compute, deadline = site.post.compute, site.post.deadline
+    if site.settings.exchange is ExchangeForm.PORTABLE:
+        return PortableCarrier(ExpertExchange(experts, shape.slots_per_rank, compute, deadline))
+    config = site.weights.config
+    row = RowFormat((config.hidden,), torch.float32)
+    form = ExchangeFormat.ample(
+        ranks=shape.ranks,
+        slots_per_rank=shape.slots_per_rank,
+        experts=0,
+        max_tokens=most_rows(site.traffic, site.grid.data * site.settings.turns),
+        top_k=config.top_k,
+        payloads=[row],
+        result=row,
+    )
+    exchange = fixed_exchange(experts, site.accelerator, form, deadline)
+    return FixedCarrier(exchange, shape.layers, compute, deadline)
 
 
 def _run(
@@ -217,6 +251,8 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
         window_size=settings.window_size * turns,
         step_interval=settings.step_interval * turns,
         sub_window=(half if halves else 1) * turns,
+        # The other share modes stand beside it, and divide no batch.
+        locality=settings.locality if variant.name == ShareMode.EXACT else Locality.ANY,
         rule=settings.rule,
         aims=Aims(
             target=settings.target,

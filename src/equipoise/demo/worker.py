@@ -17,6 +17,8 @@ from equipoise.demo.record_file import save_record
 from equipoise.demo.settings import (
     Balance,
     CommitMode,
+    ExchangeForm,
+    Locality,
     Recording,
     RoutingRule,
     RunSettings,
@@ -72,6 +74,8 @@ class Task:
                 "out": Path(fields["out"]),
                 "placement": fields["placement"] and Path(fields["placement"]),
                 "shares": Shares(fields["shares"]),
+                "exchange": ExchangeForm(fields["exchange"]),
+                "locality": Locality(fields["locality"]),
                 "rule": RoutingRule(fields["rule"]),
                 "commit": CommitMode(fields["commit"]),
                 "balance": Balance(fields["balance"]),

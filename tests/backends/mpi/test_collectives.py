@@ -4,23 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks.cases import collectives, mpi
 from ranks.cases.patterns import DTYPES
+from support.drawing import few
 from support.job import Job
 
 from equipoise.backends.mpi import BACKEND
 
 pytestmark = pytest.mark.ranks
 
-FEW = settings(
-    max_examples=25,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(25)
 SUMMED = sorted(name for name, dtype in DTYPES.items() if dtype in BACKEND.capabilities.reductions)
 GROUPS = st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True)
 SHAPES = st.lists(st.integers(0, 3), max_size=3)

@@ -6,21 +6,16 @@ import pytest
 from exchanging import oracle
 from exchanging.case import PLAIN, Case, Grid
 from exchanging.strategies import cases
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 from ranks.cases import fixed_exchange
 from ranks.cases.patterns import same
+from support.drawing import few
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 
-FEW = settings(
-    max_examples=30,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(30)
 
 
 def verdicts(ranks: Ranks, case: Case, where: str = "host") -> list[list[str]]:

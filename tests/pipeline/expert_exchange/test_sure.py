@@ -7,21 +7,16 @@ import pytest
 from exchanging import oracle
 from exchanging.case import PLAIN, Case, Grid
 from exchanging.strategies import cases
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 from ranks.cases import fixed_exchange
+from support.drawing import few
 from support.ranks import Ranks
 
 from equipoise.pipeline.expert_exchange.sure import Tally
 from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed
 
-FEW = settings(
-    max_examples=30,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-)
+FEW = few(30)
 TIGHT: list[Grid] = [[[0, 1], [0, 4], [1, 3]], [[5, 5], [2, 0]], []]
 LOOSE: list[Grid] = [[[5, 5]], [], [[0, 0]]]
 

@@ -24,6 +24,7 @@ from equipoise.pipeline.template import RowField, Template
 from equipoise.pipeline.tensors import AsyncIntermediateTensors
 
 MOST = 32
+Sending = Callable[[Place, Sender, int, int], None]
 
 
 def template(split: Split = Split.WHOLE, dtype: torch.dtype = torch.bfloat16) -> Template:
@@ -70,10 +71,10 @@ def plan(rank: int, depth: int = 4, parts: int = 1, **changed: Any) -> ChannelPl
     )
 
 
-def hand_over(at: Place, sender: Sender, rows: Sequence[int]) -> None:
+def hand_over(at: Place, sender: Sender, rows: Sequence[int], send: Sending | None = None) -> None:
     """Every step by a program; the tensors are written over right behind it."""
     for number, count in enumerate(rows):
-        at.stream.launch(partial(_send_and_scribble, at, sender, number, count))
+        at.stream.launch(partial(send or _send_and_scribble, at, sender, number, count))
     at.stream.synchronize(SOON)
     sender.drain()
 
@@ -93,15 +94,21 @@ def read_all(at: Place, receiver: Receiver, rows: Sequence[int], ahead: int) -> 
 
 
 def stream_of_steps(
-    fabric: Fabric, rows: list[int], depth: int, ahead: int, parts: int, backend: str = "cpu"
+    fabric: Fabric,
+    rows: list[int],
+    depth: int,
+    ahead: int,
+    parts: int,
+    backend: str = "cpu",
+    lent: bool = False,
 ) -> Any:
-    """The first ranks hand every step to the others."""
+    """The first ranks hand every step to the others; `lent`: from where it is sent from."""
     with place(fabric, parts=parts, backend=backend) as at:
         said = plan(fabric.control.rank, depth, parts)
         if fabric.control.rank < parts:
             sender = open_sender(said, at)
             before = sender.statistics
-            hand_over(at, sender, rows)
+            hand_over(at, sender, rows, _send_lent if lent else _send_and_scribble)
             return {"wrong": [], **vars(sender.statistics.since(before))}
         receiver = open_receiver(said, at)
         before = receiver.statistics
@@ -169,10 +176,10 @@ def opened_otherwise(fabric: Fabric, other: str) -> Any:
         return outcome(lambda: (open_receiver if rank else open_sender)(said, at))
 
 
-def keeper(fabric: Fabric) -> Any:
+def keeper(fabric: Fabric, backend: str = "cpu") -> Any:
     """The receiver keeps a tensor of every step, the mappings long gone; then lets go."""
     rows = [3] * 6
-    with place(fabric, deadline=1.0) as at:
+    with place(fabric, deadline=1.0, backend=backend) as at:
         said = plan(fabric.control.rank, depth=2)
         if fabric.control.rank == 0:
             sender = open_sender(said, at)
@@ -186,16 +193,29 @@ def keeper(fabric: Fabric) -> Any:
             receiver.expect(3)
             kept.append(receiver.receive()["residual"])
         told = outcome(lambda: receiver.expect(3))
-        whole = [torch.equal(t, step(n, 3)["residual"]) for n, t in enumerate(kept)]
+        whole = [on_stream(at, partial(is_of, t, n)) for n, t in enumerate(kept)]
         kept.clear()
         meet(fabric, "let go")
         seen = []
         for number in range(2, 6):
             receiver.expect(3)
             with_step = receiver.receive()
-            seen.append(torch.equal(with_step["residual"], step(number, 3)["residual"]))
+            seen.append(on_stream(at, partial(is_of, with_step["residual"], number)))
             with_step.release()
         return {"told": told, "whole": whole, "seen": seen}
+
+
+def on_stream(at: Place, read: Callable[[], Any]) -> Any:
+    """What a program of the stream that reads comes to."""
+    seen: list[Any] = []
+    at.stream.launch(lambda: seen.append(read()))
+    at.stream.synchronize(SOON)
+    return seen[0]
+
+
+def is_of(residual: Tensor, number: int) -> bool:
+    """Whether it is that step's."""
+    return torch.equal(residual.cpu(), step(number, residual.shape[0])["residual"])
 
 
 def hand_over_from(at: Place, sender: Sender, first: int, rows: Sequence[int]) -> None:
@@ -297,6 +317,13 @@ def _send_and_scribble(at: Place, sender: Sender, number: int, rows: int) -> Non
     sender.send(tensors)
     for tensor in tensors.values():
         tensor.fill_(-1)
+
+
+def _send_lent(at: Place, sender: Sender, number: int, rows: int) -> None:
+    lent = sender.outgoing(rows)
+    for name, tensor in step(number, rows).items():
+        lent[name].copy_(tensor)
+    sender.send(lent)
 
 
 def _compare(arrived: AsyncIntermediateTensors, number: int, rows: int, wrong: list[int]) -> None:
