@@ -24,7 +24,7 @@ class AscendBackend:
             streams=len(Role),
             stream_lock=locks,
             copy_independent_of_launch=locks,
-            graph_capture=native.captures(),
+            graph_capture=not native.uncapturable(),
             pinned_memory=True,
             slot_formats=frozenset(SlotFormat),
         )

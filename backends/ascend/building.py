@@ -16,10 +16,10 @@ from equipoise.backends.ascend.greeting import Greeting
 from equipoise.backends.ascend.group import Group, Membership, high_priority, make_group
 from equipoise.backends.ascend.introduction import Introduction, collected
 from equipoise.backends.ascend.lanes import lanes
-from equipoise.backends.ascend.patience import Patience
 from equipoise.backends.ascend.stranded import STRANDED
 from equipoise.backends.ascend.turn import Turn
 from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.devices.patience import Patience
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
 
 PAUSE = 0.0005

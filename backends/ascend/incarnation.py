@@ -13,10 +13,10 @@ from equipoise.backends.ascend.group import Membership
 from equipoise.backends.ascend.lanes import lanes
 from equipoise.backends.ascend.links import Link
 from equipoise.backends.ascend.parting import Partings
-from equipoise.backends.ascend.patience import Patience
 from equipoise.backends.ascend.settings import group_buffer, link_buffer
 from equipoise.backends.ascend.watchdog import Watchdog
 from equipoise.backends.ascend.work import Bell, HcclWork
+from equipoise.backends.devices.patience import Patience
 from equipoise.hal.errors import CommunicatorFailed
 
 

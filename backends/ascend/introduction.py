@@ -2,7 +2,7 @@
 
 from torch._C._distributed_c10d import Store
 
-from equipoise.backends.ascend.patience import Patience
+from equipoise.backends.devices.patience import Patience
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from equipoise.backends.ascend import routing, rules
 from equipoise.backends.ascend.bits import fingerprint
-from equipoise.backends.ascend.memory import copy, used_on
 from equipoise.backends.ascend.solver import Solver
-from equipoise.backends.ascend.stream import own_stream
+from equipoise.backends.devices.memory import copy, used_on
+from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.channel import Channel, Launch
-from equipoise.backends.ascend.patience import Patience
 from equipoise.backends.ascend.work import HcclWork
+from equipoise.backends.devices.patience import Patience
 from equipoise.hal.errors import CommunicatorFailed
 
 Make = Callable[[Patience], Channel]

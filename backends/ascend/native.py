@@ -20,6 +20,8 @@ import torch
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 MODULE = "torch_npu"
+kind = "npu"
+"""What torch calls its devices."""
 SHIM = "torch_npu.contrib.transfer_to_npu"
 """Redirects torch.cuda to the NPU for a whole process."""
 VALUE_CALLS = ("aclrtValueWait", "aclrtValueWrite")
@@ -61,9 +63,39 @@ def shimmed() -> bool:
     return SHIM in sys.modules
 
 
-def captures() -> bool:
-    """Whether graphs can be captured: torch_npu refuses with the deepest task queue."""
-    return os.environ.get("TASK_QUEUE_ENABLE") != "2"
+def uncapturable() -> str:
+    """Torch_npu refuses with the deepest task queue."""
+    if os.environ.get("TASK_QUEUE_ENABLE") != "2":
+        return ""
+    return "torch_npu captures no graph with TASK_QUEUE_ENABLE=2; use 1 or 0"
+
+
+def begin_capture() -> Any:
+    """A graph of the current stream; only this thread is forbidden what a capture forbids."""
+    graph = npu().NPUGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    return graph
+
+
+def end_capture(graph: Any) -> None:
+    """Its end."""
+    graph.capture_end()
+
+
+def event() -> Any:
+    """A `torch.npu.Event`."""
+    return npu().Event()
+
+
+def current_stream(index: int) -> Any:
+    """A `torch.npu.Stream`."""
+    return npu().current_stream(index)
+
+
+def free_memory(index: int) -> tuple[int, int]:
+    """As the driver counts it."""
+    free, total = npu().mem_get_info(index)
+    return int(free), int(total)
 
 
 @cache

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.backends.ascend import native
-from equipoise.backends.ascend.capture import MODE, USE, try_turn
-from equipoise.backends.ascend.stream import AscendStream
+from equipoise.backends.devices.capture import USE, try_turn
+from equipoise.backends.devices.stream import DeviceStream
 
 SWEEPS = 16
 """Sweeps of the share solver; it stops early once a sweep changes nothing."""
@@ -36,7 +36,7 @@ class Job:
         result: int32 [slots], page-locked: cumulative shares.
     """
 
-    on: AscendStream
+    on: DeviceStream
     experts: int
     ranks: int
     given: Tensor
@@ -78,9 +78,9 @@ class Solver:
     """The jobs of one accelerator: one a stream and size, and one of its own for every capture."""
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[AscendStream, int, int, int], Job] = {}
+        self._jobs: dict[tuple[DeviceStream, int, int, int], Job] = {}
 
-    def job(self, on: AscendStream, experts: int, slots: int, ranks: int) -> Job:
+    def job(self, on: DeviceStream, experts: int, slots: int, ranks: int) -> Job:
         """Memory that nothing but this stream's earlier solvings uses."""
         if native.npu().is_current_stream_capturing():
             return _job(on, experts, slots, ranks)
@@ -90,7 +90,7 @@ class Solver:
         return self._jobs[key]
 
 
-def _job(on: AscendStream, experts: int, slots: int, ranks: int) -> Job:
+def _job(on: DeviceStream, experts: int, slots: int, ranks: int) -> Job:
     given = torch.empty(2 * experts + 1 + slots, dtype=torch.int64, pin_memory=True)
     return Job(on, experts, ranks, given, torch.empty(slots, dtype=torch.int32, pin_memory=True))
 
@@ -112,11 +112,11 @@ def _launch(stream: Any, job: Job) -> None:
 def _captured(job: Job) -> Any:
     """A graph that calls the solver and does nothing else; None while nothing can be captured."""
     with try_turn() as mine:
-        if not (mine and native.captures()):
+        if not mine or native.uncapturable():
             return None
-        graph, at = native.npu().NPUGraph(), native.kept_stream(job.on.index, USE)
+        at = job.on.device.kept_stream(USE)
         with native.current(at):
-            graph.capture_begin(capture_error_mode=MODE)
+            graph = native.begin_capture()
             _launch(at, job)
-            graph.capture_end()
+            native.end_capture(graph)
         return graph

@@ -8,8 +8,8 @@ would wait for each other behind each other.
 import time
 from types import TracebackType
 
-from equipoise.backends.ascend.patience import Patience
 from equipoise.backends.cpu.control import ANSWER, StoreControlPlane
+from equipoise.backends.devices.patience import Patience
 from equipoise.hal.errors import CommunicatorFailed
 
 KEY = "hccl/turn"

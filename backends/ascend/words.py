@@ -1,4 +1,4 @@
-"""The two words of a stream lock, as the device knows them."""
+"""The two words of a stream lock on an NPU."""
 
 from typing import Any
 
@@ -6,47 +6,43 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import native
-from equipoise.backends.ascend.memory import copy, pinned
+from equipoise.backends.devices.memory import copy, pinned
+from equipoise.backends.devices.vendor import Device
 
 USE = "signal"
 """The stream that signals are given on; nothing ever waits there, so a signal is never late."""
 
 
-class FullWord:
-    """A vendor's external event, for one waiting acquire at a time.
+class NpuFullWord:
+    """A vendor's external event: its wait ends when the word is 1, and then writes 0."""
 
-    The stream waits until the word is 1 and then writes 0; a signal writes 1. Waiting and writing 0
-    are two steps, so that two streams that wait for one word may both go on: every acquire under
-    way has a word to itself (clause L1). One that was captured keeps its word for all replays.
-    """
-
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._event: Any = native.npu().ExternalEvent()
 
     def wait(self, stream: Any) -> None:
-        """Enqueue the wait on a vendor's stream, which may be capturing."""
+        """Enqueue the wait."""
         self._event.wait(stream)
 
     def give(self) -> None:
-        """Release the one that waits, or will. The word must have been taken since the last."""
-        native.settle_thread(self._index)
-        self._event.record(native.kept_stream(self._index, USE))
+        """Write the 1, on a stream of its own."""
+        self._device.settle()
+        self._event.record(self._device.kept_stream(USE))
 
 
-class EmptyWord:
-    """A word of page-locked memory that a stream sets to 1, for the host to read."""
+class NpuEmptyWord:
+    """A word of page-locked memory that a stream copies a 1 into."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, device: Device) -> None:
         self._word = pinned(4).view(torch.int32).zero_()
-        self._one = one_on(index)
+        self._one = one_on(device)
 
-    def set(self) -> None:
-        """Enqueue the setting on the current stream, which may be capturing."""
+    def set(self, stream: Any) -> None:
+        """Enqueue the copy on the current stream."""
         copy(self._word, self._one)
 
     def is_set(self) -> bool:
-        """Whether a stream has come there."""
+        """Whether the copy came."""
         return int(self._word) == 1
 
     def clear(self) -> None:
@@ -54,15 +50,30 @@ class EmptyWord:
         self._word.zero_()
 
 
+class NpuWords:
+    """Makes them."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def full(self) -> NpuFullWord:
+        """An external event."""
+        return NpuFullWord(self._device)
+
+    def empty(self) -> NpuEmptyWord:
+        """A word of 0."""
+        return NpuEmptyWord(self._device)
+
+
 _ones: dict[int, Tensor] = {}
 
 
-def one_on(index: int) -> Tensor:
+def one_on(device: Device) -> Tensor:
     """The number 1 on that device, int32 [1], there when this returns."""
-    if index not in _ones:
-        stream = native.kept_stream(index, USE)
+    if device.index not in _ones:
+        stream = device.kept_stream(USE)
         with native.current(stream):
-            made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(torch.device("npu", index))
+            made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
         stream.synchronize()
-        _ones[index] = made
-    return _ones[index]
+        _ones[device.index] = made
+    return _ones[device.index]

@@ -8,7 +8,7 @@ from typing import Any
 
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.flight import Fate, Flight
-from equipoise.backends.ascend.polling import poll
+from equipoise.backends.devices.polling import poll
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending, StreamError
 from equipoise.hal.stream import Stream
 

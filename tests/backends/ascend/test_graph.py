@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend import graph as graphs
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.stream import AscendStream
+from equipoise.backends.devices import graph as graphs
+from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import (
     EventNotRecorded,
     SlotLeased,
@@ -29,7 +29,7 @@ BRIEF = 0.05
 
 
 @pytest.fixture
-def stream(npu: AscendAccelerator) -> AscendStream:
+def stream(npu: AscendAccelerator) -> DeviceStream:
     return npu.stream(Role.COMPUTE)
 
 
@@ -46,7 +46,7 @@ def append(number: Tensor, digit: int) -> None:
 
 
 def test_what_is_captured_runs_at_each_replay_and_never_before(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph = npu.graph()
 
@@ -64,7 +64,7 @@ def test_what_is_captured_runs_at_each_replay_and_never_before(
 
 
 def test_a_graph_may_be_replayed_on_another_stream_and_an_empty_one_does_nothing(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph = npu.graph()
     graph.replay(stream)
@@ -77,7 +77,7 @@ def test_a_graph_may_be_replayed_on_another_stream_and_an_empty_one_does_nothing
 
 
 def test_only_what_the_thread_launches_on_that_stream_is_captured(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     other, graph, second = npu.stream(Role.AUX), npu.graph(), torch.zeros_like(number)
     native.npu().current_stream().synchronize()
@@ -98,7 +98,7 @@ def test_only_what_the_thread_launches_on_that_stream_is_captured(
 
 
 def test_a_program_that_raises_leaves_graph_and_stream_as_they_were(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph = npu.graph()
     graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
@@ -118,7 +118,7 @@ def test_a_program_that_raises_leaves_graph_and_stream_as_they_were(
 
 
 def test_a_captured_event_is_recorded_at_each_replay(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     other, graph, event, lock = (
         npu.stream(Role.AUX),
@@ -148,7 +148,7 @@ def test_a_captured_event_is_recorded_at_each_replay(
 
 
 def test_a_captured_wait_is_for_the_point_that_is_current_at_the_replay(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     other, graph, event, lock = (
         npu.stream(Role.AUX),
@@ -174,7 +174,7 @@ def test_a_captured_wait_is_for_the_point_that_is_current_at_the_replay(
 
 
 def test_capturing_a_wait_for_an_event_that_nobody_ever_records_raises(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     graph, event = npu.graph(), npu.event()
     with pytest.raises(EventNotRecorded):
@@ -185,7 +185,7 @@ def test_capturing_a_wait_for_an_event_that_nobody_ever_records_raises(
 
 
 def test_a_captured_commit_is_in_its_turn_at_every_replay(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     """It waits for the staging that another stream still fills, and leases forbid it."""
     slot = torch.zeros(64, dtype=torch.uint8, device=npu.device)
@@ -213,7 +213,7 @@ def test_a_captured_commit_is_in_its_turn_at_every_replay(
 
 
 def test_a_replay_is_one_launch_to_an_attached_readers_commit(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     """Looks before and after a wait inside the graph see one version."""
     slot = torch.zeros(64, dtype=torch.uint8, device=npu.device)
@@ -242,7 +242,7 @@ def test_a_replay_is_one_launch_to_an_attached_readers_commit(
 
 
 def test_a_dropped_graph_lives_until_its_last_replay_has_passed(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph, lock = npu.graph(), npu.stream_lock(SOON)
     graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
@@ -261,7 +261,7 @@ def test_a_dropped_graph_lives_until_its_last_replay_has_passed(
     assert int(number) == 1
 
 
-def test_what_cannot_be_captured_is_refused(npu: AscendAccelerator, stream: AscendStream) -> None:
+def test_what_cannot_be_captured_is_refused(npu: AscendAccelerator, stream: DeviceStream) -> None:
     graph, inner = npu.graph(), npu.graph()
     for program in (
         lambda: stream.synchronize(SOON),
@@ -274,7 +274,7 @@ def test_what_cannot_be_captured_is_refused(npu: AscendAccelerator, stream: Asce
 
 
 def test_a_replay_on_a_failed_stream_says_so(
-    npu: AscendAccelerator, stream: AscendStream, number: Tensor
+    npu: AscendAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph = npu.graph()
     graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))

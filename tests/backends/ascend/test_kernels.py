@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.backends.ascend import BACKEND, bits, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.stream import AscendStream
+from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import StreamFailed, StreamTimeout
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
@@ -229,7 +229,7 @@ def test_a_layer_may_be_named_once(npu: AscendAccelerator) -> None:
         npu.kernels.commit_tables(twice, fresh(npu), npu.stream(Role.COMPUTE))
 
 
-def launch_all(npu: AscendAccelerator, stream: AscendStream, live: Tables) -> dict[object, Tensor]:
+def launch_all(npu: AscendAccelerator, stream: DeviceStream, live: Tables) -> dict[object, Tensor]:
     """Every kernel, on fresh outputs."""
     ids = on(npu, torch.arange(16, dtype=torch.int32) % EXPERTS)
     slots, counts = outputs(npu, 16)

@@ -11,8 +11,8 @@ import torch
 
 from equipoise.backends.ascend import native
 from equipoise.backends.ascend.links import Link
-from equipoise.backends.ascend.patience import Patience
 from equipoise.backends.ascend.work import Bell, HcclWork
+from equipoise.backends.devices.patience import Patience
 from equipoise.hal.errors import CommunicatorFailed
 
 SOON = 10.0

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from equipoise.backends.ascend import BACKEND, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.lock import AscendStreamLock
-from equipoise.backends.ascend.lock_watch import Watch
+from equipoise.backends.devices.lock import DeviceStreamLock
+from equipoise.backends.devices.lock_watch import Watch
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import (
     LockMisuse,
     LockPoisoned,
@@ -31,7 +32,7 @@ BRIEF = 0.05
 
 
 @pytest.fixture
-def lock(npu: AscendAccelerator) -> AscendStreamLock:
+def lock(npu: AscendAccelerator) -> DeviceStreamLock:
     return npu.stream_lock(SOON)
 
 
@@ -94,7 +95,7 @@ def test_mover_and_stream_take_strict_turns_and_every_round_is_seen_whole(
     npu.close()
 
 
-def test_a_signal_may_come_before_its_acquire(lock: AscendStreamLock, stream: Stream) -> None:
+def test_a_signal_may_come_before_its_acquire(lock: DeviceStreamLock, stream: Stream) -> None:
     lock.signal(0)
     lock.acquire(stream)
     stream.synchronize(SOON)
@@ -103,7 +104,7 @@ def test_a_signal_may_come_before_its_acquire(lock: AscendStreamLock, stream: St
 
 
 def test_one_signal_releases_the_first_acquire_and_no_other(
-    npu: AscendAccelerator, lock: AscendStreamLock
+    npu: AscendAccelerator, lock: DeviceStreamLock
 ) -> None:
     events = []
     for role in (Role.COMPUTE, Role.AUX):
@@ -121,7 +122,7 @@ def test_one_signal_releases_the_first_acquire_and_no_other(
 
 
 def test_one_graph_may_wait_on_two_streams_at_once(
-    npu: AscendAccelerator, lock: AscendStreamLock, stream: Stream
+    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """Both replays wait for the same word: one signal must not free both."""
     graph, events = npu.graph(), []
@@ -140,7 +141,7 @@ def test_one_graph_may_wait_on_two_streams_at_once(
 
 
 def test_the_mover_does_not_write_while_the_stream_reads(
-    npu: AscendAccelerator, lock: AscendStreamLock, stream: Stream
+    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """What keeps the reader reading is another lock."""
     busy = npu.stream_lock(SOON)
@@ -155,7 +156,7 @@ def test_the_mover_does_not_write_while_the_stream_reads(
 
 
 def test_a_verb_out_of_turn_is_a_misuse_and_changes_nothing(
-    lock: AscendStreamLock, stream: Stream
+    lock: DeviceStreamLock, stream: Stream
 ) -> None:
     with pytest.raises(LockMisuse, match="that it owns"):
         lock.wait(0, SOON)
@@ -169,7 +170,7 @@ def test_a_verb_out_of_turn_is_a_misuse_and_changes_nothing(
 
 
 def test_a_release_without_an_acquire_hands_nothing_over(
-    lock: AscendStreamLock, stream: Stream
+    lock: DeviceStreamLock, stream: Stream
 ) -> None:
     lock.release(stream)
     stream.synchronize(SOON)
@@ -179,7 +180,7 @@ def test_a_release_without_an_acquire_hands_nothing_over(
 
 
 def test_a_captured_release_without_an_acquire_cannot_be_replayed(
-    npu: AscendAccelerator, lock: AscendStreamLock, stream: Stream
+    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     graph = npu.graph()
     graph.capture(stream, partial(lock.release, stream))
@@ -192,7 +193,7 @@ def test_a_captured_release_without_an_acquire_cannot_be_replayed(
 
 
 def test_a_late_signal_of_an_epoch_that_is_over_releases_nobody(
-    lock: AscendStreamLock, stream: Stream
+    lock: DeviceStreamLock, stream: Stream
 ) -> None:
     assert lock.drain(SOON) == lock.epoch == 1
     lock.acquire(stream)
@@ -206,7 +207,7 @@ def test_a_late_signal_of_an_epoch_that_is_over_releases_nobody(
     stream.synchronize(SOON)
 
 
-def test_draining_empties_both_words(lock: AscendStreamLock, stream: Stream) -> None:
+def test_draining_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> None:
     lock.signal(0)
     assert lock.drain(SOON) == 1
     lock.acquire(stream)
@@ -248,7 +249,7 @@ def test_the_deadline_of_an_acquire_begins_when_the_stream_comes_to_it(
 
 
 def test_after_a_poison_everybody_passes_and_hosts_are_told_until_the_drain(
-    npu: AscendAccelerator, lock: AscendStreamLock, stream: Stream
+    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     graph = npu.graph()
     graph.capture(stream, lambda: (lock.acquire(stream), lock.release(stream)))
@@ -280,13 +281,13 @@ def test_after_a_poison_everybody_passes_and_hosts_are_told_until_the_drain(
 @pytest.mark.parametrize(
     ("end", "error"),
     [
-        (AscendStreamLock.poison, LockPoisoned),
+        (DeviceStreamLock.poison, LockPoisoned),
         (lambda lock: lock.drain(SOON), StaleEpoch),
     ],
     ids=["poison", "drain"],
 )
 def test_a_mover_that_waits_is_woken(
-    lock: AscendStreamLock, end: Callable[[AscendStreamLock], object], error: type[StreamError]
+    lock: DeviceStreamLock, end: Callable[[DeviceStreamLock], object], error: type[StreamError]
 ) -> None:
     lock.signal(0)
     with ThreadPoolExecutor(1) as pool:
@@ -297,7 +298,7 @@ def test_a_mover_that_waits_is_woken(
 
 
 def test_a_failed_stream_does_not_hold_up_the_drain(
-    npu: AscendAccelerator, lock: AscendStreamLock, stream: Stream
+    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     lock.acquire(stream)
     stream.launch(lambda: 1 / 0)
@@ -310,7 +311,7 @@ def test_a_failed_stream_does_not_hold_up_the_drain(
     assert lock.drain(SOON) == 2
 
 
-def test_a_long_run_without_a_drain_keeps_no_memory(lock: AscendStreamLock, stream: Stream) -> None:
+def test_a_long_run_without_a_drain_keeps_no_memory(lock: DeviceStreamLock, stream: Stream) -> None:
     for _ in range(50):
         lock.acquire(stream)
         lock.release(stream)
@@ -324,14 +325,14 @@ def test_a_long_run_without_a_drain_keeps_no_memory(lock: AscendStreamLock, stre
     lock.signal(0)
 
 
-def test_a_program_may_take_the_lock_itself(lock: AscendStreamLock, stream: Stream) -> None:
+def test_a_program_may_take_the_lock_itself(lock: DeviceStreamLock, stream: Stream) -> None:
     stream.launch(lambda: (lock.acquire(stream), lock.release(stream)))
     lock.signal(0)
     lock.wait(0, SOON)
 
 
 def test_the_watchdog_does_not_die_unheard(
-    npu: AscendAccelerator, lock: AscendStreamLock, stream: Stream, monkeypatch: pytest.MonkeyPatch
+    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: float) -> bool:
         raise ZeroDivisionError("on purpose")
@@ -348,7 +349,7 @@ def test_the_watchdog_does_not_die_unheard(
 
 
 def test_the_watchdog_starts_with_an_acquire_and_ends_when_told() -> None:
-    watch, before = Watch(0), set(threading.enumerate())
+    watch, before = Watch(Device(native, 0)), set(threading.enumerate())
 
     class Patient:
         ticks = 0

@@ -12,11 +12,11 @@ from equipoise.backends.ascend.exchange import round_of
 from equipoise.backends.ascend.group import Membership
 from equipoise.backends.ascend.introduction import LAST, Introduction
 from equipoise.backends.ascend.parting import Partings
-from equipoise.backends.ascend.patience import Patience
 from equipoise.backends.ascend.stranded import STRANDED
 from equipoise.backends.ascend.turn import Turn
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.cpu.store import StoreHost
+from equipoise.backends.devices.patience import Patience
 from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.backends.ascend import formats, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.slots import AscendSlotStore
+from equipoise.backends.devices.slots import DeviceSlotStore
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import SlotError, Unsupported
@@ -24,7 +24,7 @@ def settled(npu: AscendAccelerator) -> None:
     native.npu().current_stream(npu.device).synchronize()
 
 
-def store_of(npu: AscendAccelerator, *shapes: Sequence[int], offset: int = 0) -> AscendSlotStore:
+def store_of(npu: AscendAccelerator, *shapes: Sequence[int], offset: int = 0) -> DeviceSlotStore:
     """Slots with segments `offset` bytes off the alignment, each byte its slot's number."""
     rows = []
     for slot in range(SLOTS):
@@ -38,7 +38,7 @@ def store_of(npu: AscendAccelerator, *shapes: Sequence[int], offset: int = 0) ->
     return npu.slot_store(SlotLayout(tuple(rows), staging=2))
 
 
-def bytes_of(store: AscendSlotStore, slot: int) -> list[int]:
+def bytes_of(store: DeviceSlotStore, slot: int) -> list[int]:
     return [int(x) for segment in store.layout.slots[slot] for x in segment.data.flatten().tolist()]
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from equipoise.backends.ascend import BACKEND, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.stream import AscendStream
 from equipoise.backends.cpu import BACKEND as CPU
+from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Role
 
@@ -23,7 +23,7 @@ BRIEF = 0.05
 
 
 @pytest.fixture
-def stream(npu: AscendAccelerator) -> AscendStream:
+def stream(npu: AscendAccelerator) -> DeviceStream:
     return npu.stream(Role.COMPUTE)
 
 
@@ -44,7 +44,7 @@ def fail() -> None:
 
 
 def test_what_is_launched_runs_in_order_behind_what_was_waited_for(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     other, number, event = npu.stream(Role.COPY), cell(npu), npu.event()
     for digit in (1, 2):
@@ -57,7 +57,7 @@ def test_what_is_launched_runs_in_order_behind_what_was_waited_for(
 
 
 def test_recording_again_does_not_move_the_point_that_somebody_waits_for(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     """The second recording is behind a lock that nobody signals."""
     other, event, lock = npu.stream(Role.COPY), npu.event(), npu.stream_lock(SOON)
@@ -74,7 +74,7 @@ def test_recording_again_does_not_move_the_point_that_somebody_waits_for(
 
 
 def test_a_host_that_waits_keeps_its_point_when_the_event_is_recorded_again(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     other, event = npu.stream(Role.COPY), npu.event()
     locks = {on: npu.stream_lock(SOON) for on in (stream, other)}
@@ -91,7 +91,7 @@ def test_a_host_that_waits_keeps_its_point_when_the_event_is_recorded_again(
 
 
 def test_an_event_that_was_never_recorded_is_waited_for_by_nobody(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     event = npu.event()
     assert not event.query()
@@ -102,7 +102,7 @@ def test_an_event_that_was_never_recorded_is_waited_for_by_nobody(
 
 
 def test_a_wait_that_cannot_end_is_given_up_at_its_time_out(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     lock = npu.stream_lock(SOON)
     lock.acquire(stream)
@@ -115,7 +115,7 @@ def test_a_wait_that_cannot_end_is_given_up_at_its_time_out(
 
 
 def test_a_program_that_raises_fails_its_stream_with_the_first_cause(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     number, before, behind = cell(npu), npu.event(), npu.event()
     stream.record(before)
@@ -137,7 +137,7 @@ def test_a_program_that_raises_fails_its_stream_with_the_first_cause(
 
 
 def test_a_failed_stream_is_waited_for_before_it_says_so(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     lock = npu.stream_lock(SOON)
     lock.acquire(stream)
@@ -150,7 +150,7 @@ def test_a_failed_stream_is_waited_for_before_it_says_so(
 
 
 def test_whoever_waits_for_an_event_of_a_failed_stream_fails_too(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     event, other = npu.event(), npu.stream(Role.AUX)
     stream.launch(fail)
@@ -163,7 +163,7 @@ def test_whoever_waits_for_an_event_of_a_failed_stream_fails_too(
 
 
 def test_another_accelerator_of_the_device_has_streams_that_have_not_failed(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     stream.launch(fail)
     second = BACKEND.open(0)
@@ -175,7 +175,7 @@ def test_another_accelerator_of_the_device_has_streams_that_have_not_failed(
 
 
 def test_a_program_inside_a_program_runs_at_once_and_may_be_caught(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     number = cell(npu)
 
@@ -192,7 +192,7 @@ def test_a_program_inside_a_program_runs_at_once_and_may_be_caught(
 
 
 def test_the_stream_of_a_launch_is_the_vendors_current_one(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     seen: list[Any] = []
     before = native.npu().current_stream()
@@ -203,7 +203,7 @@ def test_the_stream_of_a_launch_is_the_vendors_current_one(
     assert native.npu().current_stream() == before
 
 
-def test_threads_may_launch_on_one_stream(npu: AscendAccelerator, stream: AscendStream) -> None:
+def test_threads_may_launch_on_one_stream(npu: AscendAccelerator, stream: DeviceStream) -> None:
     number, threads, launches = cell(npu), 4, 8
 
     def work() -> None:
@@ -218,7 +218,7 @@ def test_threads_may_launch_on_one_stream(npu: AscendAccelerator, stream: Ascend
 
 
 def test_an_event_may_be_asked_from_a_thread_that_never_saw_the_device(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     event = npu.event()
     stream.record(event)
@@ -228,7 +228,7 @@ def test_an_event_may_be_asked_from_a_thread_that_never_saw_the_device(
 
 
 def test_an_error_of_the_device_is_told_with_its_cause(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     """The driver's stream cannot be used any more after a real one, so the vendor's is doubled."""
 
@@ -242,7 +242,9 @@ def test_an_error_of_the_device_is_told_with_its_cause(
             raise RuntimeError("error code is 507015")
 
     stream.synchronize(SOON)
-    broken = AscendStream(Role.AUX, "broken", 0, stream.native, npu.stream(Role.AUX).gate)
+    broken = DeviceStream(
+        Role.AUX, "broken", stream.device, stream.native, npu.stream(Role.AUX).gate
+    )
     broken._native = _Half(stream.native, Broken())
     with pytest.raises(StreamFailed, match="507015"):
         broken._ask_for_errors()
@@ -287,7 +289,7 @@ def test_what_torch_npu_cannot_handle_is_not_adopted(npu: AscendAccelerator) -> 
             npu.adopt(native.npu().Stream(device=1))
 
 
-def test_strangers_are_refused(npu: AscendAccelerator, stream: AscendStream) -> None:
+def test_strangers_are_refused(npu: AscendAccelerator, stream: DeviceStream) -> None:
     with pytest.raises(TypeError, match="another backend"):
         stream.wait(CPU.open(0).event())
 
@@ -301,7 +303,7 @@ def test_streams_do_not_alias_however_often_the_device_is_opened(npu: AscendAcce
 
 
 def test_a_launch_of_one_thread_is_whole_to_another(
-    npu: AscendAccelerator, stream: AscendStream
+    npu: AscendAccelerator, stream: DeviceStream
 ) -> None:
     """The second thread's launch comes while the first one's program is at its middle."""
     number, middle = cell(npu), threading.Event()

@@ -11,10 +11,12 @@ import torch
 from conformance.ascend.breakage import Breakage, Patch
 from torch import Tensor
 
-from equipoise.backends.ascend import communicator, event, exchange, slots, solver, work
+from equipoise.backends.ascend import communicator, exchange, native, solver, work
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.backends.ascend.exchange import Round
 from equipoise.backends.ascend.incarnation import Incarnation
+from equipoise.backends.devices import event, slots
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.page_pool import PoolPage
 
 
@@ -73,10 +75,10 @@ def _send_before_receive(patch: Patch) -> None:
 
 
 def _wait_on_an_unrecorded_event(patch: Patch) -> None:
-    def latest(self: event.AscendEvent) -> event.Mark:
-        return self._mark or self.renew(0)
+    def latest(self: event.DeviceEvent) -> event.Mark:
+        return self._mark or self.renew(Device(native, 0))
 
-    patch(event.AscendEvent, "latest", latest)
+    patch(event.DeviceEvent, "latest", latest)
 
 
 def _offset_view_of_a_private_format(patch: Patch) -> None:

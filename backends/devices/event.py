@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.polling import poll
+from equipoise.backends.devices.polling import poll
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event
 
@@ -15,21 +15,21 @@ class Mark:
     is recorded twice. Once reached, the vendor's event is dropped.
     """
 
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._event: Any = native.npu().Event()
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._event: Any = device.vendor.event()
         self.failure: BaseException | None = None
 
     def record(self, stream: Any) -> None:
         """Put the point behind what `stream`, of the vendor's, was given."""
-        native.settle_thread(self._index)
+        self._device.settle()
         self._event.record(stream)
 
     def hold(self, stream: Any) -> None:
         """Make `stream`, of the vendor's, wait for the point."""
         event = self._event
         if event is not None:
-            native.settle_thread(self._index)
+            self._device.settle()
             event.wait(stream)
 
     def fail(self, failure: BaseException) -> None:
@@ -42,7 +42,7 @@ class Mark:
         event = self._event
         if event is None:
             return True
-        native.settle_thread(self._index)
+        self._device.settle()
         try:
             reached = bool(event.query())
         except RuntimeError as failure:  # a device error; it stays
@@ -60,7 +60,7 @@ class Mark:
             raise StreamFailed(f"{what} failed: {self.failure}") from self.failure
 
 
-class AscendEvent:
+class DeviceEvent:
     """The latest recording; the vendor itself silently lets through what waits for none."""
 
     def __init__(self) -> None:
@@ -81,14 +81,14 @@ class AscendEvent:
             raise EventNotRecorded("nothing was ever recorded into this event")
         return self._mark
 
-    def renew(self, index: int) -> Mark:
+    def renew(self, device: Device) -> Mark:
         """Start a new recording on that device; earlier waiters keep the old one."""
-        self._mark = Mark(index)
+        self._mark = Mark(device)
         return self._mark
 
 
-def own_event(event: Event) -> AscendEvent:
+def own_event(event: Event) -> DeviceEvent:
     """`event` itself. Raises `TypeError` for one of another backend."""
-    if not isinstance(event, AscendEvent):
+    if not isinstance(event, DeviceEvent):
         raise TypeError(f"an event of another backend: {event!r}")
     return event

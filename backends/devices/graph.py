@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.capture import Part
-from equipoise.backends.ascend.event import AscendEvent
-from equipoise.backends.ascend.stream import own_stream
+from equipoise.backends.devices.capture import Part
+from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.stream import own_stream
+from equipoise.backends.devices.vendor import Vendor
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
@@ -18,7 +18,7 @@ class _Body:
     """What a graph is made of, and the events behind the replays that may still run."""
 
     parts: tuple[Part, ...] = ()
-    replays: list[AscendEvent] = field(default_factory=list)
+    replays: list[DeviceEvent] = field(default_factory=list)
 
     def idle(self) -> bool:
         """Whether no stream runs it any more."""
@@ -41,17 +41,17 @@ def sweep() -> None:
             _dropped.append(body)
 
 
-class AscendGraph:
+class DeviceGraph:
     """What was captured; empty at first, and after a capture that raised as it was before.
 
     A replay is one launch: another thread's commit comes before all of it or after all of it
     (clause V4). The vendor's graphs, and the memory that they point to, live until the last replay
-    has passed.
+    has passed. Raises `Unsupported` where the vendor cannot capture.
     """
 
-    def __init__(self) -> None:
-        if not native.captures():
-            raise Unsupported("torch_npu captures no graph with TASK_QUEUE_ENABLE=2; use 1 or 0")
+    def __init__(self, vendor: Vendor) -> None:
+        if why := vendor.uncapturable():
+            raise Unsupported(why)
         self._body = _Body()
         weakref.finalize(self, _dropped.append, self._body).atexit = False
 
@@ -64,7 +64,7 @@ class AscendGraph:
 
     def replay(self, stream: Stream) -> None:
         """Launch what was kept, on this stream or another."""
-        on, passed = own_stream(stream), AscendEvent()
+        on, passed = own_stream(stream), DeviceEvent()
         self._body.idle()
         try:
             on.replay(self._body.parts)

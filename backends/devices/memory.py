@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend.stream import own_stream
+from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.errors import SlotError
 from equipoise.hal.stream import Stream
 
-DEVICE = "npu"
+HOST = "cpu"
+"""The type of torch's devices that no vendor's device can write by itself."""
 
 
 def pinned(nbytes: int) -> Tensor:
@@ -23,14 +24,14 @@ def staged(source: Tensor) -> Tensor:
     allocator records the streams of copies from its own blocks, and keeps a block that is dropped
     until they have passed.
     """
-    if source.device.type == DEVICE or source.is_pinned():
+    if source.device.type != HOST or source.is_pinned():
         return source
     return torch.empty_like(source, pin_memory=True).copy_(source)
 
 
 def check_reachable(out: Tensor, what: str) -> None:
     """Raise `SlotError` for memory that no stream can write by itself."""
-    if out.device.type != DEVICE and not out.is_pinned():
+    if out.device.type == HOST and not out.is_pinned():
         raise SlotError(f"{what} must lie on the device or in page-locked memory: use pinned()")
 
 
@@ -44,5 +45,5 @@ def used_on(stream: Stream, *tensors: Tensor) -> None:
     """Tell the device's allocator that the stream uses these, wherever they were made (K1)."""
     native = own_stream(stream).native
     for tensor in tensors:
-        if tensor.device.type == DEVICE:
+        if tensor.device.type != HOST:
             tensor.record_stream(native)

@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Protocol
 
-from equipoise.backends.ascend import native
+from equipoise.backends.devices.vendor import Device
 
 POLL = 0.005
 """Seconds between two looks while some acquire waits."""
@@ -30,8 +30,8 @@ class Watch:
     It holds a lock only as long as something of that lock is under way.
     """
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._watched: dict[Watched, None] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -42,7 +42,7 @@ class Watch:
         with self._changed:
             self._watched[lock] = None
             if self._thread is None and not self._stopped:
-                name = f"ascend:{self._index}.locks"
+                name = f"{self._device.torch}.locks"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -66,7 +66,7 @@ class Watch:
             self._thread.join(ENDING)
 
     def _work(self) -> None:
-        native.settle_thread(self._index)
+        self._device.settle()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._watched)

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.bits import fingerprint
-from equipoise.backends.ascend.event import AscendEvent
-from equipoise.backends.ascend.formats import segment_bytes
-from equipoise.backends.ascend.memory import check_reachable, copy, staged, used_on
-from equipoise.backends.ascend.stream import AscendStream, own_stream
-from equipoise.backends.ascend.verb import Verb
+from equipoise.backends.devices.byte_verbs import ByteVerbs
+from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.memory import check_reachable, staged, used_on
+from equipoise.backends.devices.stream import DeviceStream, own_stream
+from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import SlotError
 from equipoise.hal.hazards import Hazards
 from equipoise.hal.leases import Leases, SlotLease
@@ -25,7 +24,7 @@ Buffer = tuple[str, int]
 """A slot or a staging buffer, by number."""
 
 
-class AscendSlotStore:
+class DeviceSlotStore:
     """Slots as lists of byte views, staging as one block of uint8 [staging, slot_bytes].
 
     A private format is copied as the bytes that it stores, like anything else (clause A10).
@@ -37,15 +36,17 @@ class AscendSlotStore:
     Args:
         layout: the slots; their memory is the caller's.
         device: where the staging is made.
+        verbs: copy and fingerprint bytes there.
     """
 
-    def __init__(self, layout: SlotLayout, device: torch.device) -> None:
+    def __init__(self, layout: SlotLayout, device: Device, verbs: ByteVerbs) -> None:
         self._layout = layout
-        self._slots = [[segment_bytes(segment) for segment in slot] for slot in layout.slots]
-        self._hazards = Hazards(AscendEvent)
-        self._readers = Readers(AscendEvent)
+        self._verbs = verbs
+        self._slots = [[verbs.view(segment) for segment in slot] for slot in layout.slots]
+        self._hazards = Hazards(DeviceEvent)
+        self._readers = Readers(DeviceEvent)
         self._leases = Leases()
-        self._known_to: set[AscendStream] = set()
+        self._known_to: set[DeviceStream] = set()
         self._staging, self._born = _zeros(layout, device)
 
     @property
@@ -58,12 +59,13 @@ class AscendSlotStore:
         numbers = self._known(slots, "slot")
         rows = self._rows(blob, len(numbers))
         check_reachable(blob, "the blob")
+        pairs = [
+            pair for n, row in zip(numbers, rows, strict=True) for pair in self._pieces(row, n)
+        ]
 
         def program() -> None:
             used_on(stream, blob)
-            for row, slot in zip(rows, numbers, strict=True):
-                for piece, segment in self._pieces(row, slot):
-                    copy(piece, segment)
+            self._verbs.copy(pairs)
 
         self._issue(program, stream, reads=_slots(numbers))
 
@@ -73,11 +75,11 @@ class AscendSlotStore:
         check_packed(self._layout, blob, len(numbers))
         source = staged(blob)
         rows = self._rows(source, len(numbers))
+        pairs = [(self._staging[n], row) for n, row in zip(numbers, rows, strict=True)]
 
         def program() -> None:
             used_on(stream, source)
-            for row, buffer in zip(rows, numbers, strict=True):
-                copy(self._staging[buffer], row)
+            self._verbs.copy(pairs)
 
         self._issue(program, stream, writes=_staging(numbers))
 
@@ -89,13 +91,14 @@ class AscendSlotStore:
         if len(numbers) != len(sources):
             raise SlotError(f"{len(numbers)} slots, but sources for {len(sources)}")
         blocks = [source_segments(self._layout, source) for source in sources]
-        pieces = [[staged(segment_bytes(segment)) for segment in block] for block in blocks]
+        given = [segment for block in blocks for segment in block]
+        views = [view for slot in numbers for view in self._slots[slot]]
+        pieces = [staged(self._verbs.view(segment)) for segment in given]
+        pairs = list(zip(views, pieces, strict=True))
 
         def program() -> None:
-            for slot, block, given in zip(numbers, blocks, pieces, strict=True):
-                used_on(stream, *(segment.data for segment in block))
-                for view, piece in zip(self._slots[slot], given, strict=True):
-                    copy(view, piece)
+            used_on(stream, *(segment.data for segment in given))
+            self._verbs.copy(pairs)
 
         self._alter(program, stream, numbers)
 
@@ -104,12 +107,10 @@ class AscendSlotStore:
         buffers = self._known([staging for staging, _ in copies], "staging")
         numbers = self._known([slot for _, slot in copies], "slot")
 
-        def program() -> None:
-            for staging, slot in zip(buffers, numbers, strict=True):
-                for piece, segment in self._pieces(self._staging[staging], slot):
-                    copy(segment, piece)
-
-        self._alter(program, stream, numbers, reads=_staging(buffers))
+        moves = zip(buffers, numbers, strict=True)
+        pairs = [pair for staging, n in moves for pair in self._pieces(self._staging[staging], n)]
+        back = [(segment, piece) for piece, segment in pairs]
+        self._alter(lambda: self._verbs.copy(back), stream, numbers, reads=_staging(buffers))
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
@@ -119,7 +120,7 @@ class AscendSlotStore:
         def program() -> None:
             used_on(stream, out)
             for place, slot in enumerate(numbers):
-                copy(out[place], fingerprint(torch.cat(self._slots[slot])))
+                self._verbs.fingerprint(self._slots[slot], out[place])
 
         self._issue(program, stream, reads=_slots(numbers))
 
@@ -131,7 +132,7 @@ class AscendSlotStore:
         def program() -> None:
             used_on(stream, out)
             for place, buffer in enumerate(numbers):
-                copy(out[place], fingerprint(self._staging[buffer]))
+                self._verbs.fingerprint([self._staging[buffer]], out[place])
 
         self._issue(program, stream, reads=_staging(numbers))
 
@@ -188,7 +189,7 @@ class AscendSlotStore:
         verb = Verb(lambda _: program(), lambda: self._leases.barred(slots), around)
         own_stream(stream).issue(verb)
 
-    def _meet(self, stream: AscendStream) -> None:
+    def _meet(self, stream: DeviceStream) -> None:
         """Order a stream behind the birth of the store; let the allocator know that it comes here.
 
         The allocator asks at the time of freeing, so once a stream is enough.
@@ -217,11 +218,11 @@ class AscendSlotStore:
         check_reachable(out, "the checksums")
 
 
-def _zeros(layout: SlotLayout, device: torch.device) -> tuple[Tensor, AscendEvent]:
+def _zeros(layout: SlotLayout, device: Device) -> tuple[Tensor, DeviceEvent]:
     """The staging, and an event behind the work that makes it zero, on the current stream."""
-    shape, born = (layout.staging, layout.slot_bytes), AscendEvent()
-    made = torch.zeros(shape, dtype=torch.uint8, device=device)
-    born.renew(made.device.index).record(native.npu().current_stream(made.device))
+    shape, born = (layout.staging, layout.slot_bytes), DeviceEvent()
+    made = torch.zeros(shape, dtype=torch.uint8, device=device.torch)
+    born.renew(device).record(device.vendor.current_stream(device.index))
     return made, born
 
 

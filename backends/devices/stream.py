@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.capture import Capture, Part, capturing
-from equipoise.backends.ascend.event import Mark, own_event
-from equipoise.backends.ascend.gate import Gate
-from equipoise.backends.ascend.polling import poll
-from equipoise.backends.ascend.verb import Verb
+from equipoise.backends.devices.capture import Capture, Part, capturing
+from equipoise.backends.devices.event import Mark, own_event
+from equipoise.backends.devices.gate import Gate
+from equipoise.backends.devices.polling import poll
+from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
 
@@ -24,7 +24,7 @@ class _Mine(threading.local):
     """Whether it runs one of the stream's programs."""
 
 
-class AscendStream:
+class DeviceStream:
     """A stream of the vendor's, in which nothing is issued but through the gate.
 
     A program runs on the calling thread with the stream current, and what it enqueues is the
@@ -34,15 +34,18 @@ class AscendStream:
     Args:
         role: what the stream is for.
         name: for messages.
-        index: of the device.
-        native_stream: a `torch.npu.Stream`.
+        device: whose it is.
+        native_stream: the vendor's own.
         gate: shared by all streams of the accelerator.
     """
 
-    def __init__(self, role: Role, name: str, index: int, native_stream: Any, gate: Gate) -> None:
+    def __init__(
+        self, role: Role, name: str, device: Device, native_stream: Any, gate: Gate
+    ) -> None:
         self._role = role
         self._name = name
-        self._index = index
+        self._device = device
+        self._vendor = device.vendor
         self._native = native_stream
         self._gate = gate
         self._failure: BaseException | None = None
@@ -55,9 +58,9 @@ class AscendStream:
         return self._role
 
     @property
-    def index(self) -> int:
-        """Of the device."""
-        return self._index
+    def device(self) -> Device:
+        """Whose it is."""
+        return self._device
 
     @property
     def native(self) -> Any:
@@ -81,8 +84,8 @@ class AscendStream:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make it the vendor's current stream: HCCL comes after what was launched here (X6)."""
-        with native.current(self.native):
+        """Make it the vendor's current one: collectives come after what was launched here."""
+        with self._vendor.current(self.native):
             yield
 
     def launch(self, program: Callable[[], object]) -> None:
@@ -105,7 +108,7 @@ class AscendStream:
             capture.call(lambda stream: stream.record(own))
             return
         with self._gate:
-            self._record(own.renew(self._index))
+            self._record(own.renew(self._device))
 
     def wait(self, event: Event) -> None:
         """Order everything launched from now on behind the latest recording of `event`."""
@@ -121,7 +124,7 @@ class AscendStream:
             if mark.failure is not None:
                 self.fail(mark.failure)
                 self._check()
-            self._vendor(lambda: mark.hold(self._native))
+            self._call(lambda: mark.hold(self._native))
 
     def synchronize(self, timeout: float) -> None:
         """Block until the device has come here; polled, since the vendor's wait has no time-out.
@@ -131,7 +134,7 @@ class AscendStream:
         """
         if self._mine.capture is not None:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
-        mark = Mark(self._index)
+        mark = Mark(self._device)
         with self._gate:
             try:
                 mark.record(self._native)
@@ -152,7 +155,7 @@ class AscendStream:
         if self._mine.capture is not None:
             self._mine.capture.take(verbs)
             return
-        if native.captured(self._native):
+        if self._vendor.captured(self._native):
             raise Unsupported("a capture that is not ours: its replays would come without a word")
         with self._gate, ExitStack() as guards:
             for verb in verbs:
@@ -165,7 +168,7 @@ class AscendStream:
         """What `program` issues here from the calling thread; none of it runs on the device."""
         if self._mine.capture is not None:
             raise Unsupported(f"stream {self._name} is being captured already")
-        with capturing(self._index) as capture:
+        with capturing(self._device) as capture:
             self._mine.capture = capture
             try:
                 program()
@@ -207,7 +210,7 @@ class AscendStream:
         """The program of a launch; its exception is heard at the next call (clause E7)."""
         self._mine.inside = True
         try:
-            with native.current(self._native):
+            with self._vendor.current(self._native):
                 program()
         except BaseException as failure:
             self.fail(failure)
@@ -219,13 +222,13 @@ class AscendStream:
     def _record(self, mark: Mark) -> None:
         try:
             self._check()
-            self._vendor(lambda: mark.record(self._native))
+            self._call(lambda: mark.record(self._native))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
             mark.fail(refusal.__cause__ or refusal)
             raise
 
-    def _vendor(self, call: Callable[[], object]) -> None:
+    def _call(self, call: Callable[[], object]) -> None:
         """A call of the vendor's, which may report what went wrong on the device before."""
         try:
             call()
@@ -243,7 +246,7 @@ class AscendStream:
 
         with self._gate:
             self._check_health()
-            self._vendor(ask)
+            self._call(ask)
 
     def _check(self) -> None:
         self._check_health()
@@ -255,8 +258,8 @@ class AscendStream:
             raise StreamFailed(f"stream {self._name} failed: {self._failure}") from self._failure
 
 
-def own_stream(stream: Stream) -> AscendStream:
+def own_stream(stream: Stream) -> DeviceStream:
     """`stream` itself. Raises `TypeError` for one of another backend."""
-    if not isinstance(stream, AscendStream):
+    if not isinstance(stream, DeviceStream):
         raise TypeError(f"a stream of another backend: {stream!r}")
     return stream

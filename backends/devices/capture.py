@@ -6,17 +6,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.event import AscendEvent
-from equipoise.backends.ascend.verb import Verb
+from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
 USE = "capture"
 """The stream that everything is captured on: a graph may be replayed on any other, and so nothing
 that other threads launch meanwhile is captured with it."""
-MODE = "thread_local"
-"""Only this thread is forbidden what a capture forbids; the watchdog goes on looking at events."""
 TURN = 60.0
 """Seconds to wait for another thread's capture; the vendor allows one at a time."""
 
@@ -64,11 +62,12 @@ class Capture:
         recorded: events that are recorded within it.
     """
 
-    def __init__(self, index: int) -> None:
-        self._at = native.kept_stream(index, USE)
+    def __init__(self, device: Device) -> None:
+        self._vendor = device.vendor
+        self._at = device.kept_stream(USE)
         self._parts: list[Part] = []
         self._open: _Open | None = None
-        self.recorded: set[AscendEvent] = set()
+        self.recorded: set[DeviceEvent] = set()
 
     @property
     def at(self) -> Any:
@@ -79,7 +78,7 @@ class Capture:
         """Capture what `program` enqueues; it is kept, for the memory that it names."""
         segment = self._begun()
         segment.kept.append(program)
-        with native.current(self._at):
+        with self._vendor.current(self._at):
             program()
 
     def take(self, verbs: Sequence[Verb]) -> None:
@@ -87,7 +86,7 @@ class Capture:
         for verb in verbs:
             segment = self._begun()
             segment.verbs.append(verb)
-            with native.current(self._at):
+            with self._vendor.current(self._at):
                 verb.program(self._at)
 
     def call(self, issue: Callable[[Stream], None]) -> None:
@@ -107,18 +106,16 @@ class Capture:
 
     def _begun(self) -> _Open:
         if self._open is None:
-            graph = native.npu().NPUGraph()
-            with native.current(self._at):
-                graph.capture_begin(capture_error_mode=MODE)
-            self._open = _Open(graph)
+            with self._vendor.current(self._at):
+                self._open = _Open(self._vendor.begin_capture())
         return self._open
 
     def _end(self) -> None:
         made, self._open = self._open, None
         if made is None:
             return
-        with native.current(self._at):
-            made.graph.capture_end()
+        with self._vendor.current(self._at):
+            self._vendor.end_capture(made.graph)
         self._parts.append(Segment(made.graph, tuple(made.verbs), tuple(made.kept)))
 
 
@@ -139,7 +136,7 @@ def try_turn() -> Iterator[bool]:
 
 
 @contextmanager
-def capturing(index: int) -> Iterator[Capture]:
+def capturing(device: Device) -> Iterator[Capture]:
     """This thread's turn to capture. Raises `Unsupported` if another thread's does not end, or if
     this one captures already, another stream."""
     if getattr(_here, "captures", False):
@@ -148,7 +145,7 @@ def capturing(index: int) -> Iterator[Capture]:
         raise Unsupported(f"another thread has been capturing for more than {TURN:g} s")
     _here.captures = True
     try:
-        yield Capture(index)
+        yield Capture(device)
     finally:
         _here.captures = False
         _turn.release()

@@ -1,4 +1,4 @@
-"""The stream lock: external events one way, a word of host memory the other."""
+"""The stream lock: a word for each acquire under way, and one that releases set."""
 
 import threading
 import time
@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from equipoise.backends.ascend.event import AscendEvent
-from equipoise.backends.ascend.lock_watch import Watch
-from equipoise.backends.ascend.polling import poll
-from equipoise.backends.ascend.stream import own_stream
-from equipoise.backends.ascend.verb import Verb
-from equipoise.backends.ascend.words import EmptyWord, FullWord
+from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.lock_watch import Watch
+from equipoise.backends.devices.polling import poll
+from equipoise.backends.devices.stream import own_stream
+from equipoise.backends.devices.verb import Verb
+from equipoise.backends.devices.words import FullWord, Words
 from equipoise.hal.errors import (
     LockMisuse,
     LockPoisoned,
@@ -47,14 +47,14 @@ class _Section:
 
     word: FullWord
     stream: Stream
-    reached: AscendEvent
-    passed: AscendEvent
+    reached: DeviceEvent
+    passed: DeviceEvent
     fed: bool = False
     released: bool = False
     since: float | None = None
 
 
-class AscendStreamLock:
+class DeviceStreamLock:
     """Hand-over between the device's streams and a mover's thread.
 
     The host knows every acquire that is under way, in the order of issue, and gives each signal to
@@ -63,20 +63,20 @@ class AscendStreamLock:
     bookkeeping of its acquires and releases anew; their words are part of the captured graph.
     """
 
-    def __init__(self, index: int, deadline: float, watch: Watch) -> None:
-        self._index = index
+    def __init__(self, words: Words, deadline: float, watch: Watch) -> None:
+        self._words = words
         self._deadline = deadline
         self._watch = watch
         self._changed = threading.RLock()
         self._turn = _Turn.WRITES
         self._epoch = 0
         self._poisoned = False
-        self._empty = EmptyWord(index)
+        self._empty = words.empty()
         self._failure: BaseException | None = None
         self._spare: list[FullWord] = []
         self._lent: set[FullWord] = set()
         self._sections: list[_Section] = []
-        self._passing: list[AscendEvent] = []
+        self._passing: list[DeviceEvent] = []
 
     @property
     def epoch(self) -> int:
@@ -86,7 +86,7 @@ class AscendStreamLock:
     def acquire(self, stream: Stream) -> None:
         """Make the stream wait for a signal of its own."""
         own = own_stream(stream)
-        word = FullWord(self._index) if own.capturing else self._lend()
+        word = self._words.full() if own.capturing else self._lend()
         try:
             own.issue(Verb(word.wait, around=lambda on: self._entering(word, on)))
         except BaseException:
@@ -102,7 +102,7 @@ class AscendStreamLock:
         own = own_stream(stream)
         with own.gate:
             if own.capturing or self._unreleased(own) is not None:
-                own.issue(Verb(lambda _: self._empty.set(), around=self._leaving))
+                own.issue(Verb(self._empty.set, around=self._leaving))
 
     def wait(self, epoch: int, timeout: float) -> None:
         """Block until the stream has released."""
@@ -173,7 +173,7 @@ class AscendStreamLock:
     @contextmanager
     def _entering(self, word: FullWord, on: Stream) -> Iterator[None]:
         """Around the wait of an acquire, or around a replay in which it is."""
-        section = _Section(word, on, AscendEvent(), AscendEvent())
+        section = _Section(word, on, DeviceEvent(), DeviceEvent())
         with self._changed:  # so that no drain ends between the wait and its being known
             for earlier in self._sections:
                 if earlier.word is word and earlier.stream is not on:
@@ -195,7 +195,7 @@ class AscendStreamLock:
     def _leaving(self, on: Stream) -> Iterator[None]:
         """Around the setting of the empty word, or around a replay in which it is."""
         with self._changed:
-            section, left = self._unreleased(on), AscendEvent()
+            section, left = self._unreleased(on), DeviceEvent()
             if section is None:
                 raise LockMisuse("a replayed release has no acquire to follow")
             section.released = True
@@ -259,7 +259,7 @@ class AscendStreamLock:
                 kept.append(section)
         self._sections = kept
 
-    def _next_epoch(self) -> AscendEvent | None:
+    def _next_epoch(self) -> DeviceEvent | None:
         """A verb that has not been passed; None, and the next epoch begins, when there is none."""
         with self._changed:
             self._tidy()
@@ -279,7 +279,7 @@ class AscendStreamLock:
         with self._changed:
             if not self._spare:
                 self._tidy()
-            word = self._spare.pop() if self._spare else FullWord(self._index)
+            word = self._spare.pop() if self._spare else self._words.full()
             self._lent.add(word)
             return word
 

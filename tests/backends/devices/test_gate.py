@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from equipoise.backends.ascend.gate import Gate
+from equipoise.backends.devices.gate import Gate
 
 SOON = 20.0
 

@@ -1,0 +1,197 @@
+"""One device of a vendor's as an accelerator."""
+
+import atexit
+import platform
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.devices import memory
+from equipoise.backends.devices.byte_verbs import ByteVerbs
+from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.gate import Gate
+from equipoise.backends.devices.graph import DeviceGraph, sweep
+from equipoise.backends.devices.lock import DeviceStreamLock
+from equipoise.backends.devices.lock_watch import Watch
+from equipoise.backends.devices.slots import DeviceSlotStore
+from equipoise.backends.devices.stream import DeviceStream
+from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.words import Words
+from equipoise.hal.accelerator import Memory, Topology
+from equipoise.hal.kernels import Kernels
+from equipoise.hal.page_pool import PagePool
+from equipoise.hal.slots import SlotLayout
+from equipoise.hal.stream import Role
+
+CLOSING = 5.0
+"""Seconds that closing waits for each stream."""
+
+
+class Parts(Protocol):
+    """What each vendor brings for a device beside its binding."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """The small kernels."""
+        ...
+
+    @property
+    def verbs(self) -> ByteVerbs:
+        """Copy and fingerprint bytes."""
+        ...
+
+    def words(self) -> Words:
+        """Those of stream locks. Raises `Unsupported`."""
+        ...
+
+    def known(self, native_stream: object) -> Any:
+        """The vendor's own object for an engine's stream of this device. Raises `Unsupported`."""
+        ...
+
+    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory in the private format. Raises `Unsupported`."""
+        ...
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """All that its storage holds, as plain bytes."""
+        ...
+
+    def numa(self) -> int:
+        """The NUMA node that the device hangs on; -1 where nobody says."""
+        ...
+
+
+_open: weakref.WeakSet["DeviceAccelerator"] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for opened in list(_open):
+        opened.close()
+
+
+@cache
+def _close_at_exit() -> None:
+    """A vendor waits for the device at the end of the process: no stream may wait for us then."""
+    atexit.register(_close_all)
+
+
+class DeviceAccelerator:
+    """The streams of one device, and the memory and locks that go with them.
+
+    The vendor's streams live as long as the process; what is remembered about them does not.
+
+    Args:
+        backend: its name.
+        device: the device.
+        parts: what the vendor brings for it.
+    """
+
+    def __init__(self, backend: str, device: Device, parts: Parts) -> None:
+        self._name = f"{backend}:{device.index}"
+        self._device = device
+        self._parts = parts
+        self._gate = Gate()
+        self._watch = Watch(device)
+        self._locks: weakref.WeakSet[DeviceStreamLock] = weakref.WeakSet()
+        self._streams = {role: self._stream(role, device.kept_stream(role)) for role in Role}
+        self._adopted: list[DeviceStream] = []
+        _open.add(self)
+        _close_at_exit()
+
+    @property
+    def name(self) -> str:
+        """The backend's name and the device's index."""
+        return self._name
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live."""
+        return self._device.torch
+
+    @property
+    def kernels(self) -> Kernels:
+        """The small kernels."""
+        return self._parts.kernels
+
+    def stream(self, role: Role) -> DeviceStream:
+        """The stream of that role."""
+        return self._streams[role]
+
+    def adopt(self, native_stream: object) -> DeviceStream:
+        """Wrap a stream that an engine owns; the same one for the same stream."""
+        known = self._parts.known(native_stream)
+        with self._gate:
+            for own in (*self._streams.values(), *self._adopted):
+                if own.wraps(known):
+                    return own
+            self._adopted.append(self._stream(Role.COMPUTE, known))
+            return self._adopted[-1]
+
+    def event(self) -> DeviceEvent:
+        """A fresh event."""
+        return DeviceEvent()
+
+    def stream_lock(self, deadline: float) -> DeviceStreamLock:
+        """A lock of two kinds of words."""
+        made = DeviceStreamLock(self._parts.words(), deadline, self._watch)
+        self._locks.add(made)
+        return made
+
+    def slot_store(self, layout: SlotLayout) -> DeviceSlotStore:
+        """Slots in device memory."""
+        return DeviceSlotStore(layout, self._device, self._parts.verbs)
+
+    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory in the vendor's private format."""
+        return self._parts.private(shape, dtype)
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """All that its storage holds, as plain bytes."""
+        return self._parts.stored(tensor)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Page-locked host memory."""
+        return memory.pinned(nbytes)
+
+    def host_pool(self, page_bytes: int, pages: int) -> PagePool:
+        """Page-locked host memory in pages."""
+        return PagePool(self.pinned, page_bytes, pages)
+
+    def graph(self) -> DeviceGraph:
+        """The vendor's graphs, and between them what only the host can do."""
+        return DeviceGraph(self._device.vendor)
+
+    def topology(self) -> Topology:
+        """The index, the machine and the NUMA node."""
+        return Topology(self._device.index, platform.node(), self._parts.numa())
+
+    def memory(self) -> Memory:
+        """As the driver counts it."""
+        free, total = self._device.vendor.free_memory(self._device.index)
+        return Memory(total=total, free=free)
+
+    def synchronize(self, timeout: float) -> None:
+        """Drain every stream, and forget what has passed."""
+        for stream in (*self._streams.values(), *self._adopted):
+            stream.synchronize(timeout)
+        self._watch.look()
+        sweep()
+
+    def close(self) -> None:
+        """Poison the locks, so that no stream waits for ever, and end every stream; bounded."""
+        _open.discard(self)
+        for lock in list(self._locks):
+            lock.poison()
+        for stream in (*self._streams.values(), *self._adopted):
+            stream.close(CLOSING)
+        self._watch.stop()
+        with suppress(RuntimeError):
+            sweep()
+
+    def _stream(self, role: Role, native_stream: Any) -> DeviceStream:
+        return DeviceStream(role, f"{self.name}.{role}", self._device, native_stream, self._gate)

@@ -1,0 +1,48 @@
+"""The two kinds of words that a stream lock is made of, as devices and hosts know them."""
+
+from typing import Any, Protocol
+
+
+class FullWord(Protocol):
+    """One waiting acquire at a time: its stream waits until the word is given, and takes it.
+
+    Waiting and taking are two steps, so that two streams that wait for one word may both go on:
+    every acquire under way has a word to itself (clause L1). One that was captured keeps its word
+    for all replays.
+    """
+
+    def wait(self, stream: Any) -> None:
+        """Enqueue the wait on a vendor's stream, which may be capturing."""
+        ...
+
+    def give(self) -> None:
+        """Release the one that waits, or will. The word must have been taken since the last."""
+        ...
+
+
+class EmptyWord(Protocol):
+    """A word that a stream sets, for the host to read."""
+
+    def set(self, stream: Any) -> None:
+        """Enqueue the setting on a vendor's stream, which is current and may be capturing."""
+        ...
+
+    def is_set(self) -> bool:
+        """Whether a stream has come there."""
+        ...
+
+    def clear(self) -> None:
+        """Back to unset."""
+        ...
+
+
+class Words(Protocol):
+    """Makes them, for one device."""
+
+    def full(self) -> FullWord:
+        """A word that is not given."""
+        ...
+
+    def empty(self) -> EmptyWord:
+        """A word that is not set."""
+        ...
