@@ -7,14 +7,16 @@ A group is constructed by itself, outside torch.distributed's own list of groups
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from equipoise.backends.ascend import native
+from equipoise.backends.ascend.lanes import Lane, Lanes
+from equipoise.backends.ascend.settings import group_buffer, link_buffer
+from equipoise.backends.devices.collectives.library import Membership
 
 UNTIL_DOOMSDAY = timedelta(days=10_000)
 HIGH = "TORCH_HCCL_HIGH_PRIORITY"
@@ -22,75 +24,100 @@ PLAIN_FORMATS = (-1, 0, 2, 30)
 """The vendor's numbers for layouts that are nothing but strides: undefined, NCHW, ND, NCDHW."""
 
 
-class Native(Protocol):
-    """What an operation of the group returns. Nothing here blocks the host."""
+class HcclHandle:
+    """What an operation of a process group returns.
 
-    def wait(self) -> bool:
+    Args:
+        work: torch_npu's own.
+    """
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def hold(self) -> None:
         """Make the current stream wait for the end."""
-        ...
+        self._work.wait()
 
-    def is_completed(self) -> bool:
-        """Whether the device has come behind the operation. Raises RuntimeError after an error."""
-        ...
+    def ended(self) -> bool:
+        """Whether the device has come behind the operation."""
+        return bool(self._work.is_completed())
 
-    def is_success(self) -> bool:
-        """Whether HCCL reports no error of the communicator."""
-        ...
+    def fault(self) -> str:
+        """The network's errors; HCCL reports those of a whole communicator."""
+        return "" if self._work.is_success() else "HCCL reports an error of its communicator"
 
 
-class Group(Protocol):
-    """The operations in use; tensors are contiguous, on the device, and lists hold one.
+class HcclGroup:
+    """A process group of torch_npu's, whose communicator is made by its first operation.
 
-    Each is ordered behind the current stream, and runs on the one stream of the group, in the order
-    of the calls.
+    Args:
+        group: the process group.
+        store: what it was introduced by; it calls that as long as it lives.
+        lanes: the account of the device's streams.
     """
 
-    def allreduce(self, tensors: list[Tensor]) -> Native:
+    def __init__(self, group: Any, store: object, lanes: Lanes) -> None:
+        self._group: Any = group
+        self._store = store
+        self._lanes = lanes
+        self._lane: Lane | None = None
+
+    @property
+    def lane(self) -> Lane:
+        """The stream that it runs on."""
+        assert self._lane is not None, "known once it has run anything"
+        return self._lane
+
+    def settle(self, device: Any, name: str) -> None:
+        """It has run something: enter which stream torch_npu took for it."""
+        self._lane = self._lanes.take(self._group.get_coll_stream_id(device), name)
+
+    def all_reduce(self, tensor: Tensor) -> HcclHandle:
         """Sum in place."""
-        ...
+        return HcclHandle(self._group.allreduce([tensor]))
 
-    def _allgather_base(self, out: Tensor, tensor: Tensor) -> Native: ...
+    def all_gather(self, out: Tensor, tensor: Tensor) -> HcclHandle:
+        """Into one tensor."""
+        return HcclHandle(self._group._allgather_base(out, tensor))
 
-    def _reduce_scatter_base(self, out: Tensor, tensor: Tensor) -> Native: ...
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HcclHandle:
+        """From one tensor."""
+        return HcclHandle(self._group._reduce_scatter_base(out, tensor))
 
-    def broadcast(self, tensor: Tensor, root: int) -> Native:
+    def broadcast(self, tensor: Tensor, root: int) -> HcclHandle:
         """From one rank to all."""
-        ...
+        return HcclHandle(self._group.broadcast(tensor, root))
 
-    def alltoall_base(
-        self, out: Tensor, tensor: Tensor, receives: list[int], sends: list[int]
-    ) -> Native:
+    def all_to_all(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> HcclHandle:
         """Rows of the first dimension; empty lists mean even parts."""
-        ...
+        return HcclHandle(self._group.alltoall_base(out, tensor, list(receives), list(sends)))
 
-    def batch_isend_irecv(self, ways: list[str], tensors: list[Tensor], peers: list[int]) -> Native:
-        """Messages, at most one a peer and direction; `ways` are isend and irecv."""
-        ...
+    def batch(
+        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+    ) -> HcclHandle:
+        """Messages, at most one a peer and direction."""
+        return HcclHandle(self._group.batch_isend_irecv(list(ways), list(blobs), list(peers)))
 
-    def get_coll_stream_id(self, device: Any) -> int:
-        """The number of the stream that it runs on, once it has run anything."""
-        ...
+    def abort(self) -> None:
+        """Torch_npu's abort gives the communicator back, and what is in flight hangs."""
+        raise NotImplementedError("HCCL cannot abort, and does not say so")
 
+    def close(self) -> None:
+        """Let go of the group, and of its stream."""
+        if self._group is not None and self._lane is not None:
+            self._lanes.give(self._lane)
+        self._group = None
 
-@dataclass(frozen=True)
-class Membership:
-    """What a process group is made of.
-
-    Attributes:
-        name: no other of this process has it.
-        ranks: members, numbers of the run.
-        rank: this rank's place among them.
-        buffer: MiB of each of HCCL's two buffers.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    rank: int
-    buffer: int
+    @property
+    def closed(self) -> bool:
+        """Whether that has happened."""
+        return self._group is None
 
 
-def make_group(store: Any, membership: Membership) -> Group:
-    """A group whose communicator is made by its first operation, which blocks until all call it.
+def make_group(store: Any, membership: Membership) -> Any:
+    """A process group whose communicator is made by its first operation, when all have called it.
 
     The group is shut down at once, which ends the vendor's watchdog and nothing else: that thread
     would end the process at a time-out or an error, where the contract wants an error that is
@@ -103,11 +130,11 @@ def make_group(store: Any, membership: Membership) -> Group:
     # Named even where they are all: a group that names none becomes the process's global one.
     options.global_ranks_in_group = list(membership.ranks)
     options.group_id = membership.name
-    options.hccl_config = {"hccl_buffer_size": membership.buffer}
+    buffer = link_buffer() if membership.link else group_buffer()
+    options.hccl_config = {"hccl_buffer_size": buffer}
     group = kind(store, membership.rank, len(membership.ranks), options)
     group.shutdown()
-    made: Group = group
-    return made
+    return group
 
 
 @contextmanager

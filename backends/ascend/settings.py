@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from equipoise.backends.devices.collectives.operands import FLOATS, INTEGERS
+
 MIB = 1 << 20
 GROUP_BUFFER = 200
 """MiB of each of the two buffers of a communicator: HCCL's own default."""
@@ -11,8 +13,6 @@ LINK_BUFFER = 20
 """MiB of each of the two buffers of a link between two ranks: torch_npu's own default."""
 SMALLEST = 1
 """MiB: the least that HCCL takes."""
-INTEGERS = frozenset({torch.int32, torch.int64})
-FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
 def group_buffer() -> int:

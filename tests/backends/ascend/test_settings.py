@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from equipoise.backends.ascend import HCCL, native
-from equipoise.backends.ascend.ledger import Ledger, estimate
 from equipoise.backends.ascend.settings import group_buffer, link_buffer, obstacle, sums
+from equipoise.backends.devices.collectives.ledger import Ledger
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -42,13 +42,13 @@ def test_messages_without_buffers_of_their_own_get_the_smallest(
 
 def test_an_estimate_counts_two_buffers_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "100")
-    assert estimate(communicators=3, links=4) == 2 * (3 * 100 + 4 * 20) * MIB
+    assert HCCL.device_bytes(communicators=3, links=4) == 2 * (3 * 100 + 4 * 20) * MIB
 
 
 def test_the_ledger_holds_what_was_made_and_not_given_back() -> None:
     ledger = Ledger()
-    ledger.enter("model/0/0-1", 200)
-    ledger.enter("model/0/0-1/0-1", 20)
+    ledger.enter("model/0/0-1", 2 * 200 * MIB)
+    ledger.enter("model/0/0-1/0-1", 2 * 20 * MIB)
     assert [holding.name for holding in ledger.held()] == ["model/0/0-1", "model/0/0-1/0-1"]
     assert ledger.total() == 2 * 220 * MIB
     ledger.strike("model/0/0-1")

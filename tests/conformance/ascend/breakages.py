@@ -11,11 +11,12 @@ import torch
 from conformance.ascend.breakage import Breakage, Patch
 from torch import Tensor
 
-from equipoise.backends.ascend import communicator, exchange, native, solver, work
+from equipoise.backends.ascend import native, solver
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.backends.ascend.exchange import Round
-from equipoise.backends.ascend.incarnation import Incarnation
 from equipoise.backends.devices import event, slots
+from equipoise.backends.devices.collectives import communicator, exchange, work
+from equipoise.backends.devices.collectives.exchange import Round
+from equipoise.backends.devices.collectives.incarnation import Incarnation
 from equipoise.backends.devices.vendor import Device
 from equipoise.hal.page_pool import PoolPage
 
@@ -39,11 +40,11 @@ def _missing_stream_record(patch: Patch) -> None:
 
 
 def _unwaited_receive(patch: Patch) -> None:
-    patch(work.HcclWork, "wait", lambda self, stream: None)
+    patch(work.DeviceWork, "wait", lambda self, stream: None)
 
 
 def _early_send_buffer_reuse(patch: Patch) -> None:
-    patch(work.HcclWork, "done", lambda self: True)
+    patch(work.DeviceWork, "done", lambda self: True)
 
 
 def _per_tensor_messages(patch: Patch) -> None:
@@ -65,11 +66,11 @@ def _per_tensor_messages(patch: Patch) -> None:
 def _send_before_receive(patch: Patch) -> None:
     def message(
         self: Incarnation, what: str, pair: tuple[int, int], tensor: Tensor
-    ) -> work.HcclWork:
+    ) -> work.DeviceWork:
         sends = pair[0] == self.rank
         way, peer = ("isend", pair[1]) if sends else ("irecv", pair[0])
         moved = tensor if tensor.numel() else self.scratch
-        return self.whole(what, lambda g: g.batch_isend_irecv([way], [moved], [peer]), (moved,))
+        return self.whole(what, lambda g: g.batch([way], [moved], [peer]), (moved,))
 
     patch(Incarnation, "message", message)
 

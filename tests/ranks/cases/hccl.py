@@ -13,7 +13,7 @@ from ranks.cases.patterns import SOON
 from torch import Tensor, distributed
 
 from equipoise.backends.ascend import BACKEND
-from equipoise.backends.ascend.ledger import LEDGER
+from equipoise.backends.devices.collectives.ledger import LEDGER
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work

@@ -1,7 +1,7 @@
 """Messages from one rank to another: each direction of a pair has a channel of its own.
 
-All operations of a communicator of HCCL's run on one stream, in the order of their launch, and a
-send ends when its receive does. If messages shared one, two ranks that both send first would wait
+All operations of a communicator run on one stream, in the order of their launch, and a send ends
+when its receive does. If messages shared one, two ranks that both send first would wait
 for each other for ever; so would three, whichever way a stream is shared by several pairs. So a
 link is one direction between two ranks, with a communicator and a stream to itself: messages of a
 pair stay in order (P2), those of different pairs never wait for each other (P1).
@@ -19,14 +19,36 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.channel import Channel, Launch
-from equipoise.backends.ascend.work import HcclWork
+from equipoise.backends.devices.collectives.channel import Channel, Launch
+from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.backends.devices.patience import Patience
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 Make = Callable[[Patience], Channel]
 """Makes a link's channel together with the other end. Raises `CommunicatorFailed`."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a link is, as its end here sees it.
+
+    Attributes:
+        library: by its name.
+        name: of the link, for errors and threads.
+        word: isend or irecv.
+        device: the device.
+    """
+
+    library: str
+    name: str
+    word: str
+    device: Device
+
+    @property
+    def peer(self) -> int:
+        """The other end's place in the link's group."""
+        return 1 if self.word == "isend" else 0
 
 
 @dataclass(frozen=True)
@@ -36,10 +58,10 @@ class Deferred:
     Attributes:
         work: its handle.
         tensor: what is sent or received into.
-        ready: a `torch.npu.Event`: what the caller's stream had been given until then.
+        ready: an event of the vendor's: what the caller's stream had been given until then.
     """
 
-    work: HcclWork
+    work: DeviceWork
     tensor: Tensor
     ready: Any
 
@@ -77,33 +99,21 @@ class Link:
     """One end of a link.
 
     Args:
-        name: for errors and threads.
-        way: isend or irecv.
+        way: from whom to whom.
         make: makes its channel.
         patience: how long until a moment of the monotonic clock, or until the fabric closes.
-        settle: gives the calling thread the device.
     """
 
-    def __init__(
-        self,
-        name: str,
-        way: str,
-        make: Make,
-        patience: Callable[[float], Patience],
-        settle: Callable[[], None],
-    ) -> None:
-        self._name = name
+    def __init__(self, way: Way, make: Make, patience: Callable[[float], Patience]) -> None:
         self._way = way
-        self._peer = 1 if way == "isend" else 0
         self._make = make
         self._patience = patience
-        self._settle = settle
         self._state: State = Absent()
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._part: Callable[[Channel], None] | None = None
 
-    def issue(self, work: HcclWork, tensor: Tensor) -> None:
+    def issue(self, work: DeviceWork, tensor: Tensor) -> None:
         """Send or receive, behind the current stream; never waits for the other end."""
         with self._lock:
             why = self._take(work, tensor)
@@ -122,7 +132,7 @@ class Link:
         with self._lock:
             if not isinstance(self._state, There):
                 why = self._state.why if isinstance(self._state, Lost) else "did not come in time"
-                raise CommunicatorFailed(f"{self._name} {why}")
+                raise CommunicatorFailed(f"{self._way.name} {why}")
 
     def retire(self, part: Callable[[Channel], None]) -> None:
         """Nothing is issued any more: hand over its channel, if one is there or still comes."""
@@ -138,7 +148,7 @@ class Link:
             if isinstance(self._state, There):
                 self._state.channel.reap()
 
-    def _take(self, work: HcclWork, tensor: Tensor) -> str:
+    def _take(self, work: DeviceWork, tensor: Tensor) -> str:
         """Launch it, or keep it for later; why neither was possible."""
         match self._state:
             case There(channel):
@@ -146,23 +156,22 @@ class Link:
             case Lost(why):
                 return why
             case Coming(issued):
-                issued.append(_deferred(work, tensor))
+                issued.append(self._deferred(work, tensor))
             case Absent():
-                self._state = Coming(deque([_deferred(work, tensor)]))
+                self._state = Coming(deque([self._deferred(work, tensor)]))
                 self._begin(work.expiry)
         return ""
 
     def _begin(self, expiry: float) -> None:
-        threading.Thread(
-            target=self._come, args=(expiry,), name=f"equipoise.hccl.{self._name}", daemon=True
-        ).start()
+        name = f"equipoise.{self._way.library}.{self._way.name}"
+        threading.Thread(target=self._come, args=(expiry,), name=name, daemon=True).start()
 
     def _come(self, expiry: float) -> None:
         """Make the channel, then launch what waits for it; a failure is told to whoever waits."""
-        failed: list[tuple[HcclWork, str]] = []
+        failed: list[tuple[DeviceWork, str]] = []
         try:
             channel = self._make(self._patience(expiry))
-            self._settle()
+            self._way.device.settle()
         except Exception as error:  # unheard, it would leave works that only their deadline ends
             failed = self._lose(f"found no link: {error}")
         else:
@@ -172,7 +181,7 @@ class Link:
         for work, why in failed:
             work.fail(why)
 
-    def _arrive(self, channel: Channel) -> list[tuple[HcclWork, str]]:
+    def _arrive(self, channel: Channel) -> list[tuple[DeviceWork, str]]:
         """What was issued meanwhile goes first; what could not be launched, and why."""
         failed = []
         with self._lock:
@@ -186,13 +195,13 @@ class Link:
             part(channel)
         return failed
 
-    def _lose(self, why: str) -> list[tuple[HcclWork, str]]:
+    def _lose(self, why: str) -> list[tuple[DeviceWork, str]]:
         with self._lock:
             waiting = self._state.issued if isinstance(self._state, Coming) else deque()
             self._state = Lost(why)
         return [(deferred.work, why) for deferred in waiting]
 
-    def _launch(self, channel: Channel, work: HcclWork, tensor: Tensor) -> str:
+    def _launch(self, channel: Channel, work: DeviceWork, tensor: Tensor) -> str:
         """Why it could not be."""
         try:
             flight = channel.fly(self._call(channel, tensor), (tensor,))
@@ -203,21 +212,21 @@ class Link:
 
     def _launch_late(self, channel: Channel, deferred: Deferred) -> str:
         """On the link's own stream, which waits for what the caller's stream had been given."""
-        with native.current(channel.lane):
+        with self._way.device.vendor.current(channel.lane):
             try:
-                deferred.ready.wait()
+                deferred.ready.wait(channel.lane)
             except RuntimeError as error:
                 return f"was not launched: {error}"
             return self._launch(channel, deferred.work, deferred.tensor)
 
     def _call(self, channel: Channel, tensor: Tensor) -> Launch:
-        """An empty message travels as a byte that nobody wants: HCCL ends an empty one at once,
+        """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
         whether its other end comes or not."""
         moved = tensor if tensor.numel() else channel.scratch
-        return lambda group: group.batch_isend_irecv([self._way], [moved], [self._peer])
+        return lambda group: group.batch([self._way.word], [moved], [self._way.peer])
 
-
-def _deferred(work: HcclWork, tensor: Tensor) -> Deferred:
-    ready = native.npu().Event()
-    ready.record()
-    return Deferred(work, tensor, ready)
+    def _deferred(self, work: DeviceWork, tensor: Tensor) -> Deferred:
+        device = self._way.device
+        ready = device.vendor.event()
+        ready.record(device.vendor.current_stream(device.index))
+        return Deferred(work, tensor, ready)

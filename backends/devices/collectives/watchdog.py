@@ -1,15 +1,15 @@
 """The thread that ends operations at their deadline.
 
-HCCL knows one time-out for everything, half an hour by default, and torch_npu's own watchdog ends
-the process. So one thread a fabric fails what has passed its deadline, also where nobody asks, and
-lets channels part that are being given back.
+Libraries know one time-out for everything, or none, and torch's own watchdogs end the process. So
+one thread a fabric fails what has passed its deadline, also where nobody asks, and lets channels
+part that are being given back.
 """
 
 import threading
 import time
 from collections.abc import Callable
 
-from equipoise.backends.ascend.work import HcclWork
+from equipoise.backends.devices.collectives.work import DeviceWork
 
 TICK = 0.1
 """Seconds between two looks at channels that part."""
@@ -19,20 +19,22 @@ class Watchdog:
     """Works until their end, and the thread that watches them.
 
     Args:
+        library: by its name.
         tick: lets channels part; whether some are left.
     """
 
-    def __init__(self, tick: Callable[[], bool]) -> None:
+    def __init__(self, library: str, tick: Callable[[], bool]) -> None:
         self._tick = tick
         self._changed = threading.Condition()
-        self._works: list[HcclWork] = []
+        self._works: list[DeviceWork] = []
         self._next = float("inf")
         self._parting = False
         self._closed = ""
-        self._thread = threading.Thread(target=self._run, name="equipoise.hccl", daemon=True)
+        name = f"equipoise.{library}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def watch(self, work: HcclWork) -> None:
+    def watch(self, work: DeviceWork) -> None:
         """Fail it at its deadline, or at once when the thread has ended."""
         with self._changed:
             closed = self._closed

@@ -1,8 +1,8 @@
-"""Whose turn it is to make one of HCCL's communicators: one at a time in the whole run.
+"""Whose turn it is to make one of a library's communicators: one at a time in the whole run.
 
-The first operation of a communicator blocks torch_npu's queue of launches, the whole process's,
-until every member has called it. Two that are made at once, in a different order on two ranks,
-would wait for each other behind each other.
+The first operation of a communicator blocks until every member has called it; torch_npu's queue of
+launches meanwhile, the whole process's. Two that are made at once, in a different order on two
+ranks, would wait for each other behind each other.
 """
 
 import time
@@ -12,7 +12,6 @@ from equipoise.backends.cpu.control import ANSWER, StoreControlPlane
 from equipoise.backends.devices.patience import Patience
 from equipoise.hal.errors import CommunicatorFailed
 
-KEY = "hccl/turn"
 FREE = "free"
 PAUSE = 0.002
 """Seconds between two looks."""
@@ -23,12 +22,16 @@ class Turn:
 
     Args:
         control: whose store holds the lock.
+        library: by its name; each has turns of its own.
         what: is made under it; no other turn of the run has that name.
         patience: how long to wait.
     """
 
-    def __init__(self, control: StoreControlPlane, what: str, patience: Patience) -> None:
+    def __init__(
+        self, control: StoreControlPlane, library: str, what: str, patience: Patience
+    ) -> None:
         self._control = control
+        self._key = f"{library}/turn"
         self._token = f"{control.rank} {what}"
         self._patience = patience
 
@@ -63,6 +66,6 @@ class Turn:
 
     def _swap(self, wanted: str, replacement: str) -> str:
         """Replace what is there if it is as wanted: what is there then."""
-        store = self._control.store
-        found = self._control.bounded(lambda: store.compare_set(KEY, wanted, replacement), ANSWER)
+        store, key = self._control.store, self._key
+        found = self._control.bounded(lambda: store.compare_set(key, wanted, replacement), ANSWER)
         return found.decode() if isinstance(found, bytes) else str(found)

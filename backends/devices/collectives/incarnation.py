@@ -5,18 +5,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.building import Builder, Greet, Plan
-from equipoise.backends.ascend.channel import Channel, Launch
-from equipoise.backends.ascend.greeting import greet_all, greet_peer
-from equipoise.backends.ascend.group import Membership
-from equipoise.backends.ascend.lanes import lanes
-from equipoise.backends.ascend.links import Link
-from equipoise.backends.ascend.parting import Partings
-from equipoise.backends.ascend.settings import group_buffer, link_buffer
-from equipoise.backends.ascend.watchdog import Watchdog
-from equipoise.backends.ascend.work import Bell, HcclWork
+from equipoise.backends.devices.collectives.building import Builder, Plan
+from equipoise.backends.devices.collectives.channel import Channel, Launch
+from equipoise.backends.devices.collectives.greeting import greet_all, greet_peer
+from equipoise.backends.devices.collectives.library import Greet, Library, Membership
+from equipoise.backends.devices.collectives.links import Link, Way
+from equipoise.backends.devices.collectives.parting import Partings
+from equipoise.backends.devices.collectives.watchdog import Watchdog
+from equipoise.backends.devices.collectives.work import Bell, DeviceWork
 from equipoise.backends.devices.patience import Patience
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 
@@ -28,7 +26,8 @@ class Setting:
         purpose: what it is for, for errors.
         rank: this rank's number in the run.
         deadline: seconds that an operation may take.
-        index: of the device.
+        library: whose channels.
+        device: where.
         builder: makes channels.
         watchdog: ends operations at their deadline.
         partings: give channels back.
@@ -37,7 +36,8 @@ class Setting:
     purpose: str
     rank: int
     deadline: float
-    index: int
+    library: Library
+    device: Device
     builder: Builder
     watchdog: Watchdog
     partings: Partings
@@ -64,17 +64,19 @@ class Incarnation:
         self._setting = setting
         self._name = name
         self._links: dict[tuple[int, int], Link] = {}
-        members = self._membership(name, self.ranks, group_buffer())
+        self._works: list[DeviceWork] = []
+        self._retired = False
+        members = self._membership(name, self.ranks, link=False)
         self._channel = self._made(members, greet_all, setting.builder.patience(expiry))
-        npu = native.npu()
-        self._bell = Bell(setting.index, lanes(npu, setting.index).bell)
+        library, index = setting.library, setting.device.index
+        self._bell = Bell(setting.device, library.bell(index), lambda: library.promise(index))
 
     @property
     def rank(self) -> int:
         """This rank's place among the members."""
         return self.ranks.index(self._setting.rank)
 
-    def whole(self, what: str, launch: Launch, buffers: Sequence[Tensor]) -> HcclWork:
+    def whole(self, what: str, launch: Launch, buffers: Sequence[Tensor]) -> DeviceWork:
         """An operation of the whole group. Raises `CommunicatorFailed`."""
         work = self._work(what)
         try:
@@ -87,13 +89,13 @@ class Incarnation:
             self._setting.watchdog.watch(work)
         return work
 
-    def nothing(self, what: str) -> HcclWork:
+    def nothing(self, what: str) -> DeviceWork:
         """An operation that has nothing to do."""
         work = self._work(what)
         work.land()
         return work
 
-    def message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> HcclWork:
+    def message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
         """One end of a message between two members, given by their places."""
         work = self._work(what)
         self._link(pair).issue(work, tensor)
@@ -105,33 +107,51 @@ class Incarnation:
         if self.rank in pair and pair[0] != pair[1]:
             self._link(pair).warm(expiry)
 
+    def abort(self) -> None:
+        """End everything in flight with an error, and give every channel back."""
+        self._fail(CommunicatorFailed("it was aborted"))
+        for work in self._works:
+            work.fail("was aborted")
+        self.retire()
+
     def retire(self) -> None:
         """Give every channel back, as soon as that can be; nothing is issued any more."""
-        part = self._setting.partings.add
-        part(self._channel)
+        if self._retired:
+            return
+        self._retired = True
+        self._part(self._channel)
         for link in self._links.values():
-            link.retire(part)
+            link.retire(self._part)
         self._setting.watchdog.part()
 
     def barrier(self) -> Launch:
-        """A sum of nothing; torch_npu's own barrier would make the host wait for the device."""
+        """A sum of nothing; torch's own barriers make the host wait for the device."""
         scratch = self._channel.scratch
-        return lambda group: group.allreduce([scratch])
+        return lambda group: group.all_reduce(scratch)
 
     @property
     def scratch(self) -> Tensor:
         """int8 [1], whose contents nobody wants."""
         return self._channel.scratch
 
-    def _work(self, what: str) -> HcclWork:
+    def _work(self, what: str) -> DeviceWork:
         self._channel.reap()
         for link in self._links.values():
             link.reap()
         label = f"{what} of {self._setting.purpose!r}"
-        return HcclWork(label, self._setting.deadline, self._fail, self._bell)
+        work = DeviceWork(label, self._setting.deadline, self._fail, self._bell)
+        self._works = [kept for kept in self._works if not kept.over]
+        self._works.append(work)
+        return work
 
     def _fail(self, failure: CommunicatorFailed) -> None:
         self.failure = self.failure or failure
+
+    def _part(self, channel: Channel) -> None:
+        """What hangs in a communicator that has failed would hang until the others come."""
+        if self.failure is not None and not channel.reap():
+            channel.abort(self.failure)
+        self._setting.partings.add(channel)
 
     def _link(self, pair: tuple[int, int]) -> Link:
         if pair not in self._links:
@@ -141,16 +161,15 @@ class Incarnation:
     def _new_link(self, pair: tuple[int, int]) -> Link:
         name = f"{self._name}/{pair[0]}-{pair[1]}"
         ends = tuple(self.ranks[place] for place in pair)
-        members = self._membership(name, ends, link_buffer())
-        way = "isend" if pair[0] == self.rank else "irecv"
+        members = self._membership(name, ends, link=True)
+        word = "isend" if pair[0] == self.rank else "irecv"
         make: Callable[[Patience], Channel] = lambda p: self._made(members, greet_peer, p)  # noqa: E731
-        index = self._setting.index
-        settle: Callable[[], None] = lambda: native.settle_thread(index)  # noqa: E731
-        return Link(name, way, make, self._setting.builder.patience, settle)
+        way = Way(self._setting.library.name, name, word, self._setting.device)
+        return Link(way, make, self._setting.builder.patience)
 
-    def _membership(self, name: str, ranks: tuple[int, ...], buffer: int) -> Membership:
-        return Membership(name, ranks, ranks.index(self._setting.rank), buffer)
+    def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> Membership:
+        return Membership(name, ranks, ranks.index(self._setting.rank), link)
 
     def _made(self, members: Membership, greet: Greet, patience: Patience) -> Channel:
-        plan = Plan(members, greet, self._setting.index)
+        plan = Plan(members, greet, self._setting.device)
         return self._setting.builder.build(plan, patience)

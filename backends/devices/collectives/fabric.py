@@ -1,17 +1,16 @@
-"""HCCL as a fabric: communicators by purpose, what watches them, and the control plane."""
+"""A library as a fabric: communicators by purpose, what watches them, and the control plane."""
 
 from collections.abc import Sequence
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.building import Builder
-from equipoise.backends.ascend.communicator import HcclCommunicator, hccl_capabilities
-from equipoise.backends.ascend.incarnation import Setting
-from equipoise.backends.ascend.ledger import estimate
-from equipoise.backends.ascend.parting import Partings
-from equipoise.backends.ascend.settings import obstacle
-from equipoise.backends.ascend.watchdog import Watchdog
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.cpu.store import StoreHost
+from equipoise.backends.devices.collectives.building import Builder
+from equipoise.backends.devices.collectives.communicator import DeviceCommunicator
+from equipoise.backends.devices.collectives.incarnation import Setting
+from equipoise.backends.devices.collectives.library import Library
+from equipoise.backends.devices.collectives.parting import Partings
+from equipoise.backends.devices.collectives.watchdog import Watchdog
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
 from equipoise.hal.errors import BackendUnavailable, CommunicatorFailed, Unsupported
@@ -23,16 +22,17 @@ BEREFT = 0.1
 """The same when a rank was lost: what needs it will never be idle."""
 
 
-class HcclFabric:
-    """A rank's connection to all others."""
+class DeviceFabric:
+    """A rank's connection to all others, over a library."""
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
+    def __init__(self, library: Library, rendezvous: Rendezvous) -> None:
+        self._library = library
         self._where = rendezvous
         self._control = StoreControlPlane(rendezvous)
-        self._builder = Builder(self._control)
-        self._partings = Partings(self._control)
-        self._watchdog = Watchdog(self._partings.tick)
-        self._open: dict[str, HcclCommunicator] = {}
+        self._builder = Builder(library, self._control)
+        self._partings = Partings(library.name, self._control)
+        self._watchdog = Watchdog(library.name, self._partings.tick)
+        self._open: dict[str, DeviceCommunicator] = {}
         self._closed = False
 
     @property
@@ -52,13 +52,14 @@ class HcclFabric:
             purpose=purpose,
             rank=where.rank,
             deadline=where.deadline,
-            index=_device(where.rank),
+            library=self._library,
+            device=Device(self._library.vendor, self._library.device(where.rank)),
             builder=self._builder,
             watchdog=self._watchdog,
             partings=self._partings,
         )
         try:
-            self._open[purpose] = HcclCommunicator(setting, members)
+            self._open[purpose] = DeviceCommunicator(setting, members)
         except CommunicatorFailed as error:
             raise CommunicatorFailed(f"communicator {purpose!r} was not opened: {error}") from error
         return self._open[purpose]
@@ -80,41 +81,42 @@ class HcclFabric:
         return BEREFT if lost else min(FAREWELL, self._where.deadline)
 
 
-class HcclBackend:
-    """The entry point `equipoise.communicators: hccl`."""
+class DeviceCommunicators:
+    """What an entry point of `equipoise.communicators` names, for a library."""
 
-    name = "hccl"
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    @property
+    def name(self) -> str:
+        """The library's."""
+        return self._library.name
 
     @property
     def capabilities(self) -> CommunicatorCapabilities:
-        """What HCCL can do."""
-        return hccl_capabilities()
+        """What the library can do."""
+        return self._library.capabilities
 
     def probe(self) -> Probe:
-        """Whether torch_npu is here and sees a device, and is not set to block the host."""
-        return Unavailable(why) if (why := obstacle()) else native.probe()
+        """Whether it is here, sees a device, and is not set to block the host."""
+        return self._library.probe()
 
     def device_bytes(self, communicators: int, links: int) -> int:
-        """With today's settings; HCCL itself says it nowhere."""
-        return estimate(communicators, links)
+        """With today's settings; the library itself says it nowhere."""
+        takes = self._library.takes
+        return communicators * takes(link=False) + links * takes(link=True)
 
     def joined(self) -> Rendezvous | None:
-        """HCCL brings no launcher."""
+        """The library brings no launcher."""
         return None
 
     def host(self) -> StoreHost:
         """A store on this machine."""
         return StoreHost()
 
-    def connect(self, rendezvous: Rendezvous) -> HcclFabric:
+    def connect(self, rendezvous: Rendezvous) -> DeviceFabric:
         """Meet the other ranks. Raises `BackendUnavailable` where that cannot be."""
         answer = self.probe()
         if isinstance(answer, Unavailable):
             raise BackendUnavailable(answer.reason)
-        return HcclFabric(rendezvous)
-
-
-def _device(rank: int) -> int:
-    """The device that this process has opened, else the one that the rank's number gives it."""
-    opened = native.chosen()
-    return rank % native.devices() if opened is None else opened
+        return DeviceFabric(self._library, rendezvous)

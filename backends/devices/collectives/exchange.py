@@ -1,20 +1,20 @@
-"""A round of blobs as one call of HCCL's."""
+"""A round of blobs as one call of the library's."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend.group import Group, Native
+from equipoise.backends.devices.collectives.library import Group, Handle
 from equipoise.hal.communicator import Exchange, Parcel
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one rank gives to HCCL's batch of messages: at most one block a peer and direction.
+    """What one rank gives to a batch of messages: at most one block a peer and direction.
 
-    HCCL goes through the pairs in an order of its own, the same on every rank; the order here is
-    only for the eye. Empty blobs do not travel.
+    Libraries go through the pairs in an order of their own, the same on every rank; the order here
+    is only for the eye. Empty blobs do not travel.
 
     Attributes:
         ways: isend or irecv, for each.
@@ -26,9 +26,9 @@ class Round:
     blobs: tuple[Tensor, ...]
     peers: tuple[int, ...]
 
-    def launch(self, group: Group) -> Native:
+    def launch(self, group: Group) -> Handle:
         """One call, whatever the number of messages; it returns one handle for all of them."""
-        return group.batch_isend_irecv(list(self.ways), list(self.blobs), list(self.peers))
+        return group.batch(self.ways, self.blobs, self.peers)
 
 
 def round_of(plan: Exchange) -> Round:

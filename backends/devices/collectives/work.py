@@ -1,4 +1,4 @@
-"""Handles of HCCL's operations."""
+"""Handles of operations as their issuers see them."""
 
 import threading
 import time
@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.flight import Fate, Flight
+from equipoise.backends.devices.collectives.flight import Fate, Flight
+from equipoise.backends.devices.collectives.library import Promise
 from equipoise.backends.devices.polling import poll
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending, StreamError
 from equipoise.hal.stream import Stream
 
@@ -18,17 +19,19 @@ class Bell:
     """What releases streams that wait for an operation which never came to the device.
 
     Attributes:
-        index: of the device.
+        device: the device.
         stream: of the vendor's, on which nothing ever waits.
+        promise: makes what a stream can wait for before it is recorded.
     """
 
-    index: int
+    device: Device
     stream: Any
+    promise: Callable[[], Promise]
 
-    def ring(self, event: Any) -> None:
-        """Let the one stream go on that waits for this external event; from any thread."""
-        native.settle_thread(self.index)
-        event.record(self.stream)
+    def ring(self, promise: Promise) -> None:
+        """Let the one stream go on that waits for this; from any thread."""
+        self.device.settle()
+        promise.record(self.stream)
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,16 @@ class Waiter:
     """A stream that waits for an operation which the device does not know yet.
 
     Attributes:
-        event: a `torch.npu.ExternalEvent`: its wait may come before its record, once.
+        promise: what it waits for.
         stream: who waits.
     """
 
-    event: Any
+    promise: Promise
     stream: Stream
 
     def give_up(self, bell: Bell, failure: CommunicatorFailed | None) -> None:
         """Let the stream go, and fail it: what it waited for is not there (clause E7)."""
-        bell.ring(self.event)
+        bell.ring(self.promise)
         if failure is None:
             return
         try:
@@ -54,7 +57,7 @@ class Waiter:
             return  # it has failed before
 
 
-class HcclWork:
+class DeviceWork:
     """One operation as its issuer sees it; what the device does with it is its `Flight`'s business.
 
     Args:
@@ -92,7 +95,8 @@ class HcclWork:
             self._flight = None if self._ended.is_set() else flight
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.event.record(lane)
+            flight.held_by(waiter.stream)
+            waiter.promise.record(lane)
 
     def done(self) -> bool:
         """Whether the operation ended, well or not; asks the device, never blocks."""
@@ -107,12 +111,12 @@ class HcclWork:
         with self._lock:
             flight = self._flight
             if flight is None and not self._ended.is_set():
-                waiter = Waiter(native.npu().ExternalEvent(), stream)
+                waiter = Waiter(self._bell.promise(), stream)
                 self._waiters.append(waiter)
         if waiter is not None:
-            stream.launch(waiter.event.wait)
+            stream.launch(waiter.promise.wait)
         elif flight is not None:
-            stream.launch(flight.hold)
+            flight.hold(stream)
         else:
             self._raise_failure()
 
@@ -164,7 +168,7 @@ class HcclWork:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             # Afresh: a kept exception would keep the frames that it was raised through, and what
-            # HCCL never lets go of is kept for ever (R1).
+            # the device never lets go of is kept for ever (R1).
             raise type(self._failure)(str(self._failure))
 
 

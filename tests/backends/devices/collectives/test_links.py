@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.links import Link
-from equipoise.backends.ascend.work import Bell, HcclWork
+from equipoise.backends.devices.collectives.library import Promise
+from equipoise.backends.devices.collectives.links import Link, Way
+from equipoise.backends.devices.collectives.work import Bell, DeviceWork
 from equipoise.backends.devices.patience import Patience
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 SOON = 10.0
@@ -21,29 +22,36 @@ SOON = 10.0
 class Unready:
     """An event that a stream cannot be made to wait for."""
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
         """The caller's stream is well."""
 
-    def wait(self) -> None:
+    def wait(self, stream: Any) -> None:
         """The link's own is not."""
         raise RuntimeError("the stream is broken")
 
 
-@pytest.fixture(autouse=True)
-def vendor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "npu", lambda: SimpleNamespace(Event=Unready))
-    monkeypatch.setattr(native, "current", lambda lane: nullcontext())
+VENDOR: Any = SimpleNamespace(
+    settle_thread=lambda index: None,
+    current=lambda stream: nullcontext(),
+    current_stream=lambda index: None,
+    event=Unready,
+)
+DEVICE = Device(VENDOR, 0)
+
+
+def no_promise() -> Promise:
+    raise AssertionError("no stream waits")
 
 
 def made(make: Any) -> Link:
     def patience(expiry: float) -> Patience:
         return Patience(expiry, threading.Event())
 
-    return Link("link", "isend", make, patience, lambda: None)
+    return Link(Way("library", "link", "isend", DEVICE), make, patience)
 
 
-def issued(link: Link) -> HcclWork:
-    work = HcclWork("isend to 1", SOON, lambda failure: None, Bell(0, None))
+def issued(link: Link) -> DeviceWork:
+    work = DeviceWork("isend to 1", SOON, lambda failure: None, Bell(DEVICE, None, no_promise))
     link.issue(work, torch.zeros(1, dtype=torch.int8))
     return work
 

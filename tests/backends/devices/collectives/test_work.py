@@ -3,22 +3,33 @@
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.flight import Fate, Flight
-from equipoise.backends.ascend.watchdog import Watchdog
-from equipoise.backends.ascend.work import Bell, HcclWork
+from equipoise.backends.devices.collectives.flight import Fate, Flight
+from equipoise.backends.devices.collectives.library import Promise
+from equipoise.backends.devices.collectives.watchdog import Watchdog
+from equipoise.backends.devices.collectives.work import Bell, DeviceWork
+from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 
 LONG, SHORT = 60.0, 0.02
-BELL = Bell(0, None)
+VENDOR: Any = SimpleNamespace(settle_thread=lambda index: None)
+DEVICE = Device(VENDOR, 0)
 
 
-class Native:
+def no_promise() -> Promise:
+    raise AssertionError("nobody waits for what was not launched")
+
+
+BELL = Bell(DEVICE, None, no_promise)
+
+
+class Operation:
     """An operation on a device that does what the test wants."""
 
     def __init__(self) -> None:
@@ -27,32 +38,26 @@ class Native:
         self.error = ""
         self.waits = 0
 
-    def wait(self) -> bool:
+    def hold(self) -> None:
         self.waits += 1
-        return True
 
-    def is_completed(self) -> bool:
+    def ended(self) -> bool:
         if self.error:
             raise RuntimeError(f"{self.error}\nand a page of stack")
         return self.completed
 
-    def is_success(self) -> bool:
-        return self.sound
+    def fault(self) -> str:
+        return "" if self.sound else "the network is gone"
 
 
 class Failures(list[CommunicatorFailed]):
     """What the communicator was told."""
 
 
-@pytest.fixture(autouse=True)
-def no_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "settle_thread", lambda index: None)
-
-
-def made(deadline: float = LONG) -> tuple[HcclWork, Native, Failures]:
+def made(deadline: float = LONG) -> tuple[DeviceWork, Operation, Failures]:
     told = Failures()
-    work, operation = HcclWork("all_reduce of 'x'", deadline, told.append, BELL), Native()
-    work.launched(Flight(operation, (), 0), None)
+    work, operation = DeviceWork("all_reduce of 'x'", deadline, told.append, BELL), Operation()
+    work.launched(Flight(operation, (), DEVICE), None)
     return work, operation, told
 
 
@@ -100,19 +105,19 @@ def test_an_error_of_the_device_fails_the_operation_in_one_line() -> None:
     assert len(told) == 1
 
 
-def test_an_error_that_hccl_reports_fails_the_operation() -> None:
+def test_an_error_that_the_library_reports_fails_the_operation() -> None:
     work, operation, _ = made()
     operation.completed, operation.sound = True, False
     assert work.done()
-    with pytest.raises(CommunicatorFailed, match="HCCL reports an error"):
+    with pytest.raises(CommunicatorFailed, match="failed on the device: the network is gone"):
         work.result(0.0)
 
 
 def test_a_cancelled_operation_has_failed_and_its_buffers_stay() -> None:
     told = Failures()
-    work, operation = HcclWork("irecv of 'x'", LONG, told.append, BELL), Native()
+    work, operation = DeviceWork("irecv of 'x'", LONG, told.append, BELL), Operation()
     buffer = torch.zeros(3)
-    flight, watched = Flight(operation, (buffer,), 0), ref(buffer)
+    flight, watched = Flight(operation, (buffer,), DEVICE), ref(buffer)
     work.launched(flight, None)
     del buffer
     work.cancel()
@@ -148,7 +153,7 @@ def test_waiting_for_what_has_failed_raises() -> None:
 
 
 def test_the_watchdog_fails_what_nobody_asks_for() -> None:
-    dog = Watchdog(lambda: False)
+    dog = Watchdog("library", lambda: False)
     told = Failures()
     heard = threading.Event()
 
@@ -156,10 +161,10 @@ def test_the_watchdog_fails_what_nobody_asks_for() -> None:
         told.append(failure)
         heard.set()
 
-    later = HcclWork("barrier of 'y'", LONG, failed, BELL)
-    soon = HcclWork("isend of 'y'", SHORT, failed, BELL)
+    later = DeviceWork("barrier of 'y'", LONG, failed, BELL)
+    soon = DeviceWork("isend of 'y'", SHORT, failed, BELL)
     for work in (later, soon):
-        work.launched(Flight(Native(), (), 0), None)
+        work.launched(Flight(Operation(), (), DEVICE), None)
         dog.watch(work)
     assert heard.wait(LONG)
     assert "isend of 'y' passed its deadline" in str(told[0])
@@ -171,7 +176,7 @@ def test_the_watchdog_fails_what_nobody_asks_for() -> None:
 
 
 def test_after_the_watchdog_has_ended_nothing_is_left_unwatched() -> None:
-    dog = Watchdog(lambda: False)
+    dog = Watchdog("library", lambda: False)
     dog.stop(LONG)
     work, _, _ = made()
     dog.watch(work)
@@ -183,7 +188,7 @@ def test_a_watchdog_that_dies_fails_what_it_watched_and_says_why() -> None:
     def broken() -> bool:
         raise OSError("no more memory")
 
-    dog = Watchdog(broken)
+    dog = Watchdog("library", broken)
     work, _, _ = made()
     dog.watch(work)
     dog.part()

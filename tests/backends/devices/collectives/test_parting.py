@@ -1,4 +1,4 @@
-"""Whose turn it is to make a communicator, how it is introduced, and how it is given back."""
+"""Whose turn it is to make a communicator, and how it is given back."""
 
 import threading
 import time
@@ -8,19 +8,19 @@ from contextlib import closing
 import pytest
 import torch
 
-from equipoise.backends.ascend.exchange import round_of
-from equipoise.backends.ascend.group import Membership
-from equipoise.backends.ascend.introduction import LAST, Introduction
-from equipoise.backends.ascend.parting import Partings
-from equipoise.backends.ascend.stranded import STRANDED
-from equipoise.backends.ascend.turn import Turn
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.cpu.store import StoreHost
+from equipoise.backends.devices.collectives.exchange import round_of
+from equipoise.backends.devices.collectives.library import Membership
+from equipoise.backends.devices.collectives.parting import Partings
+from equipoise.backends.devices.collectives.stranded import STRANDED
+from equipoise.backends.devices.collectives.turn import Turn
 from equipoise.backends.devices.patience import Patience
 from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
-from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed
+from equipoise.hal.errors import CommunicatorFailed
 
 DEADLINE = 20.0
+NAME = "library"
 SHORT = 0.05
 Planes = list[StoreControlPlane]
 
@@ -46,10 +46,10 @@ def patience(seconds: float = DEADLINE) -> Patience:
 
 def test_turns_follow_each_other(planes: Planes) -> None:
     order: list[str] = []
-    with Turn(planes[0], "first", patience()):
+    with Turn(planes[0], NAME, "first", patience()):
 
         def next_one() -> None:
-            with Turn(planes[1], "second", patience()):
+            with Turn(planes[1], NAME, "second", patience()):
                 order.append("second")
 
         waiting = threading.Thread(target=next_one)
@@ -61,18 +61,18 @@ def test_turns_follow_each_other(planes: Planes) -> None:
 
 def test_a_turn_that_does_not_come_in_time_names_who_has_it(planes: Planes) -> None:
     with (
-        Turn(planes[0], "model/0/0-1", patience()),
+        Turn(planes[0], NAME, "model/0/0-1", patience()),
         pytest.raises(CommunicatorFailed, match="rank 0 model/0/0-1"),
-        Turn(planes[1], "other", patience(SHORT)),
+        Turn(planes[1], NAME, "other", patience(SHORT)),
     ):
         pass
 
 
 def test_a_rank_that_was_lost_has_no_turn_any_more(planes: Planes) -> None:
-    Turn(planes[0], "mine", patience()).__enter__()
+    Turn(planes[0], NAME, "mine", patience()).__enter__()
     planes[0].leave("fell over")
     had = []
-    with Turn(planes[1], "next", patience()):
+    with Turn(planes[1], NAME, "next", patience()):
         had.append("next")
     assert had == ["next"]
 
@@ -82,59 +82,39 @@ def test_whoever_gives_up_waits_no_longer(planes: Planes) -> None:
     given_up.set()
     impatient = Patience(time.monotonic() + DEADLINE, given_up)
     with (
-        Turn(planes[0], "mine", patience()),
+        Turn(planes[0], NAME, "mine", patience()),
         pytest.raises(CommunicatorFailed),
-        Turn(planes[1], "next", impatient),
+        Turn(planes[1], NAME, "next", impatient),
     ):
         pass
 
 
-def test_an_introduction_carries_words_from_the_first_rank(planes: Planes) -> None:
-    speaker, hearer = (Introduction(plane, "q", (0, 1), patience()) for plane in planes)
-    speaker.set("0", b"\0where\xff")
-    assert hearer.get("0") == b"\0where\xff"
-
-
-def test_the_last_word_ends_when_the_others_have_heard_it(planes: Planes) -> None:
-    speaker, hearer = (Introduction(plane, "q", (0, 1), patience()) for plane in planes)
-    heard: list[bytes] = []
-    listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST)))
-    listening.start()
-    speaker.set(LAST, b"2.13")
-    listening.join(DEADLINE)
-    assert heard == [b"2.13"]
-
-
-def test_nobody_enters_a_meeting_to_which_nobody_else_comes(planes: Planes) -> None:
-    with pytest.raises(BallotIncomplete) as raised:
-        Introduction(planes[0], "q", (0, 1), patience(SHORT)).set(LAST, b"2.13")
-    assert raised.value.missing == (1,)
-
-
-def test_an_introduction_that_has_taken_place_is_forgotten(planes: Planes) -> None:
-    made = Introduction(planes[0], "q", (0,), patience())
-    made.forget()
-    with pytest.raises(CommunicatorFailed, match="after the introduction"):
-        made.get("0")
-
-
 class Channel:
-    """A channel that is idle when the test says so."""
+    """A channel that is idle when the test says so; its library may be able to abort."""
 
-    def __init__(self, name: str, idle: bool) -> None:
-        self.membership = Membership(name, (0, 1), 0, 1)
+    def __init__(self, name: str, idle: bool, aborts: bool = False) -> None:
+        self.membership = Membership(name, (0, 1), 0, link=False)
         self.idle = idle
         self.closed = False
+        self.aborted = False
+        self._aborts = aborts
 
     def reap(self) -> bool:
         return self.idle
 
+    def abort(self, failure: CommunicatorFailed) -> None:
+        if self._aborts and not self.closed:
+            self.aborted = True
+
     def close(self) -> None:
         self.closed = True
 
+    def gone(self) -> bool:
+        return self.idle and (self.closed or self.aborted)
+
 
 def test_a_channel_is_given_back_when_every_member_is_through_with_it(planes: Planes) -> None:
-    mine, theirs = (Partings(plane) for plane in planes)
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
     here, there = Channel("c", idle=True), Channel("c", idle=False)
     mine.add(here)  # type: ignore[arg-type]
     theirs.add(there)  # type: ignore[arg-type]
@@ -148,7 +128,7 @@ def test_a_channel_is_given_back_when_every_member_is_through_with_it(planes: Pl
 
 
 def test_what_is_not_idle_when_the_fabric_closes_is_kept_until_it_is(planes: Planes) -> None:
-    partings, channel = Partings(planes[0]), Channel("stuck", idle=False)
+    partings, channel = Partings(NAME, planes[0]), Channel("stuck", idle=False)
     partings.add(channel)  # type: ignore[arg-type]
     partings.finish(lambda: SHORT)
     assert "stuck" in STRANDED.names()
@@ -161,7 +141,7 @@ def test_what_is_not_idle_when_the_fabric_closes_is_kept_until_it_is(planes: Pla
 
 
 def test_without_a_store_a_channel_is_kept(planes: Planes) -> None:
-    partings, channel = Partings(planes[0]), Channel("alone", idle=True)
+    partings, channel = Partings(NAME, planes[0]), Channel("alone", idle=True)
     partings.add(channel)  # type: ignore[arg-type]
     with closing(planes[0]):
         planes[0].close()

@@ -1,20 +1,17 @@
-"""A communicator over HCCL, for tensors on the device."""
+"""A communicator over a vendor's library, for tensors on its devices."""
 
 import threading
 import time
 from collections.abc import Sequence
 from math import prod
 
-import torch
 from torch import Tensor
 
-from equipoise.backends.ascend import native
-from equipoise.backends.ascend.channel import Launch
-from equipoise.backends.ascend.exchange import round_of
-from equipoise.backends.ascend.incarnation import Incarnation, Setting
-from equipoise.backends.ascend.operands import DEVICE, as_bytes, check_place, check_plain
-from equipoise.backends.ascend.settings import sums
-from equipoise.backends.ascend.work import HcclWork
+from equipoise.backends.devices.collectives.channel import Launch
+from equipoise.backends.devices.collectives.exchange import round_of
+from equipoise.backends.devices.collectives.incarnation import Incarnation, Setting
+from equipoise.backends.devices.collectives.operands import as_bytes, check_place
+from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
@@ -29,28 +26,8 @@ from equipoise.hal.operands import (
     check_summable,
 )
 
-MOVED = frozenset(
-    {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
-    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-    | {torch.float8_e4m3fn, torch.float8_e5m2}
-)
-"""Everything that has bytes: what moves travels as int8."""
 
-
-def hccl_capabilities() -> CommunicatorCapabilities:
-    """What HCCL can do, as the environment sets it up."""
-    return CommunicatorCapabilities(
-        stream_ordered=True,
-        independent_groups=False,  # HCCL promises nothing about communicators of one device
-        abort=False,  # torch_npu's abort gives the communicator back, and what is in flight hangs
-        rebuild=True,
-        shared_devices=False,  # HCCL refuses the second rank of a device
-        dtypes=MOVED,
-        reductions=sums(),
-    )
-
-
-class HcclCommunicator:
+class DeviceCommunicator:
     """Collectives and point-to-point for one purpose.
 
     What moves travels as bytes, sums as numbers. An operation comes after what was launched on the
@@ -90,15 +67,15 @@ class HcclCommunicator:
     @property
     def capabilities(self) -> CommunicatorCapabilities:
         """What it can do."""
-        return hccl_capabilities()
+        return self._setting.library.capabilities
 
-    def all_reduce(self, tensor: Tensor) -> HcclWork:
+    def all_reduce(self, tensor: Tensor) -> DeviceWork:
         """Sum over ranks, in place."""
         self._check_sum(tensor)
         flat = tensor.detach().view(-1)
-        return self._whole("all_reduce", lambda g: g.allreduce([flat]), tensor)
+        return self._whole("all_reduce", lambda g: g.all_reduce(flat), tensor)
 
-    def all_gather(self, out: Tensor, tensor: Tensor) -> HcclWork:
+    def all_gather(self, out: Tensor, tensor: Tensor) -> DeviceWork:
         """Every rank's tensor, stacked."""
         self._check_move(out, tensor)
         check_shape("all_gather", out, (self.size, *tensor.shape))
@@ -106,43 +83,39 @@ class HcclCommunicator:
         if not own:
             check_apart("all_gather", out, tensor)
         wide, narrow = as_bytes(out), as_bytes(tensor)
-        # HCCL does not say that it may read from what it writes to.
+        # Not every library says that it may read from what it writes to.
         given = narrow.clone() if own else narrow
-        return self._whole(
-            "all_gather", lambda g: g._allgather_base(wide, given), out, tensor, given
-        )
+        return self._whole("all_gather", lambda g: g.all_gather(wide, given), out, tensor, given)
 
-    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HcclWork:
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> DeviceWork:
         """This rank's part of the sum."""
         self._check_sum(out, tensor)
         check_shape("reduce_scatter", tensor, (self.size, *out.shape))
         check_apart("reduce_scatter", out, tensor)
         part, whole = out.detach().view(-1), tensor.detach().view(-1)
-        return self._whole(
-            "reduce_scatter", lambda g: g._reduce_scatter_base(part, whole), out, tensor
-        )
+        launch: Launch = lambda g: g.reduce_scatter(part, whole)  # noqa: E731
+        return self._whole("reduce_scatter", launch, out, tensor)
 
-    def broadcast(self, tensor: Tensor, source: int) -> HcclWork:
+    def broadcast(self, tensor: Tensor, source: int) -> DeviceWork:
         """Everybody receives rank `source`'s tensor."""
         self._check_move(tensor)
         check_rank("broadcast", source, range(self.size))
         view = as_bytes(tensor)
         return self._whole("broadcast", lambda g: g.broadcast(view, source), tensor)
 
-    def all_to_all(self, out: Tensor, tensor: Tensor) -> HcclWork:
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> DeviceWork:
         """Even blocks."""
         self._check_move(out, tensor)
         check_shape("all_to_all", tensor, (self.size, *tensor.shape[1:]))
         check_shape("all_to_all", out, tuple(tensor.shape))
         check_apart("all_to_all", out, tensor)
         into, source = as_bytes(out), as_bytes(tensor)
-        return self._whole(
-            "all_to_all", lambda g: g.alltoall_base(into, source, [], []), out, tensor
-        )
+        launch: Launch = lambda g: g.all_to_all(into, source, (), ())  # noqa: E731
+        return self._whole("all_to_all", launch, out, tensor)
 
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
-    ) -> HcclWork:
+    ) -> DeviceWork:
         """Blocks of given row counts; a rank may have none while others have some."""
         self._check_move(out, tensor)
         check_rows("all_to_all_uneven", receives, self.size)
@@ -153,28 +126,27 @@ class HcclCommunicator:
         check_apart("all_to_all", out, tensor)
         into, source = as_bytes(out), as_bytes(tensor)
         taken, given = [n * width for n in receives], [n * width for n in sends]
-        return self._issue(
-            "all_to_all", lambda g: g.alltoall_base(into, source, taken, given), out, tensor
-        )
+        launch: Launch = lambda g: g.all_to_all(into, source, taken, given)  # noqa: E731
+        return self._issue("all_to_all", launch, out, tensor)
 
-    def barrier(self) -> HcclWork:
+    def barrier(self) -> DeviceWork:
         """Ends after every rank has issued it."""
         with self._issuing:
             return self._issue("barrier", self._now.barrier())
 
-    def isend(self, tensor: Tensor, destination: int) -> HcclWork:
+    def isend(self, tensor: Tensor, destination: int) -> DeviceWork:
         """Send to one rank."""
         self._check_move(tensor)
         check_rank(f"isend to {destination}", destination, self._peers())
         return self._message(f"isend to {destination}", (self.rank, destination), tensor)
 
-    def irecv(self, tensor: Tensor, source: int) -> HcclWork:
+    def irecv(self, tensor: Tensor, source: int) -> DeviceWork:
         """Receive from one rank."""
         self._check_move(tensor)
         check_rank(f"irecv from {source}", source, self._peers())
         return self._message(f"irecv from {source}", (source, self.rank), tensor)
 
-    def exchange(self, round: Exchange) -> HcclWork:
+    def exchange(self, round: Exchange) -> DeviceWork:
         """One round of blobs; empty blobs do not travel."""
         for parcel in (*round.sends, *round.receives):
             check_rank("exchange", parcel.peer, self._peers())
@@ -200,8 +172,21 @@ class HcclCommunicator:
                     self._now.warm(pair, time.monotonic() + self._setting.deadline)
 
     def abort(self) -> None:
-        """Not possible with HCCL."""
-        raise Unsupported("HCCL cannot end an operation in flight; wait for its deadline")
+        """End what is in flight with an error, here and not on the others, where the library can.
+
+        From any thread: a call that is being issued is waited for up to the deadline.
+        """
+        library = self._setting.library
+        if not library.capabilities.abort:
+            raise Unsupported(
+                f"{library.title} cannot end an operation in flight; wait for its deadline"
+            )
+        held = self._issuing.acquire(timeout=self._setting.deadline)
+        try:
+            self._now.abort()
+        finally:
+            if held:
+                self._issuing.release()
 
     def rebuild(self, ranks: Sequence[int]) -> None:
         """New channels among `ranks` (numbers of the run, not of the communicator).
@@ -232,30 +217,30 @@ class HcclCommunicator:
         return Incarnation(self._setting, ranks, name, expiry)
 
     def _check_move(self, *tensors: Tensor) -> None:
-        check_movable(self.capabilities, *tensors, device=DEVICE)
+        check_movable(self.capabilities, *tensors, device=self._setting.library.vendor.kind)
         self._check_known(tensors)
 
     def _check_sum(self, *tensors: Tensor) -> None:
-        check_summable(self.capabilities, *tensors, device=DEVICE)
+        check_summable(self.capabilities, *tensors, device=self._setting.library.vendor.kind)
         self._check_known(tensors)
 
     def _check_known(self, tensors: Sequence[Tensor]) -> None:
-        check_place(self._setting.index, tensors)
-        check_plain(*tensors)
+        check_place(self._setting.device, tensors)
+        self._setting.library.check(tensors)
 
-    def _whole(self, what: str, launch: Launch, *buffers: Tensor) -> HcclWork:
-        """An operation of all ranks on equally large tensors. HCCL ends empty ones at once, whoever
-        comes: a barrier stands in for them."""
+    def _whole(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
+        """An operation of all ranks on equally large tensors. Libraries end empty ones at once,
+        whoever comes: a barrier stands in for them."""
         with self._issuing:
             moves = any(buffer.numel() for buffer in buffers)
             return self._issue(what, launch if moves else self._now.barrier(), *buffers)
 
-    def _issue(self, what: str, launch: Launch, *buffers: Tensor) -> HcclWork:
+    def _issue(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
         with self._issuing:
             self._ready(what)
             return self._now.whole(what, launch, buffers)
 
-    def _message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> HcclWork:
+    def _message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
         with self._issuing:
             self._ready(what)
             return self._now.message(what, pair, as_bytes(tensor))
@@ -264,8 +249,8 @@ class HcclCommunicator:
         """Before anything is launched. Raises `CommunicatorFailed`, and `Unsupported` in a graph:
         nobody could ask a captured operation whether it has ended."""
         self._refuse(what)
-        native.settle_thread(self._setting.index)
-        if native.npu().is_current_stream_capturing():
+        self._setting.device.settle()
+        if self._setting.library.capturing():
             raise Unsupported(f"{what} of {self.purpose!r}: it cannot be captured into a graph")
 
     def _refuse(self, what: str) -> None:

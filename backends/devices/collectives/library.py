@@ -1,0 +1,196 @@
+"""What a vendor's library of collectives brings: HCCL and NCCL are two of a kind, up to this."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from equipoise.backends.devices.collectives.talk import Talk
+from equipoise.backends.devices.vendor import Device, Vendor
+from equipoise.hal.capabilities import CommunicatorCapabilities, Probe
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a group is made of.
+
+    Attributes:
+        name: no other of this process has it.
+        ranks: members, numbers of the run.
+        rank: this rank's place among them.
+        link: whether it carries messages from its first rank to its second, and nothing else.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+    link: bool
+
+
+class Handle(Protocol):
+    """One operation that was launched. Nothing here blocks the host."""
+
+    def hold(self) -> None:
+        """Make the current stream wait for the end."""
+        ...
+
+    def ended(self) -> bool:
+        """Whether the device has come behind the operation. Raises RuntimeError after an error."""
+        ...
+
+    def fault(self) -> str:
+        """The error that the library reports of the whole group; nothing where it reports none."""
+        ...
+
+
+class Group(Protocol):
+    """One of the library's communicators; tensors are contiguous, on the device, and not empty.
+
+    Each operation is ordered behind the current stream, and runs on the one stream of the group, in
+    the order of the calls. All of them report what went wrong as a RuntimeError. Not for several
+    threads, but for `abort`, `closed` and the handles.
+    """
+
+    @property
+    def lane(self) -> Any:
+        """The vendor's stream that it runs on; nobody else uses it."""
+        ...
+
+    def all_reduce(self, tensor: Tensor) -> Handle:
+        """Sum in place."""
+        ...
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> Handle:
+        """`out` has the tensors of all ranks one after the other."""
+        ...
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Handle:
+        """`out` has this rank's part of the sum."""
+        ...
+
+    def broadcast(self, tensor: Tensor, root: int) -> Handle:
+        """From one rank to all."""
+        ...
+
+    def all_to_all(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> Handle:
+        """Bytes to and from each rank, int8; no counts at all mean even parts."""
+        ...
+
+    def batch(self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]) -> Handle:
+        """Messages, at most one a peer and direction, `isend` or `irecv`; one handle for all.
+
+        A send ends when its receive does, or later: one that nobody receives never ends (P3).
+        """
+        ...
+
+    def abort(self) -> None:
+        """End what is under way, and give the group back, without the other members.
+
+        Only begins that, and never blocks. Called once, from any thread, where the library aborts.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give it back; nothing is under way on any member. Only begins that, and never blocks."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back, by now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """The first operations of a group, which end when every member has called everything.
+
+    Attributes:
+        last: ends behind all others.
+        buffers: that they use.
+        scratch: int8 [1], whose contents nobody wants.
+    """
+
+    last: Handle
+    buffers: tuple[Tensor, ...]
+    scratch: Tensor
+
+
+Greet = Callable[[Group, int, int, Any], Greeting]
+"""Begins a group, given this rank, the size and torch's device."""
+
+
+class Promise(Protocol):
+    """An event whose wait may come before its recording; both happen once at most."""
+
+    def wait(self) -> None:
+        """Make the current stream wait for the recording."""
+        ...
+
+    def record(self, stream: Any) -> None:
+        """Put the point behind what `stream`, of the vendor's, was given."""
+        ...
+
+
+class Library(Protocol):
+    """A library. Questions, and names of threads, begin with its name."""
+
+    @property
+    def name(self) -> str:
+        """In small letters."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """In errors."""
+        ...
+
+    @property
+    def vendor(self) -> Vendor:
+        """Whose devices it is for."""
+        ...
+
+    @property
+    def capabilities(self) -> CommunicatorCapabilities:
+        """What it can do, as the environment sets it up; asked before every operation."""
+        ...
+
+    def probe(self) -> Probe:
+        """Whether it can run here; never raises."""
+        ...
+
+    def device(self, rank: int) -> int:
+        """The device that this process has opened, else the one that the rank's number gives it."""
+        ...
+
+    def capturing(self) -> bool:
+        """Whether the calling thread's current stream is being captured."""
+        ...
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Raise `Unsupported` for tensors whose bytes are not what their shape says."""
+        ...
+
+    def promise(self, index: int) -> Promise:
+        """For a stream of that device."""
+        ...
+
+    def bell(self, index: int) -> Any:
+        """A stream of the vendor's on which nothing ever waits."""
+        ...
+
+    def takes(self, link: bool) -> int:
+        """Bytes of a device that a link, or a whole group, takes with today's settings."""
+        ...
+
+    def meet(
+        self, membership: Membership, device: Device, talk: Talk, greet: Greet
+    ) -> tuple[Group, Greeting]:
+        """Make a group together with its members, all of which are about to call this.
+
+        Blocks until they have; on a thread of its own. Raises RuntimeError, `ControlError` and
+        `CommunicatorFailed`; nothing is left behind then.
+        """
+        ...

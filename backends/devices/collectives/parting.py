@@ -1,0 +1,115 @@
+"""The end of a channel: its members give it back together, or not at all.
+
+A communicator must not be given back while a member still uses it: what runs there would end with
+an error, on every member. So a member whose part has ended says so, and gives the channel back when
+all have said it. Nobody waits for that: closing only starts it. Where the library can abort, a
+member may leave alone: it says that, and the others abort their parts too, for nobody would come to
+a common end.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from equipoise.backends.devices.collectives.channel import Channel
+from equipoise.backends.devices.collectives.stranded import STRANDED
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
+
+PAUSE = 0.005
+"""Seconds between two looks of `finish`."""
+ENDING = 2.0
+"""Seconds that what was aborted may take to end when a fabric closes."""
+ABORTED = b"aborted"
+"""The farewell of a member that did not wait for the others."""
+
+
+@dataclass
+class Parting:
+    """A channel that nobody here issues on any more.
+
+    Attributes:
+        channel: the channel.
+        told: whether the other members know.
+    """
+
+    channel: Channel
+    told: bool = False
+
+
+class Partings:
+    """The channels of one fabric that are being given back. For any number of threads.
+
+    Args:
+        library: by its name.
+        control: carries the farewells.
+    """
+
+    def __init__(self, library: str, control: ControlPlane) -> None:
+        self._library = library
+        self._control = control
+        self._lock = threading.Lock()
+        self._open: list[Parting] = []
+
+    def add(self, channel: Channel) -> None:
+        """Give it back when that can be."""
+        with self._lock:
+            self._open.append(Parting(channel))
+
+    def tick(self) -> bool:
+        """Go as far as possible without waiting; whether something is left."""
+        with self._lock:
+            self._open = [parting for parting in self._open if not self._part(parting)]
+            return bool(self._open)
+
+    def finish(self, timeout: Callable[[], float]) -> None:
+        """Go on for so many seconds, asked each time; then abort what is left, or strand it."""
+        self._go_on(timeout)
+        if self._abort():
+            self._go_on(lambda: ENDING)
+        with self._lock:
+            left, self._open = self._open, []
+        for parting in left:
+            STRANDED.keep(parting.channel)
+
+    def _go_on(self, timeout: Callable[[], float]) -> None:
+        start = time.monotonic()
+        while self.tick() and time.monotonic() - start < timeout():
+            time.sleep(PAUSE)
+
+    def _abort(self) -> bool:
+        """Whether something could be."""
+        with self._lock:
+            channels = [parting.channel for parting in self._open]
+        for channel in channels:
+            channel.abort(CommunicatorFailed(f"{channel.membership.name}: its fabric was closed"))
+        return any(channel.aborted for channel in channels)
+
+    def _part(self, parting: Parting) -> bool:
+        """Whether it is over and done with."""
+        channel = parting.channel
+        idle = channel.reap()
+        if not idle and not channel.aborted:
+            return False
+        try:
+            self._farewell(parting)
+        except BallotIncomplete:
+            return False
+        except ControlError:
+            STRANDED.keep(channel)
+            return True
+        return channel.gone()
+
+    def _farewell(self, parting: Parting) -> None:
+        """Begin its end, if that can be now. Raises `BallotIncomplete` and `ControlError`."""
+        channel, membership = parting.channel, parting.channel.membership
+        question = f"{self._library}/{membership.name}/farewell"
+        if not parting.told:
+            self._control.cast(question, ABORTED if channel.aborted else b"")
+            parting.told = True
+        if channel.aborted:
+            return
+        if ABORTED in self._control.collect(question, 0.0, membership.ranks):
+            channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
+        channel.close()

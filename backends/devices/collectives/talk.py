@@ -1,0 +1,46 @@
+"""What the members of a channel tell each other while it is made, and when it ends."""
+
+from equipoise.backends.devices.patience import Patience
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import BallotIncomplete
+
+LOOK = 0.02
+"""Seconds of one wait for a ballot: each begins with looks that follow each other fast."""
+
+
+class Talk:
+    """Words as ballots of the control plane: no connection of its own, and every wait is bounded.
+
+    Args:
+        control: carries the ballots.
+        question: their common beginning; used once in a run.
+        ranks: members, numbers of the run.
+        patience: how long this rank listens.
+    """
+
+    def __init__(
+        self, control: ControlPlane, question: str, ranks: tuple[int, ...], patience: Patience
+    ) -> None:
+        self._control = control
+        self._question = question
+        self._patience = patience
+        self.ranks = ranks
+
+    def say(self, word: str, text: bytes = b"") -> None:
+        """Say it to whoever asks for the word."""
+        self._control.cast(f"{self._question}/{word}", text)
+
+    def hear(self, word: str, ranks: tuple[int, ...]) -> tuple[bytes, ...]:
+        """What these ranks say under the word. Raises `BallotIncomplete` if one is not in time."""
+        while True:
+            left = self._patience.left
+            try:
+                return self._control.collect(f"{self._question}/{word}", min(LOOK, left), ranks)
+            except BallotIncomplete:
+                if left == 0.0:
+                    raise
+
+    def meet(self, word: str, ranks: tuple[int, ...]) -> None:
+        """Say to be there, and wait for these ranks. Raises `BallotIncomplete`."""
+        self.say(word)
+        self.hear(word, ranks)

@@ -1,0 +1,68 @@
+"""How the ranks of one of HCCL's communicators learn where to meet."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from equipoise.backends.ascend.introduction import LAST, Introduction
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.cpu.store import StoreHost
+from equipoise.backends.devices.collectives.talk import Talk
+from equipoise.backends.devices.patience import Patience
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed
+
+DEADLINE = 20.0
+SHORT = 0.05
+Planes = list[StoreControlPlane]
+
+
+@pytest.fixture
+def planes() -> Iterator[Planes]:
+    """The control planes of two ranks, and the launcher's store."""
+    host = StoreHost()
+    name, port = host.address
+    made = [
+        StoreControlPlane(Rendezvous(rank=r, size=2, host=name, port=port, deadline=DEADLINE))
+        for r in range(2)
+    ]
+    yield made
+    for plane in made:
+        plane.close()
+    host.close()
+
+
+def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> Introduction:
+    patience = Patience(time.monotonic() + seconds, threading.Event())
+    return Introduction(Talk(plane, "q", (0, 1), patience))
+
+
+def test_an_introduction_carries_words_from_the_first_rank(planes: Planes) -> None:
+    speaker, hearer = (introduced(plane) for plane in planes)
+    speaker.set("0", b"\0where\xff")
+    assert hearer.get("0") == b"\0where\xff"
+
+
+def test_the_last_word_ends_when_the_others_have_heard_it(planes: Planes) -> None:
+    speaker, hearer = (introduced(plane) for plane in planes)
+    heard: list[bytes] = []
+    listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST)))
+    listening.start()
+    speaker.set(LAST, b"2.13")
+    listening.join(DEADLINE)
+    assert heard == [b"2.13"]
+
+
+def test_nobody_enters_a_meeting_to_which_nobody_else_comes(planes: Planes) -> None:
+    with pytest.raises(BallotIncomplete) as raised:
+        introduced(planes[0], SHORT).set(LAST, b"2.13")
+    assert raised.value.missing == (1,)
+
+
+def test_an_introduction_that_has_taken_place_is_forgotten(planes: Planes) -> None:
+    made = introduced(planes[0])
+    made.forget()
+    with pytest.raises(CommunicatorFailed, match="after the introduction"):
+        made.get("0")
