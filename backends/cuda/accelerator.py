@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.backends.cuda import native
+from equipoise.backends.cuda import launching, native
 from equipoise.backends.cuda.byte_verbs import CudaBytes
-from equipoise.backends.cuda.launching import make_kernels
 from equipoise.backends.cuda.words import CudaWords
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.vendor import Device
@@ -24,7 +23,7 @@ class CudaParts:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.kernels = make_kernels()
+        self.kernels = launching.make_kernels()
         self.verbs = CudaBytes(self.kernels.fingerprint)
 
     def words(self) -> CudaWords:

@@ -47,6 +47,7 @@ class CudaBytes:
 
     def copy(self, pairs: Sequence[Pair]) -> None:
         """Those within the device first, in one launch; then what comes or goes over a link."""
+        pairs = [pair for pair in pairs if pair[0].numel()]
         if _repeats(pairs):  # what is written twice is written in order
             for to, source in pairs:
                 copy(to, source)
@@ -55,7 +56,7 @@ class CudaBytes:
         for group in _by_width(near):
             torch._foreach_copy_([to for to, _ in group], [source for _, source in group])
         for to, source in (pair for pair in pairs if pair[0].device != pair[1].device):
-            for part, given in zip(to.split(CHUNK), source.split(CHUNK), strict=True):
+            for part, given in zip(torch.split(to, CHUNK), torch.split(source, CHUNK), strict=True):
                 copy(part, given)
 
     def fingerprint(self, parts: Sequence[Tensor], out: Tensor) -> None:
@@ -66,7 +67,7 @@ class CudaBytes:
 
 def _repeats(pairs: Sequence[Pair]) -> bool:
     """Whether two of them write to the same place."""
-    places = [to.data_ptr() for to, _ in pairs if to.numel()]
+    places = [to.data_ptr() for to, _ in pairs]
     return len(set(places)) < len(places)
 
 
@@ -83,4 +84,4 @@ def _by_width(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
 def _is_wide(part: Tensor) -> bool:
     size = WIDE.itemsize
     places = (part.numel(), part.storage_offset(), part.data_ptr())
-    return part.numel() > 0 and not any(place % size for place in places)
+    return not any(place % size for place in places)

@@ -5,9 +5,8 @@ from typing import Any
 
 from cudasim import driver
 from cudasim.kernels import OperatorKernels
-
 from equipoise.backends.ascend import native as npu_native
-from equipoise.backends.cuda import accelerator, native, word
+from equipoise.backends.cuda import launching, native, word
 from equipoise.hal.capabilities import Available, Probe
 
 
@@ -25,8 +24,8 @@ def install() -> None:
     }
     for name, value in stand_in.items():
         setattr(native, name, value)
-    word._handle = lambda stream: stream.npu_stream  # type: ignore[attr-defined]
-    accelerator.make_kernels = OperatorKernels
+    word._handle = lambda stream: stream.npu_stream
+    launching.make_kernels = OperatorKernels
 
 
 def probe() -> Probe:
