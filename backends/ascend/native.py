@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from equipoise.backends.devices.kept_streams import KeptStreams
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 MODULE = "torch_npu"
@@ -180,20 +181,12 @@ def captured(stream: Any) -> bool:
         return bool(npu().is_current_stream_capturing())
 
 
-_streams: dict[tuple[int, str], Any] = {}
-_streams_lock = threading.Lock()
+_streams = KeptStreams(lambda index: npu().Stream(device=index))
 
 
 def kept_stream(index: int, use: str) -> Any:
-    """The `torch.npu.Stream` of this process for a use, made once.
-
-    The vendor's pool hands out the first stream again after the 32nd, and accelerators are opened
-    and closed often.
-    """
-    with _streams_lock:
-        if (index, use) not in _streams:
-            _streams[index, use] = npu().Stream(device=index)
-        return _streams[index, use]
+    """The `torch.npu.Stream` of this process for a use, made once."""
+    return _streams.get(index, use)
 
 
 def version() -> str:

@@ -1,4 +1,4 @@
-"""The stream lock of the NPU: clauses O5, O6, L1 to L3, L5 to L7."""
+"""The stream lock of devices: clauses O5, O6, L1 to L3, L5 to L7."""
 
 import threading
 from collections.abc import Callable
@@ -7,15 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.devices import backend, current_stream, device_of
 from torch import Tensor
 
-from equipoise.backends.ascend import BACKEND, native
-from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.lock import DeviceStreamLock
 from equipoise.backends.devices.lock_watch import Watch
-from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import (
     LockMisuse,
     LockPoisoned,
@@ -26,51 +25,56 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Event, Role, Stream
 
-pytestmark = pytest.mark.npusim
+pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SOON = 20.0
 BRIEF = 0.05
 
 
 @pytest.fixture
-def lock(npu: AscendAccelerator) -> DeviceStreamLock:
-    return npu.stream_lock(SOON)
+def lock(device: DeviceAccelerator) -> DeviceStreamLock:
+    return device.stream_lock(SOON)
 
 
 @pytest.fixture
-def stream(npu: AscendAccelerator) -> Stream:
-    return npu.stream(Role.COMPUTE)
+def stream(device: DeviceAccelerator) -> Stream:
+    return device.stream(Role.COMPUTE)
 
 
-def zeros(npu: AscendAccelerator, count: int) -> Tensor:
-    made = torch.zeros(count, dtype=torch.int32, device=npu.device)
-    native.npu().current_stream().synchronize()
+def zeros(device: DeviceAccelerator, count: int) -> Tensor:
+    made = torch.zeros(count, dtype=torch.int32, device=device.device)
+    current_stream(device).synchronize()
     return made
 
 
-def passed(npu: AscendAccelerator, stream: Stream) -> Event:
-    event = npu.event()
+def passed(device: DeviceAccelerator, stream: Stream) -> Event:
+    event = device.event()
     stream.record(event)
     return event
 
 
-def write(npu: AscendAccelerator, slot: Tensor, number: int) -> None:
+def write(device: DeviceAccelerator, slot: Tensor, number: int) -> None:
     """As a mover does: from the host, while the model's stream may wait."""
-    page = npu.pinned(slot.nbytes).view(slot.dtype).fill_(number)
-    copy = npu.stream(Role.COPY)
+    page = device.pinned(slot.nbytes).view(slot.dtype).fill_(number)
+    copy = device.stream(Role.COPY)
     copy.launch(partial(slot.copy_, page, non_blocking=True))
     copy.synchronize(SOON)
 
 
-@settings(max_examples=8)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 5), st.booleans())
 def test_mover_and_stream_take_strict_turns_and_every_round_is_seen_whole(
-    rounds: int, captured: bool
+    kind: str, rounds: int, captured: bool
 ) -> None:
     """The stream's part is launched ahead, or captured once and replayed."""
-    npu = BACKEND.open(0)
-    lock, stream = npu.stream_lock(SOON), npu.stream(Role.COMPUTE)
-    slot, place, seen = zeros(npu, 8), zeros(npu, 1).long(), zeros(npu, 8 * rounds).view(rounds, 8)
-    npu.adopt(native.npu().current_stream()).synchronize(SOON)
+    device = backend(kind).open(0)
+    assert isinstance(device, DeviceAccelerator)
+    lock, stream = device.stream_lock(SOON), device.stream(Role.COMPUTE)
+    slot, place, seen = (
+        zeros(device, 8),
+        zeros(device, 1).long(),
+        zeros(device, 8 * rounds).view(rounds, 8),
+    )
+    device.adopt(current_stream(device)).synchronize(SOON)
 
     def read() -> None:
         seen.index_copy_(0, place, slot[None])
@@ -81,18 +85,18 @@ def test_mover_and_stream_take_strict_turns_and_every_round_is_seen_whole(
         stream.launch(read)
         lock.release(stream)
 
-    graph = npu.graph()
+    graph = device.graph()
     graph.capture(stream, step)
     for _ in range(rounds):
         (lambda: graph.replay(stream))() if captured else step()
     for number in range(1, rounds + 1):
-        write(npu, slot, number)
+        write(device, slot, number)
         lock.signal(0)
         lock.wait(0, SOON)
     stream.synchronize(SOON)
     assert seen.tolist() == [[number] * 8 for number in range(1, rounds + 1)]
     assert lock.drain(SOON) == 1
-    npu.close()
+    device.close()
 
 
 def test_a_signal_may_come_before_its_acquire(lock: DeviceStreamLock, stream: Stream) -> None:
@@ -104,13 +108,13 @@ def test_a_signal_may_come_before_its_acquire(lock: DeviceStreamLock, stream: St
 
 
 def test_one_signal_releases_the_first_acquire_and_no_other(
-    npu: AscendAccelerator, lock: DeviceStreamLock
+    device: DeviceAccelerator, lock: DeviceStreamLock
 ) -> None:
     events = []
     for role in (Role.COMPUTE, Role.AUX):
-        lock.acquire(npu.stream(role))
-        events.append(passed(npu, npu.stream(role)))
-        lock.release(npu.stream(role))
+        lock.acquire(device.stream(role))
+        events.append(passed(device, device.stream(role)))
+        lock.release(device.stream(role))
     lock.signal(0)
     lock.wait(0, SOON)
     assert [event.query() for event in events] == [True, False]
@@ -122,14 +126,14 @@ def test_one_signal_releases_the_first_acquire_and_no_other(
 
 
 def test_one_graph_may_wait_on_two_streams_at_once(
-    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """Both replays wait for the same word: one signal must not free both."""
-    graph, events = npu.graph(), []
+    graph, events = device.graph(), []
     graph.capture(stream, lambda: (lock.acquire(stream), lock.release(stream)))
     for role in (Role.COMPUTE, Role.AUX):
-        graph.replay(npu.stream(role))
-        events.append(passed(npu, npu.stream(role)))
+        graph.replay(device.stream(role))
+        events.append(passed(device, device.stream(role)))
     lock.signal(0)
     lock.wait(0, SOON)
     with pytest.raises(StreamTimeout):
@@ -137,14 +141,14 @@ def test_one_graph_may_wait_on_two_streams_at_once(
     assert sum(event.query() for event in events) == 1
     lock.signal(0)
     lock.wait(0, SOON)
-    npu.synchronize(SOON)
+    device.synchronize(SOON)
 
 
 def test_the_mover_does_not_write_while_the_stream_reads(
-    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """What keeps the reader reading is another lock."""
-    busy = npu.stream_lock(SOON)
+    busy = device.stream_lock(SOON)
     lock.acquire(stream)
     busy.acquire(stream)
     lock.release(stream)
@@ -180,9 +184,9 @@ def test_a_release_without_an_acquire_hands_nothing_over(
 
 
 def test_a_captured_release_without_an_acquire_cannot_be_replayed(
-    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
-    graph = npu.graph()
+    graph = device.graph()
     graph.capture(stream, partial(lock.release, stream))
     with pytest.raises(LockMisuse, match="no acquire"):
         graph.replay(stream)
@@ -222,9 +226,9 @@ def test_draining_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> 
 
 
 def test_a_stream_that_stands_for_longer_than_the_deadline_is_let_go_by_a_poison(
-    npu: AscendAccelerator, stream: Stream
+    device: DeviceAccelerator, stream: Stream
 ) -> None:
-    lock = npu.stream_lock(BRIEF)
+    lock = device.stream_lock(BRIEF)
     lock.check()
     lock.acquire(stream)
     stream.synchronize(SOON)
@@ -233,10 +237,10 @@ def test_a_stream_that_stands_for_longer_than_the_deadline_is_let_go_by_a_poison
 
 
 def test_the_deadline_of_an_acquire_begins_when_the_stream_comes_to_it(
-    npu: AscendAccelerator, stream: Stream
+    device: DeviceAccelerator, stream: Stream
 ) -> None:
     """It stands behind another lock for much longer than its deadline."""
-    ahead, lock = npu.stream_lock(SOON), npu.stream_lock(BRIEF)
+    ahead, lock = device.stream_lock(SOON), device.stream_lock(BRIEF)
     ahead.acquire(stream)
     lock.acquire(stream)
     with pytest.raises(StreamTimeout):
@@ -249,9 +253,9 @@ def test_the_deadline_of_an_acquire_begins_when_the_stream_comes_to_it(
 
 
 def test_after_a_poison_everybody_passes_and_hosts_are_told_until_the_drain(
-    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
-    graph = npu.graph()
+    graph = device.graph()
     graph.capture(stream, lambda: (lock.acquire(stream), lock.release(stream)))
     for _ in range(3):
         graph.replay(stream)
@@ -298,7 +302,7 @@ def test_a_mover_that_waits_is_woken(
 
 
 def test_a_failed_stream_does_not_hold_up_the_drain(
-    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     lock.acquire(stream)
     stream.launch(lambda: 1 / 0)
@@ -332,14 +336,17 @@ def test_a_program_may_take_the_lock_itself(lock: DeviceStreamLock, stream: Stre
 
 
 def test_the_watchdog_does_not_die_unheard(
-    npu: AscendAccelerator, lock: DeviceStreamLock, stream: Stream, monkeypatch: pytest.MonkeyPatch
+    device: DeviceAccelerator,
+    lock: DeviceStreamLock,
+    stream: Stream,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_: float) -> bool:
         raise ZeroDivisionError("on purpose")
 
     monkeypatch.setattr(lock, "tick", fail)
     lock.acquire(stream)
-    npu._watch.look()
+    device._watch.look()
     with pytest.raises(LockPoisoned) as told:
         lock.check()
     assert isinstance(told.value.__cause__, ZeroDivisionError)
@@ -348,8 +355,8 @@ def test_the_watchdog_does_not_die_unheard(
     assert lock.drain(SOON) == 1
 
 
-def test_the_watchdog_starts_with_an_acquire_and_ends_when_told() -> None:
-    watch, before = Watch(Device(native, 0)), set(threading.enumerate())
+def test_the_watchdog_starts_with_an_acquire_and_ends_when_told(device: DeviceAccelerator) -> None:
+    watch, before = Watch(device_of(device)), set(threading.enumerate())
 
     class Patient:
         ticks = 0

@@ -1,0 +1,87 @@
+"""Bytes on a GPU: many copies in few launches, and the fingerprint by a kernel.
+
+Copies within the device go through one kernel for all of them: a slot is a handful of segments,
+some of a few bytes, and a copy each would cost as much to start as a small expert takes to move.
+Copies from page-locked host memory go to a copy engine, in chunks: the engine is shared with the
+batch that the model's step sends up, which would else wait for a whole expert.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.devices.memory import copy
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.errors import Unsupported
+from equipoise.hal.slots import Segment
+
+CHUNK = 4 << 20
+"""Bytes of one copy from the host, or to it: some 80 microseconds of a PCIe 5 link."""
+WIDE = torch.int64
+"""What a kernel copies at a time, where addresses and sizes allow it."""
+Pair = tuple[Tensor, Tensor]
+"""Where to, and from where: uint8 [n] both."""
+
+
+class Fingerprint(Protocol):
+    """Launches on the current stream."""
+
+    def __call__(self, data: Tensor, out: Tensor) -> None:
+        """`equipoise.hal.checksum` of `data`, uint8 [n], into `out`, int64 [1]."""
+        ...
+
+
+class CudaBytes:
+    """Copies and fingerprints of one device."""
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        self._fingerprint = fingerprint
+
+    def view(self, segment: Segment) -> Tensor:
+        """The segment's bytes. Raises `Unsupported` for a private format."""
+        if segment.format is not SlotFormat.STRIDED:
+            raise Unsupported(f"segment {segment.name!r}: CUDA has no {segment.format} format")
+        return segment.bytes
+
+    def copy(self, pairs: Sequence[Pair]) -> None:
+        """Those within the device first, in one launch; then what comes or goes over a link."""
+        pairs = [pair for pair in pairs if pair[0].numel()]
+        if _repeats(pairs):  # what is written twice is written in order
+            for to, source in pairs:
+                copy(to, source)
+            return
+        near = [pair for pair in pairs if pair[0].device == pair[1].device]
+        for group in _by_width(near):
+            torch._foreach_copy_([to for to, _ in group], [source for _, source in group])
+        for to, source in (pair for pair in pairs if pair[0].device != pair[1].device):
+            for part, given in zip(torch.split(to, CHUNK), torch.split(source, CHUNK), strict=True):
+                copy(part, given)
+
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        """Of all parts, put together first."""
+        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        self._fingerprint(whole, out.view(1))
+
+
+def _repeats(pairs: Sequence[Pair]) -> bool:
+    """Whether two of them write to the same place."""
+    places = [to.data_ptr() for to, _ in pairs]
+    return len(set(places)) < len(places)
+
+
+def _by_width(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    """Those that can be copied by wide words, as such; then the others, if there are any."""
+    wide = [pair for pair in pairs if all(_is_wide(part) for part in pair)]
+    narrow = [pair for pair in pairs if not all(_is_wide(part) for part in pair)]
+    if wide:
+        yield [(to.view(WIDE), source.view(WIDE)) for to, source in wide]
+    if narrow:
+        yield narrow
+
+
+def _is_wide(part: Tensor) -> bool:
+    size = WIDE.itemsize
+    places = (part.numel(), part.storage_offset(), part.data_ptr())
+    return not any(place % size for place in places)

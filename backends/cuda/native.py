@@ -1,0 +1,170 @@
+"""The one door to torch.cuda and to cuda-bindings; nothing is initialised before its first use.
+
+A module that is a `Vendor`. Everything of the two is typed `Any`: a CPU build of torch has neither.
+"""
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from equipoise.backends.devices.kept_streams import KeptStreams
+from equipoise.hal.capabilities import Available, Probe, Unavailable
+
+DRIVER = "cuda.bindings.driver"
+KERNELS = "triton"
+INSTALL = "pip install 'equipoise[cuda]'"
+kind = "cuda"
+"""What torch calls its devices."""
+
+
+def cuda() -> Any:
+    """`torch.cuda`."""
+    return torch.cuda
+
+
+def driver() -> Any:
+    """The driver's own functions. Raises ImportError."""
+    return import_module(DRIVER)
+
+
+def probe() -> Probe:
+    """Whether torch sees a CUDA device here, or in one line why not; never raises."""
+    if torch.version.cuda is None:
+        return Unavailable(
+            f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch"
+        )
+    if not _installed(KERNELS):
+        return Unavailable(f"triton is not installed: {INSTALL}")
+    try:
+        found = devices()
+    except Exception as error:
+        return Unavailable(f"torch.cuda does not answer: {_line(error)}")
+    if not found:
+        return Unavailable("torch.cuda sees no device (look at nvidia-smi, CUDA_VISIBLE_DEVICES)")
+    said = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {found} device(s)"
+    return Available("; ".join((said, *_lacks())))
+
+
+def devices() -> int:
+    """How many devices torch sees; asks without initialising one."""
+    return int(cuda().device_count())
+
+
+def stream_memory() -> str:
+    """Why streams cannot wait for a value and write one; nothing where they can.
+
+    The driver has had both, as calls that need no permission, since CUDA 12.
+    """
+    if not _installed(DRIVER.partition(".")[0]):
+        return f"cuda-bindings is not installed: {INSTALL}"
+    try:
+        driver()
+    except ImportError as error:
+        return f"cuda-bindings does not import: {_line(error)}"
+    return ""
+
+
+def check(answer: Any, what: str) -> tuple[Any, ...]:
+    """What a driver's call returned behind its status. Raises RuntimeError."""
+    status, *rest = answer
+    if status != driver().CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{what}: {getattr(status, 'name', status)}")
+    return tuple(rest)
+
+
+def settle_thread(index: int) -> None:
+    """Make it the calling thread's device."""
+    if cuda().current_device() != index:
+        cuda().set_device(index)
+
+
+def current(stream: Any) -> AbstractContextManager[None]:
+    """Make a stream, and its device, the calling thread's."""
+    context: AbstractContextManager[None] = cuda().stream(stream)
+    return context
+
+
+def current_stream(index: int) -> Any:
+    """A `torch.cuda.Stream`."""
+    return cuda().current_stream(index)
+
+
+def captured(stream: Any) -> bool:
+    """Whether it is being captured, by whomever."""
+    with current(stream):
+        return bool(cuda().is_current_stream_capturing())
+
+
+_streams = KeptStreams(lambda index: cuda().Stream(device=index))
+
+
+def kept_stream(index: int, use: str) -> Any:
+    """The `torch.cuda.Stream` of this process for a use, made once."""
+    return _streams.get(index, use)
+
+
+def event() -> Any:
+    """A `torch.cuda.Event` that keeps no time."""
+    return cuda().Event()
+
+
+def uncapturable() -> str:
+    """Every device captures."""
+    return ""
+
+
+def begin_capture() -> Any:
+    """A graph of the current stream; only this thread is forbidden what a capture forbids."""
+    graph = cuda().CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    return graph
+
+
+def end_capture(graph: Any) -> None:
+    """Its end; one that holds nothing is no reason to warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+        graph.capture_end()
+
+
+@contextmanager
+def unrestricted() -> Iterator[None]:
+    """Let the calling thread allocate page-locked memory for a block, also while it captures.
+
+    The driver forbids that to a thread that captures, since on some paths it would synchronise;
+    nothing that is allocated is a part of the capture.
+    """
+    if stream_memory():
+        yield
+        return
+    exchange = driver().cuThreadExchangeStreamCaptureMode
+    relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    (before,) = check(exchange(relaxed), "cuThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        check(exchange(before), "cuThreadExchangeStreamCaptureMode")
+
+
+def free_memory(index: int) -> tuple[int, int]:
+    """As the driver counts it."""
+    free, total = cuda().mem_get_info(index)
+    return int(free), int(total)
+
+
+def _lacks() -> tuple[str, ...]:
+    why = stream_memory()
+    return (f"no stream lock: {why}",) if why else ()
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

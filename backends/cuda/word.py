@@ -1,0 +1,99 @@
+"""Words of page-locked memory that the host and a device's streams both read and write."""
+
+import threading
+from typing import Any
+
+import torch
+
+from equipoise.backends.cuda import native
+from equipoise.backends.devices.memory import pinned
+from equipoise.backends.devices.vendor import Device
+
+LINE = 64
+"""Bytes between two words: each has a line of the processors' caches to itself."""
+PAGE = 1024
+"""Words that are allocated at once."""
+
+
+class Word:
+    """An aligned int32, which no tearing can reach.
+
+    Args:
+        cell: the host's view, int32 [1].
+        address: where the device finds it.
+    """
+
+    def __init__(self, cell: Any, address: int) -> None:
+        self._cell = cell
+        self._address = address
+
+    @property
+    def value(self) -> int:
+        """As the host sees it."""
+        return int(self._cell[0])
+
+    def store(self, value: int) -> None:
+        """From the host."""
+        self._cell[0] = value
+
+    def enqueue_wait(self, stream: Any, value: int) -> None:
+        """The stream goes on once the word has that value."""
+        driver = native.driver()
+        equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+        answer = driver.cuStreamWaitValue32(_handle(stream), self._address, value, equal)
+        native.check(answer, "cuStreamWaitValue32")
+
+    def enqueue_write(self, stream: Any, value: int) -> None:
+        """The stream writes it, behind all that it wrote before."""
+        driver = native.driver()
+        ordered = driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+        answer = driver.cuStreamWriteValue32(_handle(stream), self._address, value, ordered)
+        native.check(answer, "cuStreamWriteValue32")
+
+
+class Shelf:
+    """Hands out words of one device, never one twice.
+
+    Their memory lives as long as the process: what a stream was told to write, it writes even when
+    its lock is long forgotten, and then it must not hit anybody else's memory. A line each, for a
+    lock and for every acquire that was captured, is little.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._spare: list[Word] = []
+        self._pages: list[torch.Tensor] = []
+
+    def take(self) -> Word:
+        """A word of 0."""
+        with self._lock:
+            if not self._spare:
+                self._spare = self._page()
+            return self._spare.pop()
+
+    def _page(self) -> list[Word]:
+        self._device.settle()
+        with native.unrestricted():
+            memory = pinned(LINE * PAGE).view(torch.int32).zero_()
+        self._pages.append(memory)
+        driver = native.driver()
+        (address,) = native.check(
+            driver.cuMemHostGetDevicePointer(memory.data_ptr(), 0), "cuMemHostGetDevicePointer"
+        )
+        lines = memory.view(PAGE, -1).numpy()
+        return [Word(line, int(address) + place * LINE) for place, line in enumerate(lines)]
+
+
+_shelves: dict[int, Shelf] = {}
+_making = threading.Lock()
+
+
+def shelf(device: Device) -> Shelf:
+    """The one of this process for a device."""
+    with _making:
+        return _shelves.setdefault(device.index, Shelf(device))
+
+
+def _handle(stream: Any) -> Any:
+    return native.driver().CUstream(int(stream.cuda_stream))

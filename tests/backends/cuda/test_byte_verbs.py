@@ -1,0 +1,114 @@
+"""Copies of bytes in few launches: clauses A4, A5, S4. The copies themselves are torch's."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equipoise.backends.cuda import byte_verbs
+from equipoise.backends.cuda.byte_verbs import CHUNK, CudaBytes, _by_width
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.errors import Unsupported
+from equipoise.hal.slots import Segment
+
+ROOM = 400
+
+
+class Calls(TorchDispatchMode):
+    """Which operators ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def fingerprint(data: Tensor, out: Tensor) -> None:
+    out[0] = as_int64(checksum(data))
+
+
+VERBS = CudaBytes(fingerprint)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Places that do not overlap, with a source for each: (to, from, bytes)."""
+    found, to = [], 0
+    for _ in range(draw(st.integers(0, 6))):
+        to += draw(st.integers(0, 9))
+        size = draw(st.integers(0, 40))
+        if to + size > ROOM:
+            break
+        found.append((to, draw(st.integers(0, ROOM - size)), size))
+        to += size
+    return found
+
+
+@given(cuts())
+def test_every_copy_arrives_and_what_lies_between_stays(pairs: list[tuple[int, int, int]]) -> None:
+    source = torch.arange(ROOM, dtype=torch.int32).to(torch.uint8)
+    out, due = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
+    for to, begin, size in pairs:
+        due[to : to + size] = source[begin : begin + size]
+    VERBS.copy([(out[to : to + size], source[at : at + size]) for to, at, size in pairs])
+    assert out.tolist() == due.tolist()
+
+
+def test_a_whole_batch_within_the_device_is_one_launch_for_each_width() -> None:
+    """Slots of several segments, some of them odd."""
+    to, source = torch.zeros(64, 24, dtype=torch.uint8), torch.ones(64, 24, dtype=torch.uint8)
+    even = [(a[:16], b[:16]) for a, b in zip(to, source, strict=True)]
+    odd = [(a[16:19], b[16:19]) for a, b in zip(to, source, strict=True)]
+    widths = [[pair[0].dtype for pair in group] for group in _by_width([*even, *odd])]
+    assert widths == [[torch.int64] * 64, [torch.uint8] * 64]
+    with Calls() as calls:
+        VERBS.copy([*even, *odd])
+    assert calls.names.count("_foreach_copy_") == 2
+    assert "copy_" not in calls.names
+    assert to.sum(1).tolist() == [19] * 64
+
+
+def test_what_is_written_twice_is_written_in_order() -> None:
+    out, first, second = (torch.full((8,), n, dtype=torch.uint8) for n in range(3))
+    VERBS.copy([(out, first), (out, second)])
+    assert out.tolist() == [2] * 8
+
+
+def test_empty_pieces_are_no_repetition() -> None:
+    out = torch.zeros(8, dtype=torch.uint8)
+    nothing = out[:0]
+    with Calls() as calls:
+        VERBS.copy([(nothing, nothing), (nothing, nothing), (out, torch.ones_like(out))])
+    assert "copy_" not in calls.names
+    assert out.tolist() == [1] * 8
+
+
+def test_what_comes_over_a_link_comes_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors stand for another device: nothing is copied, everything is asked for."""
+    asked: list[int] = []
+    monkeypatch.setattr(byte_verbs, "copy", lambda to, source: asked.append(to.numel()))
+    size = 2 * CHUNK + 5
+    to = torch.empty(size, dtype=torch.uint8, device="meta")
+    VERBS.copy([(to, torch.empty(size, dtype=torch.uint8))])
+    assert asked == [CHUNK, CHUNK, 5]
+
+
+def test_a_fingerprint_is_that_of_all_parts_back_to_back() -> None:
+    parts = [torch.arange(n, dtype=torch.uint8) for n in (3, 5, 1)]
+    out = torch.zeros(2, dtype=torch.int64)
+    VERBS.fingerprint(parts, out[0])
+    VERBS.fingerprint(parts[:1], out[1])
+    assert out.tolist() == [as_int64(checksum(torch.cat(parts))), as_int64(checksum(parts[0]))]
+
+
+def test_a_private_format_is_refused() -> None:
+    with pytest.raises(Unsupported, match="CUDA has no private format"):
+        VERBS.view(Segment("w", torch.zeros(8), SlotFormat.PRIVATE))

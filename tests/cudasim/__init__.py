@@ -1,0 +1,17 @@
+"""The CUDA backend over the simulated NPU driver, for machines without a GPU: tests only.
+
+    PYTHONPATH=tests python -m npusim --schedule lazy -- \\
+        python -m equipoise conformance --backend cudasim:BACKEND
+
+torch.npu plays torch.cuda, call for call, and the simulated device's streams wait for words of the
+host as a GPU's do. So what runs is the backend's own code, on schedules that look for its races.
+What cannot run here is the vendor's: kernels, the driver, NCCL; routing is done by operators.
+"""
+
+from cudasim.stand_in import install
+
+install()
+
+from equipoise.backends.cuda import BACKEND  # noqa: E402
+
+__all__ = ["BACKEND"]

@@ -1,0 +1,49 @@
+"""Puts the simulated NPU where the CUDA backend looks for torch.cuda and the driver."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from cudasim import driver
+from cudasim.kernels import OperatorKernels
+from equipoise.backends.ascend import native as npu_native
+from equipoise.backends.cuda import launching, native, word
+from equipoise.hal.capabilities import Available, Probe
+
+
+def install() -> None:
+    """For the whole process; nothing is undone."""
+    stand_in: dict[str, Any] = {
+        "kind": "npu",
+        "cuda": torch_cuda,
+        "driver": lambda: driver,
+        "probe": probe,
+        "stream_memory": lambda: "",
+        "settle_thread": npu_native.settle_thread,
+        "current": npu_native.current,
+        "devices": npu_native.devices,
+    }
+    for name, value in stand_in.items():
+        setattr(native, name, value)
+    word._handle = lambda stream: stream.npu_stream
+    launching.make_kernels = OperatorKernels
+
+
+def probe() -> Probe:
+    """As the simulated NPUs say."""
+    said = npu_native.probe()
+    return Available(f"stand-in: {said.detail}") if isinstance(said, Available) else said
+
+
+def torch_cuda() -> Any:
+    """Torch.npu by the names of torch.cuda."""
+    npu = npu_native.npu()
+    return SimpleNamespace(
+        Stream=npu.Stream,
+        Event=npu.Event,
+        CUDAGraph=npu.NPUGraph,
+        current_stream=npu.current_stream,
+        is_current_stream_capturing=npu.is_current_stream_capturing,
+        mem_get_info=npu.mem_get_info,
+        get_device_properties=lambda index: SimpleNamespace(),
+        device_count=npu.device_count,
+    )

@@ -1,0 +1,73 @@
+"""The devices that tests of `backends/devices` run on: whatever is here."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.backends.devices.accelerator import DeviceAccelerator
+from equipoise.backends.devices.vendor import Device
+from equipoise.hal.accelerator import Backend
+
+KINDS = ("cuda", "ascend", "cudasim")
+"""A GPU; a simulated NPU; the CUDA backend on that."""
+
+
+@cache
+def backend(kind: str) -> Backend:
+    """Of that kind. Skips the test where it cannot be opened here, saying why."""
+    gpu = torch.cuda.is_available()
+    if kind == "cuda" and not gpu:  # the stand-in takes the place of the real one
+        pytest.skip("no GPU: torch.cuda is not available")
+    if kind == "cudasim" and gpu:
+        pytest.skip("the stand-in for CUDA is for machines without a GPU")
+    found = _finders()[kind]()
+    if not found.devices():
+        pytest.skip(f"{kind}: {found.probe()}")
+    return found
+
+
+def device_of(opened: DeviceAccelerator) -> Device:
+    """The vendor's side of it."""
+    return opened._device
+
+
+def current_stream(opened: DeviceAccelerator) -> Any:
+    """The vendor's stream that is current on the calling thread."""
+    device = device_of(opened)
+    return device.vendor.current_stream(device.index)
+
+
+def fresh_stream(opened: DeviceAccelerator) -> Any:
+    """A stream as an engine makes one."""
+    return type(opened.stream(next(iter(opened._streams))).native)(device=opened.device)
+
+
+def handle(stream: Any) -> int:
+    """The driver's number of a vendor's stream."""
+    return int(stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.npu_stream)
+
+
+def _finders() -> dict[str, Callable[[], Backend]]:
+    return {"cuda": _cuda, "ascend": _ascend, "cudasim": _cudasim}
+
+
+def _cuda() -> Backend:
+    from equipoise.backends.cuda import BACKEND
+
+    return BACKEND
+
+
+def _ascend() -> Backend:
+    from equipoise.backends.ascend import BACKEND
+
+    return BACKEND
+
+
+def _cudasim() -> Backend:
+    pytest.importorskip("torch_npu", reason="the stand-in for CUDA runs on simulated NPUs")
+    from cudasim import BACKEND
+
+    return BACKEND
