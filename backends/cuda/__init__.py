@@ -1,10 +1,11 @@
-"""The CUDA backend: torch.cuda streams, stream memory operations, Triton kernels.
+"""The CUDA backend: torch.cuda streams, stream memory operations, Triton kernels, NCCL.
 
 Importing it imports no vendor and initialises no device.
 """
 
 from equipoise.backends.cuda.backend import CudaBackend
+from equipoise.backends.cuda.nccl import NCCL
 
 BACKEND = CudaBackend()
 
-__all__ = ["BACKEND"]
+__all__ = ["BACKEND", "NCCL"]

@@ -45,5 +45,5 @@ class CudaBackend:
         found = native.devices()
         if not 0 <= index < found:
             raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
-        native.settle_thread(index)
+        native.choose(index)
         return CudaAccelerator(index)

@@ -83,6 +83,24 @@ def settle_thread(index: int) -> None:
         cuda().set_device(index)
 
 
+def choose(index: int) -> None:
+    """Make it the calling thread's device, and the process's for whoever asks `chosen`."""
+    global _latest
+    settle_thread(index)
+    _latest = index
+
+
+def chosen() -> int | None:
+    """The device that was chosen last, on whatever thread; None before.
+
+    A thread's own device says nothing: it is the first one until the thread is given another.
+    """
+    return _latest
+
+
+_latest: int | None = None
+
+
 def current(stream: Any) -> AbstractContextManager[None]:
     """Make a stream, and its device, the calling thread's."""
     context: AbstractContextManager[None] = cuda().stream(stream)

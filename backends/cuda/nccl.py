@@ -1,0 +1,159 @@
+"""The entry point `equipoise.communicators: nccl`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.backends.cuda import native, nccl_api
+from equipoise.backends.cuda.nccl_api import OLDEST, Api
+from equipoise.backends.cuda.nccl_group import NcclGroup
+from equipoise.backends.cuda.nccl_settings import SHARING, obstacle, sharing_asked, sums, takes
+from equipoise.backends.cuda.own_streams import bell, bind, own_streams
+from equipoise.backends.cuda.word import shelf
+from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
+from equipoise.backends.devices.collectives.library import Greet, Greeting, Membership
+from equipoise.backends.devices.collectives.operands import MOVED
+from equipoise.backends.devices.collectives.talk import Talk
+from equipoise.backends.devices.vendor import Device, Vendor
+from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
+
+
+class WordPromise:
+    """A word that streams wait for until another one writes it; it is used once."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._word = shelf(device).take()
+
+    def wait(self) -> None:
+        """The current stream goes on when the word is 1."""
+        device = self._device
+        self._word.enqueue_wait(device.vendor.current_stream(device.index), 1)
+
+    def record(self, stream: Any) -> None:
+        """That stream writes the 1."""
+        bind(self._device)
+        self._word.enqueue_write(stream, 1)
+
+
+class Nccl:
+    """NCCL, by its C interface: torch's process group over it would end the process by its
+    watchdog, and its streams are two names for one behind the 32nd.
+
+    Args:
+        load: finds NCCL. Raises OSError, and AttributeError where a function is missing.
+    """
+
+    name = "nccl"
+    title = "NCCL"
+    vendor: Vendor = native
+
+    def __init__(self, load: Callable[[], Api] = nccl_api.load) -> None:
+        self._load = load
+
+    @property
+    def capabilities(self) -> CommunicatorCapabilities:
+        """What NCCL can do, as the environment sets it up."""
+        return CommunicatorCapabilities(
+            stream_ordered=True,
+            independent_groups=False,  # kernels of two may wait for each other's room (NCCL #783)
+            abort=True,
+            rebuild=True,
+            shared_devices=sharing_asked() and self._version() >= SHARING,
+            dtypes=MOVED,
+            reductions=sums(),
+        )
+
+    def probe(self) -> Probe:
+        """Whether torch sees a GPU, NCCL is there, and nothing is set that breaks the contract."""
+        answer = native.probe()
+        if isinstance(answer, Unavailable):
+            return answer
+        if why := obstacle() or native.stream_memory() or self._lack():
+            return Unavailable(why)
+        return Available(f"{answer.detail}; NCCL {'.'.join(map(str, self._version()))}")
+
+    def device(self, rank: int) -> int:
+        """What this process has opened, else what the rank's number gives it."""
+        opened = native.chosen()
+        return rank % native.devices() if opened is None else opened
+
+    def capturing(self) -> bool:
+        """Whether the calling thread's current stream is being captured."""
+        return bool(native.cuda().is_current_stream_capturing())
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """The bytes of every tensor are what its shape says."""
+
+    def promise(self, index: int) -> WordPromise:
+        """A word of page-locked memory."""
+        return WordPromise(Device(self.vendor, index))
+
+    def bell(self, index: int) -> Any:
+        """A stream that the driver made for nothing else."""
+        return bell(Device(self.vendor, index)).stream
+
+    def takes(self, link: bool) -> int:
+        """By the settings: NCCL does not say."""
+        return takes(link)
+
+    def meet(
+        self, membership: Membership, device: Device, talk: Talk, greet: Greet
+    ) -> tuple[NcclGroup, Greeting]:
+        """Hear where, then join; that has no end of its own, so nobody goes before all can."""
+        api, size = self._load(), len(membership.ranks)
+        bind(device)
+        where = _where(api, membership, talk)
+        comm = api.join(where, size, membership.rank)
+        try:
+            place = (membership.rank, size)
+            group = NcclGroup(api, comm, place, own_streams(device), device)
+        except BaseException:
+            api.abort(comm)
+            raise
+        try:
+            with device.vendor.current(group.lane):
+                return group, greet(group, membership.rank, size, device.torch)
+        except BaseException:
+            group.abort()
+            raise
+
+    def _version(self) -> tuple[int, ...]:
+        try:
+            return self._load().version()
+        except (OSError, AttributeError):
+            return ()
+
+    def _lack(self) -> str:
+        try:
+            found = self._load().version()
+        except (OSError, AttributeError, RuntimeError) as error:
+            return f"NCCL does not load: {error}"
+        if found[: len(OLDEST)] < OLDEST:
+            older, oldest = (".".join(map(str, numbers)) for numbers in (found, OLDEST))
+            return f"NCCL {older} is too old: {oldest} is needed"
+        return ""
+
+
+def _where(api: Api, membership: Membership, talk: Talk) -> bytes:
+    """The first member says it, and goes when all others have heard it: they are about to come."""
+    first, *others = talk.ranks
+    if membership.rank == 0:
+        where = api.unique_id()
+        talk.say("where", where)
+        talk.hear("heard", tuple(others))
+        return where
+    (where,) = talk.hear("where", (first,))
+    talk.say("heard")
+    return where
+
+
+class NcclBackend(DeviceCommunicators):
+    """Communicators over NCCL."""
+
+    def __init__(self, load: Callable[[], Api] = nccl_api.load) -> None:
+        super().__init__(Nccl(load))
+
+
+NCCL = NcclBackend()

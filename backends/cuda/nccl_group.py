@@ -1,0 +1,212 @@
+"""One of NCCL's communicators, and the stream of its own that it runs on."""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.cuda.nccl_api import TYPES, Api, Comm, NcclError
+from equipoise.backends.cuda.own_streams import OwnStreams
+from equipoise.backends.devices.vendor import Device
+
+Messages: TypeAlias = Sequence[tuple[int, Tensor]]
+"""Peers, and what goes to each or comes from it."""
+
+
+class NcclHandle:
+    """One launch.
+
+    Args:
+        group: where.
+        end: an event of the vendor's behind it.
+    """
+
+    def __init__(self, group: "NcclGroup", end: Any) -> None:
+        self._group = group
+        self._end = end
+
+    def hold(self) -> None:
+        """Make the current stream wait for the end."""
+        self._end.wait(self._group.current_stream())
+
+    def ended(self) -> bool:
+        """Whether the device has come behind it. After an error of the network it never may."""
+        if self._end.query():
+            return True
+        if why := self._group.fault():
+            raise NcclError(why)
+        return False
+
+    def fault(self) -> str:
+        """What NCCL says of the communicator."""
+        return self._group.fault()
+
+
+class NcclGroup:
+    """A communicator that is made, and that this object owns.
+
+    NCCL ends a small send as soon as it lies in a buffer of the receiver's, whether anybody
+    receives it or not. So every message is answered by a byte, in the same launch: a send ends when
+    its receive was launched, and one that nobody receives never does (clause P3).
+
+    Args:
+        api: NCCL.
+        comm: its communicator.
+        place: this rank, and the size.
+        streams: where its own stream comes from.
+        device: where it runs.
+    """
+
+    def __init__(
+        self, api: Api, comm: Comm, place: tuple[int, int], streams: OwnStreams, device: Device
+    ) -> None:
+        self._api = api
+        self._comm: Comm | None = comm
+        self._rank, self._size = place
+        self._device = device
+        self._streams = streams
+        self._own = streams.take()
+        self._guard = threading.Lock()
+        self._closed = False
+        with device.vendor.current(self.lane):
+            answers = torch.zeros(2, self._size, dtype=torch.int8).to(device.torch)
+        self._given, self._taken = answers
+        """Answers that go to each peer, and those that come from it."""
+
+    @property
+    def lane(self) -> Any:
+        """Its stream."""
+        return self._own.stream
+
+    def all_reduce(self, tensor: Tensor) -> NcclHandle:
+        """Sum in place."""
+        count, kind = tensor.numel(), TYPES[tensor.dtype]
+        call = self._api.all_reduce
+        return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, comm, to))
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> NcclHandle:
+        """Into one tensor."""
+        ends, count, kind = _ends(out, tensor), tensor.numel(), TYPES[tensor.dtype]
+        return self._fly(lambda comm, to: self._api.all_gather(*ends, count, kind, comm, to))
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> NcclHandle:
+        """From one tensor."""
+        ends, count, kind = _ends(out, tensor), out.numel(), TYPES[out.dtype]
+        return self._fly(lambda comm, to: self._api.reduce_scatter(*ends, count, kind, comm, to))
+
+    def broadcast(self, tensor: Tensor, root: int) -> NcclHandle:
+        """From one rank to all."""
+        count, kind = tensor.numel(), TYPES[tensor.dtype]
+        call = self._api.broadcast
+        return self._fly(lambda comm, to: call(tensor.data_ptr(), count, kind, root, comm, to))
+
+    def all_to_all(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> NcclHandle:
+        """Messages of all to all, what a rank has for itself included, as one launch."""
+        even = [tensor.numel() // self._size] * self._size
+        arriving = _parts(out, receives or even)
+        leaving = _parts(tensor, sends or even)
+
+        def launch(comm: Comm, to: int) -> None:
+            with self._api.group():
+                self._move(arriving, leaving, comm, to)
+
+        return self._fly(launch)
+
+    def batch(
+        self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
+    ) -> NcclHandle:
+        """Messages as one launch, and behind them their answers: for each pair and direction both
+        ends call in the same order."""
+        messages = list(zip(peers, blobs, strict=True))
+        leaving = [m for m, way in zip(messages, ways, strict=True) if way == "isend"]
+        arriving = [m for m, way in zip(messages, ways, strict=True) if way == "irecv"]
+        heard, said = self._answers(arriving, leaving)
+
+        def launch(comm: Comm, to: int) -> None:
+            with self._api.group():
+                self._move(arriving, leaving, comm, to)
+                self._move(heard, said, comm, to)
+
+        return self._fly(launch)
+
+    def abort(self) -> None:
+        """NCCL's abort ends the kernels that run; waits for that on a thread of its own."""
+        self._end(self._api.abort)
+
+    def close(self) -> None:
+        """NCCL waits for its own threads then: on a thread of its own."""
+        self._end(self._api.destroy)
+
+    @property
+    def closed(self) -> bool:
+        """Whether either is over."""
+        return self._closed
+
+    def current_stream(self) -> Any:
+        """Of the calling thread."""
+        return self._device.vendor.current_stream(self._device.index)
+
+    def fault(self) -> str:
+        """Any thread may ask, also while another one launches; nobody once it is given back."""
+        with self._guard:
+            return "" if self._comm is None else self._api.async_error(self._comm)
+
+    def _answers(self, arriving: Messages, leaving: Messages) -> tuple[Messages, Messages]:
+        """A byte from whoever is sent something, and one to whoever sends."""
+        heard = [(peer, self._taken[peer : peer + 1]) for peer, _ in leaving]
+        return heard, [(peer, self._given[peer : peer + 1]) for peer, _ in arriving]
+
+    def _move(self, arriving: Messages, leaving: Messages, comm: Comm, to: int) -> None:
+        for peer, part in arriving:
+            self._api.receive(part.data_ptr(), part.numel(), peer, comm, to)
+        for peer, part in leaving:
+            self._api.send(part.data_ptr(), part.numel(), peer, comm, to)
+
+    def _fly(self, launch: Callable[[Comm, int], None]) -> NcclHandle:
+        """On its own stream, behind the current one."""
+        comm = self._comm
+        if comm is None:
+            raise NcclError("the communicator was given back")
+        self._come()
+        launch(comm, self._own.handle)
+        end = self._device.vendor.event()
+        end.record(self.lane)
+        return NcclHandle(self, end)
+
+    def _come(self) -> None:
+        """Its own stream comes behind what the current one was given."""
+        ready = self._device.vendor.event()
+        ready.record(self.current_stream())
+        ready.wait(self.lane)
+
+    def _end(self, how: Callable[[Comm], None]) -> None:
+        with self._guard:
+            comm, self._comm = self._comm, None
+        if comm is None:
+            return
+
+        def run() -> None:
+            self._device.settle()
+            try:
+                how(comm)
+            finally:  # an error leaves nothing that could still be done
+                self._streams.give(self._own)
+                self._closed = True
+
+        threading.Thread(target=run, name="equipoise.nccl.end", daemon=True).start()
+
+
+def _ends(out: Tensor, tensor: Tensor) -> tuple[int, int]:
+    return out.data_ptr(), tensor.data_ptr()
+
+
+def _parts(tensor: Tensor, sizes: Sequence[int]) -> list[tuple[int, Tensor]]:
+    """The part of each rank, where it has one."""
+    starts = accumulate(sizes, initial=0)
+    cuts = zip(range(len(sizes)), starts, sizes, strict=False)
+    return [(rank, tensor[start : start + size]) for rank, start, size in cuts if size]

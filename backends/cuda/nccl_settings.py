@@ -1,0 +1,61 @@
+"""What the environment tells NCCL, as far as it matters here."""
+
+import os
+
+import torch
+
+from equipoise.backends.devices.collectives.operands import FLOATS, INTEGERS
+
+MIB = 1 << 20
+BUFFER = 4 * MIB
+"""Bytes between two neighbours on each of NCCL's channels: its own default."""
+CHANNELS = 16
+"""Assumed where the environment does not limit them: NCCL takes as many as the links are worth."""
+SHARING = (2, 30)
+"""The first NCCL that lets two ranks work on one device."""
+BLOCKING = "operations block the host"
+OBSTACLES = (
+    ("CUDA_LAUNCH_BLOCKING", lambda text: text not in ("", "0"), BLOCKING),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", lambda text: text == "1", "streams wait for each other"),
+    ("NCCL_COMM_BLOCKING", lambda text: text == "0", "calls of NCCL return before they launch"),
+)
+"""Settings that break the contract (clause P1): which, when, and what they do."""
+
+
+def obstacle() -> str:
+    """Which setting makes streams or the host wait where the contract wants it not to; or none."""
+    for name, wrong, what in OBSTACLES:
+        text = os.environ.get(name, "")
+        if wrong(text):
+            return f"{name}={text} is set: with it {what}; unset it"
+    return ""
+
+
+def sums() -> frozenset[torch.dtype]:
+    """Element types whose sums keep clause D1: integers, and floats where one order is told.
+
+    The tuner may add within NVLink's switches, where the same inputs need not give the same bits
+    again (NCCL #1497). The ring is what every kind of sum has, and it adds in the ring's order.
+    """
+    ring = os.environ.get("NCCL_ALGO", "").strip().lower() == "ring"
+    return INTEGERS | FLOATS if ring else INTEGERS
+
+
+def sharing_asked() -> bool:
+    """Whether two ranks are to work on one device, where NCCL can."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def takes(link: bool) -> int:
+    """An estimate: a buffer for each channel and neighbour, two of them in a ring, one of a link.
+
+    NCCL has smaller buffers besides for short messages, trees on top, and connects a pair when it
+    first sends; it says nowhere how much that is.
+    """
+    channels = min(_number("NCCL_MAX_NCHANNELS", CHANNELS), _number("NCCL_MAX_CTAS", CHANNELS))
+    return _number("NCCL_BUFFSIZE", BUFFER) * channels * (1 if link else 2)
+
+
+def _number(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() and int(text) else otherwise
