@@ -11,6 +11,7 @@ from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
 from equipoise.hal.conformance.strategies import few
 from equipoise.hal.conformance.traffic import (
     RANKS,
+    WARM,
     Transfer,
     company,
     fit,
@@ -18,6 +19,7 @@ from equipoise.hal.conformance.traffic import (
     land,
     lone,
     operations,
+    perhaps_warm,
 )
 from equipoise.hal.conformance.unanswered import (
     JOINT,
@@ -37,23 +39,29 @@ PROBE = Step("all_reduce", (NBYTES,))
 
 
 def _lonely_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """`lonely(...)`, sound traffic on another communicator, and `later(op)` after the failure."""
+    """`lonely(...)`, sound traffic on another communicator, and `later(op)` after the failure;
+    perhaps between ranks that have links."""
     later = st.builds(lambda op: Step("later", (op,)), st.sampled_from((*POINTED, *JOINT)))
     sound, after = st.lists(operations(traits), max_size=MOST), st.lists(later, max_size=MOST)
 
-    def made(size: int, alone: Step, steps: list[Step], laters: list[Step]) -> Program:
-        return program([alone, *lone(fit(steps, size)), *laters], size)
+    def made(
+        size: int, first: list[Step], alone: Step, steps: list[Step], laters: list[Step]
+    ) -> Program:
+        return program([*first, alone, *lone(fit(steps, size)), *laters], size)
 
-    return st.builds(made, few(traits), lonely_steps(), sound, after)
+    return st.builds(made, few(traits), perhaps_warm(), lonely_steps(), sound, after)
 
 
 def _play_lonely(bench: Bench, found: Program) -> Play:
     broken = yield from bench.communicator("broken")
     sound = yield from bench.communicator("sound")
-    op, work = lonely(bench, broken, found.steps[0])
+    if WARM in found.steps:
+        broken.warm([(rank, (rank + 1) % broken.size) for rank in range(broken.size)])
+    (alone,) = (step for step in found.steps if step.op == "lonely")
+    op, work = lonely(bench, broken, alone)
     transfers = []
     for number, step in enumerate(found.steps):
-        if step.op not in ("lonely", "later"):
+        if step.op not in ("warm", "lonely", "later"):
             transfers.append(issue(bench, sound, step, number))
             yield NEXT
     yield from _sound(bench, transfers)

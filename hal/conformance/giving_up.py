@@ -21,6 +21,8 @@ from equipoise.hal.conformance.traffic import (
     issue,
     land,
     lone,
+    perhaps_warm,
+    warm_up,
 )
 from equipoise.hal.conformance.unanswered import call
 from equipoise.hal.errors import CommunicatorFailed, ResultPending
@@ -48,15 +50,22 @@ def _messages() -> st.SearchStrategy[Step]:
 
 def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drawn = st.lists(_messages(), min_size=1, max_size=MOST)
-    return st.builds(lambda n, steps: program(lone(fit(steps, n)), n), few(traits), drawn)
+
+    def made(size: int, first: list[Step], steps: list[Step]) -> Program:
+        return program([*first, *lone(fit(steps, size))], size)
+
+    return st.builds(made, few(traits), perhaps_warm(), drawn)
 
 
 def _play_soft(bench: Bench, found: Program) -> Play:
     """One end gives up and says so; only then the other one comes."""
     group = yield from bench.communicator()
+    warm_up(group, found.steps)
     transfers: list[Transfer | None] = []
     junk: list[Tensor] = []
     for number, step in enumerate(found.steps):
+        if step.op != "message":
+            continue
         early, late = _ends(step)
         given_up = f"{group.purpose}/step {number} was given up"
         if bench.rank == early:

@@ -20,6 +20,8 @@ from equipoise.hal.conformance.traffic import (
     numbers_of,
     operations,
     payload,
+    perhaps_warm,
+    warm_up,
 )
 from equipoise.hal.stream import Role, Stream
 
@@ -40,20 +42,22 @@ def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
     roles = st.builds(lambda *pair: Step("on", pair), role, role)
     step = st.one_of(operations(traits, ("message",)), roles)
 
-    def made(size: int, steps: list[Step]) -> Program:
-        return program(lone(fit(steps, size)), size)
+    def made(size: int, first: list[Step], steps: list[Step]) -> Program:
+        return program([*first, *lone(fit(steps, size))], size)
 
-    return st.builds(made, few(traits), st.lists(step, min_size=1, max_size=2 * MOST))
+    drawn = st.lists(step, min_size=1, max_size=2 * MOST)
+    return st.builds(made, few(traits), perhaps_warm(), drawn)
 
 
 def _play_ordered(bench: Bench, found: Program) -> Play:
     group = yield from bench.communicator()
+    warm_up(group, found.steps)
     roles = (ROLES[0], ROLES[0])
     transfers = []
     for number, step in enumerate(found.steps):
         if step.op == "on":
             roles = (str(step.args[0]), str(step.args[1]))
-        elif bench.rank in numbers_of(step)[:2]:
+        elif step.op == "message" and bench.rank in numbers_of(step)[:2]:
             transfers.append(_issue_late(bench, group, (step, number), roles))
             yield NEXT
     yield from land(bench, transfers, "X6")

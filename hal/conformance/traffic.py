@@ -103,6 +103,23 @@ def triples(numbers: Sequence[int]) -> list[tuple[int, int, int]]:
     return list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
 
 
+WARM = Step("warm")
+"""First of a program whose links are there before anything is issued."""
+
+
+def perhaps_warm() -> st.SearchStrategy[list[Step]]:
+    """What a program begins with: a message whose link is still to be made goes other ways than one
+    that is launched at once."""
+    return st.sampled_from(([], [WARM]))
+
+
+def warm_up(group: Communicator, steps: Sequence[Step]) -> None:
+    """Make the links of all messages, where the program begins so."""
+    if WARM in steps[:1]:
+        messages = (numbers_of(step) for step in steps if step.op == "message")
+        group.warm([(source, target) for source, target, *_ in messages])
+
+
 def lone(steps: Iterable[Step]) -> list[Step]:
     """At most one message or blob from a rank to another: nothing that order could mix up (P2)."""
     used: set[tuple[int, int]] = set()

@@ -2,8 +2,7 @@
 
 As on a GPU: a small send ends when its bytes lie in a buffer, whether anybody receives them or
 not; and an abort ends what is under way without an error of the stream. HCCL's simulation can do
-neither. So its operations run on a stream behind the curtain, and the caller's stream waits for a
-word.
+neither: so there is a function for the one, and for the other a stream behind the curtain.
 """
 
 import ctypes
@@ -11,7 +10,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cudasim.sim_calls import Acl, Item, hccl
@@ -56,85 +55,55 @@ class Message:
 
 
 class Curtain:
-    """One communicator of HCCL's, the stream behind the curtain, and the words before it."""
+    """One communicator of HCCL's, and a stream behind the curtain for what is sent ahead."""
 
     def __init__(self, comm: int, acl: Acl) -> None:
-        self.comm = comm
+        self._comm = comm
         self._acl = acl
-        self._stream = acl.stream()
-        self._words: list[Any] = []
-        self._spare: list[Any] = []
-        self._copies: list[tuple[list[int], Any]] = []
+        self._stream = 0
+        self._ahead: list[tuple[list[int], int]] = []
 
-    def run(self, lane: int, call: Callable[[int], int]) -> int:
-        """`call(stream)` behind the lane, and what the lane gets behind it."""
-        acl, word = self._acl, self._word()
-        acl.order(lane, self._stream)
-        code = call(self._stream)
-        acl.write(word, self._stream)
-        acl.wait(word, lane)
-        return SYSTEM_ERROR if code else 0
+    def run(self, lane: int, name: str, *arguments: int) -> int:
+        """A function of HCCL's on the lane."""
+        self._after_those_ahead(lane)
+        return _code(getattr(hccl(), name)(*arguments, self._comm, lane))
 
     def exchange(self, lane: int, messages: Sequence[Message]) -> int:
         """Messages; where the lane receives nothing it goes on once everything is in buffers."""
-        eager = all(message.way == SEND for message in messages)
-        if not eager:
-            return self.run(lane, lambda stream: self._batches(messages, stream))
-        acl, word, done = self._acl, self._word(), self._new()
+        if any(message.way == RECEIVE for message in messages):
+            self._after_those_ahead(lane)
+            return self._batches(messages, lane)
+        acl = self._acl
+        self._reap()
+        copied = [replace(m, address=acl.copy(m.address, m.nbytes, lane)) for m in messages]
+        self._stream = self._stream or acl.stream()
         acl.order(lane, self._stream)
-        self._copies = [copies for copies in self._copies if not self._freed(*copies)]
-        copied = [self._copied(message) for message in messages]
-        self._copies.append(([message.address for message in copied], done))
-        acl.write(word, self._stream)
         code = self._batches(copied, self._stream)
-        acl.write(done, self._stream)
-        acl.wait(word, lane)
-        return SYSTEM_ERROR if code else 0
+        self._ahead.append(([m.address for m in copied], acl.mark(self._stream)))
+        return code
 
     def destroy(self) -> int:
         """Nothing is under way."""
-        code = self._end()
-        for addresses, _ in self._copies:
-            for address in addresses:
-                self._acl.free(address)
-        self._acl.drop(self._stream)
+        code = _code(hccl().HcclCommDestroy(self._comm))
+        self._reap()
         return code
 
     def abort(self) -> int:
-        """What is under way ends with an error behind the curtain, and well before it."""
-        code = self._end()
-        for word in self._words:
-            self._acl.store(word)
-        return code
+        """What is under way ends, and ends well."""
+        return _code(hccl().npusim_abort_communicator(self._comm))
 
-    def broken(self) -> bool:
-        """Whether something has failed behind the curtain."""
-        return self._acl.failed(self._stream)
+    def _after_those_ahead(self, lane: int) -> None:
+        """Messages of a pair are told apart by their order alone."""
+        self._reap()
+        if self._ahead:
+            self._acl.order(self._stream, lane)
 
-    def _end(self) -> int:
-        return SYSTEM_ERROR if hccl().HcclCommDestroy(ctypes.c_void_p(self.comm)) else 0
-
-    def _word(self) -> Any:
-        """One that a lane waits for."""
-        self._spare += [word for word in self._words if self._acl.taken(word)]
-        self._words = [word for word in self._words if not self._acl.taken(word)]
-        self._words.append(self._new())
-        return self._words[-1]
-
-    def _new(self) -> Any:
-        return self._acl.fresh(self._spare.pop()) if self._spare else self._acl.word()
-
-    def _copied(self, message: Message) -> Message:
-        address = self._acl.copy(message.address, message.nbytes, self._stream)
-        return Message(SEND, address, message.nbytes, message.peer)
-
-    def _freed(self, addresses: Sequence[int], done: Any) -> bool:
-        if not self._acl.written(done):
-            return False
-        for address in addresses:
-            self._acl.free(address)
-        self._spare.append(done)
-        return True
+    def _reap(self) -> None:
+        while self._ahead and self._acl.reached(self._ahead[0][1]):
+            addresses, mark = self._ahead.pop(0)
+            self._acl.drop(mark)
+            for address in addresses:
+                self._acl.free(address)
 
     def _batches(self, messages: Sequence[Message], stream: int) -> int:
         """HCCL takes one message a pair and direction in a batch; NCCL any number, in order."""
@@ -145,13 +114,10 @@ class Curtain:
             layers.setdefault(seen[place], []).append(message)
             seen[place] += 1
         for _, layer in sorted(layers.items()):
-            items = (Item * len(layer))(
-                *(Item(m.way, m.address, m.nbytes, 0, m.peer) for m in layer)
-            )
-            if code := hccl().HcclBatchSendRecv(
-                items, len(layer), ctypes.c_void_p(self.comm), ctypes.c_void_p(stream)
-            ):
-                return int(code)
+            items = [Item(m.way, m.address, m.nbytes, 0, m.peer) for m in layer]
+            given = (Item * len(layer))(*items)
+            if code := _code(hccl().HcclBatchSendRecv(given, len(layer), self._comm, stream)):
+                return code
         return 0
 
 
@@ -197,7 +163,7 @@ class SimulatedNccl:
         return self._comms.pop(comm).abort()
 
     def _async_error(self, comm: int, out: Any) -> int:
-        out[0] = SYSTEM_ERROR if self._comms[comm].broken() else 0
+        out[0] = 0
         return 0
 
     def _group_start(self) -> int:
@@ -246,14 +212,14 @@ class SimulatedNccl:
         return self._run(comm, lane, "HcclAllGather", source, out, count, TYPES[kind])
 
     def _run(self, comm: int, lane: int, name: str, *arguments: int) -> int:
-        curtain = self._comms[comm]
-        return curtain.run(
-            self._flushed(lane),
-            lambda stream: int(getattr(hccl(), name)(*arguments, curtain.comm, stream)),
-        )
+        return self._comms[comm].run(self._flushed(lane), name, *arguments)
 
     def _error_string(self, code: int) -> bytes:
         return b"no error" if code == 0 else b"unhandled system error"
 
     def _last_error(self, comm: int) -> bytes:
         return self._acl.last_error()
+
+
+def _code(code: int) -> int:
+    return SYSTEM_ERROR if code else 0

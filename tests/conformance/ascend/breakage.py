@@ -1,4 +1,4 @@
-"""What a broken Ascend backend is: the healthy one with some attribute of it replaced."""
+"""What a broken backend is: the healthy one with some attribute of it replaced."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +27,19 @@ class Breakage:
     property: str
     plant: Callable[[Patch], None]
     ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What is broken, by name, as it is without that.
+
+    Attributes:
+        backend: the accelerator, as PACKAGE:OBJECT.
+        communicator: likewise.
+    """
+
+    backend: str
+    communicator: str
 
 
 @contextmanager

@@ -5,12 +5,13 @@ Whoever asks for a name has its process broken for good; the driver, which asks 
 
 from contextlib import ExitStack
 
-from conformance.ascend.breakage import patch
+from conformance.ascend.breakage import Sound, patch
 from conformance.ascend.breakages import BREAKAGES
 
 from equipoise.backends.ascend import BACKEND
 from equipoise.hal.accelerator import Backend
 
+SOUND = Sound("equipoise.backends.ascend:BACKEND", "equipoise.backends.ascend:HCCL")
 undone = ExitStack()
 """What undoes everything that was planted in this process."""
 

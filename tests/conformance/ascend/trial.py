@@ -1,6 +1,7 @@
 """Tries to catch every broken backend, many times, each from another seed.
 
     python -m npusim --schedule lazy -- python -m conformance.ascend.trial --runs 20
+    python -m npusim --schedule lazy -- python -m conformance.ascend.trial --of nccl
 
 A run catches a broken backend when the property that must reject it finds a violation, or when the
 driver tells a fault. Prints a line for each, and how often the healthy backend was rejected by the
@@ -16,13 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from conformance.ascend import planted as by_name
-from conformance.ascend.breakage import Breakage, planted
-from conformance.ascend.breakages import BREAKAGES
+from conformance.ascend.breakage import Breakage, Sound, planted
 
-from equipoise.backends.ascend import BACKEND
+from equipoise.hal import registry
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.device import DeviceSubject
 from equipoise.hal.conformance.processes import ProcessSubject
@@ -31,7 +32,9 @@ from equipoise.hal.conformance.search import Effort, Violated, search
 from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
-HEALTHY, HCCL = "equipoise.backends.ascend:BACKEND", "equipoise.backends.ascend:HCCL"
+KINDS = {"ascend": "conformance.ascend.planted", "nccl": "conformance.cuda.planted"}
+"""Modules that have the healthy backends of a kind as `SOUND`, its breakages as `BREAKAGES`, what
+undoes them as `undone`, and a broken backend by the name of each."""
 CASES = 400
 """Most cases of a run; it ends with the first violation."""
 HEALTHY_CASES = 6
@@ -74,27 +77,39 @@ def own_faults() -> Iterator[Path]:
                 os.environ[FAULTS] = before
 
 
-def broken(breakage: Breakage, runs: int) -> Score:
-    """Try to catch it."""
-    here = planted(breakage) if breakage.ranks == 1 else nullcontext()
-    with own_faults() as faults, here:
-        name = f"{by_name.__name__}:{breakage.name}"
-        with closing(subject(name, breakage.ranks)) as tried:
-            by_name.undone.close()
-            return score(breakage.name, breakage.property, tried, range(runs), CASES, faults)
+class Trial:
+    """Tries broken backends of one kind, and the healthy one.
 
+    Args:
+        kind: whose.
+    """
 
-def healthy(property_name: str, ranks: int, runs: int) -> Score:
-    """The same property on the healthy backend."""
-    with own_faults() as faults, closing(subject(HEALTHY, ranks)) as tried:
-        return score(property_name, property_name, tried, range(runs), HEALTHY_CASES, faults)
+    def __init__(self, kind: str) -> None:
+        self._module = KINDS[kind]
+        self._planted: Any = import_module(self._module)
+        self._sound: Sound = self._planted.SOUND
+        self.breakages: Sequence[Breakage] = self._planted.BREAKAGES
 
+    def broken(self, breakage: Breakage, runs: int) -> Score:
+        """Try to catch it."""
+        here = planted(breakage) if breakage.ranks == 1 else nullcontext()
+        with own_faults() as faults, here:
+            name = f"{self._module}:{breakage.name}"
+            with closing(self._subject(name, breakage.ranks)) as tried:
+                self._planted.undone.close()
+                claim = breakage.property
+                return score(breakage.name, claim, tried, range(runs), CASES, faults)
 
-def subject(backend: str, ranks: int) -> Subject:
-    """One device of this process, or rank processes with a backend by name."""
-    if ranks == 1:
-        return DeviceSubject(BACKEND)
-    return ProcessSubject(backend, HCCL, ranks, DEADLINES)
+    def healthy(self, property_name: str, ranks: int, runs: int) -> Score:
+        """The same property on the healthy backend."""
+        with own_faults() as faults, closing(self._subject(self._sound.backend, ranks)) as tried:
+            return score(property_name, property_name, tried, range(runs), HEALTHY_CASES, faults)
+
+    def _subject(self, backend: str, ranks: int) -> Subject:
+        """One device of this process, or rank processes with a backend by name."""
+        if ranks == 1:
+            return DeviceSubject(registry.accelerator(self._sound.backend))
+        return ProcessSubject(backend, self._sound.communicator, ranks, DEADLINES)
 
 
 def score(
@@ -129,25 +144,31 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="these only")
+    parser.add_argument("--of", choices=sorted(KINDS), default="ascend", help="which backends")
     parser.add_argument("--runs", type=int, default=20, help="of each on one device (20)")
     parser.add_argument("--rank-runs", type=int, default=20, help="of each on several ranks (20)")
     parser.add_argument("--healthy", type=int, default=1, help="runs of the healthy backend (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
-    chosen = parser.parse_args(arguments)
-    known = [breakage.name for breakage in BREAKAGES]
-    if strange := sorted(set(chosen.names) - set(known)):
-        parser.error(f"unknown: {', '.join(strange)}; known: {', '.join(known)}")
-    return chosen
+    return parser.parse_args(arguments)
+
+
+def chosen_of(trial: Trial, names: Sequence[str]) -> list[Breakage]:
+    """Those of that name, all by default. Ends the program when there is none."""
+    known = [breakage.name for breakage in trial.breakages]
+    if strange := sorted(set(names) - set(known)):
+        sys.exit(f"unknown: {', '.join(strange)}; known: {', '.join(known)}")
+    return [breakage for breakage in trial.breakages if not names or breakage.name in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 0 when every broken backend was caught in every run, and no healthy one."""
     chosen = options(arguments)
-    tried = [b for b in BREAKAGES if not chosen.names or b.name in chosen.names]
+    trial = Trial(chosen.of)
+    tried = chosen_of(trial, chosen.names)
     runs = {1: chosen.runs}
-    caught = [show(broken(b, runs.get(b.ranks, chosen.rank_runs))) for b in tried]
+    caught = [show(trial.broken(b, runs.get(b.ranks, chosen.rank_runs))) for b in tried]
     used = sorted({(breakage.property, breakage.ranks) for breakage in tried})
-    sound = [show(healthy(*claim, chosen.healthy)) for claim in used if chosen.healthy]
+    sound = [show(trial.healthy(*claim, chosen.healthy)) for claim in used if chosen.healthy]
     if chosen.json:
         told = zip(tried, caught, strict=True)
         rows = {

@@ -135,6 +135,11 @@ HCCL_API int HcclCommDestroy(void* communicator) {
   return guarded("HcclCommDestroy", [&] { destroy(communicator); });
 }
 
+// No function of HCCL's, which has none like it: for the stand-in for NCCL (tests/cudasim).
+HCCL_API int npusim_abort_communicator(void* communicator) {
+  return guarded("npusim_abort_communicator", [&] { npusim::hccl::abort(communicator); });
+}
+
 HCCL_API int HcclGetCommName(void* communicator, char* name) {
   return guarded("HcclGetCommName", [&] {
     const std::string found = find(communicator)->name();

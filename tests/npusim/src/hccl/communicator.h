@@ -39,6 +39,12 @@ class Communicator {
   // Destroyed by the program: what still runs ends with an error.
   void stop() { stopped_ = true; }
   bool stopped() const { return stopped_; }
+  // As NCCL can: what still runs ends as if it were through, whatever it has moved by then.
+  void abort() {
+    aborted_ = true;
+    stop();
+  }
+  bool aborted() const { return aborted_; }
 
   // Below: called by tasks, that is by one thread at a time.
   // Throws Failure when the communicator was destroyed or an operation on it has failed.
@@ -57,6 +63,7 @@ class Communicator {
   const Settings settings_;
   const int world_rank_;
   std::atomic<bool> stopped_{false};
+  std::atomic<bool> aborted_{false};
   std::string failure_;  // why nothing works any more
   Lanes busy_;
   uint64_t collectives_ = 0;

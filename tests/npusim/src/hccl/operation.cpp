@@ -34,6 +34,7 @@ Turn Operation::turn() try {
 }
 
 Turn Operation::step() {
+  if (communicator_->aborted()) return leave();
   communicator_->check();
   if (stage_ == Stage::kNew) begin();
   if (stage_ == Stage::kLate) {
@@ -87,6 +88,12 @@ Turn Operation::moving() {
   since_ = now();
   // Where each new turn is late a long transfer would take for ever; a blocked one is asked soon.
   return config().mode == Mode::kDelay ? Turn::kBlocked : Turn::kAgain;
+}
+
+Turn Operation::leave() {
+  if (stage_ == Stage::kMeeting || stage_ == Stage::kMoving) communicator_->release(held_);
+  stage_ = Stage::kEnded;
+  return Turn::kDone;
 }
 
 Turn Operation::waiting() {

@@ -61,6 +61,7 @@ class Operation {
   Turn step();
   void begin();
   Turn moving();
+  Turn leave();
   Turn waiting();
   void expire();
 

@@ -8,6 +8,7 @@
 
 #include "core/config.h"
 #include "core/fault.h"
+#include "core/stream.h"
 #include "pause.h"
 #include "refusal.h"
 
@@ -81,6 +82,12 @@ void check_devices(Segment& segment) {
   }
 }
 
+void forget(void* handle, const Communicator& found, const char* how) {
+  if (tracing()) trace(text("communicator %s: %s", found.name().c_str(), how));
+  std::lock_guard<std::mutex> hold(handles().lock);
+  handles().live.erase(handle);
+}
+
 }  // namespace
 
 void* join(const RootInfo& info, int ranks, int rank, int device, const Wishes& wishes) {
@@ -117,9 +124,14 @@ Shared find(void* handle) {
 void destroy(void* handle) {
   const Shared found = find(handle);
   found->stop();
-  if (tracing()) trace(text("communicator %s: destroyed", found->name().c_str()));
-  std::lock_guard<std::mutex> hold(handles().lock);
-  handles().live.erase(handle);
+  forget(handle, *found, "destroyed");
+}
+
+void abort(void* handle) {
+  const Shared found = find(handle);
+  found->abort();
+  forget(handle, *found, "aborted");
+  npusim::nudge();
 }
 
 }  // namespace npusim::hccl

@@ -23,4 +23,7 @@ Shared find(void* handle);
 // The handle ends; tasks that still hold the communicator end with an error.
 void destroy(void* handle);
 
+// The same, and they end without one.
+void abort(void* handle);
+
 }  // namespace npusim::hccl
