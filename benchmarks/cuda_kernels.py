@@ -103,6 +103,7 @@ class Bench:
 
     def timed(self, call: Call) -> Callable[[], float]:
         """Seconds of a launch, captured where there are graphs."""
+        self.place.settle()  # what it reads may have been made on another stream
         return repeated(self.clock, call, self.sizes.launches, self.place.graph())
 
 
@@ -214,6 +215,7 @@ def sums(bench: Bench) -> Iterator[Figures]:
         def sum_up(data: Tensor = data) -> None:
             bench.kernels.checksum(data, out, bench.stream)
 
+        bench.place.settle()
         few = max(1, min(bench.sizes.launches, (1 << 32) // size))
         timed = repeated(bench.clock, sum_up, few, bench.place.graph())
         times = in_turns({"": timed}, bench.sizes.rounds)[""]

@@ -281,7 +281,8 @@ def _routing(kernels: Figures) -> list[str]:
         lines.append(line([f"{row['tokens']:,}", *cells, ratio]))
     lines += ["", line(["kernel", "of", "microseconds", "GB per second"]), "|---|---|---|---|"]
     for row in kernels["others"]:
-        rate = spread(row["gigabytes_per_second"], "{:,.0f}") if len(row) > 3 else ""
+        known = row.get("gigabytes_per_second")
+        rate = spread(known, "{:,.0f}") if known else ""
         lines.append(line([f"`{row['what']}`", row["of"], spread(row["microseconds"]), rate]))
     return [*lines, ""]
 

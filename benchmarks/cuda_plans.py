@@ -16,9 +16,10 @@ from equipoise.balancer.experts.planner import Freight, Proposal, by_groups, by_
 BOUNDARY, LOCKED = "boundary", "locked"
 STEPS_OF_A_LOT = {BOUNDARY: 2, LOCKED: 1}
 """Steps that a layer's change takes at least: by the boundary it is staged in one, and voted on."""
-PASSES = {BOUNDARY: 8, LOCKED: 2}
-"""How often a moved byte is read or written in device memory. By the boundary: summed, packed
-(twice), unpacked (twice), summed, committed (twice); under a lock: written, summed."""
+PASSES = {BOUNDARY: 10, LOCKED: 4}
+"""How often a moved byte is read or written in device memory, at most. By the boundary: summed in
+its slot (three times, where parts of a slot are put together first), packed (twice), unpacked
+(twice), summed, committed (twice); under a lock: written, summed in its slot."""
 
 
 class Told:

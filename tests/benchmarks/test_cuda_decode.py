@@ -177,7 +177,7 @@ class TestDecode:
         assert row["inside"] == pytest.approx(170 / 200)
         slot = sum(kind.nbytes for kind in (s.type for s in made.slots[0]))
         assert row["delivered"] == pytest.approx(2 * SMALL.layers * 8 * slot / 200)
-        assert row["share"] == pytest.approx(2 * row["delivered"] / made.traffic)
+        assert row["share"] == pytest.approx(4 * row["delivered"] / made.traffic)
         assert row["least_ms"] == pytest.approx(10.0)
 
     def test_pairs_begin_by_turns_with_and_without(self) -> None:
