@@ -10,6 +10,7 @@ from equipoise.backends.cuda import byte_verbs, words
 from equipoise.backends.cuda.byte_verbs import CudaBytes
 from equipoise.backends.cuda.word import Shelf, Word
 from equipoise.backends.cuda.words import NO, YES, CudaEmptyWord, CudaFullWord
+from equipoise.hal.stream import Stream
 
 
 def _word_not_taken(patch: Patch) -> None:
@@ -33,7 +34,8 @@ def _release_by_the_host(patch: Patch) -> None:
 
 
 def _one_word_for_all(patch: Patch) -> None:
-    healthy, kept = Shelf.take, []
+    healthy = Shelf.take
+    kept: list[Word] = []
 
     def take(self: Shelf) -> Word:
         kept[:] = kept or [healthy(self)]
@@ -57,8 +59,8 @@ def _wide_words_only(patch: Patch) -> None:
 def _fingerprint_of_the_first_part(patch: Patch) -> None:
     healthy = CudaBytes.fingerprint
 
-    def fingerprint(self: CudaBytes, parts: Sequence[Tensor], out: Tensor) -> None:
-        healthy(self, parts[:1], out)
+    def fingerprint(self: CudaBytes, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        healthy(self, parts[:1], out, stream)
 
     patch(CudaBytes, "fingerprint", fingerprint)
 
