@@ -33,7 +33,7 @@ SUITES = {
     "exploration": (*PYTEST, "tests/engine/test_exploration.py"),
     "faults": (*PYTEST, "tests/ranks/test_faults.py"),
     "soak": (*PYTEST, "tests/ranks/test_soak.py"),
-    "ascend": (*PYTEST, "tests/backends/ascend/test_engine.py"),
+    "ascend": (*PYTEST, "tests/backends/devices/test_engine.py"),
     "channels": (*PYTEST, "tests/channels/test_exploration.py"),
     "exchanges": (*PYTEST, "tests/pipeline/expert_exchange/test_interleavings.py"),
 }

@@ -32,8 +32,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 EQUIPOISE = (sys.executable, "-m", "equipoise")
-PACKAGES = ("equipoise", "torch", "torch_npu", "triton", "triton-ascend", "numpy", "hypothesis")
-TOLD = ("ASCEND_HOME_PATH", "HCCL_BUFFSIZE", "P2P_HCCL_BUFFSIZE", "TASK_QUEUE_ENABLE")
+PACKAGES = (
+    *("equipoise", "torch", "torch_npu", "triton", "triton-ascend", "cuda-bindings", "vllm"),
+    *("numpy", "hypothesis"),
+)
+TOLD = (
+    *("ASCEND_HOME_PATH", "HCCL_BUFFSIZE", "P2P_HCCL_BUFFSIZE", "TASK_QUEUE_ENABLE"),
+    *("CUDA_VISIBLE_DEVICES", "NCCL_BUFFSIZE", "NCCL_MULTI_RANK_GPU_ENABLE"),
+)
 TOOLS = (("npu-smi", "info"), ("nvidia-smi",), ("lscpu",), ("uname", "-srm"))
 LIMIT = 1800.0
 """Seconds that one step may take."""
@@ -82,12 +88,13 @@ def steps(backend: str, ranks: int, folder: Path) -> list[Step]:
     suite = ("conformance", "--backend", backend, "--quiet", "--ranks")
     run = ("run", "--backend", backend, "--quiet", "--ranks")
     groups = [str(count) for count in sorted({2, ranks}) if count <= ranks]
-    extra = HERE / f"{backend}.py"  # the backend's own benchmark, where there is one
+    extra = [HERE / f"{backend}{suffix}.py" for suffix in ("", "_deep")]
     return [
         Step("doctor", (*EQUIPOISE, "doctor")),
         *(told(f"conformance-{n}", *suite, n) for n in dict.fromkeys(("1", str(ranks)))),
         *(told(f"run-{n}", *run, n) for n in groups or ["1"]),
-        *([Step("benchmark", (sys.executable, str(extra)))] if extra.exists() else []),
+        # The backend's own benchmark and full-strength tests, where there are some.
+        *(Step(f"benchmark-{f.stem}", (sys.executable, str(f))) for f in extra if f.exists()),
     ]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import copier_page
+import cuda_page
 import engine_page
 import pictures
 import pipeline_page
@@ -94,7 +95,8 @@ def page() -> str:
     """The whole page."""
     asked, even = planner_page.asked(_load), _even_split()
     more = [line for title, (name, table) in MORE.items() for line in _table(title, name, table)]
-    parts = [HEAD, *_main_job(), *asked, *_planner(), *even, *more, *_native()]
+    cuda = cuda_page.section(_load)
+    parts = [HEAD, *_main_job(), *asked, *_planner(), *even, *more, *_native(), *cuda]
     return "\n".join(parts).rstrip() + "\n"
 
 

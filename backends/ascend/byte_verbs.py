@@ -9,6 +9,7 @@ from equipoise.backends.ascend.bits import fingerprint
 from equipoise.backends.ascend.formats import segment_bytes
 from equipoise.backends.devices.memory import copy
 from equipoise.hal.slots import Segment
+from equipoise.hal.stream import Stream
 
 
 class NpuBytes:
@@ -23,7 +24,7 @@ class NpuBytes:
         for to, source in pairs:
             copy(to, source)
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor) -> None:
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Of all parts, put together first."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         copy(out, fingerprint(whole))

@@ -23,7 +23,7 @@ class CudaParts:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.kernels = launching.make_kernels()
+        self.kernels = launching.make_kernels(device)
         self.verbs = CudaBytes(self.kernels.fingerprint)
 
     def words(self) -> CudaWords:

@@ -16,6 +16,7 @@ from equipoise.backends.devices.memory import copy
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.slots import Segment
+from equipoise.hal.stream import Stream
 
 CHUNK = 4 << 20
 """Bytes of one copy from the host, or to it: some 80 microseconds of a PCIe 5 link."""
@@ -26,9 +27,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Fingerprint(Protocol):
-    """Launches on the current stream."""
+    """Launches on a stream, which is current."""
 
-    def __call__(self, data: Tensor, out: Tensor) -> None:
+    def __call__(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """`equipoise.hal.checksum` of `data`, uint8 [n], into `out`, int64 [1]."""
         ...
 
@@ -59,10 +60,10 @@ class CudaBytes:
             for part, given in zip(torch.split(to, CHUNK), torch.split(source, CHUNK), strict=True):
                 copy(part, given)
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor) -> None:
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Of all parts, put together first."""
         whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        self._fingerprint(whole, out.view(1))
+        self._fingerprint(whole, out.view(1), stream)
 
 
 def _repeats(pairs: Sequence[Pair]) -> bool:

@@ -1,9 +1,222 @@
 """The small kernels, launched on the streams of the contract."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from equipoise.backends.cuda import native
+from equipoise.backends.devices.memory import copy, used_on
+from equipoise.backends.devices.stream import DeviceStream, own_stream
+from equipoise.backends.devices.vendor import Device
+from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
+from equipoise.hal.routing_rules import RowHash, Rule
+from equipoise.hal.stream import Stream
+
+if TYPE_CHECKING:
+    from equipoise.backends.cuda.kernels.workspace import Sizes, Workspace
+
+PACKAGE = "equipoise.backends.cuda.kernels"
+ASIDE = "aside"
+"""The stream that workspaces are made on: never one that is being captured."""
+LEAST = 1 << 17
+"""Elements that a workspace for apportioning takes at least: 16,384 tokens, eight experts each."""
 
 
-def make_kernels() -> Any:
-    """Triton's, imported with the first device that is opened."""
-    return import_module("equipoise.backends.cuda.kernels.launchers")
+@cache
+def programs(module: str) -> Any:
+    """One of the modules with kernels; the first of them imports Triton."""
+    return import_module(f"{PACKAGE}.{module}")
+
+
+class DeviceKernels(Kernels, Protocol):
+    """What the backend asks of its kernels beside the contract."""
+
+    def fingerprint(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Checksum of `data`, uint8 [n], into `out`, int64 [1]; called by a program."""
+        ...
+
+
+class Workspaces:
+    """One for each stream and size, and one for each capture: a graph may run beside its stream."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._made: WeakKeyDictionary[object, dict[Sizes, Workspace]] = WeakKeyDictionary()
+
+    def of(self, stream: DeviceStream, sizes: "Sizes") -> "Workspace":
+        """Called by a program of the stream. Nothing of the making is launched there: it would be a
+        part of the graph, or synchronise a stream that is being captured."""
+        made = self._made.setdefault(stream.target, {})
+        if sizes not in made:
+            with native.unrestricted(), native.current(self._device.kept_stream(ASIDE)):
+                workspace = programs("workspace").Workspace.make(sizes, self._device.torch)
+            made[sizes] = workspace
+        stream.keep(made[sizes])
+        return made[sizes]
+
+
+class CudaKernels:
+    """Triton's kernels of one device; the contract's values bit for bit.
+
+    A kernel is compiled with its first launch, which takes a second or so: run a step before one is
+    timed. Raises what Triton raises where one cannot be compiled; the stream has failed then.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._workspaces = Workspaces(device)
+
+    def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
+        """Tokens per expert."""
+        sizes = _sizes(counts.numel(), counts.numel(), 1)
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, counts)
+            programs("counting").count(ids, counts, space)
+
+        self._launch(stream, sizes, program)
+
+    def route_and_count(
+        self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
+    ) -> None:
+        """Route by the hash of each token's place."""
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, slots, counts)
+            programs("hashed").route_hashed(ids, tables, salt, slots, counts, space)
+
+        self._launch(stream, _sizes_of(tables), program)
+
+    def route_apportioned(
+        self,
+        ids: Tensor,
+        tables: Tables,
+        cumulative: Tensor,
+        salt: Salt,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route by integer quotas of this batch."""
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, cumulative, slots, counts)
+            route = programs("apportioned").route_apportioned
+            route(ids, tables, cumulative, salt, slots, counts, space)
+
+        self._launch(stream, _sizes_of(tables, ids.numel()), program)
+
+    def route_by_rule(
+        self,
+        rule: Rule,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> None:
+        """Route as another engine would."""
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, ids, slots, counts)
+            if isinstance(rule, RowHash):
+                used_on(stream, rule.rows)
+            programs("ruled").route_by_rule(rule, ids, tables, layer, slots, counts, space)
+
+        self._launch(stream, _sizes_of(tables), program)
+
+    def solve_shares(
+        self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
+    ) -> None:
+        """Water-filling on one layer's counts, on the device."""
+
+        def program(space: "Workspace") -> None:
+            used_on(stream, counts, cumulative)
+            programs("solver").solve_shares(counts, tables, layer, cumulative, space)
+
+        self._launch(stream, _sizes_of(tables), program)
+
+    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        """Fill the idle set of each changed layer, then advance its generation word.
+
+        The update is taken at the call. Raises `ValueError` if a layer is named twice.
+        """
+        if len(set(update.layers)) < len(update.layers):
+            raise ValueError(f"layers: expected each once, got {update.layers}")
+        block = _packed(update)
+
+        def program() -> None:
+            rows = torch.empty_like(block, device=tables.start.device, pin_memory=False)
+            copy(rows, block)
+            with _compiling(stream):
+                programs("committing").commit_tables(rows, tables)
+
+        stream.launch(program)
+
+    def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
+        if not data.is_contiguous():
+            # A copy of it would be taken now, not when the stream comes to it.
+            raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
+        flat = data.detach().reshape(-1).view(torch.uint8)
+
+        def program() -> None:
+            used_on(stream, data, out)
+            self.fingerprint(flat, out, stream)
+
+        stream.launch(program)
+
+    def fingerprint(self, data: Tensor, out: Tensor, stream: Stream) -> None:
+        """Checksum of `data`, uint8 [n], into `out`, int64 [1]; called by a program."""
+        space = self._workspaces.of(own_stream(stream), _sizes(1, 1, 1))
+        with _compiling(stream):
+            programs("checksums").checksum(data, out, space)
+
+    def _launch(
+        self, stream: Stream, sizes: "Sizes", program: Callable[["Workspace"], None]
+    ) -> None:
+        own = own_stream(stream)
+
+        def whole() -> None:
+            space = self._workspaces.of(own, sizes)
+            with _compiling(own):
+                program(space)
+
+        own.launch(whole)
+
+
+def make_kernels(device: Device) -> DeviceKernels:
+    """Those of a device."""
+    return CudaKernels(device)
+
+
+def _compiling(stream: Stream) -> Any:
+    """A kernel that was never launched is loaded now, which a capture forbids where it can."""
+    return native.unrestricted() if own_stream(stream).capturing else nullcontext()
+
+
+def _sizes(experts: int, slots: int, ranks: int, elements: int = 1) -> "Sizes":
+    sizes: Sizes = programs("workspace").Sizes(experts, slots, ranks, elements, buffers=1)
+    return sizes
+
+
+def _sizes_of(tables: Tables, elements: int = 0) -> "Sizes":
+    """For any batch up to a power of two, so that few are made."""
+    room = max(LEAST, 1 << (elements - 1).bit_length()) if elements else LEAST
+    return _sizes(tables.experts, tables.slots, tables.ranks, room)
+
+
+def _packed(update: TableUpdate) -> Tensor:
+    """Layer numbers and tables side by side, int32 [layers, 1 + ...], ready for one copy."""
+    layers = torch.tensor(update.layers, dtype=torch.int32)[:, None]
+    parts = [layers, update.start, update.replicas, update.cumulative]
+    width = sum(part.shape[1] for part in parts)
+    with native.unrestricted():
+        block = torch.empty((len(update.layers), width), dtype=torch.int32, pin_memory=True)
+    return torch.cat(parts, dim=1, out=block)

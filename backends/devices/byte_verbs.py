@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from equipoise.hal.slots import Segment
+from equipoise.hal.stream import Stream
 
 
 class ByteVerbs(Protocol):
@@ -19,6 +20,7 @@ class ByteVerbs(Protocol):
         """Into the first of each pair, from the second, of equal size; no two overlap."""
         ...
 
-    def fingerprint(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """`equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []."""
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """`equipoise.hal.checksum` of the parts, back to back, into `out`, int64 []; on `stream`,
+        which is current."""
         ...

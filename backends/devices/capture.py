@@ -89,6 +89,10 @@ class Capture:
             with self._vendor.current(self._at):
                 verb.program(self._at)
 
+    def keep(self, what: object) -> None:
+        """With the segment in the making: its work points into this."""
+        self._begun().kept.append(what)
+
     def call(self, issue: Callable[[Stream], None]) -> None:
         """Note what the host does at this place of a replay."""
         self._end()

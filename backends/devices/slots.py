@@ -120,7 +120,7 @@ class DeviceSlotStore:
         def program() -> None:
             used_on(stream, out)
             for place, slot in enumerate(numbers):
-                self._verbs.fingerprint(self._slots[slot], out[place])
+                self._verbs.fingerprint(self._slots[slot], out[place], stream)
 
         self._issue(program, stream, reads=_slots(numbers))
 
@@ -132,7 +132,7 @@ class DeviceSlotStore:
         def program() -> None:
             used_on(stream, out)
             for place, buffer in enumerate(numbers):
-                self._verbs.fingerprint([self._staging[buffer]], out[place])
+                self._verbs.fingerprint([self._staging[buffer]], out[place], stream)
 
         self._issue(program, stream, reads=_staging(numbers))
 

@@ -82,6 +82,18 @@ class DeviceStream:
         """Whether the calling thread captures it."""
         return self._mine.capture is not None
 
+    @property
+    def target(self) -> object:
+        """What this thread's launches go to: the stream, or the capture that is being made."""
+        capture = self._mine.capture
+        return self if capture is None else capture
+
+    def keep(self, what: object) -> None:
+        """Called by a program that is being captured: the graph keeps this, as it keeps the program
+        itself. Elsewhere it does nothing."""
+        if self._mine.capture is not None:
+            self._mine.capture.keep(what)
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make it the vendor's current one: collectives come after what was launched here."""

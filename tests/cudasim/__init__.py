@@ -8,10 +8,15 @@ host as a GPU's do. So what runs is the backend's own code, on schedules that lo
 What cannot run here is the vendor's: kernels, the driver, NCCL; routing is done by operators.
 """
 
-from cudasim.stand_in import install
+from equipoise.hal.accelerator import Backend
 
-install()
 
-from equipoise.backends.cuda import BACKEND  # noqa: E402
+def __getattr__(name: str) -> Backend:
+    """`BACKEND`: whoever asks for it has the stand-in put in place, for the whole process."""
+    if name != "BACKEND":
+        raise AttributeError(name)
+    from cudasim.stand_in import install
+    from equipoise.backends.cuda import BACKEND
 
-__all__ = ["BACKEND"]
+    install()
+    return BACKEND

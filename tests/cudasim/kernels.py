@@ -5,11 +5,12 @@ from torch import Tensor
 from equipoise.backends.ascend.bits import fingerprint
 from equipoise.backends.ascend.kernels import AscendKernels
 from equipoise.backends.devices.memory import copy
+from equipoise.hal.stream import Stream
 
 
 class OperatorKernels(AscendKernels):
     """What the CUDA backend asks of its kernels beside the contract."""
 
-    def fingerprint(self, data: Tensor, out: Tensor) -> None:
+    def fingerprint(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """On the current stream."""
         copy(out[0], fingerprint(data))

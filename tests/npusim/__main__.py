@@ -1,6 +1,6 @@
 """Command: run COMMAND over the simulated driver.
 
-    python -m npusim --schedule lazy -- python -m pytest tests/backends/ascend
+    python -m npusim --schedule lazy -- python -m pytest -m npusim tests/backends
 
 torch_npu in COMMAND and in all its children finds the simulated libraries as it would find those
 of an installed CANN. A fault (what no correct program causes) is printed when it happens and again

@@ -1,6 +1,7 @@
 """The devices that tests of `backends/devices` run on: whatever is here."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.vendor import Device
-from equipoise.hal.accelerator import Backend
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Backend, check_room
+from equipoise.hal.errors import UsageError
 
 KINDS = ("cuda", "ascend", "cudasim")
 """A GPU; a simulated NPU; the CUDA backend on that."""
@@ -27,6 +30,34 @@ def backend(kind: str) -> Backend:
     if not found.devices():
         pytest.skip(f"{kind}: {found.probe()}")
     return found
+
+
+@dataclass(frozen=True)
+class Network:
+    """What rank processes open.
+
+    Attributes:
+        backend: by name, or PACKAGE:OBJECT.
+        communicator: likewise.
+    """
+
+    backend: str
+    communicator: str
+
+    def need(self, ranks: int) -> None:
+        """Skip the test where so many ranks find too few devices, saying why."""
+        found = registry.accelerator(self.backend), registry.communicator(self.communicator)
+        try:
+            check_room(*found, ranks)
+        except UsageError as error:
+            pytest.skip(str(error))
+
+
+NETWORKS = {
+    "cuda": Network("cuda", "nccl"),
+    "ascend": Network("ascend", "equipoise.backends.ascend:HCCL"),
+}
+"""What several ranks work with, by kind."""
 
 
 def device_of(opened: DeviceAccelerator) -> Device:

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.cuda import byte_verbs
 from equipoise.backends.cuda.byte_verbs import CHUNK, CudaBytes, _by_width
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.slots import Segment
+from equipoise.hal.stream import Role, Stream
 
 ROOM = 400
 
@@ -31,11 +33,12 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def fingerprint(data: Tensor, out: Tensor) -> None:
+def fingerprint(data: Tensor, out: Tensor, stream: Stream) -> None:
     out[0] = as_int64(checksum(data))
 
 
 VERBS = CudaBytes(fingerprint)
+STREAM = CPU.open(0).stream(Role.COMPUTE)
 
 
 @st.composite
@@ -104,8 +107,8 @@ def test_what_comes_over_a_link_comes_in_chunks(monkeypatch: pytest.MonkeyPatch)
 def test_a_fingerprint_is_that_of_all_parts_back_to_back() -> None:
     parts = [torch.arange(n, dtype=torch.uint8) for n in (3, 5, 1)]
     out = torch.zeros(2, dtype=torch.int64)
-    VERBS.fingerprint(parts, out[0])
-    VERBS.fingerprint(parts[:1], out[1])
+    VERBS.fingerprint(parts, out[0], STREAM)
+    VERBS.fingerprint(parts[:1], out[1], STREAM)
     assert out.tolist() == [as_int64(checksum(torch.cat(parts))), as_int64(checksum(parts[0]))]
 
 

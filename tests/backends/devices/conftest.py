@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.devices import KINDS, backend
+from support.devices import KINDS, NETWORKS, Network, backend
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 
@@ -21,3 +21,11 @@ def device(kind: str) -> Iterator[DeviceAccelerator]:
     assert isinstance(made, DeviceAccelerator)
     yield made
     made.close()
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> Network:
+    """Rank processes work with it; none of it is opened here."""
+    found: str = request.param
+    backend(found)
+    return NETWORKS[found]

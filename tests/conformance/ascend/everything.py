@@ -22,6 +22,7 @@ SUITE = (PYTHON, "-m", "equipoise", "conformance", "--backend", "ascend", "--qui
 RUN = (PYTHON, "-m", "equipoise", "run", "--backend", "ascend", "--quiet")
 TRIAL = (PYTHON, "-m", "conformance.ascend.trial")
 STEER = ("--steer", "npusim.steering:steer")
+TESTS = ("tests/backends", "tests/demo")
 STEERED = ("ordering", "locks", "visibility", "addresses", "kernels", "resources")
 """Families that take one device, and a schedule."""
 
@@ -57,7 +58,7 @@ def quick(tests: Sequence[str]) -> tuple[Step, ...]:
         Step((PYTHON, "-m", "npusim.selftest.races", "--schedules", "lazy")),
         Step((*TRIAL, "--rank-runs", "1", "--healthy", "0"), "lazy"),
         Step((PYTHON, "tests/conformance/ascend/serve.py", "4"), "eager"),
-        Step((PYTHON, "-m", "pytest", "-m", "npusim", "tests/backends/ascend", *tests), "lazy"),
+        Step((PYTHON, "-m", "pytest", "-m", "npusim", *TESTS, *tests), "lazy"),
     )
 
 

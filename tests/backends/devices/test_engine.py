@@ -1,4 +1,4 @@
-"""Something goes wrong with a rank while experts move, on NPUs of the simulated driver."""
+"""Something goes wrong with a rank while experts move: on GPUs, on NPUs of the simulated driver."""
 
 from collections.abc import Callable
 from itertools import count
@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from ranks.cases import faults
+from support.devices import Network
 from support.left_over import LOSSES, TROUBLES, healthy, unmoved
 from support.ranks import Case, Ranks
 
-pytestmark = pytest.mark.npusim
+pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
+SIZE = 3
 LOST = [
     ("Committing", "killed", "boundary"),
     ("Moving", "stopped", "boundary"),
@@ -30,33 +32,40 @@ DEEP = settings.get_current_profile_name() == "deep"
 
 
 def play(
-    ranks: Ranks, program: Callable[..., Any], lost: frozenset[int], **arguments: str
+    ranks: Ranks,
+    network: Network,
+    program: Callable[..., Any],
+    lost: frozenset[int],
+    **arguments: str,
 ) -> list[Any]:
+    network.need(SIZE)
     return ranks.play(
         Case(
             program=f"{program.__module__}:{program.__qualname__}",
-            size=3,
-            arguments={**arguments, "backend": "ascend"},
+            size=SIZE,
+            arguments={**arguments, "backend": network.backend},
             deadline=8.0,
             lost=lost,
             spoils=bool(lost) and next(LOST_SO_FAR) % BEARABLE == 0,
-            communicator="equipoise.backends.ascend:HCCL",
+            communicator=network.communicator,
         )
     )
 
 
 @pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
-def test_npus_that_are_left_serve_one_layout_and_go_on(
-    ranks: Ranks, where: str, how: str, commit: str
+def test_devices_that_are_left_serve_one_layout_and_go_on(
+    ranks: Ranks, network: Network, where: str, how: str, commit: str
 ) -> None:
     lost = frozenset({faults.VICTIM})
-    answers = play(ranks, faults.survive, lost, where=where, how=how, commit=commit)
+    answers = play(ranks, network, faults.survive, lost, where=where, how=how, commit=commit)
     healthy([answers[0], answers[2]])
 
 
 @pytest.mark.parametrize(("what", "where", "commit"), TROUBLES if DEEP else TROUBLED)
-def test_beside_an_npu_with_which_something_is_wrong_all_serve_one_layout(
-    ranks: Ranks, what: str, where: str, commit: str
+def test_beside_a_device_with_which_something_is_wrong_all_serve_one_layout(
+    ranks: Ranks, network: Network, what: str, where: str, commit: str
 ) -> None:
-    answers = play(ranks, faults.endure, frozenset(), what=what, where=where, commit=commit)
+    answers = play(
+        ranks, network, faults.endure, frozenset(), what=what, where=where, commit=commit
+    )
     unmoved(answers, what)
