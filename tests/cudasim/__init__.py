@@ -5,7 +5,8 @@
 
 torch.npu plays torch.cuda, call for call, and the simulated device's streams wait for words of the
 host as a GPU's do. So what runs is the backend's own code, on schedules that look for its races.
-What cannot run here is the vendor's: kernels, the driver, NCCL; routing is done by operators.
+What cannot run here is the vendor's: kernels, the driver, NCCL; routing is done by operators. For
+NCCL there is a stand-in: `cudasim.nccl:NCCL`.
 """
 
 from equipoise.hal.accelerator import Backend

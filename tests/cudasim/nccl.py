@@ -8,18 +8,16 @@ import threading
 from functools import cache
 from typing import Any
 
-import cudasim
+from cudasim import stand_in
 from cudasim.nccl_library import SimulatedNccl
 from equipoise.backends.ascend import native as npu_native
+from equipoise.backends.ascend.lanes import lanes
 from equipoise.backends.cuda import own_streams
 from equipoise.backends.cuda.nccl import NcclBackend
 from equipoise.backends.cuda.nccl_api import Api
 from equipoise.backends.cuda.own_streams import OwnStream
 from equipoise.backends.devices.vendor import Device
 
-POOL = 32
-"""Streams of each of torch_npu's pools: the next one is the first again."""
-_drawn: dict[int, int] = {}
 _streams: dict[int, Any] = {}
 _drawing = threading.Lock()
 
@@ -31,13 +29,14 @@ def load() -> Api:
 
 
 def new_stream(device: Device) -> OwnStream:
-    """From the pool that nobody else draws from, and never the same again."""
+    """Out of HCCL's pool, by the account of who has which; never given back."""
     device.settle()
+    npu = npu_native.npu()
     with _drawing:
-        _drawn[device.index] = _drawn.get(device.index, 0) + 1
-        if _drawn[device.index] > POOL:
-            raise RuntimeError("the stand-in has no stream left")
-        stream = npu_native.npu().Stream(device=device.index, priority=-1)
+        account = lanes(npu, device.index)
+        account.aim()
+        stream = npu.Stream(device=device.index, priority=-1)
+        account.take(stream.stream_id, f"stream {stream.npu_stream:#x} of NCCL's stand-in")
         _streams[stream.npu_stream] = stream
     return OwnStream(stream, stream.npu_stream)
 
@@ -47,7 +46,10 @@ def flushed(handle: int) -> int:
     return int(_streams[handle].npu_stream)
 
 
-own_streams.new_stream = new_stream
-NCCL = NcclBackend(load)
-
-__all__ = ["NCCL", "cudasim"]
+def __getattr__(name: str) -> NcclBackend:
+    """`NCCL`: whoever asks for it has the stand-ins put in place, for the whole process."""
+    if name != "NCCL":
+        raise AttributeError(name)
+    stand_in.install()
+    own_streams.new_stream = new_stream
+    return NcclBackend(load)

@@ -56,6 +56,7 @@ class Network:
 NETWORKS = {
     "cuda": Network("cuda", "nccl"),
     "ascend": Network("ascend", "equipoise.backends.ascend:HCCL"),
+    "cudasim": Network("cudasim:BACKEND", "cudasim.nccl:NCCL"),
 }
 """What several ranks work with, by kind."""
 

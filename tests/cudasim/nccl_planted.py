@@ -1,4 +1,4 @@
-"""Broken backends over NCCL by name, for rank processes: `conformance.cuda.planted:NAME`.
+"""Broken backends over NCCL by name, for rank processes: `cudasim.nccl_planted:NAME`.
 
 As `conformance.ascend.planted`, over the stand-ins for CUDA and NCCL.
 """
@@ -6,9 +6,9 @@ As `conformance.ascend.planted`, over the stand-ins for CUDA and NCCL.
 from contextlib import ExitStack
 
 from conformance.ascend.breakage import Sound, patch
-from conformance.cuda.breakages import BREAKAGES
-from cudasim.nccl import cudasim
 
+import cudasim
+from cudasim.nccl_breakages import BREAKAGES
 from equipoise.hal.accelerator import Backend
 
 SOUND = Sound("cudasim:BACKEND", "cudasim.nccl:NCCL")
