@@ -24,6 +24,8 @@ TYPES = {0: 0, 2: 2, 4: 5, 6: 3, 7: 4, 9: 11}
 SIZES = {0: 1, 1: 1, 2: 4, 4: 8, 6: 2, 7: 4, 9: 2}
 SYSTEM_ERROR, INVALID_USAGE = 2, 5
 SEND, RECEIVE = 0, 1
+FINE = ctypes.create_string_buffer(b"no error")
+WRONG = ctypes.create_string_buffer(b"unhandled system error")
 _OWN = {
     "version": "ncclGetVersion",
     "unique_id": "ncclGetUniqueId",
@@ -136,7 +138,7 @@ class SimulatedNccl:
         self._mine = threading.local()
         parameters = {**nccl_api._PARAMETERS, **nccl_api._TEXTS}
         for method, name in _OWN.items():
-            answer = ctypes.c_char_p if name in nccl_api._TEXTS else ctypes.c_int
+            answer = ctypes.c_void_p if name in nccl_api._TEXTS else ctypes.c_int
             kind = ctypes.CFUNCTYPE(answer, *parameters[name])
             setattr(self, name, kind(getattr(self, f"_{method}")))
 
@@ -214,11 +216,12 @@ class SimulatedNccl:
     def _run(self, comm: int, lane: int, name: str, *arguments: int) -> int:
         return self._comms[comm].run(self._flushed(lane), name, *arguments)
 
-    def _error_string(self, code: int) -> bytes:
-        return b"no error" if code == 0 else b"unhandled system error"
+    def _error_string(self, code: int) -> int:
+        return ctypes.addressof(FINE if code == 0 else WRONG)
 
-    def _last_error(self, comm: int) -> bytes:
-        return self._acl.last_error()
+    def _last_error(self, comm: int) -> int:
+        self._mine.last = ctypes.create_string_buffer(self._acl.last_error())
+        return ctypes.addressof(self._mine.last)
 
 
 def _code(code: int) -> int:

@@ -21,6 +21,12 @@ PYTHON = sys.executable
 SUITE = (PYTHON, "-m", "equipoise", "conformance", "--backend", "ascend", "--quiet")
 RUN = (PYTHON, "-m", "equipoise", "run", "--backend", "ascend", "--quiet")
 TRIAL = (PYTHON, "-m", "conformance.ascend.trial")
+NCCL = (
+    *(PYTHON, "-m", "equipoise", "conformance", "--quiet"),
+    *("--backend", "cudasim:BACKEND", "--communicator", "cudasim.nccl:NCCL", "--ranks", "4"),
+    *("--only", "progress", "shapes", "keepalive", "failures", "determinism", "faults"),
+)
+"""What is NCCL's own, over a stand-in for NCCL."""
 STEER = ("--steer", "npusim.steering:steer")
 TESTS = ("tests/backends", "tests/demo")
 STEERED = ("ordering", "locks", "visibility", "addresses", "kernels", "resources")
@@ -57,6 +63,9 @@ def quick(tests: Sequence[str]) -> tuple[Step, ...]:
         Step((*SUITE, "--cases", "10", *STEER, "--only", *STEERED), "explore"),
         Step((PYTHON, "-m", "npusim.selftest.races", "--schedules", "lazy")),
         Step((*TRIAL, "--rank-runs", "1", "--healthy", "0"), "lazy"),
+        Step((*NCCL, "--cases", "3"), "lazy"),
+        Step((*NCCL, "--cases", "1"), "delay"),
+        Step((*TRIAL, "--of", "nccl", "--rank-runs", "1", "--healthy", "0"), "lazy"),
         Step((PYTHON, "tests/conformance/ascend/serve.py", "4"), "eager"),
         Step((PYTHON, "-m", "pytest", "-m", "npusim", *TESTS, *tests), "lazy"),
     )
@@ -69,6 +78,8 @@ def deep(tests: Sequence[str]) -> tuple[Step, ...]:
         *(Step((*SUITE, "--ranks", "4"), schedule) for schedule in ("eager", "delay", "lazy")),
         Step((*SUITE, *STEER), "explore"),
         Step(TRIAL, "lazy"),
+        *(Step(NCCL, schedule) for schedule in ("eager", "delay", "lazy", "explore")),
+        Step((*TRIAL, "--of", "nccl"), "lazy"),
         *(Step((*RUN, "--ranks", ranks, "--out", f"build/run-{ranks}"), "eager") for ranks in "24"),
         Step((PYTHON, "-m", "pytest", "-m", "npusim", "--timeout", "1800", *tests), "lazy"),
     )

@@ -1,0 +1,149 @@
+"""What NCCL is called with, on a library that only writes down what it is told."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.backends.cuda import nccl_api
+from equipoise.backends.cuda.nccl_api import ID_BYTES, TYPES, Api, Comm, NcclError, UniqueId
+
+ID = bytes(range(ID_BYTES))
+COMM, STREAM, SOURCE, TARGET = 0xC0, 0x57, 0x50, 0x7A
+"""Numbers that are told apart."""
+
+
+class Scribe:
+    """Functions of C's own calling convention: what comes through here came through a real call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.codes: dict[str, int] = {}
+        self.number = 22703
+        self.async_code = 0
+        self.last: Any = ctypes.create_string_buffer(b"no route\n to host")
+        for name, parameters in nccl_api._PARAMETERS.items():
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, *parameters)
+            setattr(self, name, kind(self._noted(name)))
+        kept = [ctypes.create_string_buffer(b"error %d" % code) for code in range(8)]
+        self.ncclGetErrorString: Any = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(
+            lambda code: ctypes.addressof(kept[code])
+        )
+        self.ncclGetLastError: Any = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
+            lambda comm: None if self.last is None else ctypes.addressof(self.last)
+        )
+
+    def _noted(self, name: str) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            self.calls.append((name, *(self._told(name, value) for value in given)))
+            return self.codes.get(name, 0)
+
+        return call
+
+    def _told(self, name: str, value: Any) -> Any:
+        if isinstance(value, UniqueId):
+            return ctypes.string_at(ctypes.addressof(value), ID_BYTES)
+        if isinstance(value, (int, type(None))):
+            return value
+        if name == "ncclGetUniqueId":
+            ctypes.memmove(value, ID, ID_BYTES)
+        else:
+            answers = {"ncclGetVersion": self.number, "ncclCommGetAsyncError": self.async_code}
+            value[0] = answers.get(name, COMM)
+        return "out"
+
+
+@pytest.fixture
+def scribe() -> Scribe:
+    return Scribe()
+
+
+@pytest.fixture
+def api(scribe: Scribe) -> Api:
+    return Api(scribe)
+
+
+def test_the_place_to_meet_is_given_by_value_all_of_it(api: Api, scribe: Scribe) -> None:
+    assert api.unique_id() == ID
+    made = api.join(ID, 4, 3)
+    assert made.value == COMM
+    assert scribe.calls[-1] == ("ncclCommInitRank", "out", 4, ID, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "version"),
+    [(2804, (2, 8, 4)), (21403, (2, 14, 3)), (22703, (2, 27, 3)), (23007, (2, 30, 7))],
+)
+def test_a_version_is_read_in_both_ways_of_writing_it(
+    api: Api, scribe: Scribe, number: int, version: tuple[int, ...]
+) -> None:
+    scribe.number = number
+    assert api.version() == version
+
+
+def test_every_operation_gets_its_arguments_in_the_order_of_the_interface(
+    api: Api, scribe: Scribe
+) -> None:
+    comm = Comm(COMM)
+    api.all_reduce(SOURCE, 5, TYPES[torch.bfloat16], comm, STREAM)
+    api.reduce_scatter(TARGET, SOURCE, 5, TYPES[torch.int64], comm, STREAM)
+    api.broadcast(SOURCE, 5, TYPES[torch.int8], 2, comm, STREAM)
+    api.all_gather(TARGET, SOURCE, 5, TYPES[torch.int8], comm, STREAM)
+    api.send(SOURCE, 5, 1, comm, STREAM)
+    api.receive(TARGET, 5, 1, comm, STREAM)
+    assert scribe.calls == [
+        ("ncclAllReduce", SOURCE, SOURCE, 5, 9, 0, COMM, STREAM),
+        ("ncclReduceScatter", SOURCE, TARGET, 5, 4, 0, COMM, STREAM),
+        ("ncclBroadcast", SOURCE, SOURCE, 5, 0, 2, COMM, STREAM),
+        ("ncclAllGather", SOURCE, TARGET, 5, 0, COMM, STREAM),
+        ("ncclSend", SOURCE, 5, 0, 1, COMM, STREAM),
+        ("ncclRecv", TARGET, 5, 0, 1, COMM, STREAM),
+    ]
+
+
+def test_addresses_beyond_32_bits_come_through(api: Api, scribe: Scribe) -> None:
+    high = (1 << 47) + 1
+    api.send(high, 1 << 33, 0, Comm(high + 1), high + 2)
+    assert scribe.calls == [("ncclSend", high, 1 << 33, 0, 0, high + 1, high + 2)]
+
+
+def test_an_error_names_the_call_and_says_what_nccl_says(api: Api, scribe: Scribe) -> None:
+    scribe.codes["ncclAllReduce"] = 3
+    with pytest.raises(NcclError, match=r"^ncclAllReduce: error 3 \(no route to host\)$"):
+        api.all_reduce(SOURCE, 1, 0, Comm(COMM), STREAM)
+    scribe.last = None
+    with pytest.raises(NcclError, match=r"^ncclAllReduce: error 3$"):
+        api.all_reduce(SOURCE, 1, 0, Comm(COMM), STREAM)
+
+
+def test_an_error_of_the_communicator_is_told_and_progress_is_none(
+    api: Api, scribe: Scribe
+) -> None:
+    for code, said in ((0, ""), (7, ""), (6, "error 6 (no route to host)")):
+        scribe.async_code = code
+        assert api.async_error(Comm(COMM)) == said
+
+
+def test_a_group_is_begun_and_ended_on_the_same_thread(api: Api, scribe: Scribe) -> None:
+    with api.group():
+        api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
+    assert [call[0] for call in scribe.calls] == ["ncclGroupStart", "ncclSend", "ncclGroupEnd"]
+
+
+def test_a_group_ends_also_where_a_call_fails_and_the_first_error_is_raised(
+    api: Api, scribe: Scribe
+) -> None:
+    scribe.codes = {"ncclSend": 4, "ncclGroupEnd": 5}
+    with pytest.raises(NcclError, match="ncclSend: error 4"), api.group():
+        api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
+    assert scribe.calls[-1] == ("ncclGroupEnd",)
+
+
+def test_a_library_that_lacks_a_function_is_noticed_at_once() -> None:
+    class Old:
+        """Has nothing."""
+
+    with pytest.raises(AttributeError, match="ncclGetVersion"):
+        Api(Old())

@@ -1,0 +1,227 @@
+"""What a communicator over NCCL calls, and in which order; on devices that only write it down."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.backends.cuda.nccl_api import Comm, NcclError
+from equipoise.backends.cuda.nccl_group import NcclGroup
+from equipoise.backends.cuda.own_streams import OwnStream, OwnStreams
+from equipoise.backends.devices.vendor import Device
+
+SOON = 10.0
+HANDLE = 77
+CURRENT = "the current stream"
+
+
+class Diary(list[tuple[Any, ...]]):
+    """Everything that happened, in order."""
+
+
+class Lane:
+    def __init__(self) -> None:
+        self.idle = True
+
+    def query(self) -> bool:
+        return self.idle
+
+
+class Event:
+    def __init__(self, diary: Diary) -> None:
+        self._diary = diary
+        self.reached = False
+
+    def record(self, stream: Any) -> None:
+        self._diary.append(("record", stream))
+
+    def wait(self, stream: Any) -> None:
+        self._diary.append(("wait", stream))
+
+    def query(self) -> bool:
+        return self.reached
+
+
+class Nccl:
+    """NCCL's functions by the names of `Api`; ends block until the test lets them go."""
+
+    def __init__(self, diary: Diary) -> None:
+        self._diary = diary
+        self.error = ""
+        self.ends = threading.Event()
+        self.ends.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self._diary.append((name, *given))
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        self._diary.append(("begin",))
+        yield
+        self._diary.append(("end",))
+
+    def async_error(self, comm: Comm) -> str:
+        return self.error
+
+    def abort(self, comm: Comm) -> None:
+        self.ends.wait(SOON)
+        self._diary.append(("abort", comm))
+
+    def destroy(self, comm: Comm) -> None:
+        self.ends.wait(SOON)
+        self._diary.append(("destroy", comm))
+
+
+class Bench:
+    """A group of three, in which this is rank 1."""
+
+    def __init__(self) -> None:
+        self.diary = Diary()
+        self.nccl = Nccl(self.diary)
+        self.events: list[Event] = []
+        vendor: Any = SimpleNamespace(
+            kind="cpu",
+            settle_thread=lambda index: None,
+            current=self._current,
+            current_stream=lambda index: CURRENT,
+            event=self._event,
+        )
+        self.lane = Lane()
+        self.streams = OwnStreams(lambda: OwnStream(self.lane, HANDLE))
+        self.comm = Comm(5)
+        api: Any = self.nccl
+        device = Device(vendor, 0)
+        self.group = NcclGroup(api, self.comm, (1, 3), self.streams, device)
+        self.diary.clear()
+
+    def calls(self, *names: str) -> list[tuple[Any, ...]]:
+        return [entry for entry in self.diary if entry[0] in names]
+
+    @contextmanager
+    def _current(self, stream: Any) -> Iterator[None]:
+        yield
+
+    def _event(self) -> Event:
+        self.events.append(Event(self.diary))
+        return self.events[-1]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    healthy = Tensor.to
+    # The fake device has no memory of its own, and an index that torch knows no CPU by.
+    monkeypatch.setattr(Tensor, "to", lambda self, *where: healthy(self, "cpu"))
+    return Bench()
+
+
+def put(count: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    return torch.zeros(count, dtype=dtype)
+
+
+def test_an_operation_comes_behind_the_current_stream_and_its_end_behind_it(bench: Bench) -> None:
+    value = put(4, torch.int32)
+    handle = bench.group.all_reduce(value)
+    assert bench.diary == [
+        ("record", CURRENT),
+        ("wait", bench.lane),
+        ("all_reduce", value.data_ptr(), 4, 2, bench.comm, HANDLE),
+        ("record", bench.lane),
+    ]
+    assert not handle.ended()
+    bench.events[-1].reached = True
+    assert handle.ended()
+    handle.hold()
+    assert bench.diary[-1] == ("wait", CURRENT)
+
+
+def test_every_message_is_answered_in_the_same_launch_data_first(bench: Bench) -> None:
+    into, given = put(5), put(7)
+    bench.group.batch(["irecv", "isend", "isend"], [into, given, into], [0, 0, 2])
+    (begin,), (end,) = bench.calls("begin"), bench.calls("end")
+    inside = bench.diary[bench.diary.index(begin) + 1 : bench.diary.index(end)]
+    assert [(name, nbytes, peer) for name, _, nbytes, peer, *_ in inside] == [
+        ("receive", 5, 0),
+        ("send", 7, 0),
+        ("send", 5, 2),
+        ("receive", 1, 0),  # answers to what was sent
+        ("receive", 1, 2),
+        ("send", 1, 0),  # the answer to what was received
+    ]
+    assert len({address for name, address, nbytes, *_ in inside if nbytes == 1}) == 3
+
+
+def test_an_uneven_all_to_all_leaves_out_what_is_empty_and_takes_its_own_along(
+    bench: Bench,
+) -> None:
+    into, given = put(9), put(6)
+    bench.group.all_to_all(into, given, [4, 5, 0], [0, 5, 1])
+    found = [
+        (name, address - tensor.data_ptr(), nbytes, peer)
+        for name, tensor in (("receive", into), ("send", given))
+        for _, address, nbytes, peer, *_ in bench.calls(name)
+    ]
+    assert found == [
+        ("receive", 0, 4, 0),
+        ("receive", 4, 5, 1),
+        ("send", 0, 5, 1),
+        ("send", 5, 1, 2),
+    ]
+
+
+def test_an_even_all_to_all_has_a_part_for_everybody(bench: Bench) -> None:
+    bench.group.all_to_all(put(6), put(6), (), ())
+    assert [(c[2], c[3]) for c in bench.calls("send")] == [(2, 0), (2, 1), (2, 2)]
+
+
+def test_an_error_of_the_network_is_raised_though_the_device_never_comes_there(
+    bench: Bench,
+) -> None:
+    handle = bench.group.all_reduce(put(1))
+    bench.nccl.error = "remote process exited"
+    with pytest.raises(NcclError, match="remote process exited"):
+        handle.ended()
+    bench.events[-1].reached = True
+    assert handle.ended()
+    assert handle.fault() == "remote process exited"
+
+
+@pytest.mark.parametrize("way", ["abort", "close"])
+def test_ends_block_nobody_and_happen_once(bench: Bench, way: str) -> None:
+    bench.nccl.ends.clear()
+    bench.nccl.error = "remote process exited"
+    getattr(bench.group, way)()
+    bench.group.close()
+    assert not bench.group.closed
+    assert bench.group.fault() == ""  # the communicator is not asked any more: it may be gone
+    with pytest.raises(NcclError, match="given back"):
+        bench.group.all_reduce(put(1))
+    bench.nccl.ends.set()
+    _until_closed(bench.group)
+    assert bench.calls("abort", "destroy") == [
+        ("abort" if way == "abort" else "destroy", bench.comm)
+    ]
+
+
+def test_a_stream_is_used_again_when_nothing_is_left_on_it(bench: Bench) -> None:
+    bench.lane.idle = False
+    bench.group.abort()
+    _until_closed(bench.group)
+    bench.streams._make = lambda: OwnStream(Lane(), 1)
+    assert bench.streams.take().handle == 1
+    bench.lane.idle = True
+    assert bench.streams.take().handle == HANDLE
+    assert bench.streams.take().handle == 1
+
+
+def _until_closed(group: NcclGroup) -> None:
+    waited = threading.Event()
+    for _ in range(1000):
+        if group.closed:
+            return
+        waited.wait(SOON / 1000)
+    raise AssertionError("it was not given back")
