@@ -46,7 +46,7 @@ class Channel:
         self.scratch = greeting.scratch
         self.lane = group.lane
         self.aborted = False
-        self._aborts = library.capabilities.abort
+        self.aborts = library.capabilities.abort
         self._group = group
         self._device = device
         self._ending = False
@@ -75,7 +75,7 @@ class Channel:
 
         Nothing is launched any more. The other members are not asked.
         """
-        if self._ending or not self._aborts:
+        if self._ending or not self.aborts:
             return
         self._ending = self.aborted = True
         for flight in self._flights:

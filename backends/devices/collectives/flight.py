@@ -1,14 +1,14 @@
 """What the device has under way for one operation."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import Enum, auto
 
 from torch import Tensor
 
 from equipoise.backends.devices.collectives.library import Handle
+from equipoise.backends.devices.stream import own_stream
 from equipoise.backends.devices.vendor import Device
-from equipoise.hal.errors import CommunicatorFailed, StreamError
+from equipoise.hal.errors import CommunicatorFailed
 from equipoise.hal.stream import Stream
 
 
@@ -73,8 +73,7 @@ class Flight:
         not be there (clause E7)."""
         held, self._held = self._held, []
         for stream in held:
-            with suppress(StreamError):  # it has failed before
-                stream.launch(lambda: _raise(failure))
+            own_stream(stream).fail(failure)  # no launch: one that stands in the driver may be why
 
     def past(self) -> bool:
         """Whether the device has come behind an operation whose group was aborted."""
@@ -91,10 +90,6 @@ class Flight:
 
     def _land(self) -> None:
         self._handle, self._buffers, self._held = None, (), []
-
-
-def _raise(failure: CommunicatorFailed) -> None:
-    raise type(failure)(str(failure))
 
 
 def _line(error: Exception) -> str:

@@ -95,7 +95,9 @@ class Partings:
         try:
             self._farewell(parting)
         except BallotIncomplete:
-            return False
+            if channel.aborts and self._bereft(channel):
+                channel.abort(CommunicatorFailed(f"{channel.membership.name}: a member was lost"))
+            return channel.gone()
         except ControlError:
             STRANDED.keep(channel)
             return True
@@ -113,3 +115,8 @@ class Partings:
         if ABORTED in self._control.collect(question, 0.0, membership.ranks):
             channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
         channel.close()
+
+    def _bereft(self, channel: Channel) -> bool:
+        """Whether a member was lost, and will never say farewell."""
+        loss = self._control.lost(0.0)
+        return loss is not None and loss.rank in channel.membership.ranks

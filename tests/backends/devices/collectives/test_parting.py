@@ -97,13 +97,13 @@ class Channel:
         self.idle = idle
         self.closed = False
         self.aborted = False
-        self._aborts = aborts
+        self.aborts = aborts
 
     def reap(self) -> bool:
         return self.idle
 
     def abort(self, failure: CommunicatorFailed) -> None:
-        if self._aborts and not self.closed:
+        if self.aborts and not self.closed:
             self.aborted = True
 
     def close(self) -> None:
@@ -148,6 +148,37 @@ def test_without_a_store_a_channel_is_kept(planes: Planes) -> None:
     assert not partings.tick()
     assert not channel.closed
     STRANDED.sweep()
+
+
+def test_what_hangs_when_the_fabric_closes_is_aborted_where_that_can_be(planes: Planes) -> None:
+    partings, channel = Partings(NAME, planes[0]), Channel("hung", idle=False, aborts=True)
+    partings.add(channel)  # type: ignore[arg-type]
+    threading.Timer(2 * SHORT, lambda: setattr(channel, "idle", True)).start()  # the abort's effect
+    partings.finish(lambda: SHORT)
+    assert channel.aborted
+    assert "hung" not in STRANDED.names()
+
+
+def test_a_member_that_leaves_alone_tells_the_others_who_abort_their_parts(planes: Planes) -> None:
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    here, there = (Channel("left", idle=idle, aborts=True) for idle in (False, True))
+    here.aborted = True
+    mine.add(here)  # type: ignore[arg-type]
+    theirs.add(there)  # type: ignore[arg-type]
+    assert mine.tick()
+    assert not theirs.tick()
+    assert (there.aborted, here.closed) == (True, False)
+    here.idle = True
+    assert not mine.tick()
+
+
+def test_nobody_waits_for_the_farewell_of_a_rank_that_was_lost(planes: Planes) -> None:
+    partings, channel = Partings(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
+    partings.add(channel)  # type: ignore[arg-type]
+    assert partings.tick()
+    planes[1].leave("fell over")
+    assert not partings.tick()
+    assert channel.aborted
 
 
 def test_a_round_is_one_call_with_a_block_for_each_direction_and_pair() -> None:
