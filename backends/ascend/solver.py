@@ -19,9 +19,7 @@ from equipoise import _native
 from equipoise.backends.ascend import native
 from equipoise.backends.devices.capture import USE, try_turn
 from equipoise.backends.devices.stream import DeviceStream
-
-SWEEPS = 16
-"""Sweeps of the share solver; it stops early once a sweep changes nothing."""
+from equipoise.hal.routing import SWEEPS
 
 
 @dataclass(eq=False)

@@ -6,11 +6,9 @@ from torch import Tensor
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import SWEEPS
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
-
-SWEEPS = 16
-"""Sweeps of the share solver; it stops early once a sweep changes nothing."""
 
 
 class CpuKernels:

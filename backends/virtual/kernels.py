@@ -12,14 +12,13 @@ from equipoise.backends.virtual.queue import in_turn
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import SWEEPS
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
 if TYPE_CHECKING:
     from equipoise.backends.virtual.device import Device
 
-SWEEPS = 16
-"""Sweeps of the share solver; it stops early once a sweep changes nothing."""
 
 Set = tuple[int, int]
 """Which of the two sets, and the layer."""

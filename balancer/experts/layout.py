@@ -17,6 +17,7 @@ from equipoise.balancer.experts.placement import (
     Shares,
     digest,
 )
+from equipoise.hal.routing import SWEEPS
 
 NOTHING = -1
 """Held by a retired slot."""
@@ -84,7 +85,7 @@ def even_shares(placement: Placement, experts: int) -> Shares:
 
 def solve_shares(load: Load, placement: Placement, shape: Shape) -> Shares:
     """Shares that minimise the largest rank load (water-filling)."""
-    return _native.solve_shares(load, placement, shape.ranks)
+    return _native.solve_shares(load, placement, shape.ranks, SWEEPS)
 
 
 def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]:

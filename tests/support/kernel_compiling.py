@@ -37,7 +37,7 @@ BLOCK = {"BINS": 256, "BLOCK": 512, "ALONE": False}
 NUMBERED = {**BLOCK, "BLOCK": 256}
 SOLVER = {
     "PER_RANK": LARGE.slots // LARGE.ranks,
-    "SWEEPS": 16,
+    "SWEEPS": 32,
     "SPARE": LARGE.spare,
     "PLURAL": power_of_two(LARGE.spare),
     "LANES": LARGE.lanes,

@@ -158,7 +158,7 @@ MUTANTS = (
         "solver",
     ),
     Mutant("pairs lose the remainder", "waves", "- level + first)", "- level)", "solver"),
-    Mutant("one sweep too few", "solver", "SWEEPS = 16", "SWEEPS = 15", "sweeps"),
+    Mutant("one sweep too few", "solver", "SWEEPS=SWEEPS,", "SWEEPS=SWEEPS - 1,", "sweeps"),
     Mutant(
         "replicas on one rank are two bins",
         "water_filling",

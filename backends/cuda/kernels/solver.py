@@ -1,7 +1,7 @@
 """Shares that level the rank loads, by water-filling, in one launch of one warp.
 
-The values are those of `equipoise.hal.routing.solve_cumulative` with 16 sweeps, bit for bit: the
-same integers in the same order, except where order is of no matter (`waves`).
+The values are those of `equipoise.hal.routing.solve_cumulative`, bit for bit: the same integers in
+the same order, except where order is of no matter (`waves`).
 
 **Range.** All in int64. With N tokens of a layer in all, B bins of an expert and C entries of a run
 at most, rank loads stay below N * 2**16, the depth of a bin below B * N * 2**16, a product of the
@@ -23,9 +23,7 @@ from equipoise.backends.cuda.kernels.water_rounding import write_shares
 from equipoise.backends.cuda.kernels.waves import make_waves, sweep_waves
 from equipoise.backends.cuda.kernels.workspace import LANES, Workspace, power_of_two
 from equipoise.hal.kernels import Tables
-
-SWEEPS = 16
-"""At most; a sweep that changes nothing is the last."""
+from equipoise.hal.routing import SWEEPS
 
 
 @triton.jit(do_not_specialize=["layer"])
