@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.cuda import native
-from equipoise.backends.devices.memory import copy, used_on
+from equipoise.backends.devices.memory import copy, pinned, used_on
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.backends.devices.vendor import Device
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
@@ -152,7 +152,7 @@ class CudaKernels:
         block = _packed(update)
 
         def program() -> None:
-            rows = torch.empty_like(block, device=tables.start.device, pin_memory=False)
+            rows = torch.empty(block.shape, dtype=block.dtype, device=tables.start.device)
             copy(rows, block)
             with _compiling(stream):
                 programs("committing").commit_tables(rows, tables)
@@ -218,5 +218,5 @@ def _packed(update: TableUpdate) -> Tensor:
     parts = [layers, update.start, update.replicas, update.cumulative]
     width = sum(part.shape[1] for part in parts)
     with native.unrestricted():
-        block = torch.empty((len(update.layers), width), dtype=torch.int32, pin_memory=True)
-    return torch.cat(parts, dim=1, out=block)
+        block = pinned(len(update.layers) * width * torch.int32.itemsize).view(torch.int32)
+    return torch.cat(parts, dim=1, out=block.view(-1, width))

@@ -1,0 +1,159 @@
+"""The checksum of `equipoise.hal.checksum`, of one tensor's bytes or of several buffers, at once.
+
+Programs of a buffer go through its words in turns, add their sums to one total in the workspace and
+take a ticket; whoever draws the last one finishes, as in `tally`. Words are read as such where the
+buffers stand on multiples of four bytes, and put together from bytes where they do not.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from equipoise.backends.cuda.kernels.bits import STEP_64, mix64
+from equipoise.backends.cuda.kernels.workspace import Workspace
+
+BLOCK = 1024
+"""Words a program and turn: two loads of 16 bytes are under way for each thread."""
+WARPS = 4
+PROGRAMS = 8
+"""Programs for each of the device's processors."""
+
+
+@triton.jit
+def load_bytes(data: tl.tensor, lane: tl.tensor, length: tl.tensor) -> tl.tensor:
+    """Words of the `length` bytes at `data`, uint64, little-endian; zeros behind them."""
+    made = tl.zeros_like(lane).to(tl.uint64)
+    for part in tl.static_range(4):
+        at = 4 * lane + part
+        byte = tl.load(data + at, mask=at < length, other=0)
+        made |= byte.to(tl.uint64) << (8 * part)
+    return made
+
+
+@triton.jit
+def load_block(
+    data: tl.tensor, lane: tl.tensor, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+) -> tl.tensor:
+    """Words of a whole block at `data`, uint64."""
+    if ALIGNED:
+        words = tl.load(data.to(tl.pointer_type(tl.uint32), bitcast=True) + lane).to(tl.uint64)
+    else:
+        words = load_bytes(data, lane, 4 * BLOCK)
+    return words
+
+
+@triton.jit
+def sum_blocks(
+    data: tl.tensor, length: tl.tensor, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+) -> tl.tensor:
+    """Sum of the mixed words of the whole blocks that come to this program, uint64."""
+    lane, turn = tl.arange(0, BLOCK), tl.num_programs(0).to(tl.int64)
+    blocks, mine = length // (4 * BLOCK), tl.program_id(0).to(tl.int64)
+    # The product with a word's number is carried along: an addition is cheaper.
+    steps = (mine * BLOCK + lane + 1).to(tl.uint64) * STEP_64
+    onward = (turn * BLOCK).to(tl.uint64) * STEP_64
+    place, found = data + mine * 4 * BLOCK, tl.zeros([BLOCK], tl.uint64)
+    for _ in range(mine, blocks, turn):
+        found += mix64(load_block(place, lane, ALIGNED, BLOCK) + steps)
+        steps += onward
+        place += turn * 4 * BLOCK
+    return tl.sum(found, 0)
+
+
+@triton.jit
+def sum_rest(data: tl.tensor, length: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Sum of the mixed words behind the whole blocks, the last one filled up; and the length's."""
+    lane = tl.arange(0, BLOCK)
+    first = length // (4 * BLOCK) * BLOCK
+    left = length - 4 * first
+    steps = (first + lane + 1).to(tl.uint64) * STEP_64
+    mixed = mix64(load_bytes(data + 4 * first, lane, left) + steps)
+    rest = tl.sum(tl.where(4 * lane < left, mixed, 0), 0)
+    return rest + mix64((-1 - length).to(tl.uint64))
+
+
+@triton.jit(do_not_specialize=["length"])
+def checksum_kernel(
+    data: tl.tensor,
+    length: tl.int64,
+    stride: tl.int64,
+    out: tl.tensor,
+    sums: tl.tensor,
+    tickets: tl.tensor,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Sum one program's part of one buffer; the last of a buffer's programs finishes it."""
+    buffer = tl.program_id(1)
+    data += buffer * stride
+    found = sum_blocks(data, length, ALIGNED, BLOCK)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        found += sum_rest(data, length, BLOCK)
+    tl.atomic_add(sums + buffer, found.to(tl.int64, bitcast=True), sem="relaxed")
+    # As in `tally`: the additions before the ticket, whichever thread makes them.
+    tl.debug_barrier()
+    drawn = tl.atomic_add(tickets + buffer, 1, sem="acq_rel")
+    if drawn == tl.num_programs(0) - 1:
+        total = tl.atomic_xchg(sums + buffer, tl.zeros_like(length), sem="relaxed")
+        tl.store(out + buffer, total)
+        tl.store(tickets + buffer, 0)
+
+
+def checksum(data: Tensor, out: Tensor, workspace: Workspace) -> None:
+    """Checksum of a tensor's bytes, in one launch on the current stream.
+
+    Args:
+        data: C-contiguous, of any dtype, at any byte of its storage.
+        out: int64 [1], overwritten.
+        workspace: of this stream.
+
+    Raises:
+        ValueError: the tensor is not C-contiguous.
+    """
+    if not data.is_contiguous():
+        raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
+    checksum_rows(data.detach().reshape(-1).view(torch.uint8)[None], out, workspace)
+
+
+def checksum_rows(data: Tensor, out: Tensor, workspace: Workspace) -> None:
+    """Checksums of several buffers, in one launch on the current stream.
+
+    Args:
+        data: uint8 [n, bytes], each row contiguous.
+        out: int64 [n], overwritten.
+        workspace: of this stream.
+
+    Raises:
+        ValueError: there are more rows than the workspace was made for, or they are not contiguous.
+    """
+    number, length = data.shape
+    if number > workspace.sizes.buffers:
+        raise ValueError(f"data: expected at most {workspace.sizes.buffers} rows, got {number}")
+    if length > 1 and data.stride(1) != 1:
+        raise ValueError(f"data: expected contiguous rows, got strides {data.stride()}")
+    if number == 0:
+        return
+    stride = data.stride(0) if number > 1 else 0
+    programs = min(-(-length // (4 * BLOCK)), -(-_processors(data.device) * PROGRAMS // number))
+    checksum_kernel[(max(1, programs), number)](
+        data,
+        length,
+        stride,
+        out,
+        workspace.sums,
+        workspace.tickets,
+        ALIGNED=data.data_ptr() % 4 == 0 and stride % 4 == 0,
+        BLOCK=BLOCK,
+        num_warps=WARPS,
+    )
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Of the device; one of the host's, where Triton interprets."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
