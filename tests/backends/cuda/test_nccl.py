@@ -164,7 +164,7 @@ def test_a_stream_of_its_own_is_the_drivers_and_goes_first(
     def external(handle: int, device: int) -> tuple[int, int]:
         return handle, device
 
-    vendor = SimpleNamespace(
+    vendor: Any = SimpleNamespace(
         settle_thread=lambda index: asked.append("device"),
         free_memory=lambda index: asked.append("context"),
     )
