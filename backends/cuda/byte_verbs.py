@@ -55,7 +55,8 @@ class CudaBytes:
             return
         near = [pair for pair in pairs if pair[0].device == pair[1].device]
         for group in _by_width(near):
-            torch._foreach_copy_([to for to, _ in group], [source for _, source in group])
+            into, given = zip(*group, strict=True)
+            torch._foreach_copy_(into, given)  # pyright: ignore[reportPrivateImportUsage]
         for to, source in (pair for pair in pairs if pair[0].device != pair[1].device):
             for part, given in zip(torch.split(to, CHUNK), torch.split(source, CHUNK), strict=True):
                 copy(part, given)

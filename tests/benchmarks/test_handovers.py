@@ -138,10 +138,17 @@ def test_every_hand_over_is_right_whoever_is_slower(
 
 
 @pytest.mark.parametrize(
-    ("make", "receiver"), [(Forgetful, 0.004), (Hasty, 0.0), (Swapped, 0.004), (Stale, 0.0)]
+    ("make", "seconds"),
+    [
+        (Forgetful, (0.0, 0.004)),
+        (Hasty, (0.004, 0.0)),
+        (Swapped, (0.0, 0.004)),
+        (Stale, (0.0, 0.0)),
+    ],
 )
-def test_a_careless_hand_over_has_wrong_words(make: Made, receiver: float) -> None:
-    assert served(make, (0.0, receiver), 24) > 0
+def test_a_careless_hand_over_has_wrong_words(make: Made, seconds: tuple[float, float]) -> None:
+    """The one that forgets is slower than who sends; the hasty one is faster."""
+    assert served(make, seconds, 24) > 0
 
 
 @pytest.mark.parametrize("make", [blocking.Blocking, coordinator.Coordinator, channel.Channel])
