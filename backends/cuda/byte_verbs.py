@@ -55,8 +55,8 @@ class CudaBytes:
             return
         near = [pair for pair in pairs if pair[0].device == pair[1].device]
         for group in _by_width(near):
-            into, given = zip(*group, strict=True)
-            torch._foreach_copy_(into, given)  # pyright: ignore[reportPrivateImportUsage]
+            into, out_of = zip(*group, strict=True)
+            torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
         for to, source in (pair for pair in pairs if pair[0].device != pair[1].device):
             for part, given in zip(torch.split(to, CHUNK), torch.split(source, CHUNK), strict=True):
                 copy(part, given)
