@@ -106,6 +106,14 @@ class Kernels(Protocol):
     overwritten.
     """
 
+    def warm(self, tables: Tables, stream: Stream) -> None:
+        """Make everything ready that will be launched on tables of that size.
+
+        Where kernels are compiled with their first launch, that takes seconds, which belong to no
+        step. Changes nothing that anybody sees; launches what it launches on `stream`.
+        """
+        ...
+
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
         ...

@@ -23,6 +23,9 @@ class AscendKernels:
     def __init__(self) -> None:
         self._solver = Solver()
 
+    def warm(self, tables: Tables, stream: Stream) -> None:
+        """Operators are ready as far as torch_npu has them."""
+
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
 

@@ -14,6 +14,9 @@ from equipoise.hal.stream import Stream
 class CpuKernels:
     """Kernels over `equipoise._native`; semantics where `equipoise.hal.kernels` says."""
 
+    def warm(self, tables: Tables, stream: Stream) -> None:
+        """Native code is ready."""
+
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
         stream.launch(lambda: _native.count_experts(ids.numpy(), counts.numpy()))

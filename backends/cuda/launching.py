@@ -64,12 +64,24 @@ class Workspaces:
 class CudaKernels:
     """Triton's kernels of one device; the contract's values bit for bit.
 
-    A kernel is compiled with its first launch, which takes a second or so: run a step before one is
-    timed. Raises what Triton raises where one cannot be compiled; the stream has failed then.
+    A kernel is compiled with its first launch, which takes a second or so; `warm` does that ahead.
+    Raises what Triton raises where one cannot be compiled; the stream has failed then.
     """
 
     def __init__(self, device: Device) -> None:
         self._workspaces = Workspaces(device)
+
+    def warm(self, tables: Tables, stream: Stream) -> None:
+        """Compile every kernel, by launching it on scratch tables; nothing is awaited."""
+        own = own_stream(stream)
+
+        def program() -> None:
+            space = self._workspaces.of(own, _sizes_of(tables))
+            programs("warming").warm(tables, space)
+            self._workspaces.of(own, _sizes(tables.experts, tables.experts, 1))
+            self._workspaces.of(own, _sizes(1, 1, 1))
+
+        own.launch(program)
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""

@@ -32,6 +32,9 @@ class VirtualKernels:
     def __init__(self, device: "Device") -> None:
         self._device = device
 
+    def warm(self, tables: Tables, stream: Stream) -> None:
+        """Everything is ready."""
+
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
         own_stream(stream).launch(lambda: _native.count_experts(ids, counts))

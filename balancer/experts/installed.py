@@ -41,6 +41,7 @@ class Installed:
         self.tables = Tables.empty(
             shape.layers, shape.experts, shape.slots, shape.ranks, accelerator.device
         )
+        accelerator.kernels.warm(self.tables, self._compute)
         self.commit(change_of(layout, shape, range(shape.layers)), ())
 
     @property

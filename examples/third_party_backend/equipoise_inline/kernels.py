@@ -13,6 +13,9 @@ from equipoise.hal.stream import Stream
 class InlineKernels:
     """Every kernel is one launch around a function of `equipoise.hal.routing`."""
 
+    def warm(self, tables: Tables, stream: Stream) -> None:
+        """Nothing is compiled."""
+
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
         stream.launch(lambda: counts.copy_(routing.count_experts(ids, counts.numel())))

@@ -77,6 +77,18 @@ def test_they_are_the_kernels_of_the_contract(kernels: CudaKernels) -> None:
     assert isinstance(kernels, Kernels)
 
 
+def test_warming_compiles_everything_and_is_seen_by_nobody(
+    kernels: CudaKernels, stream: DeviceStream
+) -> None:
+    tables, _ = filled(kernels, stream)
+    before = [part.clone() for part in (tables.start, tables.replicas, tables.cumulative)]
+    kernels.warm(tables, stream)
+    stream.synchronize(1.0)
+    assert tables.generation.tolist() == [1, 2]
+    for part, was in zip((tables.start, tables.replicas, tables.cumulative), before, strict=True):
+        assert torch.equal(part, was)
+
+
 def test_counts_are_the_references(kernels: CudaKernels, stream: DeviceStream) -> None:
     counts = outputs()[1]
     for _ in range(2):  # the second time in a workspace that was used
