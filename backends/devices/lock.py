@@ -77,6 +77,7 @@ class DeviceStreamLock:
         self._lent: set[FullWord] = set()
         self._sections: list[_Section] = []
         self._passing: list[DeviceEvent] = []
+        self._under_way = 0
 
     @property
     def epoch(self) -> int:
@@ -148,10 +149,14 @@ class DeviceStreamLock:
         epoch is passed in another (clause L3).
         """
         expiry = time.monotonic() + timeout
-        while (passing := self._next_epoch()) is not None:
-            # A failed stream has nothing on its way any more.
-            with suppress(StreamFailed):
-                passing.synchronize(max(expiry - time.monotonic(), 0.0))
+        while not self._next_epoch():
+            left, passing = max(expiry - time.monotonic(), 0.0), next(iter(self._passing), None)
+            if passing is not None:
+                # A failed stream has nothing on its way any more.
+                with suppress(StreamFailed):
+                    passing.synchronize(left)
+            elif not poll(lambda: not self._under_way, left):
+                raise StreamTimeout(f"a verb of epoch {self._epoch} is still being issued")
         return self._epoch
 
     def tick(self, now: float) -> bool:
@@ -171,41 +176,70 @@ class DeviceStreamLock:
             self._poisoned = True
 
     @contextmanager
+    def _issuing(self) -> Iterator[None]:
+        """While a verb is given to the device: no epoch ends meanwhile.
+
+        Without the mutex: a launch may stand in the driver, behind a queue that is full, and the
+        signal, the poison and the watchdog must come through to what it stands behind.
+        """
+        with self._changed:
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+
+    @contextmanager
     def _entering(self, word: FullWord, on: Stream) -> Iterator[None]:
         """Around the wait of an acquire, or around a replay in which it is."""
         section = _Section(word, on, DeviceEvent(), DeviceEvent())
-        with self._changed:  # so that no drain ends between the wait and its being known
-            for earlier in self._sections:
-                if earlier.word is word and earlier.stream is not on:
-                    on.wait(earlier.passed)  # else both would go on with one signal
-            on.record(section.reached)
-            self._sections.append(section)
+        with self._issuing():
+            with self._changed:
+                earlier = [s for s in self._sections if s.word is word and s.stream is not on]
+                self._sections.append(section)
             try:
+                for other in earlier:
+                    on.wait(other.passed)  # else both would go on with one signal
+                on.record(section.reached)
+                with self._changed:
+                    self._feed()
+                    self._watch.add(self)
                 yield
                 on.record(section.passed)
             except BaseException:
-                self._sections.remove(section)
-                self._lent.discard(word)
+                self._withdraw(section)
                 raise
-            self._passing.append(section.passed)
-            self._feed()
-            self._watch.add(self)
+            with self._changed:
+                self._passing.append(section.passed)
+                self._watch.add(self)
+
+    def _withdraw(self, section: _Section) -> None:
+        """Nobody waits there: the next one gets its signal, and its word is nobody's any more."""
+        with self._changed:
+            self._sections.remove(section)
+            self._lent.discard(section.word)
+            if section.fed and not self._poisoned:
+                self._turn = _Turn.FULL
+                self._feed()
 
     @contextmanager
     def _leaving(self, on: Stream) -> Iterator[None]:
         """Around the setting of the empty word, or around a replay in which it is."""
-        with self._changed:
-            section, left = self._unreleased(on), DeviceEvent()
-            if section is None:
-                raise LockMisuse("a replayed release has no acquire to follow")
-            section.released = True
+        with self._issuing():
+            with self._changed:
+                section, left = self._unreleased(on), DeviceEvent()
+                if section is None:
+                    raise LockMisuse("a replayed release has no acquire to follow")
+                section.released = True
             try:
                 yield
                 on.record(left)
             except BaseException:
                 section.released = False
                 raise
-            self._passing.append(left)
+            with self._changed:
+                self._passing.append(left)
 
     def _unreleased(self, on: Stream) -> _Section | None:
         """The acquire that a release on that stream belongs to: its own stream's come first."""
@@ -259,21 +293,21 @@ class DeviceStreamLock:
                 kept.append(section)
         self._sections = kept
 
-    def _next_epoch(self) -> DeviceEvent | None:
-        """A verb that has not been passed; None, and the next epoch begins, when there is none."""
+    def _next_epoch(self) -> bool:
+        """Begin it, unless a verb is being issued or has not been passed."""
         with self._changed:
             self._tidy()
             if self._poisoned:
                 self._feed()
-            if self._passing:
-                return self._passing[0]
+            if self._under_way or self._passing:
+                return False
             for section in self._sections:
                 self._take_back(section)
             self._sections = []
             self._turn, self._poisoned, self._failure = _Turn.WRITES, False, None
             self._empty.clear()
             self._epoch += 1
-            return None
+            return True
 
     def _lend(self) -> FullWord:
         with self._changed:
