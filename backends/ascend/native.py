@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -81,6 +81,11 @@ def begin_capture() -> Any:
 def end_capture(graph: Any) -> None:
     """Its end."""
     graph.capture_end()
+
+
+def unrestricted() -> AbstractContextManager[None]:
+    """Nothing is forbidden to a thread that captures but what would synchronise."""
+    return nullcontext()
 
 
 def event() -> Any:

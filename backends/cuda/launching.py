@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.cuda import native
-from equipoise.backends.devices.memory import copy, pinned, used_on
+from equipoise.backends.devices.memory import HOST, copy, pinned, used_on
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.backends.devices.vendor import Device
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
@@ -57,6 +57,8 @@ class Workspaces:
             with native.unrestricted(), native.current(self._device.kept_stream(ASIDE)):
                 workspace = programs("workspace").Workspace.make(sizes, self._device.torch)
             made[sizes] = workspace
+            # Its memory is of the stream aside: whoever forgets it may still run on it.
+            used_on(stream, *(part for part in vars(workspace).values() if part is not sizes))
         stream.keep(made[sizes])
         return made[sizes]
 
@@ -69,10 +71,11 @@ class CudaKernels:
     """
 
     def __init__(self, device: Device) -> None:
+        self._device = device
         self._workspaces = Workspaces(device)
 
     def warm(self, tables: Tables, stream: Stream) -> None:
-        """Compile every kernel, by launching it on scratch tables; nothing is awaited."""
+        """Compile every kernel, by launching it on scratch tables, which are awaited."""
         own = own_stream(stream)
 
         def program() -> None:
@@ -187,8 +190,18 @@ class CudaKernels:
     def fingerprint(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Checksum of `data`, uint8 [n], into `out`, int64 [1]; called by a program."""
         space = self._workspaces.of(own_stream(stream), _sizes(1, 1, 1))
+        # A kernel reaches the host's memory too, but the host's allocator knows of copies only.
+        near = data if data.device.type != HOST else self._near(data)
+        found = out if out.device.type != HOST else torch.empty_like(out, device=space.sums.device)
         with _compiling(stream):
-            programs("checksums").checksum(data, out, space)
+            programs("checksums").checksum(near, found, space)
+        if found is not out:
+            copy(out, found)
+
+    def _near(self, data: Tensor) -> Tensor:
+        made = torch.empty(data.shape, dtype=data.dtype, device=self._device.torch)
+        copy(made, data)
+        return made
 
     def _launch(
         self, stream: Stream, sizes: "Sizes", program: Callable[["Workspace"], None]

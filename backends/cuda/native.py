@@ -4,8 +4,9 @@ A module that is a `Vendor`. Everything of the two is typed `Any`: a CPU build o
 """
 
 import importlib.util
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
@@ -17,6 +18,14 @@ from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 DRIVER = "cuda.bindings.driver"
 KERNELS = "triton"
+SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+    ("CUDA_LAUNCH_BLOCKING", lambda text: text not in ("", "0"), "operations block the host"),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", lambda text: text == "1", "streams wait for each other"),
+)
+"""Settings that break the contract: which, when, and what they do."""
+QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+"""As many of the device's queues as there can be: streams that share one wait for each other, and
+the driver's own default is 8."""
 INSTALL = "pip install 'equipoise[cuda]'"
 kind = "cuda"
 """What torch calls its devices."""
@@ -58,8 +67,12 @@ def devices() -> int:
 def stream_memory() -> str:
     """Why streams cannot wait for a value and write one; nothing where they can.
 
-    The driver has had both, as calls that need no permission, since CUDA 12.
+    The driver has had both, as calls that need no permission, since CUDA 12. With some settings a
+    stream that waits would hold up all others, or the host.
     """
+    for name, wrong, what in SETTINGS:
+        if wrong(text := os.environ.get(name, "")):
+            return f"{name}={text} is set: with it {what}; unset it"
     if not _installed(DRIVER.partition(".")[0]):
         return f"cuda-bindings is not installed: {INSTALL}"
     try:
@@ -84,8 +97,13 @@ def settle_thread(index: int) -> None:
 
 
 def choose(index: int) -> None:
-    """Make it the calling thread's device, and the process's for whoever asks `chosen`."""
+    """Make it the calling thread's device, and the process's for whoever asks `chosen`.
+
+    The first time, the driver is told of as many queues as there can be, unless somebody was first.
+    """
     global _latest
+    if not cuda().is_initialized():
+        os.environ.setdefault(*QUEUES)
     settle_thread(index)
     _latest = index
 

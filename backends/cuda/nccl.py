@@ -29,6 +29,7 @@ class WordPromise:
     def wait(self) -> None:
         """The current stream goes on when the word is 1."""
         device = self._device
+        bind(device)
         self._word.enqueue_wait(device.vendor.current_stream(device.index), 1)
 
     def record(self, stream: Any) -> None:

@@ -194,7 +194,9 @@ class NcclGroup:
             self._device.settle()
             try:
                 how(comm)
-            finally:  # an error leaves nothing that could still be done
+            except NcclError:
+                pass  # it was given back as far as that went, and nobody waits for more
+            finally:
                 self._streams.give(self._own)
                 self._closed = True
 

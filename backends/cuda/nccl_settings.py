@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from equipoise.backends.cuda.native import SETTINGS
 from equipoise.backends.devices.collectives.operands import FLOATS, INTEGERS
 
 MIB = 1 << 20
@@ -13,10 +14,8 @@ CHANNELS = 16
 """Assumed where the environment does not limit them: NCCL takes as many as the links are worth."""
 SHARING = (2, 30)
 """The first NCCL that lets two ranks work on one device."""
-BLOCKING = "operations block the host"
 OBSTACLES = (
-    ("CUDA_LAUNCH_BLOCKING", lambda text: text not in ("", "0"), BLOCKING),
-    ("CUDA_DEVICE_MAX_CONNECTIONS", lambda text: text == "1", "streams wait for each other"),
+    *SETTINGS,
     ("NCCL_COMM_BLOCKING", lambda text: text == "0", "calls of NCCL return before they launch"),
 )
 """Settings that break the contract (clause P1): which, when, and what they do."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from equipoise.backends.cuda import native
+from equipoise.backends.cuda.own_streams import bind
 from equipoise.backends.devices.memory import pinned
 from equipoise.backends.devices.vendor import Device
 
@@ -73,7 +74,7 @@ class Shelf:
             return self._spare.pop()
 
     def _page(self) -> list[Word]:
-        self._device.settle()
+        bind(self._device)
         with native.unrestricted():
             memory = pinned(LINE * PAGE).view(torch.int32).zero_()
         self._pages.append(memory)

@@ -46,7 +46,7 @@ class Call:
 Part = Segment | Call
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
     """A segment in the making."""
 
@@ -92,6 +92,11 @@ class Capture:
     def keep(self, what: object) -> None:
         """With the segment in the making: its work points into this."""
         self._begun().kept.append(what)
+
+    @property
+    def segment(self) -> object:
+        """What stands for the segment in the making, and is hashed by identity."""
+        return self._begun()
 
     def call(self, issue: Callable[[Stream], None]) -> None:
         """Note what the host does at this place of a replay."""

@@ -42,8 +42,17 @@ def copy(to: Tensor, source: Tensor) -> None:
 
 
 def used_on(stream: Stream, *tensors: Tensor) -> None:
-    """Tell the device's allocator that the stream uses these, wherever they were made (K1)."""
-    native = own_stream(stream).native
+    """Tell the device's allocator that the stream uses these, wherever they were made (K1).
+
+    In a capture the graph keeps them instead: it runs on other streams than the one it was captured
+    on, and an allocator that is told of that one asks it in the middle of a later capture
+    (PyTorch #193982).
+    """
+    own = own_stream(stream)
+    if own.capturing:
+        own.keep(tensors)
+        return
+    native = own.native
     for tensor in tensors:
         if tensor.device.type != HOST:
             tensor.record_stream(native)

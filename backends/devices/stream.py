@@ -84,9 +84,10 @@ class DeviceStream:
 
     @property
     def target(self) -> object:
-        """What this thread's launches go to: the stream, or the capture that is being made."""
+        """What this thread's launches go to: the stream, or the segment that is being captured, two
+        of which may run side by side, in replays on two streams."""
         capture = self._mine.capture
-        return self if capture is None else capture
+        return self if capture is None else capture.segment
 
     def keep(self, what: object) -> None:
         """Called by a program that is being captured: the graph keeps this, as it keeps the program

@@ -59,6 +59,10 @@ class Vendor(Protocol):
         """Its end, on the same stream."""
         ...
 
+    def unrestricted(self) -> AbstractContextManager[None]:
+        """Let the calling thread take page-locked memory for a block, also while it captures."""
+        ...
+
     def free_memory(self, index: int) -> tuple[int, int]:
         """Bytes of the device: free, and all."""
         ...

@@ -46,4 +46,5 @@ def torch_cuda() -> Any:
         mem_get_info=npu.mem_get_info,
         get_device_properties=lambda index: SimpleNamespace(),
         device_count=npu.device_count,
+        is_initialized=lambda: True,
     )

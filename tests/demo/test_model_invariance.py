@@ -21,7 +21,9 @@ from equipoise.demo.model import (
     combine_in_order,
     expert_rows,
     group_by_expert,
+    invariance,
     random_weights,
+    rows,
 )
 from equipoise.demo.model.invariance import (
     NotBatchInvariant,
@@ -229,3 +231,55 @@ def test_a_malformed_batch_is_refused() -> None:
         Batch((Sequence(1, text(0, 3)[:0], 0),))
     with pytest.raises(ValueError, match="at least one slot"):
         KVCache(CONFIG, 0)
+
+
+def test_a_device_that_goes_by_the_number_of_rows_is_given_one_number_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a GPU does, whose sums of few rows are other trees than those of many."""
+    checked: list[list[str]] = []
+
+    def fails_at_first(candidates: list[Probe], device: torch.device) -> None:
+        checked.append([probe.name for probe in candidates])
+        if len(checked) == 1:
+            raise NotBatchInvariant("other bits")
+
+    monkeypatch.setattr(rows, "_grouped", set())
+    monkeypatch.setattr(invariance, "check_probes", fails_at_first)
+    check_batch_invariance(CONFIG, torch.device("meta"))
+    assert rows._grouped == {torch.device("meta")}
+    everything, again = checked
+    assert set(everything) - set(again) == {name for name in everything if "attention " in name} - {
+        name for name in everything if "attention product" in name
+    }
+
+
+def test_the_host_is_not_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(candidates: list[Probe], device: torch.device) -> None:
+        raise NotBatchInvariant("other bits")
+
+    monkeypatch.setattr(invariance, "check_probes", fails)
+    with pytest.raises(NotBatchInvariant):
+        check_batch_invariance(CONFIG)
+    assert rows._grouped == set()
+
+
+def test_rows_in_groups_have_the_same_bits_and_every_product_the_same_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = random_weights(CONFIG, seed=5)
+    batch = Batch(tuple(Sequence(slot, torch.arange(1, 20), 0) for slot in range(3)))
+
+    def forward() -> Tensor:
+        return Decoder(weights).forward(batch, KVCache(CONFIG, SLOTS), LocalExperts(weights))
+
+    plain, shapes, product = forward(), set(), torch.mm
+
+    def seen(x: Tensor, weight: Tensor) -> Tensor:
+        shapes.add(len(x))
+        return product(x, weight)
+
+    monkeypatch.setattr(rows, "_grouped", {torch.device("cpu")})
+    monkeypatch.setattr(torch, "mm", seen)
+    assert torch.equal(forward(), plain)
+    assert shapes == {rows.ROW_MULTIPLE}

@@ -52,7 +52,7 @@ def scribe(monkeypatch: pytest.MonkeyPatch) -> Scribe:
     made = Scribe()
     monkeypatch.setattr(native, "driver", lambda: made)
     monkeypatch.setattr(native, "stream_memory", lambda: "")
-    monkeypatch.setattr(native, "settle_thread", lambda index: None)
+    monkeypatch.setattr(word, "bind", lambda device: None)
     monkeypatch.setattr(word, "pinned", lambda nbytes: torch.ones(nbytes, dtype=torch.uint8))
     monkeypatch.setattr(word, "_shelves", {})
     return made

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from equipoise.demo.model.config import ModelConfig
-from equipoise.demo.model.rows import product
+from equipoise.demo.model.rows import by_rows, product
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -12,8 +12,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
     Source: Zhang and Sennrich 2019.
     """
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
-    return x * scale * weight
+    means = by_rows(lambda rows: rows.square().mean(-1, keepdim=True), x)
+    return x * torch.rsqrt(means + epsilon) * weight
 
 
 class Rotary:
@@ -43,9 +43,10 @@ def route(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     `x` (n, hidden), `router` (hidden, experts) -> expert ids (n, top_k) int32 and gates
     (n, top_k) float32, largest first; between equal gates the lower expert id comes first.
     """
-    probabilities = torch.softmax(product(x, router), dim=-1)
+    probabilities = by_rows(lambda rows: torch.softmax(rows, dim=-1), product(x, router))
     gates, ids = top_in_order(probabilities, top_k)
-    return ids.to(torch.int32), gates / gates.sum(-1, keepdim=True)
+    total = by_rows(lambda rows: rows.sum(-1, keepdim=True), gates)
+    return ids.to(torch.int32), gates / total
 
 
 def top_in_order(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
