@@ -187,6 +187,18 @@ def unrestricted() -> Iterator[None]:
         check(exchange(before), "cuThreadExchangeStreamCaptureMode")
 
 
+def give_context(index: int) -> None:
+    """Let the calling thread use the driver's own functions; asks the device nothing, and so never
+    waits for what hangs there."""
+    known = driver()
+    (current_one,) = check(known.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    if int(current_one):
+        return
+    (device,) = check(known.cuDeviceGet(index), "cuDeviceGet")
+    (context,) = check(known.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+    check(known.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
 def free_memory(index: int) -> tuple[int, int]:
     """As the driver counts it."""
     free, total = cuda().mem_get_info(index)

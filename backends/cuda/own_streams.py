@@ -54,9 +54,9 @@ class OwnStreams:
 
 def bind(device: Device) -> None:
     """Make the device the calling thread's, for the driver's own functions too: these want its
-    context, which a thread gets with the first call that asks the device for something."""
+    context, which torch gives a thread only when it asks the device for something."""
     device.settle()
-    device.vendor.free_memory(device.index)
+    native.give_context(device.index)
 
 
 def new_stream(device: Device) -> OwnStream:

@@ -44,6 +44,11 @@ def cuThreadExchangeStreamCaptureMode(mode: int) -> tuple[CUresult, int]:
     return CUresult.CUDA_SUCCESS, CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
+def cuCtxGetCurrent() -> tuple[CUresult, int]:
+    """Every thread has one."""
+    return CUresult.CUDA_SUCCESS, 1
+
+
 def cuMemHostGetDevicePointer(address: int, flags: int) -> tuple[CUresult, int]:
     """Where the device finds it: at the same place, as with one address space for both."""
     return CUresult.CUDA_SUCCESS, address

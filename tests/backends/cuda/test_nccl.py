@@ -164,10 +164,8 @@ def test_a_stream_of_its_own_is_the_drivers_and_goes_first(
     def external(handle: int, device: int) -> tuple[int, int]:
         return handle, device
 
-    vendor: Any = SimpleNamespace(
-        settle_thread=lambda index: asked.append("device"),
-        free_memory=lambda index: asked.append("context"),
-    )
+    vendor: Any = SimpleNamespace(settle_thread=lambda index: asked.append("device"))
+    monkeypatch.setattr(native, "give_context", lambda index: asked.append("context"))
     monkeypatch.setattr(native, "driver", Driver)
     monkeypatch.setattr(native, "cuda", lambda: SimpleNamespace(ExternalStream=external))
     made = new_stream(Device(vendor, 3))

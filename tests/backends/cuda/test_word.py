@@ -147,3 +147,37 @@ def test_a_word_is_read_where_the_host_wrote_it() -> None:
     made.store(5)
     assert memory.tolist() == [0, 5, 0, 0]
     assert made.value == 5
+
+
+class Contexts(Scribe):
+    """A driver that knows which context the calling thread has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = 0
+
+    def cuCtxGetCurrent(self) -> tuple[int, int]:
+        return 0, self.context
+
+    def cuDeviceGet(self, index: int) -> tuple[int, str]:
+        return 0, f"device {index}"
+
+    def cuDevicePrimaryCtxRetain(self, device: str) -> tuple[int, int]:
+        self.calls.append(("retain", device))
+        return 0, 5
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[int]:
+        self.context = context
+        return (0,)
+
+
+def test_a_thread_without_a_context_is_given_the_devices_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the device is asked nothing: it may hang, and then the answer would too."""
+    known = Contexts()
+    monkeypatch.setattr(native, "driver", lambda: known)
+    for _ in range(2):
+        native.give_context(3)
+    assert known.context == 5
+    assert known.calls == [("retain", "device 3")]
