@@ -12,6 +12,7 @@ from equipoise.backends.ascend.bits import fingerprint
 from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.devices.memory import copy, used_on
 from equipoise.backends.devices.stream import own_stream
+from equipoise.backends.devices.table_rows import table_rows
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
@@ -118,9 +119,7 @@ class AscendKernels:
 
         The update is taken at the call. Raises `ValueError` if a layer is named twice.
         """
-        if len(set(update.layers)) < len(update.layers):
-            raise ValueError(f"layers: expected each once, got {update.layers}")
-        block = _packed(update)
+        block = table_rows(update)
         stream.launch(lambda: _install(block, tables))
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
@@ -134,15 +133,6 @@ class AscendKernels:
             copy(out[0], fingerprint(data))
 
         stream.launch(program)
-
-
-def _packed(update: TableUpdate) -> Tensor:
-    """Layer numbers and tables side by side, int32 [layers, 1 + ...], ready for one copy."""
-    layers = torch.tensor(update.layers, dtype=torch.int32)[:, None]
-    parts = [layers, update.start, update.replicas, update.cumulative]
-    width = sum(part.shape[1] for part in parts)
-    block = torch.empty((len(update.layers), width), dtype=torch.int32, pin_memory=True)
-    return torch.cat(parts, dim=1, out=block)
 
 
 def _install(block: Tensor, tables: Tables) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from equipoise.backends.devices.kept_streams import KeptStreams
+from equipoise.backends.devices.vendor import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 MODULE = "torch_npu"
@@ -47,7 +48,7 @@ def probe() -> Probe:
         found = devices()
     except Exception as error:
         return Unavailable(
-            f"torch_npu does not import (is CANN's set_env.sh sourced?): {_line(error)}"
+            f"torch_npu does not import (is CANN's set_env.sh sourced?): {first_line(error)}"
         )
     if not found:
         return Unavailable("torch_npu sees no device (look at npu-smi, ASCEND_RT_VISIBLE_DEVICES)")
@@ -202,7 +203,3 @@ def version() -> str:
 def _detail(found: int) -> str:
     said = f"torch_npu {version()}, {found} device(s)"
     return f"{said}; torch.cuda is redirected by transfer_to_npu" if shimmed() else said
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

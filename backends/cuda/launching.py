@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.cuda import native
-from equipoise.backends.devices.memory import HOST, copy, pinned, used_on
+from equipoise.backends.devices.memory import HOST, copy, used_on
 from equipoise.backends.devices.stream import DeviceStream, own_stream
+from equipoise.backends.devices.table_rows import table_rows
 from equipoise.backends.devices.vendor import Device
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
 from equipoise.hal.routing_rules import RowHash, Rule
@@ -58,7 +59,7 @@ class Workspaces:
                 workspace = programs("workspace").Workspace.make(sizes, self._device.torch)
             made[sizes] = workspace
             # Its memory is of the stream aside: whoever forgets it may still run on it.
-            used_on(stream, *(part for part in vars(workspace).values() if part is not sizes))
+            used_on(stream, *workspace.tensors)
         stream.keep(made[sizes])
         return made[sizes]
 
@@ -162,9 +163,8 @@ class CudaKernels:
 
         The update is taken at the call. Raises `ValueError` if a layer is named twice.
         """
-        if len(set(update.layers)) < len(update.layers):
-            raise ValueError(f"layers: expected each once, got {update.layers}")
-        block = _packed(update)
+        with native.unrestricted():
+            block = table_rows(update)
 
         def program() -> None:
             rows = torch.empty(block.shape, dtype=block.dtype, device=tables.start.device)
@@ -235,13 +235,3 @@ def _sizes_of(tables: Tables, elements: int = 0) -> "Sizes":
     """For any batch up to a power of two, so that few are made."""
     room = max(LEAST, 1 << (elements - 1).bit_length()) if elements else LEAST
     return _sizes(tables.experts, tables.slots, tables.ranks, room)
-
-
-def _packed(update: TableUpdate) -> Tensor:
-    """Layer numbers and tables side by side, int32 [layers, 1 + ...], ready for one copy."""
-    layers = torch.tensor(update.layers, dtype=torch.int32)[:, None]
-    parts = [layers, update.start, update.replicas, update.cumulative]
-    width = sum(part.shape[1] for part in parts)
-    with native.unrestricted():
-        block = pinned(len(update.layers) * width * torch.int32.itemsize).view(torch.int32)
-    return torch.cat(parts, dim=1, out=block.view(-1, width))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from equipoise.backends.devices.kept_streams import KeptStreams
+from equipoise.backends.devices.vendor import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 DRIVER = "cuda.bindings.driver"
@@ -52,7 +53,7 @@ def probe() -> Probe:
     try:
         found = devices()
     except Exception as error:
-        return Unavailable(f"torch.cuda does not answer: {_line(error)}")
+        return Unavailable(f"torch.cuda does not answer: {first_line(error)}")
     if not found:
         return Unavailable("torch.cuda sees no device (look at nvidia-smi, CUDA_VISIBLE_DEVICES)")
     said = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {found} device(s)"
@@ -78,7 +79,7 @@ def stream_memory() -> str:
     try:
         driver()
     except ImportError as error:
-        return f"cuda-bindings does not import: {_line(error)}"
+        return f"cuda-bindings does not import: {first_line(error)}"
     return ""
 
 
@@ -173,13 +174,15 @@ def unrestricted() -> Iterator[None]:
     """Let the calling thread allocate page-locked memory for a block, also while it captures.
 
     The driver forbids that to a thread that captures, since on some paths it would synchronise;
-    nothing that is allocated is a part of the capture.
+    nothing that is allocated is a part of the capture. Without cuda-bindings it stays forbidden.
     """
-    if stream_memory():
+    try:
+        known = driver()
+    except ImportError:
         yield
         return
-    exchange = driver().cuThreadExchangeStreamCaptureMode
-    relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    exchange = known.cuThreadExchangeStreamCaptureMode
+    relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     (before,) = check(exchange(relaxed), "cuThreadExchangeStreamCaptureMode")
     try:
         yield
@@ -212,7 +215,3 @@ def _lacks() -> tuple[str, ...]:
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -24,14 +24,17 @@ def staged(source: Tensor) -> Tensor:
     allocator records the streams of copies from its own blocks, and keeps a block that is dropped
     until they have passed.
     """
-    if source.device.type != HOST or source.is_pinned():
-        return source
-    return torch.empty_like(source, pin_memory=True).copy_(source)
+    return torch.empty_like(source, pin_memory=True).copy_(source) if pageable(source) else source
+
+
+def pageable(source: Tensor) -> bool:
+    """Whether it lies in host memory that the system may move."""
+    return source.device.type == HOST and not source.is_pinned()
 
 
 def check_reachable(out: Tensor, what: str) -> None:
     """Raise `SlotError` for memory that no stream can write by itself."""
-    if out.device.type == HOST and not out.is_pinned():
+    if pageable(out):
         raise SlotError(f"{what} must lie on the device or in page-locked memory: use pinned()")
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.backends.devices.byte_verbs import ByteVerbs
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.memory import check_reachable, staged, used_on
+from equipoise.backends.devices.memory import check_reachable, pageable, staged, used_on
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.backends.devices.vendor import Device
 from equipoise.backends.devices.verb import Verb
@@ -213,6 +213,8 @@ class DeviceSlotStore:
 
     def _staged(self, source: Tensor) -> Tensor:
         """What a copy may read when its stream comes to it; also in the middle of a capture."""
+        if not pageable(source):
+            return source
         with self._device.vendor.unrestricted():
             return staged(source)
 

@@ -68,6 +68,11 @@ class Vendor(Protocol):
         ...
 
 
+def first_line(error: BaseException) -> str:
+    """Of what a vendor raised, often with a trace of its own behind; its type where it is mute."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @dataclass(frozen=True)
 class Device:
     """One device of a vendor's.

@@ -72,6 +72,12 @@ class Workspace:
     water: Tensor
     places: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of its memory."""
+        shared = (self.totals, self.blocks, self.sums, self.tickets)
+        return (*shared, self.water, self.places)
+
     @staticmethod
     def make(sizes: Sizes, device: torch.device) -> "Workspace":
         """Zeroed on the host, so that no stream has to be waited for."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from equipoise.backends.devices.collectives.library import Handle
 from equipoise.backends.devices.stream import own_stream
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.vendor import Device, first_line
 from equipoise.hal.errors import CommunicatorFailed
 from equipoise.hal.stream import Stream
 
@@ -51,7 +51,7 @@ class Flight:
                 return Fate.UNDER_WAY
             self.error = handle.fault()
         except RuntimeError as error:
-            self.error = _line(error)
+            self.error = first_line(error)
         if self.error:
             return Fate.BROKEN
         self._land()
@@ -90,7 +90,3 @@ class Flight:
 
     def _land(self) -> None:
         self._handle, self._buffers, self._held = None, (), []
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -132,6 +132,16 @@ def test_page_locked_memory_is_made_where_a_capture_would_forbid_it(
     assert scribe.mode == "global"
 
 
+def test_a_setting_that_forbids_locks_forbids_no_allocation_in_a_capture(
+    scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode is relaxed wherever there are bindings, whatever streams can wait for."""
+    monkeypatch.setattr(native, "stream_memory", lambda: "CUDA_LAUNCH_BLOCKING=1 is set")
+    with native.unrestricted():
+        assert scribe.mode == "relaxed"
+    assert scribe.mode == "global"
+
+
 def test_what_the_driver_refuses_is_told_by_name(scribe: Scribe) -> None:
     made = Shelf(DEVICE).take()
     scribe.status = 801

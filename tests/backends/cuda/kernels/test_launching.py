@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.backends.cuda import launching, native
 from equipoise.backends.cuda.launching import CudaKernels, Workspaces, programs
+from equipoise.backends.devices import table_rows
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import StreamFailed
@@ -40,7 +41,7 @@ def stream() -> DeviceStream:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
     """On the host: it has no page-locked memory, and no stream is current."""
-    monkeypatch.setattr(launching, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
+    monkeypatch.setattr(table_rows, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
     monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
     return CudaKernels(at_once.DEVICE)
 
