@@ -30,7 +30,7 @@ def layers(draw: st.DrawFn, most: int = 300) -> Layer:
     return np.array(counts, dtype=np.int64), np.array(placement, dtype=np.int32), ranks
 
 
-def solve(layer: Layer, sweeps: int = 16) -> NDArray[np.int32]:
+def solve(layer: Layer, sweeps: int = routing.SWEEPS) -> NDArray[np.int32]:
     counts, placement, ranks = layer
     solved = _native.solve_shares(counts[None], placement[None], ranks, sweeps)
     return solved.reshape(-1)
