@@ -15,5 +15,7 @@ void bind_routing_rules(nanobind::module_& m);
 void bind_checksum(nanobind::module_& m);
 void bind_shipment(nanobind::module_& m);
 void bind_copier(nanobind::module_& m);
+void bind_router(nanobind::module_& m);
+void bind_simulation(nanobind::module_& m);
 
 }  // namespace equipoise

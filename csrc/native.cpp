@@ -13,4 +13,6 @@ NB_MODULE(_native, m) {
     equipoise::bind_checksum(m);
     equipoise::bind_shipment(m);
     equipoise::bind_copier(m);
+    equipoise::bind_router(m);
+    equipoise::bind_simulation(m);
 }

@@ -34,6 +34,10 @@ EquipoiseError
 │   ├── LeaseEnded            tensors were asked for behind the end of their lease
 │   ├── NotReplicated         tensors declared alike on all slices' ranks differ: nothing was sent
 │   └── ChannelClosed         the edge was closed, or failed before
+├── RouterError               a router of requests cannot do that; nothing has happened
+│   ├── PolicyError           no policy can be made of these settings
+│   ├── RequestError          a request is unknown, known already, or not in that state
+│   └── WorkerError           a worker does not exist, or is not in that state
 └── EngineError
     ├── ConfigError           an engine cannot be configured so
     ├── PlacementError        a placement, share table or load is malformed
@@ -235,6 +239,22 @@ class NotReplicated(ChannelError):
 
 class ChannelClosed(ChannelError):
     """The edge was closed, or an earlier message failed it."""
+
+
+class RouterError(EquipoiseError):
+    """A router of requests cannot do that; nothing has happened."""
+
+
+class PolicyError(RouterError):
+    """No policy can be made of these settings."""
+
+
+class RequestError(RouterError):
+    """A request is unknown, known already, or in a state in which that cannot happen."""
+
+
+class WorkerError(RouterError):
+    """A worker does not exist, or is in a state in which that cannot happen."""
 
 
 class EngineError(EquipoiseError):

@@ -248,3 +248,156 @@ class CopyTicket:
 
     def wait(self, seconds: float) -> int:
         """0 if it is pending after `seconds`, 1 once it is done, 2 once it was given up."""
+
+class RequestRefused(ValueError):
+    """What was said of a request cannot be so; nothing has happened."""
+
+class WorkerRefused(ValueError):
+    """What was said of a worker cannot be so; nothing has happened."""
+
+class PolicySettings:
+    """Which policy decides, and how; csrc/policy.h says what each means."""
+
+    name: str
+    when_full: str
+    predictor: str
+    front_ends: int
+    front_end: int
+    seed: int
+    greedy_slots: int
+    subset: int
+    candidates: int
+    horizon: int
+    alpha: float
+    beta: float
+    gamma: float
+    points: int
+    window: int
+    ageing: float
+    slack: float
+    prompt_weight: float
+
+    def __init__(self) -> None:
+        """Defaults."""
+
+class Router:
+    """A fleet and the policy that decides for it; requests have handles, workers numbers.
+
+    `slots` are requests that a worker has at once, `room` tokens in its KV cache. Raises
+    ValueError for settings that make no sense; RequestRefused and WorkerRefused as they say.
+    """
+
+    def __init__(self, settings: PolicySettings, workers: int, slots: int, room: int) -> None:
+        """All workers serve."""
+
+    def arrive(self, size: int, worker: int, hits: list[int], expected: int) -> int:
+        """A handle, for `size` prompt tokens; `worker` and `expected` -1 where there is none.
+
+        A handle is used again once its request has gone.
+        """
+
+    def advance(self, requests: list[int], tokens: list[int], ended: list[int]) -> None:
+        """Requests made so many tokens each, then some ended."""
+
+    def abort(self, request: int) -> None:
+        """It is gone, wherever it was."""
+
+    def lose(self, worker: int) -> list[int]:
+        """The worker is lost; these requests are gone with it, its others are pooled again."""
+
+    def add_worker(self, slots: int, room: int) -> int:
+        """Its number."""
+
+    def set_state(self, worker: int, state: str) -> None:
+        """`serving` or `draining`."""
+
+    def set_capacity(self, worker: int, slots: int, room: int) -> None:
+        """From now on it has so much place."""
+
+    def report(
+        self, worker: int, waiting: int, running: int, tokens: int, kv_usage: float
+    ) -> None:
+        """What a worker says of itself."""
+
+    def dispatch(self) -> list[tuple[int, int]]:
+        """(request, worker) that are to be sent now."""
+
+    def loads(self) -> list[int]:
+        """KV tokens by worker."""
+
+    def counts(self) -> list[int]:
+        """Requests by worker."""
+
+    def pooled(self) -> int:
+        """Requests that no worker has."""
+
+class ServerSettings:
+    """What a simulated worker is; csrc/server.h says what each means."""
+
+    slots: int
+    room: int
+    prefill_chunk: int
+    drafts: int
+    acceptance: float
+
+    def __init__(self) -> None:
+        """Defaults."""
+
+class SimulationSettings:
+    """What is simulated; csrc/simulation.h says what each means."""
+
+    policy: PolicySettings
+    server: ServerSettings
+    workers: int
+    front_ends: int
+    fixed: float
+    per_token: float
+    per_mean: float
+    prompt_weight: float
+    noise: float
+    backlog: int
+    report_every: float
+    tell_every: float
+    patience: float
+    cached_blocks: int
+    block_tokens: int
+    trajectory: int
+    seed: int
+
+    def __init__(self) -> None:
+        """Defaults."""
+
+class Simulation:
+    """Workers in lockstep behind front ends with policies, and a clock.
+
+    `prompts` and `outputs` are tokens, `arrivals` seconds, float64, not falling; all [n]. `hashes`
+    are the blocks of all prompts, `offsets` [n + 1] where each begins; or both are empty.
+    """
+
+    def __init__(
+        self,
+        settings: SimulationSettings,
+        prompts: _Int64,
+        outputs: _Int64,
+        arrivals: NDArray[np.float64],
+        hashes: _Int64,
+        offsets: _Int64,
+    ) -> None:
+        """Nothing has arrived. Raises ValueError for arrays or settings that do not fit."""
+
+    def run(self, steps: int) -> bool:
+        """Make up to so many steps; whether there is more to do.
+
+        Raises ValueError where nothing can go on, which is an error of the policy.
+        """
+
+    def done(self) -> int:
+        """Requests that have ended."""
+
+    def jobs(self) -> dict[str, NDArray[np.float64] | NDArray[np.int64]]:
+        """By request [n]: arrival, admitted, first, end in seconds, -1 where that never came;
+        worker, admitted_step, preemptions, failed."""
+
+    def steps(self) -> dict[str, NDArray[np.float64] | NDArray[np.int64]]:
+        """By step [k]: clock, seconds, ideal_seconds; largest and sum of the workers' work; tokens,
+        active, waiting. And `loads`, [steps kept * workers]."""

@@ -45,6 +45,8 @@ def offered(owner: object, prefix: str = "") -> dict[str, tuple[Overload]]:
     for name, value in vars(owner).items():
         if isinstance(value, type):
             found |= offered(value, name + ".")
+        elif isinstance(value, property):
+            continue
         elif not name.startswith("_") or (name == "__init__" and prefix):
             found |= signed(prefix + name, value)
     return found
@@ -76,3 +78,22 @@ def test_every_function_of_the_stub_says_what_it_does() -> None:
     body = ast.parse(STUB.read_text()).body
     assert defined(body)
     assert all(ast.get_docstring(node) for node in defined(body).values())
+
+
+def test_the_stub_names_every_attribute_of_every_class_and_no_other() -> None:
+    told = {
+        f"{node.name}.{line.target.id}"
+        for node in ast.parse(STUB.read_text()).body
+        if isinstance(node, ast.ClassDef)
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+    there = {
+        f"{owner.__name__}.{name}"
+        for owner in vars(_native).values()
+        if isinstance(owner, type)
+        for name, value in vars(owner).items()
+        if isinstance(value, property)
+    }
+    assert told
+    assert told == there

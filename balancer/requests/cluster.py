@@ -1,0 +1,115 @@
+"""What a simulation runs on: workers in lockstep, and how long their steps take."""
+
+from dataclasses import dataclass, field, replace
+
+from equipoise.balancer.requests.workload import Workload
+from equipoise.hal.errors import UsageError
+
+PER_TOKEN = 1e-7
+"""Seconds that a worker takes to read one token of KV cache, all layers: a 576-wide latent cache of
+61 layers at about 1 TB/s (dp-routing figures of BF-IO: 1.005e-7)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step: fixed + per_token * largest work + per_mean * mean work.
+
+    The work of a worker is its KV tokens, and `prompt_weight` for each prompt token that it
+    computes in the step. All in seconds but `prompt_weight`, and `noise`: the sigma of a
+    lognormal factor on the work of each worker and step, drawn anew.
+    """
+
+    fixed: float = 0.0
+    per_token: float = PER_TOKEN
+    per_mean: float = 0.0
+    prompt_weight: float = 0.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("fixed", "per_token", "per_mean", "prompt_weight", "noise"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UsageError(f"step time: {name} must be at least 0, got {value}")
+        if self.fixed + self.per_token <= 0:
+            raise UsageError("step time: a step that takes no time cannot be simulated")
+
+    def seconds(self, load: float) -> float:
+        """Of a step in which every worker has `load` tokens."""
+        return self.fixed + (self.per_token + self.per_mean) * load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """Workers that compute prompts themselves, `chunk` tokens a step at most, beside decoding.
+
+    Attributes:
+        chunk: tokens.
+        cached_blocks: blocks of prompts whose KV a worker keeps for others, least recently used
+            go first; 0: none.
+    """
+
+    chunk: int = 8192
+    cached_blocks: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """Speculative decoding: `tokens` are drafted a step, each accepted with probability
+    `acceptance` if those before it were."""
+
+    tokens: int
+    acceptance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Workers, all alike.
+
+    Attributes:
+        workers: how many.
+        slots: requests that each has at once.
+        kv_tokens: tokens that the KV cache of each holds; None: no bound. A worker whose cache
+            is full puts the request that it admitted last back to the head of its queue.
+        step: how long steps take.
+        prefill: None where prompts come computed (disaggregated prefill).
+        drafting: None without speculative decoding.
+    """
+
+    workers: int = 8
+    slots: int = 32
+    kv_tokens: int | None = None
+    step: StepTime = field(default_factory=StepTime)
+    prefill: Prefill | None = None
+    drafting: Drafting | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("workers", self.workers), ("slots", self.slots)):
+            if not 1 <= value <= 65_536:
+                raise UsageError(f"{name} must be 1 to 65536, got {value}")
+        if self.kv_tokens is not None and self.kv_tokens < 1:
+            raise UsageError(f"kv_tokens must be at least 1, got {self.kv_tokens}")
+
+    def full_load(self, workload: Workload) -> float:
+        """KV tokens of a worker whose slots are all taken, in the mean over a long run.
+
+        A request weighs s + o / 2 in the mean of the o steps for which it has a slot.
+        """
+        outputs = workload.outputs.astype(float)
+        weights = workload.prompts + outputs / 2
+        return float(self.slots * (outputs * weights).sum() / outputs.sum())
+
+    def capacity(self, workload: Workload) -> float:
+        """Requests a second at most: all slots taken, perfectly balanced."""
+        seconds = self.step.seconds(self.full_load(workload))
+        return float(self.workers * self.slots / (seconds * workload.outputs.mean()))
+
+
+def with_fixed_share(cluster: Cluster, workload: Workload, share: float) -> Cluster:
+    """`cluster` with a fixed part of the step that is `share` of a step at full load.
+
+    Raises: UsageError unless 0 <= share < 1.
+    """
+    if not 0 <= share < 1:
+        raise UsageError(f"the fixed share of a step must be at least 0 and below 1, got {share}")
+    reading = replace(cluster.step, fixed=0.0).seconds(cluster.full_load(workload))
+    return replace(cluster, step=replace(cluster.step, fixed=reading * share / (1 - share)))

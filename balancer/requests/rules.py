@@ -1,0 +1,142 @@
+"""The policies by name: what each does, and how it is set."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum, unique
+from types import MappingProxyType
+
+from equipoise import _native
+from equipoise.hal.errors import PolicyError
+
+
+@unique
+class Binding(Enum):
+    """When a request gets its worker."""
+
+    PUSH = "push"
+    """As it arrives, whether the worker has a free slot or not."""
+    POOL = "pool"
+    """As late as possible: when a worker has a free slot for it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A policy.
+
+    Attributes:
+        binding: when it binds.
+        about: one line.
+        report_every: seconds between the reports of workers that it was published with; 0: it
+            needs none, but knows every token.
+    """
+
+    binding: Binding
+    about: str
+    report_every: float = 0.0
+
+
+_PUSH, _POOL = Binding.PUSH, Binding.POOL
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "random": Rule(_PUSH, "any worker"),
+        "round_robin": Rule(_PUSH, "the next worker"),
+        "power_of_two": Rule(_PUSH, "of two drawn, the worker with fewer requests"),
+        "jsq": Rule(_PUSH, "fewest requests"),
+        "vllm_legacy": Rule(_PUSH, "least 4 * waiting + running, as reported", 0.1),
+        "vllm": Rule(_PUSH, "fewest requests, dearer where they wait and KV is full", 0.1),
+        "sglang_tokens": Rule(_PUSH, "fewest tokens, as reported", 0.02),
+        "jsq_load": Rule(_PUSH, "fewest KV tokens"),
+        "br0": Rule(_POOL, "largest drop of the imbalance now"),
+        "brh": Rule(_POOL, "largest drop of the imbalance over the next steps, by prediction"),
+        "fast_phi": Rule(_PUSH, "least expected overflow over the envelope"),
+        "fit": Rule(_POOL, "nearest to the level that all workers will have (default)"),
+    }
+)
+"""In the order of tables."""
+
+
+@unique
+class WhenFull(Enum):
+    """What a policy that pushes does with a request while every worker is full."""
+
+    QUEUE = "queue"
+    """Binds it all the same, as published: it waits at the worker."""
+    HOLD = "hold"
+    """Keeps it, and binds to workers that are not full only."""
+
+
+@unique
+class Predictor(Enum):
+    """How `brh` knows when requests end."""
+
+    SURVIVAL = "survival"
+    """From the lengths of those that have, given how far a request has come."""
+    ORACLE = "oracle"
+    """From `Request.expected`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings:
+    """Which policy, and how it is set.
+
+    Attributes:
+        name: of `RULES`.
+        when_full: of policies that push.
+        predictor: of `brh`.
+        front_ends: how many processes route to these workers; each sees its own requests, and
+            of the others' what workers report, or, before they do, as much as its own.
+        front_end: which of them this is.
+        seed: of policies that draw.
+        greedy_slots: `br0`, `brh`: with more free slots than that in all, requests are bound one
+            by one.
+        subset: `br0`, `brh`: waiting requests of which a worker takes the best subset, 1 to 16.
+        candidates: `br0`, `brh`: waiting requests that are looked at one by one.
+        horizon: `brh`: steps ahead.
+        alpha: `brh`: what load is worth.
+        beta: `brh`: what overflow costs; 0: as much as there are workers.
+        gamma: `brh`: what a step counts, in terms of the one before; above 0, at most 1.
+        points: `fast_phi`: points of the distribution of outputs.
+        window: `fit`: waiting requests that are chosen from.
+        ageing: `fit`: what having waited for a decision is worth, in tokens. More is fairer, less
+            is more even.
+        slack: `fit`: how far above the mean load a worker still takes requests, as a part of it.
+        prompt_weight: `fit`: what computing a prompt token costs, in KV tokens read in one step;
+            0: cached prompts earn no credit.
+    """
+
+    name: str = "fit"
+    when_full: WhenFull = WhenFull.QUEUE
+    predictor: Predictor = Predictor.SURVIVAL
+    front_ends: int = 1
+    front_end: int = 0
+    seed: int = 0
+    greedy_slots: int = 7
+    subset: int = 4
+    candidates: int = 1024
+    horizon: int = 80
+    alpha: float = 1.0
+    beta: float = 0.0
+    gamma: float = 0.95
+    points: int = 5
+    window: int = 16
+    ageing: float = 8.0
+    slack: float = 0.05
+    prompt_weight: float = 0.0
+
+    @property
+    def rule(self) -> Rule:
+        """What the policy is. Raises PolicyError for an unknown name."""
+        if self.name not in RULES:
+            raise PolicyError(f"no policy is called {self.name!r}: there are {', '.join(RULES)}")
+        return RULES[self.name]
+
+    def native(self) -> _native.PolicySettings:
+        """The same, for the native core. Raises PolicyError for what it cannot hold."""
+        made = _native.PolicySettings()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            try:
+                setattr(made, field.name, value.value if isinstance(value, Enum) else value)
+            except TypeError as error:
+                raise PolicyError(f"{field.name}: {value!r} is not what it takes") from error
+        return made

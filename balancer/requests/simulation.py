@@ -1,0 +1,124 @@
+"""One policy on one workload: a run of the native simulator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from equipoise import _native
+from equipoise.balancer.requests.cluster import Cluster
+from equipoise.balancer.requests.outcome import Outcome
+from equipoise.balancer.requests.router import UNLIMITED
+from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.workload import Workload
+from equipoise.hal.errors import PolicyError, UsageError
+
+Progress: TypeAlias = Callable[[int], None]
+"""Is told now and then how many requests have ended."""
+BACKLOG = 4
+"""Requests for each worker that always wait in a saturated run."""
+STEPS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """Closed loop: as soon as one is served, another comes; the times of the workload are not used.
+
+    `backlog` requests always wait, in the pool and in the queues of workers together; None: four
+    for each worker.
+    """
+
+    backlog: int | None = None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Requests come at the times of the workload."""
+
+
+Arrivals: TypeAlias = Saturated | Timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is simulated, but the workload.
+
+    Attributes:
+        cluster: the workers.
+        policy: of every front end.
+        arrivals: how requests come.
+        front_ends: requests go to them in turn.
+        report_every: seconds between the reports of workers; None: what the policy was published
+            with; 0: before every decision.
+        tell_every: seconds between what a front end is told of its requests' tokens and ends;
+            0: at every step.
+        patience: seconds after which a request that waits is given up; None: never.
+        trajectory: steps of which the load of every worker is kept.
+        seed: of the simulation, and, with the front end's number, of policies that draw.
+    """
+
+    cluster: Cluster = field(default_factory=Cluster)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    arrivals: Arrivals = field(default_factory=Saturated)
+    front_ends: int = 1
+    report_every: float | None = None
+    tell_every: float = 0.0
+    patience: float | None = None
+    trajectory: int = 0
+    seed: int = 0
+
+
+def simulate(workload: Workload, scenario: Scenario, progress: Progress | None = None) -> Outcome:
+    """Run until every request has ended or failed.
+
+    Raises: PolicyError for settings of which there is no policy; UsageError for arrivals at times
+        that the workload does not have.
+    """
+    settings = _native_settings(scenario)
+    if isinstance(scenario.arrivals, Timed) and workload.arrivals is None:
+        raise UsageError(f"{workload.name} has no times of arrival: give a load, or saturate")
+    arrivals = workload.arrivals
+    if arrivals is None or isinstance(scenario.arrivals, Saturated):
+        arrivals = np.zeros(workload.count)
+    nothing = np.zeros(0, dtype=np.int64)
+    hashes, offsets = workload.hashes or (nothing, nothing)
+    settings.block_tokens = workload.block
+    try:
+        run = _native.Simulation(
+            settings, workload.prompts, workload.outputs, arrivals, hashes, offsets
+        )
+    except ValueError as error:
+        raise PolicyError(str(error)) from error
+    while run.run(STEPS_AT_ONCE):
+        if progress is not None:
+            progress(run.done())
+    return Outcome.of(workload, scenario.cluster, run.jobs(), run.steps())
+
+
+def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
+    cluster, made = scenario.cluster, _native.SimulationSettings()
+    made.policy, made.server = scenario.policy.native(), _native_server(cluster)
+    made.workers, made.front_ends = cluster.workers, scenario.front_ends
+    step = cluster.step
+    made.fixed, made.per_token, made.per_mean = step.fixed, step.per_token, step.per_mean
+    made.prompt_weight, made.noise = step.prompt_weight, step.noise
+    if isinstance(scenario.arrivals, Saturated):
+        made.backlog = scenario.arrivals.backlog or BACKLOG * cluster.workers
+    published = scenario.policy.rule.report_every
+    made.report_every = published if scenario.report_every is None else scenario.report_every
+    made.tell_every = scenario.tell_every
+    made.patience = scenario.patience or 0.0
+    made.cached_blocks = 0 if cluster.prefill is None else cluster.prefill.cached_blocks
+    made.trajectory, made.seed = scenario.trajectory, scenario.seed
+    return made
+
+
+def _native_server(cluster: Cluster) -> _native.ServerSettings:
+    made = _native.ServerSettings()
+    made.slots = cluster.slots
+    made.room = UNLIMITED if cluster.kv_tokens is None else cluster.kv_tokens
+    made.prefill_chunk = 0 if cluster.prefill is None else cluster.prefill.chunk
+    if cluster.drafting is not None:
+        made.drafts, made.acceptance = cluster.drafting.tokens, cluster.drafting.acceptance
+    return made

@@ -1,0 +1,140 @@
+// What one front end knows of its workers and requests. The words stand in
+// docs/design/request-balance.md; nobody but Fleet writes to what is here.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+namespace equipoise {
+
+// A capacity that nothing reaches; sums of a few of them do not overflow.
+constexpr std::int64_t kUnlimited = INT64_MAX / 8;
+
+enum class WorkerState : std::uint8_t { serving, draining, lost };
+enum class Stage : std::uint8_t { gone, pooled, bound, running };
+
+// Raised for what a caller says that cannot be so: of settings, of a request, of a worker.
+struct RouterError : std::invalid_argument {
+    using std::invalid_argument::invalid_argument;
+};
+struct RequestRefused : RouterError {
+    using RouterError::RouterError;
+};
+struct WorkerRefused : RouterError {
+    using RouterError::RouterError;
+};
+
+// What a worker says of itself, of the requests of all front ends. `tokens`: in its KV cache, and
+// prompts that wait.
+struct Report {
+    std::int64_t waiting = 0, running = 0, tokens = 0;
+    double kv_usage = 0;
+};
+
+struct Worker {
+    WorkerState state = WorkerState::serving;
+    std::int64_t slots = kUnlimited, room = kUnlimited;
+    std::int64_t load = 0;     // KV tokens of this front end's requests, those that wait there too
+    std::int64_t count = 0;    // of its requests
+    std::int64_t running = 0;  // of those, with a token
+    std::int64_t ticks = 0;    // tokens made by a request that has run from the beginning
+    // Other front ends' part: by the last report, or, before the first, as much as ours for each.
+    std::int64_t others_load = 0, others_count = 0, alike = 1;
+    Report report;
+    std::vector<std::int32_t> members;
+
+    std::int64_t all_load() const { return load * alike + others_load; }
+    std::int64_t all_count() const { return count * alike + others_count; }
+    bool serves() const { return state == WorkerState::serving; }
+    std::int64_t free() const {
+        const std::int64_t left = slots - all_count();
+        return serves() && left > 0 ? left : 0;
+    }
+};
+
+struct Request {
+    Stage stage = Stage::gone;
+    std::int32_t worker = -1;
+    std::int32_t pinned = -1;              // the only worker that may serve it
+    std::int32_t previous = -1, next = -1;  // in the pool
+    std::int32_t place = -1;                // among its worker's members
+    std::int64_t size = 0;
+    std::int64_t expected = -1;  // output tokens, of an oracle
+    std::int64_t base = 0;       // its worker's ticks when it had made no token
+    std::int64_t made = 0;       // tokens, while it does not run
+    std::int64_t order = 0;      // of arrival
+    std::int64_t seen = -1;      // decision at which it came into a policy's window
+    std::vector<std::int32_t> hits;  // cached tokens by worker, or empty
+};
+
+// Requests in order, as a list through the slab.
+struct Line {
+    std::int32_t head = -1, tail = -1;
+    std::int64_t size = 0;
+};
+
+struct Binding {
+    std::int32_t request, worker;
+};
+
+class Fleet {
+ public:
+    Fleet(std::size_t workers, std::int64_t slots, std::int64_t room, std::int64_t front_ends);
+
+    // Events. Each raises RequestRefused or WorkerRefused where it cannot happen in the state that things are in.
+    std::int32_t arrive(Request request);
+    void start(std::int32_t request);
+    void pause(std::int32_t request);  // its worker has put it back into its queue
+    void grow(std::int32_t request, std::int64_t tokens);
+    void tick(std::int32_t worker);  // every running request of it made one token
+    std::int64_t leave(std::int32_t request);
+    void require(std::int32_t request, Stage low, Stage high, const char* event) const;
+    std::int32_t add_worker(std::int64_t slots, std::int64_t room);
+    void set_state(std::int32_t worker, WorkerState state);
+    void set_capacity(std::int32_t worker, std::int64_t slots, std::int64_t room);
+    void set_report(std::int32_t worker, const Report& report);
+    // The requests of a worker that is lost: those that have run and those that are pinned to it
+    // are gone and appended to `gone`, the others are in the pool again, in their old order.
+    void lose(std::int32_t worker, std::vector<std::int32_t>& gone);
+
+    // The only way on to a worker.
+    void bind(std::int32_t request, std::int32_t worker);
+    std::vector<Binding>& bindings() { return bindings_; }
+
+    std::size_t size() const { return workers_.size(); }
+    const Worker& worker(std::size_t w) const { return workers_[w]; }
+    Worker& worker_at(std::int32_t w);
+    const Request& request(std::int32_t r) const { return requests_[r]; }
+    const Request& request_at(std::int32_t r) const;
+    void see(std::int32_t r, std::int64_t decision) { requests_[r].seen = decision; }
+    std::int64_t age(const Request& request) const;
+    std::int64_t weight(const Request& r) const { return r.size + age(r); }
+    bool fits(const Worker& worker, const Request& request) const {
+        return worker.free() > 0 && worker.all_load() + request.size <= worker.room;
+    }
+
+    // The pool: what any worker may serve, and what waits for its own.
+    std::int32_t first() const { return pool_.head; }
+    std::int64_t pooled() const { return pool_.size; }
+    std::int32_t first_pinned() const { return pinned_.head; }
+    std::int64_t pinned() const { return pinned_.size; }
+    std::int32_t after(std::int32_t r) const { return requests_[r].next; }
+
+ private:
+    Request& at(std::int32_t r, Stage low, Stage high, const char* event);
+    Line& line_of(const Request& request) { return request.pinned < 0 ? pool_ : pinned_; }
+    void insert(std::int32_t r);  // by order
+    void lose_pinned(std::int32_t worker, std::vector<std::int32_t>& gone);
+    void unlink(Request& request);
+    void detach(std::int32_t r);
+
+    std::vector<Worker> workers_;
+    std::vector<Request> requests_;
+    std::vector<std::int32_t> spare_;
+    std::vector<Binding> bindings_;
+    Line pool_, pinned_;
+    std::int64_t arrivals_ = 0, front_ends_;
+};
+
+}  // namespace equipoise
