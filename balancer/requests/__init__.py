@@ -1,0 +1,1 @@
+"""Request balance: which worker serves a request, and when that is decided."""

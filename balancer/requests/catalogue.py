@@ -1,0 +1,23 @@
+"""The names of workloads and of formats of traces, for help that must not wait for numpy."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+WORKLOADS: Mapping[str, str] = MappingProxyType(
+    {
+        "prop": "prompts about 3200, outputs about 1200 tokens, both of a truncated normal",
+        "az24": "prompts lognormal with mean 4652, outputs just above 1000 tokens",
+        "reason": "short prompts, mean 803, and long heavy-tailed outputs, mean 3653 tokens",
+        "sharegpt": "chat: prompts about 161, outputs about 338 tokens, at most 1024 each",
+    }
+)
+"""What `generate` draws, in one line each."""
+FORMATS: Mapping[str, str] = MappingProxyType(
+    {
+        "azure": "Azure LLM inference traces of 2023 and 2024, CSV",
+        "mooncake": "Mooncake's traces with hashes of prompt blocks, JSON lines",
+        "burstgpt": "BurstGPT, CSV, every release",
+        "sharegpt": "ShareGPT's conversations, JSON; no times, and tokens are estimated",
+    }
+)
+"""What `read_trace` reads, in one line each."""

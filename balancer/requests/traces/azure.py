@@ -1,0 +1,21 @@
+"""Azure's traces of LLM inference, 2023 and 2024 (github.com/Azure/AzurePublicDataset, CC-BY-4.0).
+
+CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens. Times of 2023 have seven digits
+behind the point; those of 2024 may say a zone, and leave out a fraction of zero.
+"""
+
+from equipoise.balancer.requests.traces.clock import nanoseconds
+from equipoise.balancer.requests.traces.gathering import Gathering
+from equipoise.balancer.requests.traces.source import Source
+from equipoise.balancer.requests.traces.table import read_columns
+from equipoise.balancer.requests.workload import Workload
+
+COLUMNS = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
+
+
+def read(source: Source, most: int | None) -> Workload:
+    """The first `most` rows, or all. Raises `FormatError` that names the line."""
+    gathering = Gathering(source)
+    for times, prompts, outputs in read_columns(source, COLUMNS, most):
+        gathering.add(nanoseconds(times), prompts.counts(1), outputs.counts(0))
+    return gathering.workload()

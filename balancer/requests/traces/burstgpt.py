@@ -1,0 +1,20 @@
+"""BurstGPT (github.com/HPMLL/BurstGPT, CC-BY-4.0).
+
+CSV of which three columns are read: Timestamp, in seconds, Request tokens and Response tokens. The
+others differ between releases. Requests that failed have no response tokens.
+"""
+
+from equipoise.balancer.requests.traces.gathering import Gathering
+from equipoise.balancer.requests.traces.source import Source
+from equipoise.balancer.requests.traces.table import read_columns
+from equipoise.balancer.requests.workload import Workload
+
+COLUMNS = "Timestamp", "Request tokens", "Response tokens"
+
+
+def read(source: Source, most: int | None) -> Workload:
+    """The first `most` rows, or all. Raises `FormatError` that names the line."""
+    gathering = Gathering(source)
+    for times, prompts, outputs in read_columns(source, COLUMNS, most):
+        gathering.add(times.nanoseconds(), prompts.counts(1), outputs.counts(0))
+    return gathering.workload()

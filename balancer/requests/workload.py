@@ -1,0 +1,207 @@
+"""Requests that arrive over time: what a simulation runs on, and a load client sends."""
+
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.requests.block_hashes import Counts, Hashes, check_hashes, chosen
+from equipoise.balancer.requests.seeds import Purpose, drawing
+from equipoise.balancer.requests.summary import Lengths, Summary, correlation, reuse
+from equipoise.hal.errors import UsageError
+
+Seconds: TypeAlias = npt.NDArray[np.float64]
+Kind = TypeVar("Kind", bound=np.generic)
+TOKENS_MOST = (1 << 31) - 1
+"""Tokens of a prompt or of an output at most: sums over 2^32 requests stay within 64 bits."""
+BLOCK = 512
+"""Tokens of a block with a hash, in Mooncake's traces."""
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """n >= 1 requests in order of arrival; arrays are read-only. Raises `UsageError`.
+
+    Attributes:
+        name: for people.
+        arrivals: float64 [n], seconds from the first, which is 0.0, never descending; None where
+            the source has no times.
+        prompts: int64 [n], tokens, 1 to `TOKENS_MOST`.
+        outputs: int64 [n], tokens, 1 to `TOKENS_MOST`.
+        hashes: of the blocks of the prompts, see `Hashes`: at most as many as blocks, the last of
+            which may not be full. None where the source has none.
+        block: tokens of a block.
+        notes: what was dropped, sorted or estimated on the way, for people.
+    """
+
+    name: str
+    arrivals: Seconds | None
+    prompts: Counts
+    outputs: Counts
+    hashes: Hashes | None = None
+    block: int = BLOCK
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what in ("prompts", "outputs"):
+            object.__setattr__(self, what, _tokens(what, getattr(self, what)))
+        if self.prompts.size != self.outputs.size:
+            raise UsageError(f"{self.prompts.size} prompts and {self.outputs.size} outputs")
+        if self.arrivals is not None:
+            object.__setattr__(self, "arrivals", _times(self.arrivals, self.count))
+        if self.block < 1:
+            raise UsageError(f"a block has {self.block} tokens")
+        if self.hashes is not None:
+            check_hashes(self.hashes, self.prompts, self.block)
+            ids, offsets = self.hashes
+            object.__setattr__(self, "hashes", (_still(ids), _still(offsets)))
+
+    @property
+    def count(self) -> int:
+        """How many requests."""
+        return int(self.prompts.size)
+
+    def blocks_of(self, request: int) -> Counts:
+        """Hashes of the blocks of one request's prompt. Raises `UsageError` without hashes."""
+        if self.hashes is None:
+            raise UsageError(f"{self.name} has no hashes of prompts")
+        ids, offsets = self.hashes
+        return ids[offsets[request] : offsets[request + 1]]
+
+    def same(self, other: "Workload") -> bool:
+        """Whether the requests are the same, whatever name and notes say."""
+        mine, theirs = self._arrays(), other._arrays()
+        return self.block == other.block and all(
+            (a is None) == (b is None) and (a is None or np.array_equal(a, np.asarray(b)))
+            for a, b in zip(mine, theirs, strict=True)
+        )
+
+    def take(self, count: int) -> "Workload":
+        """The first `count`. Raises `UsageError` where there are not so many."""
+        if not 1 <= count <= self.count:
+            raise UsageError(f"{self.name} has {self.count} requests: cannot take {count}")
+        return self._rows(np.arange(count), self.arrivals)
+
+    def shuffled(self, seed: int) -> "Workload":
+        """The same requests in another order, at the same times.
+
+        Kept: every request with its prompt, output and hashes; when one arrives. Lost: which one
+        arrives then, and with it the nearness of requests that share a prefix.
+        """
+        order = drawing(seed, Purpose.ORDER).permutation(self.count)
+        return self._rows(order, self.arrivals)
+
+    def resampled(self, seed: int) -> "Workload":
+        """As many requests drawn with replacement: several seeds of one trace (bootstrap).
+
+        Kept: the distribution of (prompt, output) pairs, and when requests arrive. Lost: their
+        order; and the hashes, since a request that is drawn twice would find all of its prompt in
+        the cache.
+        """
+        rows = drawing(seed, Purpose.SAMPLE).integers(0, self.count, self.count)
+        drawn = replace(self, hashes=None)._rows(rows, self.arrivals)
+        return drawn if self.hashes is None else drawn._noted("hashes are dropped: resampled")
+
+    def with_poisson(self, rate: float, seed: int) -> "Workload":
+        """The same requests in the same order, arriving at random, `rate` per second in the mean.
+
+        Raises: UsageError for a rate that is not above 0.
+        """
+        gaps = drawing(seed, Purpose.ARRIVALS).standard_exponential(self.count - 1)
+        arrivals = np.concatenate([[0.0], np.cumsum(gaps / _rate(rate))])
+        return replace(self, arrivals=arrivals)
+
+    def scaled_to(self, rate: float) -> "Workload":
+        """The source's own times stretched or shrunk: (n - 1) / span becomes `rate` per second.
+
+        Raises: UsageError for a rate that is not above 0, and where there are no times to scale.
+        """
+        wanted = (self.count - 1) / _rate(rate)
+        if self.arrivals is None or not self.arrivals[-1] > 0:
+            raise UsageError(f"{self.name} has no times that could be scaled to a rate")
+        return replace(self, arrivals=self.arrivals * (wanted / float(self.arrivals[-1])))
+
+    def with_prompt_limit(self, limit: int) -> "Workload":
+        """Without the requests whose prompt is longer; a note says how many those are.
+
+        The first that is left arrives at 0.0. Raises `UsageError` where none is left.
+        """
+        rows = np.flatnonzero(self.prompts <= limit)
+        if not rows.size:
+            raise UsageError(f"{self.name} has no request with a prompt of at most {limit} tokens")
+        if rows.size == self.count:
+            return self
+        arrivals = None if self.arrivals is None else self.arrivals[rows] - self.arrivals[rows[0]]
+        dropped = f"{self.count - rows.size} of {self.count} requests"
+        return self._rows(rows, arrivals)._noted(f"{dropped} had prompts over {limit}: dropped")
+
+    def summary(self) -> Summary:
+        """What it looks like, in figures."""
+        span = None if self.arrivals is None else float(self.arrivals[-1])
+        return Summary(
+            self.count,
+            span,
+            (self.count - 1) / span if span else None,
+            self._variation() if span else None,
+            Lengths.of(self.prompts),
+            Lengths.of(self.outputs),
+            correlation(self.prompts, self.outputs),
+            reuse(self.hashes),
+        )
+
+    def _variation(self) -> float:
+        gaps = np.diff(np.asarray(self.arrivals))
+        return float(gaps.std() / gaps.mean())
+
+    def _arrays(self) -> tuple[npt.NDArray[np.generic] | None, ...]:
+        return (self.arrivals, self.prompts, self.outputs, *(self.hashes or (None, None)))
+
+    def _rows(self, rows: Counts, arrivals: Seconds | None) -> "Workload":
+        """Requests `rows`, the first of which arrives at the first of `arrivals`."""
+        return replace(
+            self,
+            arrivals=None if arrivals is None else arrivals[: rows.size],
+            prompts=self.prompts[rows],
+            outputs=self.outputs[rows],
+            hashes=None if self.hashes is None else chosen(self.hashes, rows),
+        )
+
+    def _noted(self, note: str) -> "Workload":
+        return replace(self, notes=(*self.notes, note))
+
+
+def _tokens(what: str, counts: Counts) -> Counts:
+    if counts.ndim != 1 or counts.dtype.kind not in "iu" or not counts.size:
+        raise UsageError(f"{what} are integers [n], n >= 1, not {counts.dtype} {counts.shape}")
+    wrong = np.flatnonzero((counts < 1) | (counts > TOKENS_MOST))
+    if wrong.size:
+        row = int(wrong[0])
+        raise UsageError(f"request {row}: {what} are 1 to {TOKENS_MOST} tokens, not {counts[row]}")
+    return _still(counts.astype(np.int64, copy=False))
+
+
+def _times(arrivals: Seconds, count: int) -> Seconds:
+    if arrivals.shape != (count,) or arrivals.dtype != np.float64:
+        shape = f"{arrivals.dtype} {arrivals.shape}"
+        raise UsageError(f"arrivals are float64 ({count},), one for each request, not {shape}")
+    if arrivals[0] != 0 or not np.isfinite(arrivals).all():
+        raise UsageError("arrivals are finite seconds from the first, which is 0")
+    wrong = np.flatnonzero(np.diff(arrivals) < 0)
+    if wrong.size:
+        row = int(wrong[0]) + 1
+        raise UsageError(f"request {row} arrives at {arrivals[row]}, before the one before it")
+    return _still(arrivals)
+
+
+def _rate(rate: float) -> float:
+    if not (isfinite(rate) and rate > 0):
+        raise UsageError(f"a rate is above 0 requests per second, not {rate}")
+    return rate
+
+
+def _still(array: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
+    still = array.view()
+    still.setflags(write=False)
+    return still
