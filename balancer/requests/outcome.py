@@ -138,7 +138,8 @@ class Outcome:
     def measured(self) -> npt.NDArray[np.bool_]:
         """The requests that figures are taken of: admitted in the window, and not failed."""
         inside = self.jobs.admitted_step >= self.window.start
-        return inside & (self.jobs.admitted >= 0) & (self.jobs.failed == 0)
+        kept: npt.NDArray[np.bool_] = inside & (self.jobs.admitted >= 0) & (self.jobs.failed == 0)
+        return kept
 
     @property
     def waits(self) -> Reals:

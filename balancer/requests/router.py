@@ -51,7 +51,7 @@ class Router:
 
     @property
     def loads(self) -> list[int]:
-        """KV tokens by worker, those of bound requests and, as far as known, of other front ends."""
+        """KV tokens by worker: of bound requests and, as far as known, of other front ends'."""
         return self._native.loads()
 
     @property
