@@ -25,7 +25,7 @@ def check_hashes(hashes: Hashes, prompts: Counts, block: int) -> None:
     if offsets.size != prompts.size + 1:
         raise UsageError(f"{offsets.size} offsets of hashes, expected {prompts.size + 1}")
     if offsets[0] != 0 or offsets[-1] != ids.size or (np.diff(offsets) < 0).any():
-        raise UsageError(f"offsets of hashes do not ascend from 0 to {ids.size}")
+        raise UsageError(f"offsets of hashes do not rise from 0 to {ids.size}")
     if ids.size and ids.min() < 0:
         raise UsageError(f"hash {int(np.argmax(ids < 0))} is {ids[ids < 0][0]}, below 0")
     beyond = np.flatnonzero(np.diff(offsets) > -(-prompts // block))

@@ -26,7 +26,7 @@ class Workload:
 
     Attributes:
         name: for people.
-        arrivals: float64 [n], seconds from the first, which is 0.0, never descending; None where
+        arrivals: float64 [n], seconds from the first, which is 0.0, never falling; None where
             the source has no times.
         prompts: int64 [n], tokens, 1 to `TOKENS_MOST`.
         outputs: int64 [n], tokens, 1 to `TOKENS_MOST`.

@@ -81,7 +81,7 @@ class Column:
         splits = np.minimum(found, self.ends)
         whole, good = digits(self.data, self.begins, splits)
         parts, fine = fractions(self.data, splits, self.ends)
-        self.require(good & fine & (whole < SECONDS_MOST), f"seconds, 0 to {SECONDS_MOST}")
+        self.require(good & fine & (whole <= SECONDS_MOST), f"seconds, 0 to {SECONDS_MOST}")
         return whole * SECOND + parts
 
 

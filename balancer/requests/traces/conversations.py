@@ -58,7 +58,7 @@ class Conversations:
                 if len(self._text) - self._at <= OBJECT_MOST and self._more():
                     continue
                 line = self._line + self._text.count("\n", self._at, error.pos)
-                raise self._source.error(f"is not JSON: {error.msg}", line) from None
+                raise self._source.error(f"is not JSON: {reason(error)}", line) from None
             except ValueError as error:
                 raise self._source.error(f"is not JSON: {reason(error)}", self._line) from None
             self._advance(end - self._at)

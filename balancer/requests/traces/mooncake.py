@@ -89,6 +89,6 @@ def _time(value: object) -> int:
     time = field(value, TIME)
     if type(time) not in (int, float) or not isinstance(time, int | float):
         raise ValueError(f"{TIME} is {short(time)}, expected milliseconds")
-    if not 0 <= time < MILLISECONDS_MOST:
+    if not 0 <= time <= MILLISECONDS_MOST:
         raise ValueError(f"{TIME} is {short(time)}, expected 0 to {MILLISECONDS_MOST}")
     return round(time * MILLISECOND)

@@ -26,7 +26,7 @@ def decode(text: str, begin: int = 0) -> tuple[object, int]:
 
 def reason(error: ValueError) -> str:
     """Why a text is not JSON, in a few words."""
-    return error.msg if isinstance(error, JSONDecodeError) else str(error)[:80]
+    return error.msg.removesuffix(" at") if isinstance(error, JSONDecodeError) else str(error)[:80]
 
 
 def field(value: object, name: str) -> object:

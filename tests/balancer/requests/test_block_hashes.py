@@ -1,0 +1,48 @@
+"""Flat hashes and their offsets fit the prompts, and follow them."""
+
+import numpy as np
+import pytest
+
+from equipoise.balancer.requests.block_hashes import Counts, Hashes, check_hashes, chosen
+from equipoise.hal.errors import UsageError
+
+
+def counts(*values: int) -> Counts:
+    """As int64."""
+    return np.array(values, dtype=np.int64)
+
+
+PROMPTS = counts(513, 512)
+IDS = counts(4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("hashes", "words"),
+    [
+        ((IDS, counts(0, 3)), "2 offsets of hashes, expected 3"),
+        ((IDS, counts(0, 2, 4)), "offsets of hashes do not rise from 0 to 3"),
+        ((IDS, counts(1, 2, 3)), "do not rise"),
+        ((IDS, counts(0, 4, 3)), "do not rise"),
+        ((IDS, counts(0, 3, 3)), "request 0: 3 hashes for 513 tokens in blocks of 512"),
+        ((IDS, counts(0, 1, 3)), "request 1: 2 hashes for 512 tokens"),
+        ((counts(4, -5, 6), counts(0, 2, 3)), "hash 1 is -5, below 0"),
+        ((IDS.astype(np.float64), counts(0, 2, 3)), "two int64 arrays of one axis"),
+        ((IDS.reshape(1, 3), counts(0, 2, 3)), "two int64 arrays of one axis"),
+    ],
+)
+def test_hashes_that_do_not_fit_are_refused(hashes: Hashes, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_hashes(hashes, PROMPTS, 512)
+
+
+def test_the_last_block_may_be_full_or_not_and_may_have_no_hash() -> None:
+    for offsets in (counts(0, 2, 3), counts(0, 1, 2), counts(0, 0, 1)):
+        ids = IDS[: offsets[-1]]
+        check_hashes((ids, offsets), PROMPTS, 512)
+        assert chosen((ids, offsets), counts(0, 1))[0].tolist() == ids.tolist()
+
+
+def test_rows_may_be_chosen_twice_and_in_any_order() -> None:
+    ids, offsets = chosen((IDS, counts(0, 2, 2, 3)), counts(2, 1, 0, 2))
+    assert ids.tolist() == [6, 4, 5, 6]
+    assert offsets.tolist() == [0, 1, 1, 3, 4]

@@ -1,0 +1,216 @@
+"""A workload holds what it says it holds, and says what is kept of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from equipoise.balancer.requests.block_hashes import Counts
+from equipoise.balancer.requests.workload import TOKENS_MOST, Workload
+from equipoise.hal.errors import UsageError
+
+TOKENS = st.integers(1, 5000)
+FRACTIONS: Any = np.ones(2)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """With and without times, with and without hashes."""
+    rows = draw(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=12))
+    prompts, outputs = np.array(rows, dtype=np.int64).T
+    gaps = draw(st.lists(st.floats(0, 100), min_size=len(rows) - 1, max_size=len(rows) - 1))
+    times = np.concatenate([[0.0], np.cumsum(gaps)])
+    lengths = [draw(st.integers(0, -(-int(prompt) // 512))) for prompt in prompts]
+    ids = draw(st.lists(st.integers(0, 9), min_size=sum(lengths), max_size=sum(lengths)))
+    hashes = counts(*ids), counts(0, *np.cumsum(lengths))
+    return Workload(
+        "drawn",
+        draw(st.sampled_from([times, None])),
+        prompts,
+        outputs,
+        draw(st.sampled_from([hashes, None])),
+    )
+
+
+def counts(*values: int) -> Counts:
+    """As int64."""
+    return np.array(values, dtype=np.int64)
+
+
+def rows_of(workload: Workload) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Prompt, output and hashes of every request."""
+    hashed = workload.hashes is not None
+    return [
+        (
+            int(workload.prompts[row]),
+            int(workload.outputs[row]),
+            tuple(workload.blocks_of(row).tolist()) if hashed else (),
+        )
+        for row in range(workload.count)
+    ]
+
+
+def small(times: tuple[float, ...] | None = (0.0, 1.0, 4.0)) -> Workload:
+    """Three requests."""
+    arrivals = None if times is None else np.array(times)
+    hashes = counts(7, 8, 7, 7, 9), counts(0, 2, 3, 5)
+    return Workload("small", arrivals, counts(600, 10, 1024), counts(3, 4, 5), hashes)
+
+
+@given(workloads(), st.data())
+def test_the_first_few_are_the_first_few(workload: Workload, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, workload.count))
+    taken = workload.take(count)
+    assert rows_of(taken) == rows_of(workload)[:count]
+    if workload.arrivals is not None:
+        assert np.array_equal(np.asarray(taken.arrivals), workload.arrivals[:count])
+
+
+@given(workloads(), st.integers(0, 2**70))
+def test_shuffled_keeps_each_request_whole_and_the_times(workload: Workload, seed: int) -> None:
+    mixed = workload.shuffled(seed)
+    assert sorted(rows_of(mixed)) == sorted(rows_of(workload))
+    assert (mixed.arrivals is None) == (workload.arrivals is None)
+    if workload.arrivals is not None:
+        assert np.array_equal(np.asarray(mixed.arrivals), workload.arrivals)
+    assert mixed.same(workload.shuffled(seed))
+
+
+@given(workloads(), st.integers(0, 1000))
+def test_resampled_draws_whole_requests_and_drops_hashes(workload: Workload, seed: int) -> None:
+    drawn = workload.resampled(seed)
+    pairs = {row[:2] for row in rows_of(workload)}
+    assert {row[:2] for row in rows_of(drawn)} <= pairs
+    assert (drawn.count, drawn.hashes) == (workload.count, None)
+    assert ("hashes are dropped: resampled" in drawn.notes) == (workload.hashes is not None)
+
+
+@given(workloads(), st.integers(1, 5000))
+def test_a_prompt_limit_keeps_the_others_in_order(workload: Workload, limit: int) -> None:
+    kept = [row for row in rows_of(workload) if row[0] <= limit]
+    if not kept:
+        with pytest.raises(UsageError, match=f"no request with a prompt of at most {limit}"):
+            workload.with_prompt_limit(limit)
+        return
+    limited = workload.with_prompt_limit(limit)
+    assert rows_of(limited) == kept
+    dropped = workload.count - len(kept)
+    said = f"{dropped} of {workload.count} requests had prompts over {limit}: dropped"
+    assert limited.notes == ((said,) if dropped else ())
+
+
+def test_behind_a_prompt_limit_the_first_arrives_at_zero() -> None:
+    workload = Workload("a", np.array([0.0, 1.0, 4.0]), counts(9, 1, 2), counts(1, 1, 1))
+    assert np.asarray(workload.with_prompt_limit(8).arrivals).tolist() == [0.0, 3.0]
+
+
+@given(st.floats(1e-3, 1e6), st.integers(2, 50))
+def test_scaled_times_have_the_rate_and_the_shape(rate: float, count: int) -> None:
+    times = np.cumsum(np.arange(count, dtype=np.float64))
+    workload = Workload("a", times, np.ones(count, np.int64), np.ones(count, np.int64))
+    scaled = workload.scaled_to(rate)
+    assert scaled.summary().rate == pytest.approx(rate)
+    assert np.asarray(scaled.arrivals) == pytest.approx(
+        times * (scaled.summary().span or 0) / times[-1]
+    )
+
+
+def test_poisson_arrivals_have_rate_and_variation_of_poisson() -> None:
+    ones = np.ones(200_000, np.int64)
+    found = Workload("a", None, ones, ones).with_poisson(4.0, seed=1).summary()
+    assert found.rate == pytest.approx(4.0, rel=0.02)
+    assert found.variation == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_seed_decides_everything_that_is_drawn() -> None:
+    ones = np.arange(1, 100)
+    workload = Workload("a", None, ones, ones)
+    draws: tuple[Callable[[int], Workload], ...] = (
+        lambda seed: workload.shuffled(seed),
+        lambda seed: workload.resampled(seed),
+        lambda seed: workload.with_poisson(1.0, seed),
+    )
+    for draw in draws:
+        assert draw(3).same(draw(3))
+        assert not draw(3).same(draw(4))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "1"])
+def test_a_seed_is_a_whole_number(seed: int) -> None:
+    with pytest.raises(UsageError, match="a seed is a whole number from 0 on"):
+        small().shuffled(seed)
+
+
+def test_the_summary_of_three_requests() -> None:
+    found = small().summary()
+    assert (found.count, found.span, found.rate) == (3, 4.0, 0.5)
+    assert found.variation == 0.5
+    assert (found.prompts.mean, found.prompts.p50, found.prompts.most) == (1634 / 3, 600.0, 1024)
+    assert found.prompts.p95 == pytest.approx(600 + 0.9 * 424)
+    assert found.correlation == pytest.approx(np.corrcoef([600, 10, 1024], [3, 4, 5])[0, 1])
+    assert found.reuse == pytest.approx(2 / 5)
+
+
+def test_what_cannot_be_computed_is_none() -> None:
+    found = Workload("a", None, counts(5, 5), counts(1, 2)).summary()
+    assert (found.span, found.rate, found.variation) == (None, None, None)
+    assert (found.correlation, found.reuse) == (None, None)
+    at_once = Workload("a", np.zeros(2), counts(5, 5), counts(1, 2)).summary()
+    assert (at_once.span, at_once.rate, at_once.variation) == (0.0, None, None)
+
+
+@given(workloads())
+def test_the_arrays_cannot_be_written(workload: Workload) -> None:
+    arrays = (workload.arrivals, workload.prompts, workload.outputs, *(workload.hashes or ()))
+    assert not any(array.flags.writeable for array in arrays if array is not None)
+
+
+def test_the_caller_may_still_write_the_arrays_that_it_gave() -> None:
+    prompts = counts(1, 2)
+    Workload("a", None, prompts, counts(1, 1))
+    assert prompts.flags.writeable
+
+
+def test_any_type_of_integers_becomes_int64() -> None:
+    narrow: tuple[Any, Any] = np.array([1, 2], np.uint8), np.array([3, 4], np.int32)
+    workload = Workload("a", None, *narrow)
+    assert workload.prompts.dtype == workload.outputs.dtype == np.int64
+    assert rows_of(workload) == [(1, 3, ()), (2, 4, ())]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Workload("a", None, counts(1, 0), counts(1, 1)), "request 1: prompts are 1 to"),
+        (lambda: Workload("a", None, counts(1), counts(-3)), "request 0: outputs are 1 to 2147483"),
+        (lambda: Workload("a", None, counts(TOKENS_MOST + 1), counts(1)), "tokens, not 2147483648"),
+        (lambda: Workload("a", None, counts(1, 2), counts(1)), "2 prompts and 1 outputs"),
+        (lambda: Workload("a", None, counts(), counts()), "n >= 1, not int64 (0,)"),
+        (
+            lambda: Workload("a", None, FRACTIONS, counts(1, 1)),
+            "are integers [n], n >= 1, not fl",
+        ),
+        (lambda: Workload("a", None, counts(1).reshape(1, 1), counts(1)), "not int64 (1, 1)"),
+        (lambda: small((0.0, 1.0)), "one for each request, not float64 (2,)"),
+        (lambda: small((0.0, 2.0, 1.0)), "request 2 arrives at 1.0, before the one before it"),
+        (lambda: small((1.0, 2.0, 3.0)), "finite seconds from the first, which is 0"),
+        (lambda: small((0.0, 2.0, np.inf)), "finite seconds"),
+        (lambda: small((0.0, np.nan, 1.0)), "finite seconds"),
+        (lambda: small().take(4), "small has 3 requests: cannot take 4"),
+        (lambda: small().take(0), "cannot take 0"),
+        (lambda: small().scaled_to(0.0), "a rate is above 0 requests per second, not 0.0"),
+        (lambda: small().with_poisson(np.nan, 0), "not nan"),
+        (lambda: small(None).scaled_to(1.0), "small has no times that could be scaled"),
+        (lambda: small((0.0, 0.0, 0.0)).scaled_to(1.0), "has no times that could be scaled"),
+        (lambda: small().take(1).scaled_to(1.0), "has no times that could be scaled"),
+        (lambda: small().resampled(0).blocks_of(0), "small has no hashes of prompts"),
+    ],
+)
+def test_what_is_wrong_is_said(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
