@@ -3,9 +3,9 @@
     EQUIPOISE_TRACES=FOLDER python benchmarks/request_balance.py
     python benchmarks/request_balance.py --quick      one seed of what is generated; nothing is kept
 
-Simulated, so the same figures come on every machine. Five seeds; policies meet the same requests, and
-differences are taken seed by seed. A bar is missed where the 95 % confidence interval of the paired
-difference lies on its wrong side.
+Simulated, so the same figures come on every machine. Five seeds; policies meet the same requests,
+and differences are taken seed by seed. A bar is missed where the 95 % confidence interval of the
+paired difference lies on its wrong side.
 
 Writes benchmarks/results/request_balance.json; `python benchmarks/performance.py` shows it.
 """

@@ -39,9 +39,8 @@ def _replication(rows: Figures) -> list[str]:
         found = rows[name]["figures"]["imbalance"]
         part = found["mean"] / base
         worst = max(worst, abs(part / wanted - 1))
-        lines.append(
-            f"| `{name}` | {_thousand(found)} | {part:.3f} | {wanted:g} | {part / wanted - 1:+.0%} |"
-        )
+        off = f"{part / wanted - 1:+.0%}"
+        lines.append(f"| `{name}` | {_thousand(found)} | {part:.3f} | {wanted:g} | {off} |")
     fit = rows["fit"]["figures"]["imbalance"]
     lines.append(f"| `fit` | {_thousand(fit)} | {fit['mean'] / base:.3f} | | |")
     return [*lines, "", f"Bar: within {WITHIN:.0%}. {_verdict(worst <= WITHIN)}: {worst:.0%}."]
@@ -89,11 +88,12 @@ def _judged(rows: Figures) -> str:
         )
     ]
     waits = rows["fit"]["figures"]["wait_p99"]["mean"] / rows["br0"]["figures"]["wait_p99"]["mean"]
-    told = f", even with {', '.join(even)} in one of the two" if even else ""
+    told = f", not against {', '.join(wrong)}" if wrong else ""
+    told += f", not to be told from {', '.join(even)} in one of the two" if even else ""
     return (
-        f"Bars: `fit` at or below every imbalance and at or above every throughput: "
-        f"{_verdict(not wrong)}{told}{' (' + ', '.join(wrong) + ')' if wrong else ''}; its wait P99 "
-        f"at most {WAIT:g} times `br0`'s: {_verdict(waits <= WAIT)}, {waits:.2f}."
+        "Bars: `fit` at or below every imbalance and at or above every throughput: "
+        f"{_verdict(not wrong)}{told}; its wait P99 at most {WAIT:g} times `br0`'s: "
+        f"{_verdict(waits <= WAIT)}, {waits:.2f}."
     )
 
 
@@ -132,7 +132,10 @@ def speed(figures: Figures) -> list[str]:
         lines.append(f"| `{name}` | {' | '.join(told)} |")
     for count, bar in DECIDED.items():
         fit = figures["decisions"][count]["fit"]["median"]
-        lines += ["", f"Bar for `fit` at {count} workers: {bar:g}. {_verdict(fit <= bar)}: {fit:.2f}."]
+        lines += [
+            "",
+            f"Bar for `fit` at {count} workers: {bar:g}. {_verdict(fit <= bar)}: {fit:.2f}.",
+        ]
     for name, found in figures["steps"].items():
         lines += [
             "",

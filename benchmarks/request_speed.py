@@ -3,9 +3,9 @@
     python benchmarks/request_speed.py
 
 *Decision*: saturated workers of 64 slots, 4 waiting requests for each; a request ends, another
-arrives, and `dispatch` of the native router is timed, the call from Python included. Median and 99th
-percentile of 20,000 decisions, in microseconds; in turns over the policies, five rounds, spread of the
-medians beside.
+arrives, and `dispatch` of the native router is timed, the call from Python included. Median and
+99th percentile of 20,000 decisions, in microseconds; in turns over the policies, five rounds,
+spread of the medians beside.
 
 *Simulator*: steps a second of one thread, `br0` and `fit`, prop on 8 workers x 72 slots.
 

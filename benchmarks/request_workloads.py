@@ -17,7 +17,8 @@ from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
 
 TRACES = "EQUIPOISE_TRACES"
-SEEDS = tuple(range(5))
+SEEDS = tuple(range(100, 105))
+"""Not those that the settings of `fit` were chosen on, which were 0 to 4."""
 MOONCAKE = "mooncake_conversation_trace.jsonl"
 AZURE = "AzureLLMInferenceTrace_conv.csv"
 
@@ -46,8 +47,9 @@ class Case:
         return Trial(draw=draw, seeds=SEEDS, scenario=Scenario(cluster=cluster), load=load)
 
 
-PUBLISHED = Case("prop, 8 workers x 72 slots", 8, 72, "prop", 8_000)
-"""The replication of BalanceRoute's table."""
+PUBLISHED = Case("prop, 8 workers x 72 slots", 8, 72, "prop", 32_000)
+"""The replication of BalanceRoute's table. With its 8,000 requests the imbalance of round_robin, by
+which all are divided, varies by a tenth between sets of five seeds; so four times as many."""
 CASES = (
     Case("Mooncake conversation, 8 x 16", 8, 16, "mooncake", trace=MOONCAKE),
     Case("prop, 8 x 32", 8, 32, "prop"),

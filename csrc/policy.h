@@ -25,7 +25,7 @@ struct PolicySettings {
     // brh: steps ahead, weight of load, of overflow, and of a step against the one before.
     std::int64_t horizon = 80;
     // `beta` 0: as many as there are workers, with which horizon 0 is br0.
-    double alpha = 1.0, beta = 0.0, gamma = 0.95;
+    double alpha = 1.0, beta = 0.0, gamma = 0.96;
     // fast_phi: points of the output distribution at which overflow is looked at.
     std::int64_t points = 5;
     // fit: waiting requests that may be chosen from; what a decision of waiting is worth, in

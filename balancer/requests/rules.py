@@ -116,7 +116,7 @@ class PolicySettings:
     horizon: int = 80
     alpha: float = 1.0
     beta: float = 0.0
-    gamma: float = 0.95
+    gamma: float = 0.96
     points: int = 5
     window: int = 16
     ageing: float = 8.0

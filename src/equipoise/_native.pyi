@@ -314,9 +314,7 @@ class Router:
     def set_capacity(self, worker: int, slots: int, room: int) -> None:
         """From now on it has so much place."""
 
-    def report(
-        self, worker: int, waiting: int, running: int, tokens: int, kv_usage: float
-    ) -> None:
+    def report(self, worker: int, waiting: int, running: int, tokens: int, kv_usage: float) -> None:
         """What a worker says of itself."""
 
     def dispatch(self) -> list[tuple[int, int]]:
