@@ -21,7 +21,7 @@ struct PolicySettings {
 
     // br0 and brh: how many free slots in all it takes to serve one by one, how many waiting
     // requests are looked at for a subset and for one.
-    std::int64_t greedy_slots = 7, subset = 4, candidates = 1024;
+    std::int64_t greedy_slots = 1, subset = 4, candidates = 1024;
     // brh: steps ahead, weight of load, of overflow, and of a step against the one before.
     std::int64_t horizon = 80;
     // `beta` 0: as many as there are workers, with which horizon 0 is br0.
@@ -31,8 +31,8 @@ struct PolicySettings {
     // fit: waiting requests that may be chosen from; what a decision of waiting is worth, in
     // tokens; how far above the mean load a worker still takes requests, as a part of it; what a
     // prompt token costs that has to be computed, in loads of one step, for the credit of cached ones.
-    std::int64_t window = 16;
-    double ageing = 8.0, slack = 0.05, prompt_weight = 0.0;
+    std::int64_t window = 32;
+    double ageing = 16.0, slack = 0.07, prompt_weight = 0.0;
 };
 
 class Policy {

@@ -52,7 +52,7 @@ class Prefill:
     cached_blocks: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Drafting:
     """Speculative decoding: `tokens` are drafted a step, each accepted with probability
     `acceptance` if those before it were."""

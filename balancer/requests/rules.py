@@ -88,7 +88,7 @@ class PolicySettings:
         front_end: which of them this is.
         seed: of policies that draw.
         greedy_slots: `br0`, `brh`: with more free slots than that in all, requests are bound one
-            by one.
+            by one. Not published; with 1 the published imbalances are met, BF-IO's code has 7.
         subset: `br0`, `brh`: waiting requests of which a worker takes the best subset, 1 to 16.
         candidates: `br0`, `brh`: waiting requests that are looked at one by one.
         horizon: `brh`: steps ahead.
@@ -110,7 +110,7 @@ class PolicySettings:
     front_ends: int = 1
     front_end: int = 0
     seed: int = 0
-    greedy_slots: int = 7
+    greedy_slots: int = 1
     subset: int = 4
     candidates: int = 1024
     horizon: int = 80
@@ -118,9 +118,9 @@ class PolicySettings:
     beta: float = 0.0
     gamma: float = 0.96
     points: int = 5
-    window: int = 16
-    ageing: float = 8.0
-    slack: float = 0.05
+    window: int = 32
+    ageing: float = 16.0
+    slack: float = 0.07
     prompt_weight: float = 0.0
 
     @property

@@ -1,0 +1,172 @@
+"""What request balance depends on: scale, load, staleness, step times, drafts, prefixes, knobs.
+
+    EQUIPOISE_TRACES=FOLDER python benchmarks/request_ablations.py
+
+Simulated, five seeds, as `benchmarks/request_balance.py`. Writes benchmarks/results/
+request_ablations.json; `python benchmarks/performance.py` shows it.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import request_ablation_page
+from evidence import save
+from request_workloads import CASES, MOONCAKE, SEEDS, Case, folder, runnable, trace
+
+from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
+from equipoise.balancer.requests.comparison import Contender, Trial, compare, contenders
+from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.simulation import Scenario
+from equipoise.balancer.requests.workload import Workload
+
+Rows = list[dict[str, Any]]
+SHOWN = ("imbalance", "idle", "throughput", "ttft_mean", "wait_p99", "fairness")
+PROP, REASON = CASES[1], CASES[3]
+FEW = ("jsq", "vllm", "jsq_load", "br0", "fit")
+PROMPT_WEIGHT = 200.0
+"""KV tokens whose reading takes as long as computing one prompt token: 2e-5 s by 1e-7 s."""
+
+
+def rows(trial: Trial, entered: Sequence[Contender], **told: Any) -> Rows:
+    """One row for each contender."""
+    sys.stderr.write(f"{told}\n")
+    return [
+        {
+            **told,
+            "policy": result.contender.label,
+            "figures": {name: asdict(result.interval(name)) for name in SHOWN},
+        }
+        for result in compare(trial, entered)
+    ]
+
+
+def staged(trial: Trial, change: Callable[[Scenario], Scenario]) -> Trial:
+    """The trial with another scenario."""
+    return replace(trial, scenario=change(trial.scenario))
+
+
+def scaling() -> Rows:
+    """4 to 32 workers, as many requests for each."""
+    found: Rows = []
+    for workers in (4, 8, 16, 32):
+        case = replace(PROP, count=1_250 * workers)
+        found += rows(case.trial(workers=workers), contenders(FEW), workers=workers)
+    return found
+
+
+def loads() -> Rows:
+    """Half of the capacity to more than it."""
+    found: Rows = []
+    for load in (0.5, 0.7, 0.8, 0.9, 1.0, 1.2):
+        found += rows(PROP.trial(load), contenders(FEW), load=load)
+    return found
+
+
+def staleness() -> Rows:
+    """What is known of tokens and ends comes late; so do reports, where they come sooner."""
+    found: Rows = []
+    for late in (0.0, 0.02, 0.1, 0.5):
+        trial = staged(PROP.trial(), lambda scenario, late=late: replace(scenario, tell_every=late))
+        found += rows(trial, contenders(FEW), seconds=late)
+    return found
+
+
+def front_ends() -> Rows:
+    """Several, each with its own requests; reports every 100 ms."""
+    found: Rows = []
+    for count in (1, 2, 4):
+        trial = staged(
+            PROP.trial(),
+            lambda scenario, count=count: replace(scenario, front_ends=count, report_every=0.1),
+        )
+        found += rows(trial, contenders(FEW), front_ends=count)
+    return found
+
+
+def step_times() -> Rows:
+    """The fixed part of a step, and work that is not what the policy thinks."""
+    found: Rows = []
+    for share in (0.0, 0.3, 0.5, 0.7):
+        found += rows(
+            replace(PROP.trial(), fixed_share=share), contenders(FEW), fixed=share, noise=0.0
+        )
+    for noise in (0.02, 0.1):
+        trial = staged(
+            PROP.trial(),
+            lambda scenario, noise=noise: replace(
+                scenario, cluster=replace(scenario.cluster, step=StepTime(noise=noise))
+            ),
+        )
+        found += rows(trial, contenders(FEW), fixed=0.5, noise=noise)
+    return found
+
+
+def drafting() -> Rows:
+    """Speculative decoding: up to three drafts a step."""
+    found: Rows = []
+    for drafts, acceptance in ((1, 0.8), (3, 0.7)):
+        trial = staged(
+            PROP.trial(),
+            lambda scenario, drafts=drafts, acceptance=acceptance: replace(
+                scenario, cluster=replace(scenario.cluster, drafting=Drafting(drafts, acceptance))
+            ),
+        )
+        found += rows(trial, contenders(FEW), drafts=drafts, acceptance=acceptance)
+    return found
+
+
+def knobs(case: Case) -> Rows:
+    """Window, ageing and slack of `fit`, one at a time."""
+    grid = (
+        *(("window", value) for value in (1, 4, 8, 16, 32, 64)),
+        *(("ageing", value) for value in (0.0, 4.0, 16.0, 64.0)),
+        *(("slack", value) for value in (0.02, 0.04, 0.07, 0.15, 10.0)),
+    )
+    entered = [
+        Contender(f"{name} {value:g}", replace(PolicySettings(), **{name: value}))
+        for name, value in grid
+    ]
+    return rows(case.trial(), entered, case=case.title)
+
+
+def prefixes() -> Rows:
+    """Workers that compute prompts and keep blocks: Mooncake's requests in their order."""
+    whole = trace(MOONCAKE)
+
+    def draw(seed: int) -> Workload:
+        # The prefix of the trace differs by seed; its order, and so what is cached, is the trace's.
+        return whole.take(whole.count - 100 * (seed - SEEDS[0]))
+
+    cluster = Cluster(
+        workers=8,
+        slots=16,
+        step=StepTime(prompt_weight=PROMPT_WEIGHT),
+        prefill=Prefill(chunk=8192, cached_blocks=4_000),
+    )
+    trial = Trial(draw=draw, seeds=SEEDS, scenario=Scenario(cluster=cluster), load=0.5)
+    credited = PolicySettings(prompt_weight=PROMPT_WEIGHT)
+    entered = (*contenders(FEW), Contender("fit with credit", credited))
+    return rows(trial, entered, load=0.5)
+
+
+def main() -> None:
+    """Run, print, write."""
+    figures: dict[str, Any] = {
+        "seeds": len(SEEDS),
+        "scaling": scaling(),
+        "loads": loads(),
+        "staleness": staleness(),
+        "front_ends": front_ends(),
+        "step_times": step_times(),
+        "drafting": drafting(),
+        "knobs": [row for case in runnable() for row in knobs(case)],
+        "prefixes": prefixes() if folder() is not None else [],
+    }
+    sys.stdout.write("\n".join(request_ablation_page.text(figures)) + "\n")
+    save("request_ablations", ["python", "benchmarks/request_ablations.py"], figures)
+
+
+if __name__ == "__main__":
+    main()
