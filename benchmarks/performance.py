@@ -18,6 +18,8 @@ import engine_page
 import pictures
 import pipeline_page
 import planner_page
+import request_ablation_page
+import request_page
 import tables
 from evidence import RESULTS, ROOT, source
 
@@ -226,6 +228,9 @@ MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     **engine_page.PARTS,
     **copier_page.PARTS,
     "Stages that overlap": ("pipeline", pipeline_page.text),
+    "Request balance": ("request_balance", request_page.balance),
+    "What request balance depends on": ("request_ablations", request_ablation_page.text),
+    "The cost of routing a request": ("request_speed", request_page.speed),
 }
 """By title: the file of figures, and the table of them."""
 

@@ -3,11 +3,14 @@
     python -m conformance.ascend.everything              minutes: what CI runs
     python -m conformance.ascend.everything --deep       an hour or two: all cases, all schedules
 
-Ends with the first step that fails. Where torch is not a CPU build there is nothing to run: a line
-says so, as tox says that it skips an environment. What follows goes to pytest.
+Ends with the first step that fails, or is not done after half an hour (ten hours with --deep): a
+race may hang, and then it is to be seen where. Where torch is not a CPU build there is nothing to
+run: a line says so, as tox says that it skips an environment. What follows goes to pytest.
 """
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +32,12 @@ NCCL = (
 """What is NCCL's own, over a stand-in for NCCL."""
 STEER = ("--steer", "npusim.steering:steer")
 TESTS = ("tests/backends", "tests/demo")
+LONGEST = 1800.0
+LONGEST_DEEP = 36_000.0
+"""Seconds that a step may take."""
+TIMED_OUT = 124
+GRACE = 0.5
+"""Seconds for stacks to be printed."""
 STEERED = ("ordering", "locks", "visibility", "addresses", "kernels", "resources")
 """Families that take one device, and a schedule."""
 
@@ -85,16 +94,33 @@ def deep(tests: Sequence[str]) -> tuple[Step, ...]:
     )
 
 
-def perform(steps: Iterable[Step]) -> int:
+def perform(steps: Iterable[Step], longest: float = LONGEST) -> int:
     """Run them; the exit code of the first that fails, else 0."""
     for step in steps:
         print(f"\n$ {step.shown}", flush=True)
         began = time.monotonic()
-        code = subprocess.run(step.whole, check=False).returncode
+        code = run_bounded(step.whole, longest)
         print(f"exit code {code}, {time.monotonic() - began:.0f} s", flush=True)
         if code:
             return code
     return 0
+
+
+def run_bounded(command: Sequence[str], longest: float) -> int:
+    """The exit code of a command; 124 where it took too long, and was ended with all it started."""
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            return process.wait(longest)
+        except subprocess.TimeoutExpired:
+            print(f"not done after {longest:.0f} s", flush=True)
+            # With PYTHONFAULTHANDLER every process prints where its threads are.
+            os.killpg(process.pid, signal.SIGABRT)
+            time.sleep(GRACE)
+            os.killpg(process.pid, signal.SIGKILL)
+            return TIMED_OUT
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,8 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refused as refusal:
         print(f"  npusim: SKIP ({refusal})")
         return 0
-    chosen = deep if "--deep" in given else quick
-    return perform(chosen([word for word in given if word != "--deep"]))
+    rest = [word for word in given if word != "--deep"]
+    if "--deep" in given:
+        return perform(deep(rest), LONGEST_DEEP)
+    return perform(quick(rest))
 
 
 if __name__ == "__main__":
