@@ -10,6 +10,7 @@ from equipoise.cli import quantities
 from equipoise.demo.settings import Balance, CommitMode, ExchangeForm, Locality, RoutingRule, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
+from equipoise.serve.settings import ClientRank
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,13 @@ def _families_from_yaml(value: object) -> tuple[str, ...]:
     return tuple(_family(item) for item in values)
 
 
+def _workers_from_yaml(value: object) -> tuple[object, ...]:
+    # What an entry says is checked where all of them are put together.
+    if not isinstance(value, list) or not value:
+        raise ValueError(value)
+    return tuple(value)
+
+
 WHOLE = Kind("a whole number", int, _int_from_yaml)
 SECONDS = Kind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
 REAL = Kind("a number", lambda text: _finite(float(text)), _real_from_yaml)
@@ -148,4 +156,10 @@ NUMBERS = Kind(
     "numbers with commas between, or a file",
     quantities.numbers_of_text,
     quantities.numbers_of_yaml,
+)
+WORKERS = Kind("a list of URLs or of mappings", _str_from_text, _workers_from_yaml)
+CLIENT_RANK = Kind(
+    " or ".join(ClientRank),
+    lambda text: ClientRank(text),
+    lambda value: ClientRank(_str_from_yaml(value)),
 )

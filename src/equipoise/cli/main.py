@@ -82,6 +82,10 @@ def _dispatch(arguments: Namespace, command: str) -> int:
         from equipoise.cli.record import record
 
         return record(arguments)
+    if arguments.command == "route":
+        from equipoise.cli.route import route
+
+        return route(arguments)
     from equipoise.cli.run import run
 
     return run(arguments, command)

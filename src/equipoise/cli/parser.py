@@ -13,8 +13,9 @@ from equipoise.cli import (
     plan_options,
     record_options,
     report_options,
+    route_options,
 )
-from equipoise.cli.kinds import FAMILY_NAMES, PATH, SWITCH, TEXTS, Kind
+from equipoise.cli.kinds import FAMILY_NAMES, PATH, SWITCH, TEXTS, WORKERS, Kind
 from equipoise.cli.options import OPTIONS, Option, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
@@ -107,11 +108,23 @@ examples:
   equipoise convert map.npy placement.json --ranks 32
 
 exit code: 0 written, 2 bad input, nothing was written, 3 it could not be written"""
+ROUTE = """\
+Stand in front of several servers of the OpenAI API and bind each request to one of
+them when it has a free slot, so that none makes the others wait. Takes
+equipoise[serve]."""
+ROUTE_EXAMPLES = """\
+examples:
+  equipoise route --config route.yaml
+  equipoise route --workers http://127.0.0.1:8000 http://127.0.0.1:8001 --slots 128
+  equipoise route --config route.yaml --port 9443 --tls-cert cert.pem --tls-key key.pem
+
+exit code: 0 told to end, and all requests under way came to their end, 1 some were cut
+off, 2 bad input, 3 a part of it failed"""
 DOCTOR = "Say what was found on this machine, what is missing and why."
 
 
 STATISTICS = "recorded statistics: a file or a folder"
-LISTS = (TEXTS, FAMILY_NAMES)
+LISTS = (TEXTS, FAMILY_NAMES, WORKERS)
 """Kinds of which an option takes several."""
 
 
@@ -141,6 +154,7 @@ def build_parser() -> Parser:
     _add_report(commands)
     _add_advise(commands)
     _add_convert(commands)
+    _add_route(commands)
     _add_doctor(commands)
     return parser
 
@@ -205,6 +219,13 @@ def _add_convert(commands: Any) -> None:
     convert.add_argument("source", type=_reader(PATH), metavar="IN", help="what to read")
     convert.add_argument("out", type=_reader(PATH), metavar="OUT", help="what to write")
     _add_options(convert, convert_options.OPTIONS)
+
+
+def _add_route(commands: Any) -> None:
+    route = _command(
+        commands, "route", "a proxy that balances requests over servers", ROUTE, ROUTE_EXAMPLES
+    )
+    _add_options(route, route_options.OPTIONS)
 
 
 def _command(commands: Any, name: str, about: str, description: str, epilog: str) -> Any:

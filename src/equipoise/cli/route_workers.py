@@ -1,0 +1,105 @@
+"""The workers that a configuration names."""
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from urllib.parse import urlsplit
+
+from equipoise.hal.errors import UsageError
+from equipoise.serve.settings import WorkerSettings
+
+KEYS = ("url", "name", "slots", "room", "headers")
+MOST_WORKERS = 4096
+MOST_SLOTS = 1 << 20
+MOST_ROOM = 1 << 48
+TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+"""Names of headers: RFC 9110, section 5.6.2."""
+VALUE = re.compile(r"[ \t!-~]*", re.ASCII)
+SET_HERE = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+
+
+def workers_of(
+    entries: Sequence[object], slots: int, room: int | None
+) -> tuple[WorkerSettings, ...]:
+    """Urls, or mappings of `KEYS`; `slots` and `room` where an entry does not say.
+
+    Raises UsageError naming the entry and what is wrong with it.
+    """
+    if not entries:
+        raise UsageError("workers are needed: --workers URL ..., or `workers:` in --config")
+    if len(entries) > MOST_WORKERS:
+        raise UsageError(f"--workers: at most {MOST_WORKERS}, got {len(entries)}")
+    found = tuple(
+        _worker(number, entry, slots, room) for number, entry in enumerate(entries, start=1)
+    )
+    names = [one.name for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"workers: two are called {name}: give them names")
+    return found
+
+
+def _worker(number: int, entry: object, slots: int, room: int | None) -> WorkerSettings:
+    where = f"workers: entry {number}"
+    said: Mapping[object, object] = (
+        {"url": entry} if isinstance(entry, str) else _mapping(where, entry)
+    )
+    url = _url(where, said.get("url"))
+    name = said.get("name", f"{urlsplit(url).netloc}{urlsplit(url).path}")
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 128:
+        raise UsageError(f"{where}: name has to be a short text, got {name!r}")
+    found = WorkerSettings(
+        url=url,
+        name=name,
+        slots=_count(where, "slots", said.get("slots", slots), MOST_SLOTS),
+        headers=_headers(where, said.get("headers", {})),
+    )
+    limit = said.get("room", room)
+    if limit is None:
+        return found
+    return WorkerSettings(**vars(found) | {"room": _count(where, "room", limit, MOST_ROOM)})
+
+
+def _mapping(where: str, entry: object) -> Mapping[object, object]:
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where}: expected a URL or a mapping, got {entry!r}")
+    for key in entry:
+        if key not in KEYS:
+            close = get_close_matches(str(key), KEYS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(KEYS)}"
+            raise UsageError(f"{where}: unknown key {key!r}{hint}")
+    return entry
+
+
+def _url(where: str, url: object) -> str:
+    if not isinstance(url, str):
+        raise UsageError(f"{where}: url has to be a text, got {url!r}")
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError as error:
+        raise UsageError(f"{where}: url {url!r}: {error}") from None
+    plain = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not host or port == 0 or not plain:
+        raise UsageError(f"{where}: url has to be http://HOST:PORT, or https, got {url!r}")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise UsageError(f"{where}: url must not have a query, a fragment or a user: {url!r}")
+    return url.rstrip("/")
+
+
+def _count(where: str, key: str, value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageError(f"{where}: {key} has to be a whole number, 1 to {most}, got {value!r}")
+    return value
+
+
+def _headers(where: str, headers: object) -> dict[str, str]:
+    if not isinstance(headers, dict):
+        raise UsageError(f"{where}: headers have to be a mapping, got {headers!r}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not TOKEN.fullmatch(name) or name.lower() in SET_HERE:
+            raise UsageError(f"{where}: {name!r} cannot be a header here")
+        if not isinstance(value, str) or not VALUE.fullmatch(value):
+            # YAML reads 3 as a number: "3" is what a header says.
+            raise UsageError(f"{where}: header {name} has to be a text in quotes, got {value!r}")
+    return dict(headers)

@@ -1,0 +1,44 @@
+"""Who may ask: keys, compared in a time that says nothing of them, and TLS."""
+
+import hmac
+import ssl
+from collections.abc import Mapping
+
+from equipoise.hal.errors import UsageError
+from equipoise.serve.outcomes import Fault, Outcome, Refused
+from equipoise.serve.settings import Access
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+def check_key(access: Access, headers: Mapping[str, str]) -> None:
+    """Raises Refused (401) where a key is needed and this is none of them."""
+    if not access.keys:
+        return
+    scheme, _, said = headers.get("Authorization", "").partition(" ")
+    given = said.strip().encode("utf-8", "surrogateescape")
+    # Every key is compared, so that the time does not say which one was near.
+    fits = [hmac.compare_digest(given, key.encode()) for key in access.keys]
+    if scheme.lower() != "bearer" or not any(fits):
+        message = "a valid API key is needed: Authorization: Bearer KEY"
+        raise Refused(Fault(401, Outcome.UNAUTHORIZED, message, "invalid_api_key", CHALLENGE))
+
+
+def tls_of(access: Access) -> ssl.SSLContext | None:
+    """None where none is asked for. Raises UsageError for files that cannot be taken."""
+    if access.certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Without a phrase: a key that needs one would ask the terminal, and wait for ever.
+        context.load_cert_chain(access.certificate, access.private_key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--tls-cert {access.certificate}: {error}") from error
+    return context
+
+
+def open_to_all(access: Access) -> bool:
+    """Whether somebody on another machine could ask without a key."""
+    return access.host not in LOOPBACK and not access.keys

@@ -1,0 +1,230 @@
+"""Where requests meet the policy: the only caller of it, and the only writer of tickets.
+
+Everything here is called by the event loop's own thread and returns at once. Tokens of one turn of
+the loop are told together: a step of an engine brings a token to each of its requests, and deciding
+after each of them would give a free slot away before the others are known.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import perf_counter
+
+from equipoise.balancer.requests.policy import (
+    Decision,
+    Policy,
+    Request,
+    RequestId,
+    WorkerChange,
+    WorkerState,
+)
+from equipoise.serve.fleet import WorkerView, least
+from equipoise.serve.outcomes import overloaded
+from equipoise.serve.scope import Reason
+from equipoise.serve.ticket import GONE, HELD, Bound, Held, Running, Ticket
+
+LOG = logging.getLogger("equipoise.route")
+
+
+class Desk:
+    """Binds requests to workers as a policy says.
+
+    Args:
+        policy: nobody else calls it from now on.
+        workers: how many it has.
+        most_held: requests that may wait in it.
+        observe: told the seconds that each decision took.
+
+    Attributes:
+        workers: what is known of each.
+        held: requests that wait in the policy.
+        errors: events that the policy raised at.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        workers: int,
+        most_held: int,
+        observe: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._policy = policy
+        self._most_held = most_held
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._known: dict[int, Ticket] = {}
+        self._counts: dict[RequestId, int] = {}
+        self._ended: list[RequestId] = []
+        self._flushing = False
+        self._next = 0
+        self.workers = tuple(WorkerView() for _ in range(workers))
+        self.held = 0
+        self.errors = 0
+
+    @property
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Those that are not gone."""
+        return tuple(self._known.values())
+
+    def arrive(self, size: int, wanted: int | None = None) -> Ticket:
+        """A request has arrived; it is bound at once, or waits.
+
+        Raises: Refused (429) where too many wait.
+        """
+        ticket = Ticket(self._next, size, wanted)
+        self._next += 1
+        self._flush()
+        self._enter(ticket)
+        if isinstance(ticket.state, Held) and self.held > self._most_held:
+            self.leave(ticket)
+            raise overloaded(f"{self._most_held} requests wait for a worker already")
+        return ticket
+
+    def begin(self, ticket: Ticket, bound: Bound) -> bool:
+        """Something of its answer is about to be passed on; False: that binding is over."""
+        if ticket.state is not bound:
+            return False
+        ticket.state = Running(bound.worker)
+        self._tell(ticket, 1)  # it can be moved no more, which a policy learns from a token
+        return True
+
+    def made(self, ticket: Ticket, tokens: int) -> None:
+        """It has made so many tokens since it was bound."""
+        if isinstance(ticket.state, Running):
+            self.workers[ticket.state.worker].heard = self._loop.time()
+            if tokens > ticket.told:
+                self._tell(ticket, tokens - ticket.told)
+
+    def finish(self, ticket: Ticket, bound: Bound, tokens: int) -> None:
+        """It ended well, with so many tokens in all."""
+        if tokens:
+            self.begin(ticket, bound)
+        if not isinstance(ticket.state, Running):
+            self.leave(ticket)  # to a policy, what made no token was given up
+            return
+        self.made(ticket, tokens)
+        self._release(ticket)
+        ticket.state = GONE
+        self._ended.append(ticket.number)
+        self._schedule()
+
+    def leave(self, ticket: Ticket) -> None:
+        """It was given up, wherever it is; again and again is no harm."""
+        if ticket.state is GONE:
+            return
+        self._release(ticket)
+        ticket.state = GONE
+        self._counts.pop(ticket.number, None)
+        self._ask(lambda: self._policy.on_abort(ticket.number))
+
+    def again(self, ticket: Ticket, bound: Bound) -> None:
+        """Its attempt came to nothing: it is to be bound to another worker."""
+        if ticket.state is not bound:
+            return  # the worker was lost meanwhile, and the policy has it again
+        self.leave(ticket)
+        ticket.told = 0
+        ticket.pin = (
+            ticket.wanted if ticket.wanted is not None else least(self.workers, bound.worker)
+        )
+        self._flush()
+        self._enter(ticket)
+
+    def change(self, worker: int, state: WorkerState) -> None:
+        """A worker began or ceased to serve."""
+        self._flush()  # the policy has to know first which requests have begun
+        view = self.workers[worker]
+        if state is WorkerState.LOST:
+            for ticket in [t for t in view.tickets.values() if isinstance(t.state, Bound)]:
+                view.release(ticket)
+                self.held += 1
+                ticket.unbind()
+        view.state = state
+        self._ask(lambda: self._policy.on_worker_change(WorkerChange(worker=worker, state=state)))
+        if state is not WorkerState.SERVING:
+            self._repin(worker)
+
+    def _repin(self, worker: int) -> None:
+        """What was to be tried again there, and there only, may go elsewhere."""
+        for ticket in self.tickets:
+            if ticket.pin == worker and ticket.wanted is None and isinstance(ticket.state, Held):
+                self.leave(ticket)
+                ticket.pin = least(self.workers, worker)
+                self._enter(ticket)
+
+    def _enter(self, ticket: Ticket) -> None:
+        ticket.state = HELD
+        self.held += 1
+        self._known[ticket.number] = ticket
+        request = Request(id=ticket.number, size=ticket.size, worker=ticket.pin)
+        try:
+            self._ask(lambda: self._policy.on_arrival(request), silent=False)
+        except Exception:
+            self._release(ticket)
+            ticket.state = GONE
+            raise
+
+    def _release(self, ticket: Ticket) -> None:
+        """From where it is: the policy, or a worker."""
+        match ticket.state:
+            case Held():
+                self.held -= 1
+            case Bound(worker) | Running(worker):
+                self.workers[worker].release(ticket)
+        self._known.pop(ticket.number, None)
+
+    def _tell(self, ticket: Ticket, tokens: int) -> None:
+        assert isinstance(ticket.state, Running)
+        ticket.told += tokens
+        self.workers[ticket.state.worker].load += tokens
+        self._counts[ticket.number] = self._counts.get(ticket.number, 0) + tokens
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Tell what this turn of the loop has brought."""
+        self._flushing = False
+        if not self._counts and not self._ended:
+            return
+        counts, ended = self._counts, self._ended
+        self._counts, self._ended = {}, []
+        self._ask(lambda: self._policy.on_tokens(counts, ended))
+
+    def _ask(self, event: Callable[[], Decision], silent: bool = True) -> None:
+        began = perf_counter()
+        try:
+            decision = event()
+        except Exception:
+            self.errors += 1
+            LOG.exception("the policy failed at an event")
+            if not silent:
+                raise
+            return
+        self._observe(perf_counter() - began)
+        self._apply(decision)
+
+    def _apply(self, decision: Decision) -> None:
+        now = self._loop.time()
+        for lost in decision.lost:
+            if (ticket := self._known.get(_number(lost))) is not None:
+                self._release(ticket)
+                ticket.state = GONE
+                ticket.interrupt(Reason.LOST)
+        for assignment in decision.assignments:
+            ticket = self._known.get(_number(assignment.request))
+            there = 0 <= assignment.worker < len(self.workers)
+            if ticket is None or not isinstance(ticket.state, Held) or not there:
+                self.errors += 1
+                LOG.error("the policy cannot bind so: %s", assignment)
+                continue
+            self.held -= 1
+            self.workers[assignment.worker].take(ticket)
+            ticket.bind(assignment.worker, now)
+
+
+def _number(request: object) -> int:
+    assert isinstance(request, int)
+    return request

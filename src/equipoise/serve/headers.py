@@ -1,0 +1,67 @@
+"""Headers: what is passed on, and what is each connection's own.
+
+Hop-by-hop headers: RFC 9110, section 7.6.1.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from uuid import uuid4
+
+from equipoise.serve.settings import RANK_HEADER, WorkerSettings
+
+REQUEST_ID = "X-Request-Id"
+LONGEST_ID = 128
+HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"}
+    | {"te", "trailer", "transfer-encoding", "upgrade"}
+)
+OWN = frozenset(
+    {"host", "content-length", "expect", "accept-encoding", REQUEST_ID.lower()}
+    | {RANK_HEADER.lower()}
+)
+"""Of a request: the proxy's own to set towards a worker."""
+NOT_RETURNED = frozenset({"content-length", "server", "date", REQUEST_ID.lower()})
+"""Of an answer: the proxy's own to set towards a client."""
+ID = re.compile(r"[!-~]+", re.ASCII)
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's own, if it is fit to be written into logs; else a new one."""
+    said = headers.get(REQUEST_ID, "")
+    if len(said) <= LONGEST_ID and ID.fullmatch(said):
+        return said
+    return uuid4().hex
+
+
+def towards_worker(
+    headers: Mapping[str, str], worker: WorkerSettings, key: str | None, name: str
+) -> list[tuple[str, str]]:
+    """Headers of the request that a worker gets.
+
+    Args:
+        headers: the client's.
+        worker: whose own headers go before the client's.
+        key: sent instead of the client's authorization; None: the client's is.
+        name: the request's id.
+    """
+    own = {one.lower() for one in worker.headers} | OWN
+    if key is not None:
+        own.add("authorization")
+    passed = _passed(headers, own)
+    # What is compressed could not be read, and its tokens not be counted.
+    passed += [(REQUEST_ID, name), ("Accept-Encoding", "identity"), *worker.headers.items()]
+    if key is not None:
+        passed.append(("Authorization", f"Bearer {key}"))
+    return passed
+
+
+def towards_client(headers: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+    """Headers of the answer that a client gets."""
+    return [*_passed(headers, NOT_RETURNED), (REQUEST_ID, name)]
+
+
+def _passed(headers: Mapping[str, str], without: Iterable[str]) -> list[tuple[str, str]]:
+    said = [value for name, value in headers.items() if name.lower() == "connection"]
+    named = (part.strip().lower() for value in said for part in value.split(","))
+    stopped = HOP_BY_HOP.union(without, named)
+    return [(name, value) for name, value in headers.items() if name.lower() not in stopped]

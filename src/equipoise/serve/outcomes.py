@@ -1,0 +1,92 @@
+"""What becomes of a request, and how the one who asked is told so in the API's own shape."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+
+
+@unique
+class Outcome(StrEnum):
+    """How a request ended; a label of the metrics and a word of the log."""
+
+    COMPLETED = "completed"
+    REFUSED_BY_WORKER = "refused_by_worker"
+    """The worker's own 4xx, passed on."""
+    BAD_REQUEST = "bad_request"
+    UNAUTHORIZED = "unauthorized"
+    TOO_LARGE = "too_large"
+    OVERLOADED = "overloaded"
+    """Back-pressure: too many requests at once, or too many held."""
+    HELD_TOO_LONG = "held_too_long"
+    WORKERS_FAILED = "workers_failed"
+    """Every attempt failed before a token."""
+    WORKER_LOST = "worker_lost"
+    """The worker was lost, or broke off, behind the first token."""
+    TIMED_OUT = "timed_out"
+    CLIENT_LEFT = "client_left"
+    CLIENT_STALLED = "client_stalled"
+    SHUT_DOWN = "shut_down"
+    FAILED = "failed"
+    """A mistake of the proxy itself."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a request is not answered as was asked.
+
+    Attributes:
+        status: of HTTP.
+        outcome: what it counts as.
+        message: one line, for people.
+        code: for programs.
+        headers: that go with the answer.
+    """
+
+    status: int
+    outcome: Outcome
+    message: str
+    code: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The API's word for the family of the error."""
+        if self.status == 401:
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> bytes:
+        """As a whole answer."""
+        return self._json().encode()
+
+    def event(self) -> bytes:
+        """As an event of a stream whose headers are out."""
+        return f"data: {self._json()}\n\n".encode()
+
+    def _json(self) -> str:
+        error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
+        return json.dumps({"error": error})
+
+
+class Refused(Exception):
+    """A request gets this fault instead of an answer."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+AT_ONCE = {"Retry-After": "1"}
+
+
+def bad_request(message: str, status: int = 400, code: str = "invalid_request") -> Refused:
+    """The client's to mend."""
+    return Refused(Fault(status, Outcome.BAD_REQUEST, message, code))
+
+
+def overloaded(message: str) -> Refused:
+    """Back-pressure: to be tried again later."""
+    return Refused(Fault(429, Outcome.OVERLOADED, message, "overloaded", AT_ONCE))

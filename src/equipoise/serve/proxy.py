@@ -1,0 +1,261 @@
+"""The proxy: what is asked for by which path, what is noted of it, and how it begins and ends."""
+
+import asyncio
+import json
+import logging
+from contextlib import AsyncExitStack
+from enum import Enum, unique
+
+from aiohttp import ClientSession, web
+
+from equipoise.balancer.requests.policy import Policy, WorkerState
+from equipoise.serve.access import check_key, tls_of
+from equipoise.serve.asked import CHAT, COMPLETIONS, Asked, read_asked
+from equipoise.serve.body import Bodies
+from equipoise.serve.call import Call
+from equipoise.serve.connection import Listener
+from equipoise.serve.crew import Crew
+from equipoise.serve.desk import Desk
+from equipoise.serve.forward import Forward
+from equipoise.serve.headers import REQUEST_ID, request_id
+from equipoise.serve.journal import Journal
+from equipoise.serve.metrics import CONTENT_TYPE
+from equipoise.serve.monitor import Monitor
+from equipoise.serve.outcomes import AT_ONCE, Fault, Outcome, Refused, bad_request, overloaded
+from equipoise.serve.outgoing import FAREWELL, NAME, ClientLeft
+from equipoise.serve.relay import Relay
+from equipoise.serve.scope import Reason
+from equipoise.serve.settings import ClientRank, RouteSettings, WorkerSettings
+from equipoise.serve.upstream import open_client
+
+LOG = logging.getLogger("equipoise.route")
+ENDING = Fault(503, Outcome.SHUT_DOWN, Reason.SHUT_DOWN.value, "shutting_down", AT_ONCE)
+BROKEN = Fault(500, Outcome.FAILED, "the proxy failed", "internal_error")
+GONE = 499
+"""A status that nobody reads: the client has left."""
+AGAIN = 0.05
+"""Seconds until requests that are to end are told so again."""
+BACKLOG = 1024
+
+
+@unique
+class Phase(Enum):
+    """Whether requests are taken."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class Proxy:
+    """Serves from `start` to `stop`, within one event loop.
+
+    Args:
+        settings: see `RouteSettings`.
+        policy: over as many workers; called by nobody else.
+
+    Raises: UsageError for a log, or for TLS files, that cannot be opened.
+    """
+
+    def __init__(self, settings: RouteSettings, policy: Policy) -> None:
+        self._settings = settings
+        self._tls = tls_of(settings.access)
+        self._journal = Journal(settings)
+        workers, limits = settings.workers, settings.limits
+        self.desk = Desk(policy, len(workers), limits.held, self._journal.metrics.decided)
+        self._journal.watch(self.desk)
+        self._bodies = Bodies(limits, settings.patience)
+        self._loop = asyncio.get_running_loop()
+        self._phase = Phase.SERVING
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._hurried = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
+        self._stack = AsyncExitStack()
+        self.crew = Crew()
+        self.port = 0
+
+    async def start(self) -> None:
+        """Ask the workers how they are, and listen. Raises OSError where that cannot be."""
+        client = await self._stack.enter_async_context(open_client(self._settings.patience))
+        for number in range(len(self._settings.workers)):
+            self.desk.change(number, WorkerState.LOST)  # until it has answered
+        monitors = self._monitors(client)
+        self._relay = Relay(
+            self._settings, self.desk, client, lambda worker: monitors[worker].doubt()
+        )
+        self._forward = Forward(self._settings, self.desk, client)
+        access, limits, patience = (
+            self._settings.access,
+            self._settings.limits,
+            self._settings.patience,
+        )
+        self._listener = Listener(self._handle, limits, patience, self._journal.turned_away)
+        self._server = await self._loop.create_server(
+            self._listener, access.host, access.port, ssl=self._tls, backlog=BACKLOG
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.crew.start("metrics", self._journal.watch_for_ever())
+        for monitor in set(monitors):
+            self.crew.start("monitor", monitor.watch())
+
+    def _monitors(self, client: ClientSession) -> list[Monitor]:
+        """One a server; of each worker, that of its server."""
+        found: dict[str, Monitor] = {}
+        urls = [one.url for one in self._settings.workers]
+        for url in urls:
+            numbers = [number for number, one in enumerate(urls) if one == url]
+            found[url] = Monitor(client, url, numbers, self.desk, self._settings.health)
+        return [found[url] for url in urls]
+
+    async def stop(self) -> int:
+        """Take no more, let what is under way end, end what does not; returns how many those were.
+
+        Bounded by `Patience.drain` and some seconds.
+        """
+        self._phase = Phase.DRAINING
+        if self._server is not None:
+            self._server.close()
+        if self._listener is not None:
+            self._listener.pre_shutdown()
+        await self._drained()
+        left = self._inside
+        end = self._loop.time() + FAREWELL
+        while self._inside and self._loop.time() < end:
+            for ticket in self.desk.tickets:
+                ticket.interrupt(Reason.SHUT_DOWN)
+            await self._emptied(AGAIN)
+        if self._listener is not None:
+            await self._listener.shutdown(1.0)
+        await self.crew.dismiss()
+        await self._stack.aclose()
+        self._journal.close()
+        return left
+
+    def hurry(self) -> None:
+        """Wait no longer for what is under way."""
+        self._hurried.set()
+
+    async def _drained(self) -> None:
+        """Wait until nothing is under way, for so long, or until somebody is in a hurry."""
+        waits = [asyncio.create_task(one.wait()) for one in (self._empty, self._hurried)]
+        patience = self._settings.patience.drain
+        await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        for one in waits:
+            one.cancel()
+
+    async def _emptied(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
+        except TimeoutError:
+            LOG.debug("%d requests are under way still", self._inside)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer anything at all."""
+        self._inside += 1
+        self._empty.clear()
+        try:
+            response = await self._answered(request)
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+        if self._phase is Phase.DRAINING:
+            response.force_close()
+        return response
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        name = request_id(request.headers)
+        if request.method == "POST" and request.path in (CHAT, COMPLETIONS):
+            return await self._generated(request, Call(name, request.path, self._loop.time()))
+        try:
+            return await self._other(request, name)
+        except Refused as refused:
+            return _refusal(refused.fault, name)
+
+    async def _other(self, request: web.BaseRequest, name: str) -> web.Response:
+        if request.method not in ("GET", "HEAD"):
+            raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")
+        match request.path:
+            case "/health":
+                return _json({"status": "ok"})
+            case "/ready":
+                return self._ready()
+            case "/metrics":
+                text = self._journal.metrics.text()
+                return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        check_key(self._settings.access, request.headers)
+        return await self._forward.answer(request, name)
+
+    def _ready(self) -> web.Response:
+        serving = sum(one.state is WorkerState.SERVING for one in self.desk.workers)
+        ready = serving > 0 and self._phase is Phase.SERVING
+        about = {"status": self._phase.value, "serving_workers": serving}
+        return _json(about, 200 if ready else 503)
+
+    async def _generated(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        try:
+            return await self._tokens(request, call)
+        except Refused as refused:
+            call.outcome = refused.fault.outcome
+            return _refusal(refused.fault, call.id)
+        except (ClientLeft, ConnectionError, asyncio.CancelledError) as error:
+            call.outcome = call.outcome or Outcome.CLIENT_LEFT
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return web.Response(status=GONE)
+        except Exception:
+            LOG.exception("request %s failed", call.id)
+            return _refusal(BROKEN, call.id)
+        finally:
+            self._journal.ended(call)
+
+    async def _tokens(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
+        """Checks go from cheap to dear; the policy sees what has passed all of them."""
+        if self._phase is Phase.DRAINING:
+            raise Refused(ENDING)
+        check_key(self._settings.access, request.headers)
+        most = self._settings.limits.concurrency
+        if self._inside > most:
+            raise overloaded(f"{most} requests are under way already")
+        body = await self._bodies.read(request)
+        try:
+            asked = read_asked(request.path, body, request.headers)
+            call.model, call.ready = asked.model, self._loop.time()
+            return await self._relay.answer(request, asked, call, self._wanted(asked))
+        finally:
+            self._bodies.forget(len(body))
+
+    def _wanted(self, asked: Asked) -> int | None:
+        if asked.rank is None:
+            return None
+        if self._settings.client_rank is ClientRank.FORBID:
+            raise bad_request("a data-parallel rank cannot be chosen here")
+        return worker_of(asked.rank, self._settings.workers)
+
+
+def worker_of(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
+    """The worker that a client means by a rank: by its headers, or else by its place.
+
+    Raises: Refused (400) where there is none.
+    """
+    ranks = [one.rank for one in workers]
+    if None in ranks or len(set(ranks)) < len(ranks):
+        ranks = list(range(len(workers)))
+    if rank not in ranks:
+        raise bad_request(f"there is no data-parallel rank {rank}")
+    return ranks.index(rank)
+
+
+def _refusal(fault: Fault, name: str) -> web.Response:
+    headers = {"Content-Type": "application/json", "Server": NAME, REQUEST_ID: name}
+    return web.Response(
+        status=fault.status, body=fault.body(), headers={**headers, **fault.headers}
+    )
+
+
+def _json(about: object, status: int = 200) -> web.Response:
+    headers = {"Content-Type": "application/json", "Server": NAME}
+    return web.Response(status=status, body=json.dumps(about).encode(), headers=headers)

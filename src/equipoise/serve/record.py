@@ -1,0 +1,100 @@
+"""The log of requests: one JSON object a line, written and read here.
+
+Times are seconds since 1970, of one clock that does not jump.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from equipoise.hal.errors import FormatError
+from equipoise.serve.outcomes import Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What became of one request; None: it did not come to that.
+
+    Attributes:
+        id: its `X-Request-Id`.
+        path: what was asked for.
+        model: by which model.
+        worker: name of the worker that had it last.
+        attempts: times that it was sent to a worker.
+        arrival: when its head had arrived.
+        bound: when it was bound to that worker.
+        first: when the first of an answer was passed on.
+        end: when it was over.
+        prompt: tokens, as the worker says, or as estimated.
+        output: tokens, as the worker says, or as counted.
+        outcome: how it ended.
+    """
+
+    id: str
+    path: str
+    model: str
+    worker: str | None
+    attempts: int
+    arrival: float
+    bound: float | None
+    first: float | None
+    end: float
+    prompt: int
+    output: int
+    outcome: Outcome
+
+    def line(self) -> str:
+        """As a line of the log, with its end."""
+        return json.dumps(asdict(self), ensure_ascii=True, allow_nan=False) + "\n"
+
+
+NUMBERS = {"arrival", "bound", "first", "end"}
+COUNTS = {"attempts", "prompt", "output"}
+OPTIONAL = {"worker", "bound", "first"}
+NAMES = frozenset(field.name for field in fields(Record))
+
+
+def read_log(path: Path) -> Iterator[Record]:
+    """The records of a log, in the order in which requests ended.
+
+    A last line without its end is left out: the proxy was killed while it wrote.
+
+    Raises: FormatError naming the file and the line.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith("\n"):
+                    yield _record(path, number, line)
+    except OSError as error:
+        raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(str(path), f"is not UTF-8: {error.reason}") from None
+
+
+def _record(path: Path, number: int, line: str) -> Record:
+    try:
+        loaded = json.loads(line)
+    except (ValueError, RecursionError):
+        raise FormatError(str(path), f"line {number} is not JSON") from None
+    if not isinstance(loaded, dict) or set(loaded) != NAMES:
+        wanted = ", ".join(sorted(NAMES))
+        raise FormatError(str(path), f"line {number}: expected an object with {wanted}")
+    for key, value in loaded.items():
+        if not _fits(key, value):
+            raise FormatError(str(path), f"line {number}: {key} cannot be {value!r}")
+    return Record(**loaded | {"outcome": Outcome(loaded["outcome"])})
+
+
+def _fits(key: str, value: Any) -> bool:
+    if value is None:
+        return key in OPTIONAL
+    if key in COUNTS:
+        return type(value) is int and value >= 0
+    if key in NUMBERS:
+        return type(value) in (int, float)
+    if key == "outcome":
+        return value in set(Outcome)
+    return isinstance(value, str)

@@ -1,0 +1,212 @@
+"""Takes a request for tokens from its client to a worker, and the answer back.
+
+arrive -> held -> bound -> sent -> passed on -> finished
+            ^               |
+            +--- again -----+   only before anything is passed on, and so many times at most
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+from aiohttp import web
+
+from equipoise.serve.asked import Asked
+from equipoise.serve.call import Call
+from equipoise.serve.desk import Desk
+from equipoise.serve.errand import Errand
+from equipoise.serve.events import Usage, read_usage
+from equipoise.serve.headers import towards_client, towards_worker
+from equipoise.serve.outcomes import Fault, Outcome, Refused
+from equipoise.serve.outgoing import NAME, ClientLeft, Outgoing
+from equipoise.serve.scope import Interrupted, Reason, Scope
+from equipoise.serve.settings import RouteSettings
+from equipoise.serve.sizes import SizeEstimate
+from equipoise.serve.stream import Stream
+from equipoise.serve.ticket import Bound
+from equipoise.serve.upstream import (
+    FAILURES,
+    AttemptFailed,
+    WholeAnswer,
+    is_stream,
+    opened,
+    read_whole,
+    said,
+)
+
+FAULTS = {
+    Reason.HELD: Fault(503, Outcome.HELD_TOO_LONG, Reason.HELD.value, "no_worker", {}),
+    Reason.FIRST_TOKEN: Fault(504, Outcome.TIMED_OUT, Reason.FIRST_TOKEN.value, "timeout"),
+    Reason.TOKEN: Fault(504, Outcome.TIMED_OUT, Reason.TOKEN.value, "timeout"),
+    Reason.TOTAL: Fault(504, Outcome.TIMED_OUT, Reason.TOTAL.value, "timeout"),
+    Reason.UNBOUND: Fault(502, Outcome.WORKERS_FAILED, Reason.UNBOUND.value, "worker_lost"),
+    Reason.LOST: Fault(502, Outcome.WORKER_LOST, Reason.LOST.value, "worker_lost"),
+    Reason.SHUT_DOWN: Fault(503, Outcome.SHUT_DOWN, Reason.SHUT_DOWN.value, "shutting_down"),
+}
+
+
+class Relay:
+    """For all requests of a proxy.
+
+    Args:
+        settings: the proxy's.
+        desk: where requests are bound.
+        client: to the workers.
+        doubt: told the number of a worker that a request failed at.
+    """
+
+    def __init__(
+        self,
+        settings: RouteSettings,
+        desk: Desk,
+        client: aiohttp.ClientSession,
+        doubt: Callable[[int], None],
+    ) -> None:
+        self._settings, self._desk, self._client = settings, desk, client
+        self._doubt = doubt
+        self._loop = asyncio.get_running_loop()
+        self.sizes = SizeEstimate()
+
+    async def answer(
+        self, request: web.BaseRequest, asked: Asked, call: Call, wanted: int | None
+    ) -> web.StreamResponse:
+        """The answer, passed on already where it is a stream; `wanted` is the only worker for it.
+
+        Raises: Refused; ClientLeft.
+        """
+        call.prompt = asked.exact or self.sizes.tokens(asked.text)
+        ticket = self._desk.arrive(call.prompt, wanted)
+        end = call.arrival + self._settings.patience.total
+        errand = Errand(request, asked, call, ticket, end)
+        try:
+            return await self._attempts(errand)
+        except Interrupted as ended:
+            raise Refused(FAULTS[ended.reason]) from None
+        finally:
+            self._desk.leave(ticket)
+
+    async def _attempts(self, errand: Errand) -> web.StreamResponse:
+        for _ in range(self._settings.limits.attempts - 1):
+            bound = await self._binding(errand)
+            try:
+                return await self._attempt(errand, bound)
+            except AttemptFailed:
+                self._desk.again(errand.ticket, bound)
+        try:
+            return await self._attempt(errand, await self._binding(errand))
+        except AttemptFailed as failed:
+            if failed.answer is None:
+                raise Refused(failed.fault) from failed
+            errand.call.outcome = Outcome.WORKERS_FAILED
+            return _whole_response(errand, failed.answer)
+
+    async def _binding(self, errand: Errand) -> Bound:
+        """Wait for a worker."""
+        call, ticket, began = errand.call, errand.ticket, self._loop.time()
+        late = began + self._settings.patience.hold
+        try:
+            while True:
+                bound = await self._bound(errand, late)
+                if bound is not None and ticket.state is bound:
+                    break  # and its worker was not lost before this task was told
+        finally:
+            ticket.scope = None
+            call.waited += self._loop.time() - began
+        call.worker, call.bound = self._settings.workers[bound.worker].name, ticket.bound_at
+        return bound
+
+    async def _bound(self, errand: Errand, late: float) -> Bound | None:
+        """None: it was bound, and its worker was lost."""
+        try:
+            async with Scope(errand.end) as scope:
+                errand.ticket.scope = scope
+                scope.within(late - self._loop.time(), Reason.HELD)
+                return await errand.ticket.binding()
+        except Interrupted as ended:
+            if ended.reason is not Reason.UNBOUND:
+                raise
+            return None
+
+    async def _attempt(self, errand: Errand, bound: Bound) -> web.StreamResponse:
+        """Raises AttemptFailed where it may be tried again."""
+        outgoing = Outgoing(errand.request, errand.call.id)
+        try:
+            async with Scope(errand.end) as scope:
+                errand.ticket.scope = scope
+                return await self._exchange(errand, bound, scope, outgoing)
+        except Interrupted as ended:
+            return await self._interrupted(errand, outgoing, ended.reason)
+        except FAILURES as error:
+            self._doubt(bound.worker)
+            if outgoing.response is None:
+                raise AttemptFailed(said(error)) from error
+            message = f"the worker failed: {said(error)}"
+            fault = Fault(502, Outcome.WORKER_LOST, message, "worker_lost")
+            return await self._broken_off(errand, outgoing, fault)
+        finally:
+            errand.ticket.scope = None
+
+    async def _interrupted(
+        self, errand: Errand, outgoing: Outgoing, reason: Reason
+    ) -> web.StreamResponse:
+        if reason is Reason.STALLED:
+            errand.call.outcome = Outcome.CLIENT_STALLED
+            outgoing.abandon()
+            raise ClientLeft
+        if outgoing.response is not None:
+            return await self._broken_off(errand, outgoing, FAULTS[reason])
+        if reason is Reason.UNBOUND:
+            raise AttemptFailed(reason.value)
+        raise Interrupted(reason)
+
+    async def _broken_off(
+        self, errand: Errand, outgoing: Outgoing, fault: Fault
+    ) -> web.StreamResponse:
+        errand.call.outcome = fault.outcome
+        self._desk.leave(errand.ticket)
+        return await outgoing.break_off(fault)
+
+    async def _exchange(
+        self, errand: Errand, bound: Bound, scope: Scope, outgoing: Outgoing
+    ) -> web.StreamResponse:
+        worker = self._settings.workers[bound.worker]
+        call, patience = errand.call, self._settings.patience
+        call.attempts += 1
+        call.sent = call.sent or self._loop.time()
+        headers = towards_worker(
+            errand.request.headers, worker, self._settings.access.worker_key, call.id
+        )
+        url = worker.url + errand.asked.path
+        if errand.asked.streamed:
+            scope.within(patience.first_token, Reason.FIRST_TOKEN)
+        async with opened(self._client, "POST", url, headers, errand.asked.body) as answer:
+            if answer.status < 300 and is_stream(answer):
+                scope.within(patience.first_token, Reason.FIRST_TOKEN)
+                stream = Stream(self._desk, errand, bound, scope, outgoing, patience.token)
+                return await stream.pass_on(answer, self._completed)
+            whole = await read_whole(answer, self._settings.limits)
+        if whole.status >= 500:
+            raise AttemptFailed(f"it answered {whole.status}", whole)
+        return self._whole(errand, bound, whole)
+
+    def _whole(self, errand: Errand, bound: Bound, whole: WholeAnswer) -> web.Response:
+        call = errand.call
+        call.first = self._loop.time()
+        if whole.status >= 300:
+            call.outcome = Outcome.REFUSED_BY_WORKER
+            return _whole_response(errand, whole)
+        self._completed(errand, bound, read_usage(whole.body))
+        return _whole_response(errand, whole)
+
+    def _completed(self, errand: Errand, bound: Bound, usage: Usage) -> None:
+        call, asked = errand.call, errand.asked
+        call.heed(usage)
+        call.outcome = Outcome.COMPLETED
+        self._desk.finish(errand.ticket, bound, call.output)
+        if usage.prompt is not None and not asked.exact:
+            self.sizes.learn(asked.text, usage.prompt)
+
+
+def _whole_response(errand: Errand, whole: WholeAnswer) -> web.Response:
+    headers = [*towards_client(whole.headers, errand.call.id), ("Server", NAME)]
+    return web.Response(status=whole.status, headers=headers, body=whole.body)

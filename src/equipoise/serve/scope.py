@@ -1,0 +1,97 @@
+"""A part of a task that ends when it takes too long, or when somebody else ends it."""
+
+import asyncio
+from enum import Enum, unique
+from types import TracebackType
+
+
+@unique
+class Reason(Enum):
+    """Why a part of a task was ended."""
+
+    HELD = "no worker had a free slot in time"
+    FIRST_TOKEN = "the worker made no first token in time"
+    TOKEN = "the worker made no further token in time"
+    TOTAL = "the request took too long altogether"
+    BODY = "the body of the request did not arrive in time"
+    STALLED = "the client did not take what was sent to it"
+    UNBOUND = "the worker was lost before the first token"
+    LOST = "the worker was lost"
+    SHUT_DOWN = "the proxy is shutting down"
+
+
+class Interrupted(Exception):
+    """Raised where a scope is left."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class Scope:
+    """Ends what runs within it, by a deadline that can be moved at next to no cost, or at once.
+
+    To be called by the event loop's own thread.
+
+    Args:
+        end: time of the loop by which all has to be over; None: nothing has.
+
+    Raises: Interrupted, where it is left.
+    """
+
+    def __init__(self, end: float | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self._end = float("inf") if end is None else end
+        self._due, self._late = self._end, Reason.TOTAL
+        self._timer: asyncio.TimerHandle | None = None
+        self._reason: Reason | None = None
+
+    async def __aenter__(self) -> "Scope":
+        await self._timeout.__aenter__()
+        self._arm()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if self._reason is None:
+                raise  # somebody else's: what runs within has let it through
+            raise Interrupted(self._reason) from None
+
+    def within(self, seconds: float, late: Reason) -> None:
+        """From now on it ends after so many seconds, unless this is called again before."""
+        self._due, self._late = self._loop.time() + seconds, late
+        if self._due >= self._end:
+            self._due, self._late = self._end, Reason.TOTAL
+        # A timer that is early looks again when it rings: the usual case is that it never does.
+        if self._timer is None or self._due < self._timer.when():
+            self._arm()
+
+    def interrupt(self, reason: Reason) -> None:
+        """End it at once; the first reason counts."""
+        if self._reason is None:
+            self._reason = reason
+            self._timeout.reschedule(self._loop.time())
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._due != float("inf"):
+            self._timer = self._loop.call_at(self._due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._loop.time() < self._due:
+            self._arm()
+        else:
+            self.interrupt(self._late)

@@ -1,0 +1,156 @@
+"""What a proxy is told: its workers, its limits, and how long it waits for what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, unique
+from pathlib import Path
+
+RANK_HEADER = "X-data-parallel-rank"
+"""By which engines are told which of their data-parallel ranks a request is for."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """One worker: a server, or one data-parallel rank of a server that several workers share.
+
+    Attributes:
+        url: of the server, without a trailing slash.
+        name: in logs and metrics; unique.
+        slots: requests that it has at once.
+        room: tokens in its KV cache; None: unknown, as many as come.
+        headers: sent with every request that is bound to it.
+    """
+
+    url: str
+    name: str
+    slots: int = 256
+    room: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int | None:
+        """The data-parallel rank that its headers name; None: they name none."""
+        for name, value in self.headers.items():
+            if name.lower() == RANK_HEADER.lower() and value.isascii() and value.isdigit():
+                return int(value)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much the proxy takes; beyond it requests are refused, by the status in parentheses.
+
+    Attributes:
+        body: bytes of one request (413).
+        header: bytes of a request's head (431).
+        buffered: bytes of all requests' bodies that are kept at once (429).
+        answer: bytes of an answer that is not streamed (502).
+        concurrency: requests in the proxy at once (429).
+        held: requests that no worker has yet (429).
+        connections: of clients; further ones are closed.
+        attempts: times that one request is sent to a worker.
+    """
+
+    body: int = 32 * MIB
+    header: int = 32 << 10
+    buffered: int = 1024 * MIB
+    answer: int = 64 * MIB
+    concurrency: int = 8192
+    held: int = 1024
+    connections: int = 16384
+    attempts: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Seconds that are waited at most; the outcome in parentheses.
+
+    Attributes:
+        connect: for a worker to take the connection (another worker).
+        first_token: for the first token of a stream (504).
+        token: from one token of a stream to the next, and for a client to take it.
+        total: from a request's arrival to its end.
+        hold: for a worker with a free slot (503).
+        header: for the head of a request (408).
+        body: for the body of a request (408).
+        idle: for the next request of a connection.
+        drain: for the requests under way, once the proxy is told to end.
+    """
+
+    connect: float = 5.0
+    first_token: float = 600.0
+    token: float = 120.0
+    total: float = 3600.0
+    hold: float = 60.0
+    header: float = 10.0
+    body: float = 60.0
+    idle: float = 75.0
+    drain: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthSettings:
+    """When a worker is believed to be well, or not.
+
+    Attributes:
+        interval: seconds from one question to the next; while in doubt, a tenth of it.
+        timeout: seconds for an answer.
+        draining_after: questions without a good answer, after which it gets no more requests.
+        lost_after: questions without any answer, after which what it had is given up.
+        serving_after: good answers in a row, after which it gets requests again.
+    """
+
+    interval: float = 2.0
+    timeout: float = 2.0
+    draining_after: int = 1
+    lost_after: int = 3
+    serving_after: int = 2
+
+
+@unique
+class ClientRank(StrEnum):
+    """What becomes of a client's wish for one data-parallel rank."""
+
+    HONOUR = "honour"
+    FORBID = "forbid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may ask, and where.
+
+    Attributes:
+        host: address to listen on.
+        port: 0 picks a free one.
+        keys: any of them admits; none: everybody is admitted.
+        worker_key: sent to workers instead of the client's.
+        certificate: PEM; None: no TLS.
+        private_key: PEM; None: it is in the file of the certificate.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 9000
+    keys: tuple[str, ...] = ()
+    worker_key: str | None = None
+    certificate: Path | None = None
+    private_key: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteSettings:
+    """Everything that `equipoise route` is told.
+
+    Attributes:
+        log: JSON lines, one a request; None: none are written.
+        wandb: project at Weights & Biases; None: none.
+    """
+
+    workers: tuple[WorkerSettings, ...]
+    access: Access = field(default_factory=Access)
+    limits: Limits = field(default_factory=Limits)
+    patience: Patience = field(default_factory=Patience)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    client_rank: ClientRank = ClientRank.HONOUR
+    log: Path | None = None
+    wandb: str | None = None
