@@ -79,7 +79,8 @@ class Fake:
         asked = json.loads(body)
         name = request.headers.get(NAME_OF_ID, "")
         told = (asked.get("fake") or {}).get(self.name, {})
-        self.note("begin", name, headers=dict(request.headers), body=len(body))
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.note("begin", name, headers=headers, body=len(body))
         try:
             return await self._answer(request, asked, told, name)
         except asyncio.CancelledError:

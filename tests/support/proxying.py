@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ class Answer:
     """What a client got."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
     @property
@@ -52,11 +52,11 @@ class Site:
         body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
         said = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.client.post(self.url + path, data=body, headers=said) as answer:
-            return Answer(answer.status, dict(answer.headers), await answer.read())
+            return Answer(answer.status, answer.headers, await answer.read())
 
     async def get(self, path: str, **headers: str) -> Answer:
         async with self.client.get(self.url + path, headers=headers) as answer:
-            return Answer(answer.status, dict(answer.headers), await answer.read())
+            return Answer(answer.status, answer.headers, await answer.read())
 
     async def metric(self, name: str) -> float:
         text = (await self.get("/metrics")).body.decode()

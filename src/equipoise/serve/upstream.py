@@ -1,5 +1,6 @@
 """One request to one worker, over a connection of its own or one that was left open."""
 
+import io
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from equipoise.serve.settings import Limits, Patience
 
 LOG = logging.getLogger("equipoise.route")
 PIECE = 1 << 16
+LARGE = 1 << 20
+"""Bytes of a body."""
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 """What a worker that is gone, or speaks no HTTP, looks like."""
 
@@ -71,7 +74,9 @@ async def opened(
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """The answer's head has come; its connection is closed unless all of it is read."""
     target = yarl.URL(url, encoded=True)
-    answer = await client.request(method, target, headers=headers, data=body, allow_redirects=False)
+    # A large one is sent in pieces, between which others have their turn.
+    data = io.BytesIO(body) if body is not None and len(body) > LARGE else body
+    answer = await client.request(method, target, headers=headers, data=data, allow_redirects=False)
     try:
         yield answer
     finally:
