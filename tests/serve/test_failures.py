@@ -1,4 +1,4 @@
-"""Workers that refuse, hang up, fall silent or are lost: nothing is lost, and nothing comes twice."""
+"""Workers that refuse, hang up, fall silent or go: nothing is lost, and nothing comes twice."""
 
 import asyncio
 import json

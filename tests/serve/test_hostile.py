@@ -42,7 +42,7 @@ MALFORMED: Sequence[tuple[object, str]] = (
     (asked(data_parallel_rank=1.0), "data_parallel_rank"),
     (asked(data_parallel_rank=10**30), "data_parallel_rank"),
 )
-PROMPTS = (None, 7, [], [[]], [1, "a"], [1.5], [-1], [True], [[1], "a"], {"a": 1})
+PROMPTS: Sequence[object] = (None, 7, [], [[]], [1, "a"], [1.5], [-1], [True], [[1], "a"], {"a": 1})
 
 
 def test_a_malformed_body_is_a_clear_400_that_no_worker_sees() -> None:

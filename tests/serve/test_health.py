@@ -1,0 +1,63 @@
+"""Whether a worker is well: nothing is concluded from one moment, but by the settings."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve.health import Health, Seen, first
+from equipoise.serve.settings import HealthSettings
+
+SEEN = st.lists(st.sampled_from(Seen), min_size=1, max_size=40)
+COUNTS = st.integers(1, 4)
+
+
+def states(seen: list[Seen], settings: HealthSettings) -> list[Health]:
+    found = [first(seen[0])]
+    for one in seen[1:]:
+        found.append(found[-1].after(one, settings))
+    return found
+
+
+@given(seen=SEEN, draining=COUNTS, lost=COUNTS, serving=COUNTS)
+def test_a_worker_changes_only_after_as_many_answers_as_are_asked_for(
+    seen: list[Seen], draining: int, lost: int, serving: int
+) -> None:
+    settings = HealthSettings(draining_after=draining, lost_after=lost, serving_after=serving)
+    found = states(seen, settings)
+    for n in range(1, len(seen)):
+        before, after = found[n - 1].state, found[n].state
+        if before is after:
+            continue
+        recent = seen[: n + 1]
+        match after:
+            case WorkerState.SERVING:
+                assert recent[-serving:] == [Seen.WELL] * serving
+            case WorkerState.DRAINING:
+                assert before is WorkerState.SERVING
+                assert Seen.WELL not in recent[-draining:]
+            case WorkerState.LOST:
+                assert recent[-lost:] == [Seen.SILENT] * lost
+
+
+@given(seen=SEEN)
+def test_a_worker_that_answers_well_for_long_serves_and_a_silent_one_is_lost(
+    seen: list[Seen],
+) -> None:
+    settings = HealthSettings()
+    assert states([*seen, *[Seen.WELL] * 4], settings)[-1].state is WorkerState.SERVING
+    assert states([*seen, *[Seen.SILENT] * 4], settings)[-1].state is WorkerState.LOST
+    unwell = states([*seen, *[Seen.UNWELL] * 4], settings)[-1].state
+    assert unwell is not WorkerState.SERVING
+
+
+def test_a_worker_that_says_it_is_not_well_keeps_what_it_has() -> None:
+    found = states([Seen.WELL, *[Seen.UNWELL] * 99], HealthSettings())
+    assert {one.state for one in found[1:]} == {WorkerState.DRAINING}
+
+
+def test_what_is_doubtful_is_asked_again_soon_and_what_is_clear_is_not() -> None:
+    settings = HealthSettings()
+    assert first(Seen.WELL).doubtful is False
+    assert first(Seen.SILENT).doubtful is False
+    found = states([Seen.WELL, Seen.SILENT, Seen.SILENT, Seen.SILENT, Seen.WELL], settings)
+    assert [one.doubtful for one in found] == [False, True, True, False, True]

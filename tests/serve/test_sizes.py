@@ -1,0 +1,54 @@
+"""Tokens of a prompt are estimated by its bytes, at a ratio that is learnt."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.serve.asked import CHAT, COMPLETIONS, read_asked
+from equipoise.serve.sizes import MOST_BYTES, SizeEstimate
+
+
+def test_nothing_learnt_is_four_bytes_a_token() -> None:
+    sizes = SizeEstimate()
+    assert [sizes.tokens(n) for n in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
+
+
+@given(ratio=st.sampled_from([1, 2, 3, 6]), seen=st.integers(1 << 20, 1 << 26))
+def test_what_is_learnt_is_what_finished_requests_had(ratio: int, seen: int) -> None:
+    sizes = SizeEstimate()
+    sizes.learn(seen, seen // ratio)
+    assert abs(sizes.tokens(100_000) - 100_000 / ratio) <= 0.01 * 100_000
+
+
+@given(st.lists(st.tuples(st.integers(-3, 1 << 34), st.integers(-3, 1 << 31)), max_size=20))
+def test_no_answer_whatever_breaks_it(answers: list[tuple[int, int]]) -> None:
+    sizes = SizeEstimate()
+    for text, tokens in answers:
+        sizes.learn(text, tokens)
+    assert sizes.tokens(1000) >= 1
+    assert sizes.ratio > 0
+
+
+def test_traffic_that_changes_is_followed() -> None:
+    sizes = SizeEstimate()
+    for _ in range(8):
+        sizes.learn(MOST_BYTES // 4, MOST_BYTES // 16)
+    for _ in range(12):
+        sizes.learn(MOST_BYTES // 4, MOST_BYTES // 4)
+    assert sizes.tokens(1000) > 900
+
+
+def test_a_prompt_is_measured_in_bytes_of_its_text_or_in_tokens_where_it_has_them() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:..."}}
+    parts = [{"type": "text", "text": "abc"}, image]
+    messages = f'[{{"role": "user", "content": "数学"}}, {{"role": "user", "content": {parts}}}]'
+    body = f'{{"model": "m", "messages": {messages}}}'.replace("'", '"').encode()
+    chat = read_asked(CHAT, body, {})
+    assert (chat.exact, chat.text) == (0, 9)
+    for prompt, expected in (
+        ('"\\ud800a"', (0, 4)),
+        ('["ab", "c"]', (0, 3)),
+        ("[1, 2, 3]", (3, 0)),
+        ("[[1, 2], [3]]", (3, 0)),
+    ):
+        asked = read_asked(COMPLETIONS, f'{{"model": "m", "prompt": {prompt}}}'.encode(), {})
+        assert (asked.exact, asked.text) == expected
