@@ -53,12 +53,14 @@ def fakes(tmp_path: Path) -> Iterator[list[FakeProcess]]:
             one.close()
 
 
-@pytest.fixture
-def proxy(fakes: list[FakeProcess], tmp_path: Path) -> Iterator[Process]:
+@pytest.fixture(params=["fit", "support.late_binding:LateBinding"])
+def proxy(
+    fakes: list[FakeProcess], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Process]:
     config = {
         "workers": [{"url": f"http://127.0.0.1:{one.port}", "name": one.name, "slots": SLOTS}
                     for one in fakes],
-        "policy": "support.late_binding:LateBinding",
+        "policy": request.param,
         "port": 0,
         "health_interval": 0.5,
         "max_held": 10_000,

@@ -49,6 +49,9 @@ class LateBinding:
     def on_arrival(self, request: Request) -> Decision:
         self._demand(request.id not in self._known, f"{request} arrived twice")
         self._demand(request.size >= 1, f"{request} has no size")
+        if request.worker is not None:
+            serves = self._states[request.worker] is WorkerState.SERVING
+            self._demand(serves, f"{request} is for a worker that takes nothing")
         self._orders += 1
         self._known[request.id] = Known(request, self._orders)
         return self._decide()
@@ -78,10 +81,14 @@ class LateBinding:
     def on_worker_change(self, change: WorkerChange) -> Decision:
         lost: list[RequestId] = []
         if change.state is not None:
+            nothing = self._states[change.worker] is WorkerState.LOST
+            drained = nothing and change.state is WorkerState.DRAINING
+            self._demand(not drained, "a lost worker has nothing to drain")
             self._states[change.worker] = change.state
         if change.state is WorkerState.LOST:
             for name, known in list(self._known.items()):
-                if known.worker == change.worker and known.state == "running":
+                begun = known.worker == change.worker and known.state == "running"
+                if begun or known.request.worker == change.worker:
                     lost.append(name)
                     del self._known[name]
                 elif known.worker == change.worker:

@@ -99,8 +99,9 @@ def settings_of(fakes: list[Fake], **given: Any) -> RouteSettings:
         for one in fakes
     )
     given.setdefault("health", QUICK)
+    given.setdefault("workers", workers)
     given["access"] = replace(given.get("access", Access()), port=0)
-    return RouteSettings(**{"workers": workers} | given)
+    return RouteSettings(**given)
 
 
 @asynccontextmanager

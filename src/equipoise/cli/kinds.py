@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.requests.catalogue import WORKLOADS
 from equipoise.cli import quantities
 from equipoise.demo.settings import Balance, CommitMode, ExchangeForm, Locality, RoutingRule, Shares
 from equipoise.hal.conformance.clauses import FAMILIES
@@ -31,6 +32,7 @@ SPLITS = "level", "even"
 OBJECTIVES = "tokens", "active_experts"
 PRECISIONS = "bf16", "fp8", "fp4"
 LINKS = "node", "network", "host"
+ENDPOINTS = "chat", "completions"
 
 
 def _one_of(choices: tuple[str, ...]) -> Kind:
@@ -113,6 +115,24 @@ def _workers_from_yaml(value: object) -> tuple[object, ...]:
     return tuple(value)
 
 
+def _setting_from_text(value: str) -> tuple[str, object]:
+    name, equals, said = value.partition("=")
+    if not name or not equals:
+        raise ValueError(value)
+    for read in (int, float):
+        try:
+            return name, read(said)
+        except ValueError:
+            continue
+    return name, said
+
+
+def _settings_from_yaml(value: object) -> tuple[tuple[str, object], ...]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError(value)
+    return tuple(value.items())
+
+
 WHOLE = Kind("a whole number", int, _int_from_yaml)
 SECONDS = Kind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
 REAL = Kind("a number", lambda text: _finite(float(text)), _real_from_yaml)
@@ -151,6 +171,7 @@ FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from
 RANGE = Kind("START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml)
 POLICY, SPLIT, OBJECTIVE = _one_of(POLICIES), _one_of(SPLITS), _one_of(OBJECTIVES)
 PRECISION, LINK = _one_of(PRECISIONS), _one_of(LINKS)
+ENDPOINT, WORKLOAD = _one_of(ENDPOINTS), _one_of(tuple(WORKLOADS))
 BYTES = Kind("whole bytes such as 24MiB or 44M", quantities.bytes_of_text, quantities.bytes_of_yaml)
 NUMBERS = Kind(
     "numbers with commas between, or a file",
@@ -158,6 +179,7 @@ NUMBERS = Kind(
     quantities.numbers_of_yaml,
 )
 WORKERS = Kind("a list of URLs or of mappings", _str_from_text, _workers_from_yaml)
+SETTINGS = Kind("NAME=VALUE, or a mapping", _setting_from_text, _settings_from_yaml)
 CLIENT_RANK = Kind(
     " or ".join(ClientRank),
     lambda text: ClientRank(text),

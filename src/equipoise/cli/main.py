@@ -16,8 +16,9 @@ UNREAD = 1
 BAD_INPUT = 2
 FAILED = 3
 INTERRUPTED = 130
-OFFLINE = "plan", "report", "advise", "convert"
-"""Commands that only read and write files; each is a function in a module of its name."""
+TOLD = "plan", "report", "advise", "convert", "bench"
+"""Commands whose outputs say by which command they were made; each is a function in a module of
+its name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +76,7 @@ def _dispatch(arguments: Namespace, command: str) -> int:
         from equipoise.cli.conformance import conformance
 
         return conformance(arguments, command)
-    if arguments.command in OFFLINE:
+    if arguments.command in TOLD:
         module = import_module(f"equipoise.cli.{arguments.command}")
         return int(getattr(module, arguments.command)(arguments, command))
     if arguments.command == "record":

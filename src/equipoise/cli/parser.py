@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from equipoise import __version__
 from equipoise.cli import (
     advise_options,
+    bench_options,
     conformance_options,
     convert_options,
     plan_options,
@@ -15,7 +16,7 @@ from equipoise.cli import (
     report_options,
     route_options,
 )
-from equipoise.cli.kinds import FAMILY_NAMES, PATH, SWITCH, TEXTS, WORKERS, Kind
+from equipoise.cli.kinds import FAMILY_NAMES, PATH, SETTINGS, SWITCH, TEXTS, WORKERS, Kind
 from equipoise.cli.options import OPTIONS, Option, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
@@ -120,11 +121,23 @@ examples:
 
 exit code: 0 told to end, and all requests under way came to their end, 1 some were cut
 off, 2 bad input, 3 a part of it failed"""
+BENCH = """\
+Send requests to a server of the OpenAI API, or to the proxy, and say how long it took
+to answer: time to first token, time per output token, latency, throughput. Takes
+equipoise[serve]."""
+BENCH_EXAMPLES = """\
+examples:
+  equipoise bench serve --url http://127.0.0.1:9000 --concurrency 64 --requests 1000
+  equipoise bench serve --url http://127.0.0.1:9000 --rate 12 --workload prop
+  equipoise bench serve --url http://127.0.0.1:9000 --trace trace.csv --json figures.json
+
+exit code: 0 all answered, 1 some failed, 2 bad input, nothing was sent, 3 the server does
+not say which model it has"""
 DOCTOR = "Say what was found on this machine, what is missing and why."
 
 
 STATISTICS = "recorded statistics: a file or a folder"
-LISTS = (TEXTS, FAMILY_NAMES, WORKERS)
+LISTS = (TEXTS, FAMILY_NAMES, WORKERS, SETTINGS)
 """Kinds of which an option takes several."""
 
 
@@ -155,6 +168,7 @@ def build_parser() -> Parser:
     _add_advise(commands)
     _add_convert(commands)
     _add_route(commands)
+    _add_bench(commands)
     _add_doctor(commands)
     return parser
 
@@ -226,6 +240,14 @@ def _add_route(commands: Any) -> None:
         commands, "route", "a proxy that balances requests over servers", ROUTE, ROUTE_EXAMPLES
     )
     _add_options(route, route_options.OPTIONS)
+
+
+def _add_bench(commands: Any) -> None:
+    about = "how fast a server answers"
+    measured = commands.add_parser("bench", help=about, description=BENCH, allow_abbrev=False)
+    subjects = measured.add_subparsers(dest="subject", metavar="SUBJECT", required=True)
+    serve = _command(subjects, "serve", "requests to a server", BENCH, BENCH_EXAMPLES)
+    _add_options(serve, bench_options.OPTIONS)
 
 
 def _command(commands: Any, name: str, about: str, description: str, epilog: str) -> Any:

@@ -36,7 +36,7 @@ def route(arguments: Namespace) -> int:
     from equipoise.serve.policies import factory_of
     from equipoise.serve.serving import serve
 
-    factory = factory_of(request.policy)
+    factory = factory_of(request.policy, dict(request.policy_options))
     if open_to_all(settings.access):
         warn(f"--host {settings.access.host}: anybody who reaches it may ask: no --api-key-file")
     return serve(settings, factory, tell)
@@ -49,8 +49,9 @@ def request_of(given: Mapping[str, Any]) -> RouteRequest:
     values = file | named
     own = {field.name for field in fields(RouteRequest)}
     others = {key: values.pop(key) for key in set(values) - own}
-    if "workers" in values:
-        values["workers"] = tuple(values["workers"])
+    for key in ("workers", "policy_options"):
+        if key in values:
+            values[key] = tuple(values[key])
     return RouteRequest(**values, others=others)
 
 
@@ -100,22 +101,22 @@ def _check(others: Mapping[str, float]) -> None:
 
 
 def _access(request: RouteRequest) -> Access:
-    own = () if request.worker_key_file is None else _keys("--worker-key-file", request)
-    if len(own) > 1:
-        raise UsageError(f"--worker-key-file: {request.worker_key_file} has more than one key")
+    path, own = request.worker_key_file, request.api_key_file
+    theirs = () if path is None else keys_of("--worker-key-file", path)
+    if len(theirs) > 1:
+        raise UsageError(f"--worker-key-file: {path} has more than one key")
     return Access(
         host=request.host,
         port=request.port,
-        keys=() if request.api_key_file is None else _keys("--api-key-file", request),
-        worker_key=own[0] if own else None,
+        keys=() if own is None else keys_of("--api-key-file", own),
+        worker_key=theirs[0] if theirs else None,
         certificate=request.tls_cert,
         private_key=request.tls_key,
     )
 
 
-def _keys(flag: str, request: RouteRequest) -> tuple[str, ...]:
-    path = request.api_key_file if flag == "--api-key-file" else request.worker_key_file
-    assert isinstance(path, Path)
+def keys_of(flag: str, path: Path) -> tuple[str, ...]:
+    """The keys of a file, one a line, at least one. Raises UsageError that names the flag."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -36,6 +36,9 @@ OPTIONS = (
            "and headers, so that several workers may be ranks of one server"),
     Option(key="policy", kind=kinds.NAME, group=WORKERS, metavar="NAME", shown_default="fit",
            help="which worker serves a request, and when that is decided; or PACKAGE:OBJECT"),
+    Option(key="policy_options", kind=kinds.SETTINGS, group=WORKERS, metavar="NAME=VALUE",
+           shown_default="as the policy is published",
+           help="how the policy is set, such as window=32; a mapping in a file"),
     Option(key="slots", kind=kinds.WHOLE, group=WORKERS, metavar="N", shown_default="256",
            help="requests that a worker has at once, where its entry does not say"),
     Option(key="room", kind=kinds.WHOLE, group=WORKERS, metavar="TOKENS", shown_default="no limit",
@@ -99,6 +102,7 @@ class RouteRequest:
 
     workers: tuple[object, ...] = ()
     policy: str = "fit"
+    policy_options: tuple[tuple[str, object], ...] = ()
     slots: int = 256
     room: int | None = None
     worker_key_file: Path | None = None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from urllib.parse import urlsplit
 
@@ -44,7 +45,7 @@ def _worker(number: int, entry: object, slots: int, room: int | None) -> WorkerS
     said: Mapping[object, object] = (
         {"url": entry} if isinstance(entry, str) else _mapping(where, entry)
     )
-    url = _url(where, said.get("url"))
+    url = url_of(f"{where}: url", said.get("url"))
     name = said.get("name", f"{urlsplit(url).netloc}{urlsplit(url).path}")
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 128:
         raise UsageError(f"{where}: name has to be a short text, got {name!r}")
@@ -57,7 +58,7 @@ def _worker(number: int, entry: object, slots: int, room: int | None) -> WorkerS
     limit = said.get("room", room)
     if limit is None:
         return found
-    return WorkerSettings(**vars(found) | {"room": _count(where, "room", limit, MOST_ROOM)})
+    return replace(found, room=_count(where, "room", limit, MOST_ROOM))
 
 
 def _mapping(where: str, entry: object) -> Mapping[object, object]:
@@ -71,19 +72,20 @@ def _mapping(where: str, entry: object) -> Mapping[object, object]:
     return entry
 
 
-def _url(where: str, url: object) -> str:
+def url_of(where: str, url: object) -> str:
+    """A server's, without a trailing slash. Raises UsageError that begins with `where`."""
     if not isinstance(url, str):
-        raise UsageError(f"{where}: url has to be a text, got {url!r}")
+        raise UsageError(f"{where} has to be a text, got {url!r}")
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname
     except ValueError as error:
-        raise UsageError(f"{where}: url {url!r}: {error}") from None
+        raise UsageError(f"{where} {url!r}: {error}") from None
     plain = url.isascii() and url.isprintable() and " " not in url
     if parts.scheme not in ("http", "https") or not host or port == 0 or not plain:
-        raise UsageError(f"{where}: url has to be http://HOST:PORT, or https, got {url!r}")
+        raise UsageError(f"{where} has to be http://HOST:PORT, or https, got {url!r}")
     if parts.query or parts.fragment or parts.username is not None:
-        raise UsageError(f"{where}: url must not have a query, a fragment or a user: {url!r}")
+        raise UsageError(f"{where} must not have a query, a fragment or a user: {url!r}")
     return url.rstrip("/")
 
 

@@ -19,11 +19,12 @@ from equipoise.balancer.requests.policy import (
     WorkerState,
 )
 from equipoise.serve.fleet import WorkerView, least
-from equipoise.serve.outcomes import overloaded
+from equipoise.serve.outcomes import AT_ONCE, Fault, Outcome, Refused, overloaded
 from equipoise.serve.scope import Reason
 from equipoise.serve.ticket import GONE, HELD, Bound, Held, Running, Ticket
 
 LOG = logging.getLogger("equipoise.route")
+NOTHING = Decision()
 
 
 class Desk:
@@ -69,7 +70,7 @@ class Desk:
     def arrive(self, size: int, wanted: int | None = None) -> Ticket:
         """A request has arrived; it is bound at once, or waits.
 
-        Raises: Refused (429) where too many wait.
+        Raises: Refused: 429 where too many wait, 503 where the one worker wanted does not serve.
         """
         ticket = Ticket(self._next, size, wanted)
         self._next += 1
@@ -115,10 +116,13 @@ class Desk:
         self._release(ticket)
         ticket.state = GONE
         self._counts.pop(ticket.number, None)
-        self._ask(lambda: self._policy.on_abort(ticket.number))
+        self._apply(self._ask(lambda: self._policy.on_abort(ticket.number)))
 
     def again(self, ticket: Ticket, bound: Bound) -> None:
-        """Its attempt came to nothing: it is to be bound to another worker."""
+        """Its attempt came to nothing: it is to be bound to another worker.
+
+        Raises: Refused (503) where its client wants that worker only, and it does not serve.
+        """
         if ticket.state is not bound:
             return  # the worker was lost meanwhile, and the policy has it again
         self.leave(ticket)
@@ -133,31 +137,53 @@ class Desk:
         """A worker began or ceased to serve."""
         self._flush()  # the policy has to know first which requests have begun
         view = self.workers[worker]
-        if state is WorkerState.LOST:
-            for ticket in [t for t in view.tickets.values() if isinstance(t.state, Bound)]:
-                view.release(ticket)
-                self.held += 1
-                ticket.unbind()
         view.state = state
-        self._ask(lambda: self._policy.on_worker_change(WorkerChange(worker=worker, state=state)))
+        decision = self._ask(
+            lambda: self._policy.on_worker_change(WorkerChange(worker=worker, state=state))
+        )
+        free = self._lose(decision)
+        if state is WorkerState.LOST:
+            self._unbind(view)
+        self._assign(decision)
         if state is not WorkerState.SERVING:
-            self._repin(worker)
+            for ticket in [*free, *self._pinned(worker)]:
+                self._move(ticket, worker)
 
-    def _repin(self, worker: int) -> None:
-        """What was to be tried again there, and there only, may go elsewhere."""
-        for ticket in self.tickets:
-            if ticket.pin == worker and ticket.wanted is None and isinstance(ticket.state, Held):
-                self.leave(ticket)
-                ticket.pin = least(self.workers, worker)
-                self._enter(ticket)
+    def _move(self, ticket: Ticket, away: int) -> None:
+        """Nothing of it has begun: any worker but `away` may have it."""
+        self.leave(ticket)
+        ticket.pin = least(self.workers, away)
+        try:
+            self._enter(ticket)
+        except Exception:  # told of already; it is one request's end, and not the proxy's
+            ticket.interrupt(Reason.LOST)
+
+    def _pinned(self, worker: int) -> list[Ticket]:
+        """What was to be tried again there, and there only: it may go elsewhere."""
+        return [
+            one
+            for one in self.tickets
+            if one.pin == worker and one.wanted is None and isinstance(one.state, Held)
+        ]
+
+    def _unbind(self, view: WorkerView) -> None:
+        """The policy holds again what its worker, which is lost, had not begun."""
+        for ticket in [one for one in view.tickets.values() if isinstance(one.state, Bound)]:
+            view.release(ticket)
+            self.held += 1
+            ticket.unbind()
 
     def _enter(self, ticket: Ticket) -> None:
+        pin = ticket.pin
+        if pin is not None and self.workers[pin].state is not WorkerState.SERVING:
+            message = f"worker {pin}, which was asked for, does not serve"
+            raise Refused(Fault(503, Outcome.WORKERS_FAILED, message, "no_worker", AT_ONCE))
         ticket.state = HELD
         self.held += 1
         self._known[ticket.number] = ticket
-        request = Request(id=ticket.number, size=ticket.size, worker=ticket.pin)
+        request = Request(id=ticket.number, size=ticket.size, worker=pin)
         try:
-            self._ask(lambda: self._policy.on_arrival(request), silent=False)
+            self._apply(self._ask(lambda: self._policy.on_arrival(request), silent=False))
         except Exception:
             self._release(ticket)
             ticket.state = GONE
@@ -191,9 +217,9 @@ class Desk:
             return
         counts, ended = self._counts, self._ended
         self._counts, self._ended = {}, []
-        self._ask(lambda: self._policy.on_tokens(counts, ended))
+        self._apply(self._ask(lambda: self._policy.on_tokens(counts, ended)))
 
-    def _ask(self, event: Callable[[], Decision], silent: bool = True) -> None:
+    def _ask(self, event: Callable[[], Decision], silent: bool = True) -> Decision:
         began = perf_counter()
         try:
             decision = event()
@@ -202,17 +228,35 @@ class Desk:
             LOG.exception("the policy failed at an event")
             if not silent:
                 raise
-            return
+            return NOTHING
         self._observe(perf_counter() - began)
-        self._apply(decision)
+        return decision
 
     def _apply(self, decision: Decision) -> None:
-        now = self._loop.time()
+        if decision.lost:
+            self._lose(decision)
+        if decision.assignments:
+            self._assign(decision)
+
+    def _lose(self, decision: Decision) -> list[Ticket]:
+        """What the policy has forgotten ends; returns what has not begun, and may go elsewhere."""
+        free: list[Ticket] = []
         for lost in decision.lost:
-            if (ticket := self._known.get(_number(lost))) is not None:
-                self._release(ticket)
-                ticket.state = GONE
-                ticket.interrupt(Reason.LOST)
+            ticket = self._known.get(_number(lost))
+            if ticket is None:
+                continue
+            movable = ticket.wanted is None and not isinstance(ticket.state, Running)
+            was_bound = isinstance(ticket.state, Bound)
+            self._release(ticket)
+            ticket.state = GONE
+            if movable:
+                free.append(ticket)
+            if was_bound or not movable:
+                ticket.interrupt(Reason.UNBOUND if movable else Reason.LOST)
+        return free
+
+    def _assign(self, decision: Decision) -> None:
+        now = self._loop.time()
         for assignment in decision.assignments:
             ticket = self._known.get(_number(assignment.request))
             there = 0 <= assignment.worker < len(self.workers)

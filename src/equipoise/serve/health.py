@@ -63,7 +63,7 @@ def first(seen: Seen) -> Health:
         case Seen.WELL:
             return Health(WorkerState.SERVING, well=1)
         case Seen.UNWELL:
-            return Health(WorkerState.DRAINING, bad=1)
+            return Health(WorkerState.LOST, bad=1)  # it has nothing that it could drain
         case Seen.SILENT:
             return Health(WorkerState.LOST, bad=1, silent=1)
 

@@ -1,11 +1,15 @@
 """Policies by name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-from equipoise.balancer.requests.policy import Policy
-from equipoise.hal.errors import UsageError
+from equipoise.balancer.requests.policy import Capacity, Policy
+from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull
+from equipoise.hal.errors import PolicyError, UsageError
 
 
 class PolicyFactory(Protocol):
@@ -16,20 +20,18 @@ class PolicyFactory(Protocol):
         ...
 
 
-NAMED: dict[str, PolicyFactory] = {}
-"""Those that ship with the package."""
+def factory_of(name: str, options: Mapping[str, object]) -> PolicyFactory:
+    """A name of `RULES`, set by `options`, or PACKAGE:OBJECT, which takes none.
 
+    A policy that pushes holds what comes while all workers are full, unless it is told otherwise:
+    what is bound to a full worker could not be moved any more.
 
-def factory_of(name: str) -> PolicyFactory:
-    """A name, or PACKAGE:OBJECT.
-
-    Raises: UsageError where there is no such policy, or it does not import.
+    Raises: UsageError where there is no such policy, or it cannot be set so.
     """
     if ":" not in name:
-        if name not in NAMED:
-            known = ", ".join(sorted(NAMED)) or "none"
-            raise UsageError(f"--policy: unknown name {name!r}; known: {known}, PACKAGE:OBJECT")
-        return NAMED[name]
+        return _native(name, options)
+    if options:
+        raise UsageError(f"--policy-options are for policies by name, not for {name!r}")
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)
@@ -40,3 +42,46 @@ def factory_of(name: str) -> PolicyFactory:
     if not callable(found):
         raise UsageError(f"--policy: {name!r} cannot be called")
     return cast(PolicyFactory, found)
+
+
+def _native(name: str, options: Mapping[str, object]) -> PolicyFactory:
+    if name not in RULES:
+        known = ", ".join(RULES)
+        raise UsageError(f"--policy: unknown name {name!r}; known: {known}, PACKAGE:OBJECT")
+    settings = settings_of(name, options)
+
+    def make(slots: Sequence[int], rooms: Sequence[int | None]) -> Policy:
+        pairs = zip(slots, rooms, strict=True)
+        return Router(settings, [Capacity(slots=n, kv_tokens=room) for n, room in pairs])
+
+    try:
+        make([1], [None])  # what cannot be set so is said before anything listens
+    except PolicyError as error:
+        raise UsageError(f"--policy {name}: {error}") from error
+    return make
+
+
+def settings_of(name: str, options: Mapping[str, object]) -> PolicySettings:
+    """Raises UsageError for an option that policies do not have, or that is set here."""
+    known = {one.name: one.default for one in fields(PolicySettings) if one.name != "name"}
+    values: dict[str, Any] = {"when_full": WhenFull.HOLD}
+    for key, value in options.items():
+        if key not in known:
+            raise UsageError(f"--policy-options: unknown option {key!r}; known: {', '.join(known)}")
+        values[key] = _fitting(key, value, known[key])
+    return PolicySettings(name=name, **values)
+
+
+def _fitting(key: str, value: Any, default: object) -> object:
+    """`value` as the default is. Raises UsageError."""
+    kind: Any = type(default)
+    try:
+        if isinstance(default, Enum):
+            return kind(value)
+        if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+            raise ValueError(value)
+        return kind(value)
+    except (ValueError, TypeError):
+        choices = [str(one.value) for one in kind] if issubclass(kind, Enum) else [kind.__name__]
+        wanted = " or ".join(choices)
+        raise UsageError(f"--policy-options: {key} has to be {wanted}, got {value!r}") from None

@@ -85,7 +85,8 @@ def _record(path: Path, number: int, line: str) -> Record:
     for key, value in loaded.items():
         if not _fits(key, value):
             raise FormatError(str(path), f"line {number}: {key} cannot be {value!r}")
-    return Record(**loaded | {"outcome": Outcome(loaded["outcome"])})
+    values: dict[str, Any] = loaded | {"outcome": Outcome(loaded["outcome"])}
+    return Record(**values)
 
 
 def _fits(key: str, value: Any) -> bool:

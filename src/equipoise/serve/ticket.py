@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from equipoise.serve.scope import Reason, Scope
+from equipoise.serve.scope import Interrupted, Reason, Scope
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,14 @@ class Ticket:
         self._binding: asyncio.Future[Bound] | None = None
 
     async def binding(self) -> Bound:
-        """The worker that it is bound to, as soon as there is one."""
+        """The worker that it is bound to, as soon as there is one.
+
+        Raises: Interrupted where it is gone: the only worker for it was lost.
+        """
         if isinstance(self.state, Bound):
             return self.state
+        if isinstance(self.state, Gone):
+            raise Interrupted(Reason.LOST)
         self._binding = asyncio.get_running_loop().create_future()
         return await self._binding
 

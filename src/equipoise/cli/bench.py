@@ -1,0 +1,145 @@
+"""`equipoise bench serve`."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from equipoise.cli.bench_options import BY_KEY, BenchRequest
+from equipoise.cli.files import write_file
+from equipoise.cli.offline import check_outputs, options_of, tell_written
+from equipoise.cli.route import keys_of
+from equipoise.cli.route_workers import url_of
+from equipoise.cli.validation import check_count
+from equipoise.hal.errors import UsageError
+
+if TYPE_CHECKING:
+    from equipoise.balancer.requests.workload import Workload
+    from equipoise.serve.load_client import Target
+    from equipoise.serve.load_plan import LoadPlan
+
+MOST_REQUESTS = 100_000_000
+MOST_TOKENS = 1 << 20
+MOST_CONCURRENCY = 65_536
+MOST_RATE = 1e6
+LONGEST = 86_400.0
+USUAL_CONCURRENCY = 8
+
+
+def bench(arguments: Namespace, command: str) -> int:
+    """Send requests, print the table; returns 0 if all were answered, 1 if some failed.
+
+    Raises UsageError before anything is sent, EquipoiseError where the server does not answer.
+    """
+    request = request_of(vars(arguments))
+    validate(request)
+    # Here, not above: what it imports is optional.
+    from equipoise.serve.needs import require
+
+    require()
+    from equipoise.report.ink import ink_of_stdout
+    from equipoise.serve.load_run import run
+    from equipoise.serve.load_table import render
+
+    plan = plan_of(request)
+    for note in plan.workload.notes:
+        tell_written(request.progress, [f"{plan.workload.name}: {note}"])
+    result = run(_target(request), plan, request.progress, sys.stderr)
+    if request.json is not None:
+        about = {"command": command, "workload": plan.workload.name}
+        text = json.dumps(about | result.to_json(), indent=2, allow_nan=False)
+        write_file(request.json, text + "\n")
+        tell_written(request.progress, [f"figures: {request.json}"])
+    print(render(result, ink_of_stdout()), flush=True)
+    return 0 if result.answered == result.requests else 1
+
+
+def request_of(given: Mapping[str, Any]) -> BenchRequest:
+    """What the command line asks for, its configuration file included."""
+    named = {key: value for key, value in given.items() if key in BY_KEY or key == "config"}
+    return BenchRequest(**options_of(named, BY_KEY))
+
+
+def validate(request: BenchRequest) -> None:
+    """Raises UsageError for what can be said without reading a file."""
+    if not request.url:
+        raise UsageError("--url is needed: which server to ask")
+    url_of("--url", request.url)
+    check_count("--requests", request.requests, MOST_REQUESTS)
+    for flag in ("prompt_tokens", "output_tokens"):
+        value = getattr(request, flag)
+        if value is not None:
+            check_count(f"--{flag.replace('_', '-')}", value, MOST_TOKENS)
+    _check_pace(request)
+    if not 0 < request.timeout <= LONGEST:
+        raise UsageError(f"--timeout must be above 0, up to {LONGEST:g}, got {request.timeout:g}")
+    if request.seed < 0:
+        raise UsageError(f"--seed must be at least 0, got {request.seed}")
+    inputs = {} if request.trace is None else {"--trace": request.trace}
+    check_outputs(inputs, {"--json": request.json})
+
+
+def _check_pace(request: BenchRequest) -> None:
+    if request.concurrency is not None:
+        check_count("--concurrency", request.concurrency, MOST_CONCURRENCY)
+        if request.rate is not None:
+            raise UsageError("--rate and --concurrency: give one; one waits for answers")
+    if request.rate is not None and not 0 < request.rate <= MOST_RATE:
+        raise UsageError(f"--rate must be above 0, up to {MOST_RATE:g}, got {request.rate:g}")
+
+
+def plan_of(request: BenchRequest) -> "LoadPlan":
+    """Raises UsageError, FormatError."""
+    from equipoise.serve.load_plan import ClosedLoop, LoadPlan, OpenLoop
+
+    workload = _sized(request, _workload(request))
+    if request.rate is not None:
+        timed = request.trace is not None and workload.arrivals is not None and workload.count > 1
+        scaled = workload.scaled_to(request.rate) if timed else None
+        workload = scaled or workload.with_poisson(request.rate, request.seed)
+    elif request.concurrency is not None or workload.arrivals is None:
+        closed = ClosedLoop(request.concurrency or USUAL_CONCURRENCY)
+        return LoadPlan(workload, closed, request.seed)
+    return LoadPlan(workload, OpenLoop(), request.seed)
+
+
+def _workload(request: BenchRequest) -> "Workload":
+    if request.trace is None:
+        from equipoise.balancer.requests.generators import generate
+
+        return generate(request.workload, request.requests, request.seed)
+    from equipoise.balancer.requests.traces import read_trace
+    from equipoise.cli.offline import refused
+
+    with refused("--trace"):
+        found = read_trace(request.trace, most=request.requests)
+    return found.take(min(found.count, request.requests))
+
+
+def _sized(request: BenchRequest, workload: "Workload") -> "Workload":
+    """With the lengths that were asked for instead of its own."""
+    import numpy as np
+
+    prompts, outputs = workload.prompts, workload.outputs
+    if request.prompt_tokens is not None:
+        prompts = np.full(workload.count, request.prompt_tokens)
+    if request.output_tokens is not None:
+        outputs = np.full(workload.count, request.output_tokens)
+    return replace(workload, hashes=None, prompts=prompts, outputs=outputs)
+
+
+def _target(request: BenchRequest) -> "Target":
+    from equipoise.serve.asked import CHAT, COMPLETIONS
+    from equipoise.serve.load_client import Target
+
+    keys = () if request.api_key_file is None else keys_of("--api-key-file", request.api_key_file)
+    return Target(
+        url=url_of("--url", request.url),
+        model=request.model or "",
+        path=CHAT if request.endpoint == "chat" else COMPLETIONS,
+        key=keys[0] if keys else None,
+        patience=request.timeout,
+        fields=() if request.stop_early else (("ignore_eos", True),),
+    )

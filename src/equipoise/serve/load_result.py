@@ -1,0 +1,122 @@
+"""What became of the requests of a load client, in figures."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Sent:
+    """One request, while and after it lasts; times are the event loop's, in seconds.
+
+    Attributes:
+        number: its place.
+        late: seconds by which it was sent after its time: the client itself did not keep up.
+        begin: when it was sent.
+        first: when its first token came; None: none did.
+        end: when it was over.
+        gaps: seconds from one arrival of tokens to the next.
+        prompt: tokens, as the server says; 0: it does not say.
+        output: tokens.
+        failure: why it is not answered; None: it is.
+    """
+
+    number: int
+    late: float
+    begin: float
+    first: float | None = None
+    end: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    prompt: int = 0
+    output: int = 0
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of a set of seconds; interpolated percentiles."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> "Spread | None":
+        """None of nothing."""
+        if not seconds:
+            return None
+        values = np.asarray(seconds)
+        half, high, highest = (float(one) for one in np.percentile(values, [50, 90, 99]))
+        return Spread(float(values.mean()), half, high, highest, float(values.max()))
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """Of all requests; None where nothing is known.
+
+    Attributes:
+        requests: that were sent.
+        answered: of them.
+        failures: of the others, how many by kind.
+        seconds: from the first one's sending to the last one's end.
+        prompt_tokens: of answered requests.
+        output_tokens: of answered requests.
+        ttft: time to first token.
+        tpot: time per output token behind the first, mean of each request.
+        itl: inter-token latency, each gap for itself.
+        latency: from sending to end.
+        late: by how much the client was behind its own plan.
+    """
+
+    requests: int
+    answered: int
+    failures: Mapping[str, int]
+    seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft: Spread | None
+    tpot: Spread | None
+    itl: Spread | None
+    latency: Spread | None
+    late: Spread | None
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """By second."""
+        seconds = max(self.seconds, 1e-9)
+        return {
+            "requests_per_second": self.answered / seconds,
+            "output_tokens_per_second": self.output_tokens / seconds,
+            "tokens_per_second": (self.prompt_tokens + self.output_tokens) / seconds,
+        }
+
+    def to_json(self) -> dict[str, object]:
+        """For `--json`; all times in seconds."""
+        return asdict(self) | {"failures": dict(self.failures)} | self.rates
+
+
+def result_of(sent: Sequence[Sent]) -> LoadResult:
+    """Figures of requests that are over."""
+    good = [one for one in sent if one.failure is None]
+    begun = [(one, one.first) for one in good if one.first is not None]
+    failures = Counter(one.failure for one in sent if one.failure is not None)
+    span = max(one.end for one in sent) - min(one.begin for one in sent) if sent else 0.0
+    return LoadResult(
+        requests=len(sent),
+        answered=len(good),
+        failures=dict(sorted(failures.items())),
+        seconds=span,
+        prompt_tokens=sum(one.prompt for one in good),
+        output_tokens=sum(one.output for one in good),
+        ttft=Spread.of([first - one.begin for one, first in begun]),
+        tpot=Spread.of(
+            [(one.end - first) / (one.output - 1) for one, first in begun if one.output > 1]
+        ),
+        itl=Spread.of([gap for one in good for gap in one.gaps]),
+        latency=Spread.of([one.end - one.begin for one in good]),
+        late=Spread.of([one.late for one in sent]),
+    )
