@@ -94,7 +94,7 @@ class Fake:
             error = {"message": "as told", "type": "fake", "param": None, "code": None}
             return web.json_response({"error": error}, status=told["status"])
         if "silent" in told:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         async with self._free:
             await asyncio.sleep(told.get("delay", 0))
             if asked.get("stream"):
@@ -133,7 +133,7 @@ class Fake:
                 assert request.transport is not None
                 request.transport.abort()
             if told.get("stall") == index:
-                await asyncio.sleep(3600)
+                await asyncio.Event().wait()
             self.note("token", name, index=index)
             await answer.write(_event({"delta": {"content": f"{self.name}:{index} "}}))
         await answer.write(_event({"delta": {}, "finish_reason": "stop"}))
