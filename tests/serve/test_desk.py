@@ -41,8 +41,8 @@ class Play:
     def __init__(self, policy: Policy) -> None:
         self.desk = Desk(policy, WORKERS, most_held=5)
         self.tickets: list[Ticket] = []
-        self.bounds: dict[int, Bound] = {}
-        self.begun: dict[int, Bound] = {}
+        self.bounds: dict[int, list[Bound]] = {}
+        self.begun: set[int] = set()
 
     async def act(self, what: object, how: object) -> None:
         if isinstance(what, int):
@@ -56,7 +56,7 @@ class Play:
             self.arrive(how)
         elif self.tickets:
             assert isinstance(how, int)
-            self.touch(str(what), self.tickets[how % len(self.tickets)])
+            self.touch(str(what), self.tickets[how % len(self.tickets)], how // 10)
         self.look()
 
     def arrive(self, wanted: object) -> None:
@@ -67,15 +67,17 @@ class Play:
             away = wanted is not None and self.desk.workers[wanted].state is not SERVING
             assert away or self.desk.held == 5
 
-    def touch(self, what: str, ticket: Ticket) -> None:
-        # A task acts by the binding that it knows, which may be over.
-        bound = self.bounds.setdefault(ticket.number, Bound(0))
+    def touch(self, what: str, ticket: Ticket, age: int) -> None:
+        # A task acts by a binding that it knows, which may be over: mostly the last one.
+        bounds = self.bounds.setdefault(ticket.number, [Bound(0)])
+        bound = bounds[-1 - (age % len(bounds))]
         match what:
             case "begin":
-                begun = self.desk.begin(ticket, bound)
-                assert not (begun and ticket.number in self.begun), "passed on twice"
-                if begun:
-                    self.begun[ticket.number] = bound
+                current = ticket.state is bound
+                assert self.desk.begin(ticket, bound) == current
+                if current:
+                    assert ticket.number not in self.begun, "passed on twice"
+                    self.begun.add(ticket.number)
             case "made":
                 self.desk.made(ticket, ticket.told + 3)
             case "finish":
@@ -99,8 +101,9 @@ class Play:
             assert view.load == sum(one.size + one.told for one in mine)
             assert len(mine) <= SLOTS
         for ticket in self.tickets:
-            if isinstance(ticket.state, Bound):
-                self.bounds[ticket.number] = ticket.state
+            bounds = self.bounds.setdefault(ticket.number, [Bound(0)])
+            if isinstance(ticket.state, Bound) and ticket.state is not bounds[-1]:
+                bounds.append(ticket.state)
             if ticket.number in self.begun and ticket.state is not GONE:
                 assert isinstance(ticket.state, Running)
 

@@ -131,6 +131,24 @@ def test_a_worker_is_seen_to_go_and_to_come_back() -> None:
     run(work())
 
 
+def test_a_worker_that_is_too_busy_to_say_how_it_is_is_not_lost_while_its_tokens_come() -> None:
+    async def work() -> None:
+        fake = Fake("w0", pace=0.02)
+        health = HealthSettings(interval=0.1, timeout=0.3)
+        async with proxied(fake, health=health) as site:
+            call = asyncio.create_task(site.post(asked(100, stream=True)))
+            await site.until(lambda: len(fake.events("token")) > 3)
+            fake.health = 0
+            view = site.proxy.desk.workers[0]
+            answer = await call
+            assert len(tokens_of(answer.body)) == 100
+            seen = view.state
+            assert seen is WorkerState.DRAINING
+            await site.until(lambda: view.state is WorkerState.LOST)
+
+    run(work())
+
+
 def test_requests_wait_for_the_first_worker_that_comes() -> None:
     async def work() -> None:
         fake = Fake("w0")

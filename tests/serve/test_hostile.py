@@ -156,7 +156,7 @@ def test_heads_and_bodies_that_come_too_slowly_are_given_up() -> None:
 
 def test_many_slow_clients_do_not_hold_others_up() -> None:
     async def work() -> None:
-        patience = Patience(header=5.0)
+        patience = Patience(header=3600.0)
         async with proxied(Fake("w0"), patience=patience, limits=Limits(connections=40)) as site:
             assert (await site.post(asked())).status == 200
             slow = [asyncio.create_task(_said(site, b"GET")) for _ in range(60)]

@@ -31,6 +31,7 @@ class Fake:
         name: in its tokens.
         slots: requests that it makes tokens for at once; others wait.
         pace: seconds a token.
+        health: status that it answers when it is asked how it is; 0: it does not answer.
         record: file for what it serves; empty: it is kept in `served` only.
     """
 
@@ -65,6 +66,8 @@ class Fake:
 
     async def _health(self, request: web.Request) -> web.Response:
         del request
+        if not self.health:
+            await asyncio.Event().wait()
         return web.Response(status=self.health)
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -46,6 +46,7 @@ class Scope:
         self._due, self._late = self._end, Reason.TOTAL
         self._timer: asyncio.TimerHandle | None = None
         self._reason: Reason | None = None
+        self._over = False
 
     async def __aenter__(self) -> "Scope":
         await self._timeout.__aenter__()
@@ -60,6 +61,7 @@ class Scope:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._over = True
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
@@ -77,8 +79,8 @@ class Scope:
             self._arm()
 
     def interrupt(self, reason: Reason) -> None:
-        """End it at once; the first reason counts."""
-        if self._reason is None:
+        """End it at once; the first reason counts, and none once it has been left."""
+        if self._reason is None and not self._over:
             self._reason = reason
             self._timeout.reschedule(self._loop.time())
 
