@@ -104,10 +104,12 @@ class Connection(web.RequestHandler):
         self._heading, self._pending = False, 0
         self._rest()
 
-    async def finish_response(self, *arguments: Any) -> tuple[web.StreamResponse, bool]:
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
         """See aiohttp."""
         try:
-            return await super().finish_response(*arguments)
+            return await super().finish_response(request, resp, start_time)
         finally:
             self._heading = True
 

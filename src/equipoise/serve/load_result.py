@@ -96,7 +96,7 @@ class LoadResult:
 
     def to_json(self) -> dict[str, object]:
         """For `--json`; all times in seconds."""
-        return asdict(self) | {"failures": dict(self.failures)} | self.rates
+        return {**asdict(self), "failures": dict(self.failures), **self.rates}
 
 
 def result_of(sent: Sequence[Sent]) -> LoadResult:
