@@ -112,7 +112,7 @@ async def ready(url: str) -> None:
 
 def main() -> int:
     """Measure, print, and keep what was asked to be kept."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/route.json")
     arguments = parser.parse_args()
     with running(str(WORKER)) as worker:

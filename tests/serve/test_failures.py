@@ -21,7 +21,7 @@ from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.settings import HealthSettings, Limits, Patience, WorkerSettings
 from equipoise.serve.ticket import Running
 
-STUBBORN = HealthSettings(interval=3600, timeout=1.0)
+STUBBORN = HealthSettings(interval=3600, timeout=30)
 """Nothing is learnt of a worker but by its requests."""
 
 

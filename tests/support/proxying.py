@@ -18,7 +18,7 @@ from equipoise.serve.settings import Access, HealthSettings, RouteSettings, Work
 T = TypeVar("T")
 PATIENCE = 60.0
 CHAT = "/v1/chat/completions"
-QUICK = HealthSettings(interval=0.1, timeout=1.0)
+QUICK = HealthSettings(interval=0.1, timeout=30.0)
 
 
 @dataclass(frozen=True)
