@@ -60,11 +60,15 @@ Pairs dispatch(Router& router) {
     return pairs;
 }
 
-template <typename Measure>
-std::vector<std::int64_t> by_worker(const Router& router, Measure measure) {
+void report(Router& router, std::int32_t worker, std::int64_t waiting, std::int64_t running,
+            std::int64_t tokens, double kv_usage) {
+    router.fleet().set_report(worker, {waiting, running, tokens, kv_usage});
+}
+
+std::vector<std::int64_t> by_worker(const Router& router, std::int64_t (Worker::*measure)() const) {
     std::vector<std::int64_t> values;
     for (std::size_t w = 0; w < router.fleet().size(); ++w)
-        values.push_back(measure(router.fleet().worker(w)));
+        values.push_back((router.fleet().worker(w).*measure)());
     return values;
 }
 
@@ -91,13 +95,9 @@ void bind_settings(nb::module_& m) {
         .def_rw("prompt_weight", &PolicySettings::prompt_weight);
 }
 
-}  // namespace
-
-void bind_router(nb::module_& m) {
-    nb::exception<RequestRefused>(m, "RequestRefused", PyExc_ValueError);
-    nb::exception<WorkerRefused>(m, "WorkerRefused", PyExc_ValueError);
-    bind_settings(m);
-    nb::class_<Router>(m, "Router", "A fleet and the policy that decides for it.")
+// What is told of requests, and what is decided.
+void bind_requests(nb::class_<Router>& router) {
+    router
         .def(nb::init<const PolicySettings&, std::size_t, std::int64_t, std::int64_t>(),
              "settings"_a, "workers"_a, "slots"_a, "room"_a)
         .def("arrive", &arrive, "size"_a, "worker"_a, "hits"_a, "expected"_a)
@@ -105,7 +105,13 @@ void bind_router(nb::module_& m) {
         .def(
             "abort", [](Router& r, std::int32_t request) { r.fleet().leave(request); },
             "request"_a)
-        .def("lose", &lose, "worker"_a)
+        .def("dispatch", &dispatch)
+        .def("pooled", [](const Router& r) { return r.fleet().pooled() + r.fleet().pinned(); });
+}
+
+// What is told of workers, and what they have.
+void bind_workers(nb::class_<Router>& router) {
+    router.def("lose", &lose, "worker"_a)
         .def(
             "add_worker",
             [](Router& r, std::int64_t slots, std::int64_t room) {
@@ -124,19 +130,20 @@ void bind_router(nb::module_& m) {
                 r.fleet().set_capacity(worker, slots, room);
             },
             "worker"_a, "slots"_a, "room"_a)
-        .def(
-            "report",
-            [](Router& r, std::int32_t worker, std::int64_t waiting, std::int64_t running,
-               std::int64_t tokens, double kv_usage) {
-                r.fleet().set_report(worker, {waiting, running, tokens, kv_usage});
-            },
-            "worker"_a, "waiting"_a, "running"_a, "tokens"_a, "kv_usage"_a)
-        .def("dispatch", &dispatch)
-        .def("loads",
-             [](const Router& r) { return by_worker(r, [](const Worker& w) { return w.all_load(); }); })
-        .def("counts",
-             [](const Router& r) { return by_worker(r, [](const Worker& w) { return w.all_count(); }); })
-        .def("pooled", [](const Router& r) { return r.fleet().pooled() + r.fleet().pinned(); });
+        .def("report", &report, "worker"_a, "waiting"_a, "running"_a, "tokens"_a, "kv_usage"_a)
+        .def("loads", [](const Router& r) { return by_worker(r, &Worker::all_load); })
+        .def("counts", [](const Router& r) { return by_worker(r, &Worker::all_count); });
+}
+
+}  // namespace
+
+void bind_router(nb::module_& m) {
+    nb::exception<RequestRefused>(m, "RequestRefused", PyExc_ValueError);
+    nb::exception<WorkerRefused>(m, "WorkerRefused", PyExc_ValueError);
+    bind_settings(m);
+    nb::class_<Router> router(m, "Router", "A fleet and the policy that decides for it.");
+    bind_requests(router);
+    bind_workers(router);
 }
 
 }  // namespace equipoise

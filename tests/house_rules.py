@@ -31,6 +31,7 @@ PUBLISHED = (
     "balancer/compat/",
     "balancer/experts/routing_rule.py",
     "balancer/formats/",
+    "balancer/requests/",
     "src/equipoise/compat/",
 )
 """Where other systems' formats and signatures are spoken, and so their names; and where a routing
