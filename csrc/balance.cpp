@@ -16,6 +16,7 @@ class Drop {
     void begin(const Fleet& fleet) {
         loads_.clear();
         envelope_ = 0;
+        workers_ = fleet.present();
         for (std::size_t w = 0; w < fleet.size(); ++w) {
             loads_.push_back(fleet.worker(w).all_load());
             envelope_ = std::max(envelope_, loads_.back());
@@ -27,14 +28,13 @@ class Drop {
     }
     void face(std::size_t worker) { margin_ = envelope_ - loads_[worker]; }
     std::int64_t score(std::int64_t size) const {
-        const auto workers = static_cast<std::int64_t>(loads_.size());
-        return size - workers * std::max<std::int64_t>(0, size - margin_);
+        return size - workers_ * std::max<std::int64_t>(0, size - margin_);
     }
     void finished(std::int64_t) {}
 
  private:
     std::vector<std::int64_t> loads_;
-    std::int64_t envelope_ = 0, margin_ = 0;
+    std::int64_t envelope_ = 0, margin_ = 0, workers_ = 1;
 };
 
 class Lookahead {
@@ -58,9 +58,7 @@ class Balance final : public Policy {
     explicit Balance(const PolicySettings& settings) : settings_(settings), scores_(settings) {}
 
     void dispatch(Fleet& fleet) override {
-        std::int64_t free = 0;
-        for (std::size_t w = 0; w < fleet.size(); ++w) free += fleet.worker(w).free();
-        if (free == 0) return;
+        if (fleet.free() == 0) return;
         scores_.begin(fleet);
         stuck_.assign(fleet.size(), 0);
         // A worker whose room none of the requests fits is passed over until the next decision.
@@ -68,10 +66,8 @@ class Balance final : public Policy {
             const std::int32_t w = next(fleet);
             if (w < 0) return;
             scores_.face(static_cast<std::size_t>(w));
-            const bool served = free > settings_.greedy_slots ? one(fleet, w) : several(fleet, w);
-            if (!served) stuck_[w] = 1;
-            free = 0;
-            for (std::size_t v = 0; v < fleet.size(); ++v) free += fleet.worker(v).free();
+            const bool many = fleet.free() > settings_.greedy_slots;
+            if (!(many ? one(fleet, w) : several(fleet, w))) stuck_[w] = 1;
         }
     }
 
@@ -96,7 +92,8 @@ class Balance final : public Policy {
     }
 
     void join(Fleet& fleet, std::int32_t request, std::int32_t worker) {
-        scores_.add(static_cast<std::size_t>(worker), fleet.request(request).size);
+        const std::int64_t alike = fleet.worker(worker).alike;
+        scores_.add(static_cast<std::size_t>(worker), alike * fleet.request(request).size);
         fleet.bind(request, worker);
     }
 

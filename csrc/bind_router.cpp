@@ -10,6 +10,8 @@ namespace {
 
 namespace nb = nanobind;
 using namespace nb::literals;
+// Of a prompt or of a step: sums over as many requests as there are handles stay within 64 bits.
+constexpr std::int64_t kMostTokens = INT32_MAX;
 using Pairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
 
 WorkerState state_of(const std::string& name) {
@@ -20,7 +22,9 @@ WorkerState state_of(const std::string& name) {
 
 std::int32_t arrive(Router& router, std::int64_t size, std::int32_t worker,
                     std::vector<std::int32_t> hits, std::int64_t expected) {
-    if (size < 1) throw RequestRefused("size: expected at least 1, got " + std::to_string(size));
+    if (size < 1 || size > kMostTokens)
+        throw RequestRefused("size: expected 1 to " + std::to_string(kMostTokens) + ", got " +
+                             std::to_string(size));
     if (!hits.empty() && hits.size() != router.fleet().size())
         throw RequestRefused("hits: expected one for each worker");
     Request request;
@@ -37,7 +41,9 @@ void advance(Router& router, const std::vector<std::int32_t>& requests,
     if (requests.size() != tokens.size())
         throw RouterError("tokens: expected one for each request");
     for (const std::int64_t count : tokens)
-        if (count < 0) throw RequestRefused("tokens: expected at least 0, got fewer");
+        if (count < 0 || count > kMostTokens)
+            throw RequestRefused("tokens: expected 0 to " + std::to_string(kMostTokens) + ", got " +
+                                 std::to_string(count));
     for (const std::int32_t r : requests)
         router.fleet().require(r, Stage::bound, Stage::running, "tokens");
     for (const std::int32_t r : ended)

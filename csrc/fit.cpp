@@ -14,8 +14,6 @@ struct Level {
     double ends = 0;   // sum of the loads that they will have, all free slots filled
     double loads = 0;  // sum of the loads that they have
     double serving = 0;
-    double lowest = 0;         // end of the target
-    std::int32_t target = -1;  // the worker with the lowest end that has a free slot
 };
 
 class Fit final : public Policy {
@@ -25,8 +23,7 @@ class Fit final : public Policy {
     void dispatch(Fleet& fleet) override {
         ++decision_;
         for (bool bound = true; bound && fleet.pooled() > 0;) {
-            std::int64_t free = 0;
-            for (std::size_t w = 0; w < fleet.size(); ++w) free += fleet.worker(w).free();
+            const std::int64_t free = fleet.free();
             if (free == 0) return;
             bound = fleet.pooled() >= free ? fill(fleet, free) : spread(fleet);
         }
@@ -43,32 +40,50 @@ class Fit final : public Policy {
     bool fill(Fleet& fleet, std::int64_t free) {
         const double size = mean_size(fleet, std::min(free, settings_.window));
         const Level level = survey(fleet, size);
-        const Worker& target = fleet.worker(level.target);
-        // A worker above the others is not given what would hold all of them up.
-        const double mean = level.loads / level.serving;
-        if (static_cast<double>(target.all_load()) > mean * (1 + settings_.slack)) return false;
-        const double need = level.ends / level.serving - (level.lowest - size);
-        const std::int32_t request = closest(fleet, level.target, need);
-        if (request < 0) return false;
-        fleet.bind(request, level.target);
-        return true;
+        const double most = level.loads / level.serving * (1 + settings_.slack);
+        passed_.assign(fleet.size(), 0);
+        for (std::int32_t w = target(fleet, size, most); w >= 0; w = target(fleet, size, most)) {
+            const double need = level.ends / level.serving - (end(fleet.worker(w), size) - size);
+            const std::int32_t request = closest(fleet, w, need);
+            if (request >= 0) {
+                fleet.bind(request, w);
+                return true;
+            }
+            passed_[w] = 1;  // its cache has no room for any of them
+        }
+        return false;
     }
 
-    Level survey(const Fleet& fleet, double size) const {
+    static double end(const Worker& worker, double size) {
+        return static_cast<double>(worker.all_load()) + static_cast<double>(worker.free()) * size;
+    }
+
+    static Level survey(const Fleet& fleet, double size) {
         Level level;
         for (std::size_t w = 0; w < fleet.size(); ++w) {
             const Worker& worker = fleet.worker(w);
             if (!worker.serves()) continue;
-            const auto load = static_cast<double>(worker.all_load());
-            const double end = load + static_cast<double>(worker.free()) * size;
             level.serving += 1;
-            level.loads += load;
-            level.ends += end;
-            if (worker.free() == 0 || (level.target >= 0 && end >= level.lowest)) continue;
-            level.target = static_cast<std::int32_t>(w);
-            level.lowest = end;
+            level.loads += static_cast<double>(worker.all_load());
+            level.ends += end(worker, size);
         }
         return level;
+    }
+
+    // The worker with the lowest end that has a free slot. One with more than `most` is passed over:
+    // what it would get would hold all of them up. The others are not to wait for that.
+    std::int32_t target(const Fleet& fleet, double size, double most) const {
+        std::int32_t best = -1;
+        double lowest = 0;
+        for (std::size_t w = 0; w < fleet.size(); ++w) {
+            const Worker& worker = fleet.worker(w);
+            if (worker.free() == 0 || passed_[w]) continue;
+            if (static_cast<double>(worker.all_load()) > most) continue;
+            if (best >= 0 && end(worker, size) >= lowest) continue;
+            best = static_cast<std::int32_t>(w);
+            lowest = end(worker, size);
+        }
+        return best;
     }
 
     // Of the window, the request whose size is nearest to what is needed; who has waited longer is
@@ -92,13 +107,24 @@ class Fit final : public Policy {
     }
 
     // Fewer requests than free slots: the largest first, each to the lightest worker that takes it;
-    // a worker may be heavier by what its cache saves.
+    // a worker may be heavier by what its cache saves. Who fits nowhere is passed over.
     bool spread(Fleet& fleet) {
-        std::int32_t largest = -1;
+        std::int32_t largest = -1, worker = -1;
         std::int64_t left = settings_.window;
-        for (std::int32_t r = fleet.first(); r >= 0 && left-- > 0; r = fleet.after(r))
-            if (largest < 0 || fleet.request(r).size > fleet.request(largest).size) largest = r;
-        const Request& request = fleet.request(largest);
+        for (std::int32_t r = fleet.first(); r >= 0 && left-- > 0; r = fleet.after(r)) {
+            const Request& request = fleet.request(r);
+            if (largest >= 0 && request.size <= fleet.request(largest).size) continue;
+            const std::int32_t lightest = lightest_for(fleet, request);
+            if (lightest < 0) continue;
+            largest = r;
+            worker = lightest;
+        }
+        if (largest < 0) return false;
+        fleet.bind(largest, worker);
+        return true;
+    }
+
+    std::int32_t lightest_for(const Fleet& fleet, const Request& request) const {
         std::int32_t best = -1;
         double least = 0;
         for (std::size_t w = 0; w < fleet.size(); ++w) {
@@ -110,15 +136,14 @@ class Fit final : public Policy {
             best = index;
             least = cost;
         }
-        if (best < 0) return false;
-        fleet.bind(largest, best);
-        return true;
+        return best;
     }
 
     // What cached tokens save, as load over the life of a request: they are computed once, load is
     // read at every step.
     double credit(const Request& request, std::int32_t w) const {
-        if (static_cast<std::size_t>(w) >= request.hits.size() || settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
+        const bool cached = static_cast<std::size_t>(w) < request.hits.size();
+        if (!cached || settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
         const double steps = static_cast<double>(tokens_) / static_cast<double>(ended_);
         return settings_.prompt_weight * static_cast<double>(request.hits[w]) / steps;
     }
@@ -133,6 +158,7 @@ class Fit final : public Policy {
     PolicySettings settings_;
     std::int64_t decision_ = 0;
     std::int64_t tokens_ = 0, ended_ = 0;  // of requests that have ended
+    std::vector<char> passed_;
 };
 
 }  // namespace

@@ -26,8 +26,8 @@ Fleet::Fleet(std::size_t workers, std::int64_t slots, std::int64_t room, std::in
     : workers_(workers), front_ends_(front_ends) {
     for (Worker& worker : workers_) {
         worker.alike = front_ends;
-        worker.slots = slots;
-        worker.room = room;
+        worker.slots = std::min(slots, kUnlimited);
+        worker.room = std::min(room, kUnlimited);
     }
 }
 
@@ -91,8 +91,8 @@ std::int64_t Fleet::leave(std::int32_t r) {
 
 std::int32_t Fleet::add_worker(std::int64_t slots, std::int64_t room) {
     Worker worker;
-    worker.slots = slots;
-    worker.room = room;
+    worker.slots = std::min(slots, kUnlimited);
+    worker.room = std::min(room, kUnlimited);
     worker.alike = front_ends_;
     workers_.push_back(worker);
     return static_cast<std::int32_t>(workers_.size()) - 1;
@@ -107,8 +107,8 @@ void Fleet::set_state(std::int32_t w, WorkerState state) {
 
 void Fleet::set_capacity(std::int32_t w, std::int64_t slots, std::int64_t room) {
     Worker& worker = worker_at(w);
-    worker.slots = slots;
-    worker.room = room;
+    worker.slots = std::min(slots, kUnlimited);
+    worker.room = std::min(room, kUnlimited);
 }
 
 void Fleet::set_report(std::int32_t w, const Report& report) {
@@ -140,6 +140,7 @@ void Fleet::lose(std::int32_t w, std::vector<std::int32_t>& gone) {
     worker.state = WorkerState::lost;
     worker.report = {};
     worker.others_load = worker.others_count = 0;
+    worker.alike = front_ends_;
 }
 
 void Fleet::lose_pinned(std::int32_t w, std::vector<std::int32_t>& gone) {
@@ -178,6 +179,18 @@ const Request& Fleet::request_at(std::int32_t r) const {
         requests_[r].stage == Stage::gone)
         throw RequestRefused("no request " + std::to_string(r));
     return requests_[r];
+}
+
+std::int64_t Fleet::present() const {
+    return std::count_if(workers_.begin(), workers_.end(),
+                         [](const Worker& worker) { return !worker.lost(); });
+}
+
+// Clamped as it is summed: a few dozen capacities without bound are more than 64 bits hold.
+std::int64_t Fleet::free() const {
+    std::int64_t sum = 0;
+    for (const Worker& worker : workers_) sum = std::min(sum + worker.free(), kUnlimited);
+    return sum;
 }
 
 std::int64_t Fleet::age(const Request& request) const {

@@ -47,6 +47,7 @@ struct Worker {
     std::int64_t all_load() const { return load * alike + others_load; }
     std::int64_t all_count() const { return count * alike + others_count; }
     bool serves() const { return state == WorkerState::serving; }
+    bool lost() const { return state == WorkerState::lost; }
     std::int64_t free() const {
         const std::int64_t left = slots - all_count();
         return serves() && left > 0 ? left : 0;
@@ -103,6 +104,8 @@ class Fleet {
     std::vector<Binding>& bindings() { return bindings_; }
 
     std::size_t size() const { return workers_.size(); }
+    std::int64_t present() const;  // workers that are not lost: those that meet at the barrier
+    std::int64_t free() const;     // slots of all, kUnlimited at most
     const Worker& worker(std::size_t w) const { return workers_[w]; }
     Worker& worker_at(std::int32_t w);
     const Request& request(std::int32_t r) const { return requests_[r]; }

@@ -31,7 +31,7 @@ double Horizon::ends_in(const Fleet& fleet, const Request& request) const {
 void Horizon::project(const Fleet& fleet) {
     loads_.assign(fleet.size() * (steps_ + 1), 0.0);
     envelope_.assign(steps_ + 1, 0.0);
-    weight_ = beta_ > 0 ? beta_ : static_cast<double>(fleet.size());
+    weight_ = beta_ > 0 ? beta_ : static_cast<double>(fleet.present());
     for (std::size_t w = 0; w < fleet.size(); ++w) project(fleet, w);
 }
 
@@ -39,15 +39,17 @@ void Horizon::project(const Fleet& fleet, std::size_t w) {
     ended_count_.assign(steps_ + 2, 0.0);
     ended_weight_.assign(steps_ + 2, 0.0);
     double count = 0, weight = static_cast<double>(fleet.worker(w).others_load);
+    const auto alike = static_cast<double>(fleet.worker(w).alike);
     for (const std::int32_t r : fleet.worker(w).members) {
         const Request& request = fleet.request(r);
         const double left = ends_in(fleet, request);
         const auto end = static_cast<std::size_t>(std::max(1.0, std::ceil(left)));
-        count += 1;
-        weight += static_cast<double>(fleet.weight(request));
+        const double tokens = alike * static_cast<double>(fleet.weight(request));
+        count += alike;
+        weight += tokens;
         if (left >= static_cast<double>(steps_)) continue;  // beyond what is looked at
-        ended_count_[end] += 1;
-        ended_weight_[end] += static_cast<double>(fleet.weight(request));
+        ended_count_[end] += alike;
+        ended_weight_[end] += tokens;
     }
     double* out = loads(w);
     for (std::size_t h = 0; h <= steps_; ++h) {

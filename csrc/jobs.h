@@ -22,7 +22,7 @@ struct Job {
 
 // What front ends are told, in the order in which it happened.
 struct Event {
-    enum class Kind : std::uint8_t { start, tick, grow, pause, finish } kind;
+    enum class Kind : std::uint8_t { start, tick, grow, pause, finish, fail } kind;
     std::int32_t subject;  // job, or worker for a tick
     std::int64_t tokens = 1;
 };

@@ -53,11 +53,12 @@ class Overflow final : public Push {
     double expected(const Fleet& fleet, std::size_t w, std::int64_t ahead) const {
         const Worker& worker = fleet.worker(w);
         auto sum = static_cast<double>(worker.others_load);
-        if (ahead == 0) return sum + static_cast<double>(worker.load);
+        if (ahead == 0) return static_cast<double>(worker.all_load());
+        const auto alike = static_cast<double>(worker.alike);
         for (const std::int32_t r : worker.members) {
             const Request& request = fleet.request(r);
             const double later = static_cast<double>(fleet.weight(request) + ahead);
-            sum += lengths_.survival(fleet.age(request), ahead) * later;
+            sum += alike * lengths_.survival(fleet.age(request), ahead) * later;
         }
         return sum;
     }
@@ -79,12 +80,11 @@ class Overflow final : public Push {
     }
 
     void picked(Fleet& fleet, std::int32_t worker) override {
-        static_cast<void>(fleet);
+        const auto alike = static_cast<double>(fleet.worker(worker).alike);
         for (std::size_t k = 0; k < ahead_.size(); ++k) {
             double& load = loads_[static_cast<std::size_t>(worker) * ahead_.size() + k];
-            load += lengths_.count() == 0 ? static_cast<double>(size_)
-                                          : lengths_.survival(0, ahead_[k]) *
-                                                static_cast<double>(size_ + ahead_[k]);
+            const double lives = lengths_.count() == 0 ? 1 : lengths_.survival(0, ahead_[k]);
+            load += alike * lives * static_cast<double>(size_ + ahead_[k]);
             envelope_[k] = std::max(envelope_[k], load);
         }
     }

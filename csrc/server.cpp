@@ -26,6 +26,10 @@ std::int64_t Server::waiting_tokens(const std::vector<Job>& jobs) const {
     return tokens;
 }
 
+void Server::drop(std::int32_t job) {
+    queue_.erase(std::find(queue_.begin(), queue_.end(), job));
+}
+
 // From now on it makes tokens.
 void Server::begin(std::vector<Job>& jobs, std::int32_t j, std::vector<Event>& events) {
     Job& job = jobs[j];
@@ -134,11 +138,11 @@ void Server::make_room(std::vector<Job>& jobs, double now, std::vector<Event>& e
         held_ -= tokens;
         remove(admitted_, j);
         remove(computed ? running_ : computing_, j);
-        if (admitted_.empty()) {
+        if (admitted_.empty() || tokens > settings_.room) {
             job.fate = Fate::failed;
             job.end = now;
-            events.push_back({Event::Kind::finish, j});
-            return;
+            events.push_back({Event::Kind::fail, j});
+            continue;
         }
         job.fate = Fate::waiting;
         job.end_tick = -1;

@@ -26,8 +26,9 @@ class Server {
         : settings_(settings), index_(index), cache(cached_blocks) {}
 
     void push(std::int32_t job) { queue_.push_back(job); }
-    // Takes from the queue, in order, what slots and KV cache have place for. What can never have
-    // place fails. `blocks(job)` are the hashes of its prompt.
+    void drop(std::int32_t job);  // from its queue
+    // Takes from the queue, in order, what slots and KV cache have place for. `blocks(job)` are the
+    // hashes of its prompt.
     template <typename Blocks>
     void admit(std::vector<Job>& jobs, std::int64_t step, double now, std::int64_t block_tokens,
                Blocks blocks, std::vector<Event>& events);
@@ -78,10 +79,6 @@ void Server::admit(std::vector<Job>& jobs, std::int64_t step, double now,
     while (!queue_.empty() && admitted() < settings_.slots) {
         const std::int32_t j = queue_.front();
         Job& job = jobs[j];
-        if (job.fate == Fate::failed) {  // it ran out of patience here
-            queue_.pop_front();
-            continue;
-        }
         const std::int64_t tokens = job.prompt + job.made;
         if (held_ + tokens > settings_.room) return;
         queue_.pop_front();

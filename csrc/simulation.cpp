@@ -33,7 +33,10 @@ bool Simulation::run(std::int64_t steps) {
     const auto all = static_cast<std::int64_t>(jobs_.size());
     while (done_ < all && steps-- > 0) {
         arrive();
-        if (settings_.patience > 0) lose_patience();
+        if (settings_.patience > 0) {
+            lose_patience();
+            arrive();  // in the places of those that gave up
+        }
         tell();
         report();
         decide();
@@ -60,12 +63,12 @@ void Simulation::arrive() {
         Job& job = jobs_[next_];
         if (settings_.backlog > 0) {
             if (waiting == settings_.backlog) return;
-            ++waiting;
             job.arrival = clock_;
         } else if (job.arrival > clock_) {
             return;
         }
         arrive(static_cast<std::int32_t>(next_++));
+        waiting += job.fate == Fate::waiting;  // what cannot be served takes nobody's place
     }
 }
 
@@ -93,16 +96,18 @@ std::vector<std::int32_t> Simulation::hits(std::int32_t job) const {
     return tokens;
 }
 
-// Nobody waits for an answer any more: its front end gives it up, its worker will skip it.
+// Nobody waits for an answer any more: its front end gives it up, and its worker.
 void Simulation::lose_patience() {
     std::size_t kept = 0;
     for (const std::int32_t j : waiting_) {
         if (jobs_[j].fate != Fate::waiting || jobs_[j].admitted >= 0) continue;
-        if (clock_ - jobs_[j].arrival < settings_.patience) {
+        // The same sum as in `skip_ahead`, so that time that comes there is up here.
+        if (clock_ < jobs_[j].arrival + settings_.patience) {
             waiting_[kept++] = j;
             continue;
         }
         front_of(j).router->fleet().leave(jobs_[j].handle);
+        if (jobs_[j].worker >= 0) servers_[jobs_[j].worker].drop(j);
         fail(j);
     }
     waiting_.resize(kept);
@@ -134,6 +139,9 @@ void Simulation::tell(Told& front, const Event& event) {
             return fleet.grow(handle, event.tokens);
         case Event::Kind::pause:
             return fleet.pause(handle);
+        case Event::Kind::fail:
+            fleet.leave(handle);
+            return;
         default:
             return front.router->finish(handle);
     }
@@ -231,7 +239,8 @@ void Simulation::step() {
         active += server.admitted();
         tokens += server.advance(jobs_, clock_, dice_, events_);
     }
-    for (const Event& event : events_) done_ += event.kind == Event::Kind::finish;
+    for (const Event& event : events_)
+        done_ += event.kind == Event::Kind::finish || event.kind == Event::Kind::fail;
     hand_out(events_);
     record_.seconds.push_back(seconds);
     record_.ideal_seconds.push_back(settings_.fixed +

@@ -51,6 +51,10 @@ class Prefill:
     chunk: int = 8192
     cached_blocks: int = 0
 
+    def __post_init__(self) -> None:
+        if self.chunk < 1 or self.cached_blocks < 0:
+            raise UsageError(f"prefill: a chunk is at least 1, cached blocks are 0 or more: {self}")
+
 
 @dataclass(frozen=True)
 class Drafting:
@@ -59,6 +63,10 @@ class Drafting:
 
     tokens: int
     acceptance: float
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not 0 <= self.acceptance <= 1:
+            raise UsageError(f"drafting: at least 1 token, accepted with 0 to 1: {self}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,16 +170,16 @@ class Outcome:
         largest, total = steps.largest[window], steps.sum[window]
         idle = workers * largest - total
         tokens = float(steps.tokens[window].sum())
-        throughput = tokens / float(steps.seconds[window].sum())
-        bound = tokens / float(steps.ideal_seconds[window].sum())
-        taken = steps.active[window].mean() / (workers * self.cluster.slots)
+        throughput = _ratio(tokens, float(steps.seconds[window].sum()))
+        bound = _ratio(tokens, float(steps.ideal_seconds[window].sum()))
+        taken = _mean(steps.active[window].astype(np.float64))
         return Figures(
-            imbalance=float(idle.mean()),
+            imbalance=_mean(idle),
             idle=float(idle.sum() / max(workers * largest.sum(), 1e-300)),
             throughput=throughput,
             bound=bound,
             gap=1 - throughput / bound,
-            occupancy=float(taken),
+            occupancy=taken / (workers * self.cluster.slots),
             steps=float(idle.size),
             failed=float((self.jobs.failed != 0).mean()),
             preempted=float(self.jobs.preemptions.mean()),
@@ -209,6 +209,11 @@ def fairness(sizes: Wholes, waits: Reals, classes: int = 10) -> float:
     means = np.array([part.mean() for part in np.array_split(ranked, classes) if part.size])
     squares = float((means**2).sum())
     return 1.0 if squares == 0 else float(means.sum() ** 2 / (means.size * squares))
+
+
+def _ratio(value: float, by: float) -> float:
+    """NaN where nothing took any time: every request failed, or no step is in the window."""
+    return value / by if by > 0 else float("nan")
 
 
 def _mean(values: Reals) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 
 from equipoise import _native
 from equipoise.balancer.requests.policy import (
@@ -11,6 +12,7 @@ from equipoise.balancer.requests.policy import (
     Request,
     RequestId,
     WorkerChange,
+    WorkerReport,
     WorkerState,
 )
 from equipoise.balancer.requests.rules import PolicySettings
@@ -104,10 +106,13 @@ class Router:
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
         """See `Policy`."""
+        amounts = None if change.capacity is None else _amounts(change.capacity)
+        if change.report is not None:
+            _check(change.report)
         self._know(change)
         lost: tuple[RequestId, ...] = ()
-        if change.capacity is not None:
-            self._native.set_capacity(change.worker, *_amounts(change.capacity))
+        if amounts is not None:
+            self._native.set_capacity(change.worker, *amounts)
         if change.state is not None:
             lost = self._set_state(change.worker, change.state)
         if change.report is not None:
@@ -171,7 +176,13 @@ def _amounts(capacity: Capacity) -> tuple[int, int]:
     room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
     if slots < 0 or room < 0:
         raise WorkerError(f"a capacity is at least 0, got {capacity}")
-    return slots, room
+    return min(slots, UNLIMITED), min(room, UNLIMITED)
+
+
+def _check(report: WorkerReport) -> None:
+    counts = (report.waiting, report.running, report.tokens)
+    if any(not 0 <= count <= UNLIMITED for count in counts) or not 0 <= report.kv_usage < inf:
+        raise WorkerError(f"a report counts from 0 on, got {report}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
@@ -30,6 +31,10 @@ class Saturated:
     """
 
     backlog: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.backlog is not None and self.backlog < 1:
+            raise UsageError(f"a backlog is 1 or more requests, not {self.backlog}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,14 @@ class Scenario:
     patience: float | None = None
     trajectory: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.front_ends < 1 or self.trajectory < 0 or not 0 <= self.seed < 1 << 64:
+            raise UsageError(f"front ends are 1 or more, trajectory and seed 0 or more: {self}")
+        for name in ("report_every", "tell_every", "patience"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 <= seconds < inf:
+                raise UsageError(f"{name} is in seconds, 0 or more, not {seconds}")
 
 
 def simulate(workload: Workload, scenario: Scenario, progress: Progress | None = None) -> Outcome:
