@@ -291,10 +291,7 @@ class Router:
         """All workers serve."""
 
     def arrive(self, size: int, worker: int, hits: list[int], expected: int) -> int:
-        """A handle, for `size` prompt tokens; `worker` and `expected` -1 where there is none.
-
-        A handle is used again once its request has gone.
-        """
+        """A handle, used again once its request is gone; `worker`, `expected` -1: there is none."""
 
     def advance(self, requests: list[int], tokens: list[int], ended: list[int]) -> None:
         """Requests made so many tokens each, then some ended."""
@@ -368,8 +365,8 @@ class SimulationSettings:
 class Simulation:
     """Workers in lockstep behind front ends with policies, and a clock.
 
-    `prompts` and `outputs` are tokens, `arrivals` seconds, float64, not falling; all [n]. `hashes`
-    are the blocks of all prompts, `offsets` [n + 1] where each begins; or both are empty.
+    `prompts` and `outputs`: tokens; `arrivals`: seconds, not falling; all [n]. `hashes`: the
+    blocks of all prompts, `offsets` [n + 1]: where each begins; or both are empty.
     """
 
     def __init__(
