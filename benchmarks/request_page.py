@@ -121,7 +121,7 @@ def speed(figures: Figures) -> list[str]:
     workers = list(figures["decisions"])
     lines = [
         "A decision: one request ended and one arrived, 64 slots a worker, 4 waiting requests for "
-        "each; the native router called from Python, microseconds: the median, in brackets the P99.",
+        "each; the native router called from Python, in microseconds; the P99 in brackets.",
         "",
         f"| policy | {' | '.join(f'{count} workers' for count in workers)} |",
         f"|---|{'---|' * len(workers)}",
