@@ -139,6 +139,16 @@ def _write(request: SimulateRequest, found: "Simulated", command: str) -> None:
     from equipoise.report.simulation.record import plain, to_json
 
     about = {"command": command, "settings": plain(asdict(request))}
-    text = json.dumps(about | to_json(found), indent=2, allow_nan=False)
+    figures = about | to_json(found)
+    text = json.dumps(figures, indent=2, allow_nan=False)
     write_file(request.figures_file, text + "\n")
-    tell_written(request.progress, [f"figures: {request.figures_file}"])
+    written = [f"figures: {request.figures_file}"]
+    from equipoise.report.canvas import PlotsMissing
+    from equipoise.report.simulation.html import render_html
+
+    try:
+        write_file(request.report_file, render_html(found, about, figures))
+        written.append(f"report: {request.report_file}")
+    except PlotsMissing as missing:
+        warn(f"no report: {missing}")
+    tell_written(request.progress, written)

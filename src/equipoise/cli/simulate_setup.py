@@ -15,7 +15,7 @@ from equipoise.cli.simulate_kinds import SATURATED
 from equipoise.cli.simulate_options import SimulateRequest
 from equipoise.cli.simulate_validation import chosen_policies
 from equipoise.hal.errors import UsageError
-from equipoise.report.simulation.seen import TRAJECTORY
+from equipoise.report.simulation.seen import KEPT, TRAJECTORY
 
 REQUESTS_PER_SLOT = 40
 FIXED_SHARE, ACCEPTANCE = 0.5, 0.7
@@ -132,7 +132,7 @@ def _scenario(request: SimulateRequest) -> Scenario:
         report_every=None if late is None else late / 1e3,
         tell_every=request.tell_every / 1e3,
         patience=request.patience,
-        trajectory=TRAJECTORY,
+        trajectory=max(TRAJECTORY, KEPT // request.workers),
     )
 
 

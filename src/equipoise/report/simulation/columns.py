@@ -1,13 +1,15 @@
 """The columns of a comparison of routers: which figures, in which unit, and what is better."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, unique
 from math import floor, isnan, log10
 
 from equipoise.balancer.requests.comparison import Interval, Result
 
 MOST_DECIMALS = 4
+SHORT = 0.5
+"""Seconds: a column of less is shown in milliseconds."""
 
 
 @unique
@@ -38,6 +40,14 @@ class Column:
     scale: float
     better: Better
     about: str
+
+    def fitted(self, results: Iterable[Result]) -> "Column":
+        """The same in milliseconds, where it is in seconds and nobody has half of one."""
+        means = [result.interval(self.figure).mean for result in results]
+        if self.unit != "s" or not any(mean > 0 for mean in means):
+            return self
+        short = max(mean for mean in means if mean > 0) < SHORT
+        return replace(self, unit="ms", scale=self.scale * 1e3) if short else self
 
     def decimals(self, results: Iterable[Result]) -> int:
         """So many that the largest value of the column shows three digits, the smallest two."""

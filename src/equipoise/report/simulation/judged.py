@@ -1,10 +1,11 @@
 """Which router is best at what, and which cannot be told from it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equipoise.balancer.requests.comparison import Interval, Result, interval
 from equipoise.report.simulation.columns import COLUMNS, Better, Column
+from equipoise.report.simulation.simulated import Simulated
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,25 @@ def paired(result: Result, other: Result, figure: str) -> Interval:
     """Of the difference, seed by seed, in the figure's own unit."""
     pairs = zip(result.figures, other.figures, strict=True)
     return interval([getattr(a, figure) - getattr(b, figure) for a, b in pairs])
+
+
+def alike_lines(found: Simulated, judged: Sequence[Judged]) -> Iterator[str]:
+    """What cannot be told apart, a line for each column, and one for those without a winner."""
+    others = len(found.results) - 1
+    if not judged:
+        yield "no policy is better than another at anything" if others else "one policy: no best"
+        return
+    none = [one.column.head for one in judged if len(one.alike) == others]
+    some = [one for one in judged if 0 < len(one.alike) < others]
+    if not none and not some:
+        yield "every policy can be told from the best of every column (paired by seed, 95 %)"
+        return
+    if some:
+        yield "cannot be told from the best of the column (paired by seed, 95 %):"
+    for one in some:
+        yield f"  {one.column.head}: {', '.join(one.alike)}"
+    if none:
+        yield f"no policy can be told from the best (paired by seed, 95 %): {', '.join(none)}"
 
 
 def _judged(column: Column, results: Sequence[Result]) -> Judged | None:

@@ -11,6 +11,12 @@ from equipoise.balancer.requests.outcome import Outcome, Reals
 
 TRAJECTORY = 4000
 """Steps of which the load of every worker is drawn."""
+POINTS = 200
+"""Of a line: steps between are left out."""
+KEPT = 1 << 22
+"""Loads that a run keeps: 32 MiB, until it has been looked at."""
+EXCERPT = 12
+"""Steps that are drawn one by one."""
 QUANTILES = np.linspace(0.0, 1.0, 201)
 CLASSES = 10
 """Of requests by size, as for the figure of fairness."""
@@ -18,34 +24,67 @@ Loads = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """The first steps of one run; k <= `TRAJECTORY`.
+class Lines:
+    """Loads of the first steps of a run; k <= about `POINTS`.
+
+    Attributes:
+        steps: their numbers, [k].
+        loads: KV tokens by worker, [k, workers].
+        warm: first step that figures are taken of.
+    """
+
+    steps: Loads
+    loads: Loads
+    warm: int
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "Lines":
+        """Copies: the outcome can go."""
+        count = min(len(outcome.steps.loads), TRAJECTORY)
+        steps = np.arange(0, count, max(1, count // POINTS))
+        return cls(steps, outcome.steps.loads[steps], outcome.window.start)
+
+
+@dataclass(frozen=True, eq=False)
+class Excerpt:
+    """A few consecutive steps of a run, k <= `EXCERPT`.
 
     Attributes:
         loads: KV tokens by worker, [k, workers].
         clock: seconds at which each step began, [k].
         seconds: that each took, [k].
         largest: work of the fullest worker, [k].
-        warm: first step that figures are taken of.
     """
 
     loads: Loads
     clock: Reals
     seconds: Reals
     largest: Reals
-    warm: int
 
     @classmethod
-    def of(cls, outcome: Outcome) -> "Trace":
-        """Copies: the outcome can go."""
-        steps, kept = outcome.steps, len(outcome.steps.loads)
+    def of(cls, outcome: Outcome) -> "Excerpt":
+        """Those whose idle part is nearest to the whole run's; copies."""
+        steps, first = outcome.steps, typical(outcome)
+        part = slice(first, min(first + EXCERPT, len(steps.loads)))
         return cls(
-            steps.loads.copy(),
-            steps.clock[:kept].copy(),
-            steps.seconds[:kept].copy(),
-            steps.largest[:kept].copy(),
-            outcome.window.start,
+            steps.loads[part].copy(),
+            steps.clock[part].copy(),
+            steps.seconds[part].copy(),
+            steps.largest[part].copy(),
         )
+
+
+def typical(outcome: Outcome) -> int:
+    """First of `EXCERPT` steps that stand for the run: of its window, as far as loads were kept."""
+    last = len(outcome.steps.loads) - EXCERPT
+    start: int = outcome.window.start
+    if start >= last:
+        return max(last, 0)
+    balance = outcome.balance[: last - start + EXCERPT]
+    means = np.convolve(balance, np.full(EXCERPT, 1 / EXCERPT), mode="valid")
+    if not means.size:
+        return start
+    return start + int(np.abs(means - outcome.balance.mean()).argmin())
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +92,15 @@ class Seen:
     """Of one contender.
 
     Attributes:
-        trace: of its first seed.
+        lines: of its first seed.
+        excerpt: of the same.
         balance: quantiles of mean / largest work over steps at `QUANTILES`, mean over seeds.
         sizes: mean prompt of each class of requests by size, mean over seeds, [classes].
         waits: mean wait of each, seconds.
     """
 
-    trace: Trace
+    lines: Lines
+    excerpt: Excerpt
     balance: Reals
     sizes: Reals
     waits: Reals
@@ -69,7 +110,7 @@ class Seen:
 class Watch:
     """Is shown every outcome, and keeps what pictures need."""
 
-    first: dict[str, Trace] = field(default_factory=dict)
+    first: dict[str, tuple[Lines, Excerpt]] = field(default_factory=dict)
     balances: dict[str, list[Reals]] = field(default_factory=dict)
     classes: dict[str, list[tuple[Reals, Reals]]] = field(default_factory=dict)
 
@@ -79,15 +120,15 @@ class Watch:
             return
         label = contender.label
         if label not in self.first:
-            self.first[label] = Trace.of(outcome)
+            self.first[label] = Lines.of(outcome), Excerpt.of(outcome)
         self.balances.setdefault(label, []).append(np.quantile(outcome.balance, QUANTILES))
         self.classes.setdefault(label, []).append(by_size(outcome))
 
     def seen(self) -> dict[str, Seen]:
         """By label."""
         return {
-            label: Seen(trace, _mean(self.balances[label]), *self._classes(label))
-            for label, trace in self.first.items()
+            label: Seen(*first, _mean(self.balances[label]), *self._classes(label))
+            for label, first in self.first.items()
         }
 
     def _classes(self, label: str) -> tuple[Reals, Reals]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from equipoise.report.forecast_table import counted
 from equipoise.report.ink import Ink, Tint, paint
 from equipoise.report.simulation.columns import BY_FIGURE, COLUMNS, REPORT_ONLY, Column
-from equipoise.report.simulation.judged import Judged, judge
+from equipoise.report.simulation.judged import Judged, alike_lines, judge
 from equipoise.report.simulation.simulated import Simulated
 from equipoise.report.simulation.sweep_table import sweep_lines
 from equipoise.report.simulation.words import about_lines, folded
@@ -51,7 +51,8 @@ def render(found: Simulated, ink: Ink) -> str:
 def fill(found: Simulated, judged: Sequence[Judged]) -> Iterator[Filled]:
     """Every column of the table, in order."""
     best = {one.column.figure: found.labels.index(one.best) for one in judged}
-    for column in COLUMNS:
+    for plain in COLUMNS:
+        column = plain.fitted(found.results)
         decimals, place = column.decimals(found.results), best.get(column.figure)
         texts = (column.cell(r.interval(column.figure), decimals) for r in found.results)
         marked = (t + (BEST if row == place else " ") for row, t in enumerate(texts))
@@ -99,16 +100,11 @@ def _cell(filled: Filled, row: int, ink: Ink) -> str:
 
 def _notes(found: Simulated, judged: Sequence[Judged]) -> Iterator[str]:
     failed = "; no request failed" if _nobody_failed(found, BY_FIGURE["failed"]) else ""
-    yield f"{BEST} best of its column; page Metrics says what each is{failed}"
+    yield f"{BEST} best of its column; the page Metrics says what each is{failed}"
     if len(found.seeds) == 1:
         yield "one seed: no intervals, and no difference can be told from chance"
         return
     seeds = counted(len(found.seeds), "seed")
     yield f"\u00b1 half of the 95 % confidence interval over {seeds} (Student's t)"
-    alike = [f"{one.column.head}: {', '.join(one.alike)}" for one in judged if one.alike]
-    if not alike:
-        yield "every policy can be told from the best of every column (paired by seed, 95 %)"
-        return
-    yield "cannot be told from the best of the column (paired by seed, 95 %):"
-    for line in alike:
+    for line in alike_lines(found, [j for j in judged if j.column.figure not in REPORT_ONLY]):
         yield from folded(line, WIDTH)

@@ -61,6 +61,11 @@ def step_words(subject: Subject) -> str:
     )
 
 
+def sentence(text: str) -> str:
+    """With a capital."""
+    return text[:1].upper() + text[1:]
+
+
 def folded(text: str, width: int) -> list[str]:
     """In lines, set in from the second on."""
-    return textwrap.wrap(text, width, subsequent_indent="  ") or [""]
+    return textwrap.wrap(text, width, subsequent_indent="    ", drop_whitespace=True) or [""]
