@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from equipoise.balancer.requests.outcome import Figures
+from equipoise.balancer.requests.rules import PolicySettings
 from equipoise.cli.config import read_config
 from equipoise.cli.simulate_options import BY_KEY, SimulateRequest
 from equipoise.cli.simulate_validation import known_policies
@@ -71,7 +72,7 @@ def test_figures_are_there_for_every_seed_with_intervals_and_differences(
     relative = [b / a - 1 for a, b in zip(ours, theirs, strict=True)]
     beside = policies["round_robin"]["beside_reference"]["idle"]
     assert beside["mean"] == pytest.approx(sum(relative) / 2)
-    assert policies["fit"]["settings"]["window"] == 16
+    assert policies["fit"]["settings"]["window"] == PolicySettings().window
 
 
 @pytest.mark.usefixtures("no_plots")

@@ -1,6 +1,6 @@
 """What values of the options of `equipoise simulate` may be, where no other command has such."""
 
-from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS, WORKLOADS
+from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS
 from equipoise.cli.kinds import NAME, REAL, Kind, one_of
 
 SATURATED = "saturated"
@@ -38,7 +38,7 @@ def _points_of_yaml(value: object) -> tuple[object, ...]:
     return (REAL.from_yaml(value),) if not isinstance(value, str) else _points_of_text(value)
 
 
-WORKLOAD, FORMAT = one_of(tuple(WORKLOADS)), one_of(tuple(FORMATS))
+FORMAT = one_of(tuple(FORMATS))
 STEP_MODEL, SAMPLING = one_of(tuple(STEP_MODELS)), one_of(SAMPLINGS)
 ARRIVAL, SWEEP, FULL = one_of(ARRIVALS), one_of(SWEEPS), one_of(WHEN_FULL)
 LOAD = Kind("saturated or a number", _load_of_text, _load_of_yaml)

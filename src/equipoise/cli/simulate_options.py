@@ -32,7 +32,7 @@ OPTIONS = (
            help="requests of a published trace, gzip or not; this, or --workload"),
     Option(key="format", kind=own.FORMAT, group=WORKLOAD, metavar="|".join(FORMATS),
            shown_default="told by how the file begins", help="of --trace"),
-    Option(key="workload", kind=own.WORKLOAD, group=WORKLOAD, metavar="|".join(WORKLOADS),
+    Option(key="workload", kind=kinds.WORKLOAD, group=WORKLOAD, metavar="|".join(WORKLOADS),
            shown_default="none", help="requests that are drawn: "
            + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items())),
     Option(key="requests", kind=kinds.WHOLE, group=WORKLOAD, metavar="N",
@@ -97,11 +97,13 @@ OPTIONS = (
            help="how late front ends hear of tokens and ends; 0: after every step"),
     Option(key="patience", kind=kinds.REAL, group=ROUTING, metavar="SECONDS",
            shown_default="no end", help="after which a request that waits is given up"),
-    Option(key="window", kind=kinds.WHOLE, group=ROUTING, metavar="N", shown_default="16",
-           help="fit: waiting requests that it chooses from"),
-    Option(key="ageing", kind=kinds.REAL, group=ROUTING, metavar="TOKENS", shown_default="8",
+    Option(key="window", kind=kinds.WHOLE, group=ROUTING, metavar="N",
+           shown_default="the policy's", help="fit: waiting requests that it chooses from"),
+    Option(key="ageing", kind=kinds.REAL, group=ROUTING, metavar="TOKENS",
+           shown_default="the policy's",
            help="fit: what having waited for a decision is worth; more is fairer"),
-    Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X", shown_default="0.05",
+    Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X",
+           shown_default="the policy's",
            help="fit: how far above the mean load a worker still takes requests"),
     Option(key="sweep", kind=own.SWEEP, group=SWEEP, metavar="|".join(own.SWEEPS),
            shown_default="none", help="the same again at several loads, or on several numbers of "
@@ -155,9 +157,9 @@ class SimulateRequest:
     report_every: float | None = None
     tell_every: float = 0.0
     patience: float | None = None
-    window: int = 16
-    ageing: float = 8.0
-    slack: float = 0.05
+    window: int | None = None
+    ageing: float | None = None
+    slack: float | None = None
     sweep: str | None = None
     points: tuple[float, ...] | None = None
     out: Path = Path("equipoise-simulate")

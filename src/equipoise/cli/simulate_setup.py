@@ -1,6 +1,7 @@
 """From what `equipoise simulate` was asked for to what is compared, and on what."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from equipoise.balancer.requests.cluster import PER_TOKEN, Cluster, Drafting, Prefill, StepTime
 from equipoise.balancer.requests.comparison import Contender, Draw, Trial, contenders
@@ -160,17 +161,11 @@ def _step(request: SimulateRequest) -> StepTime:
 
 
 def _contenders(request: SimulateRequest) -> tuple[Contender, ...]:
+    said = {"window": request.window, "ageing": request.ageing, "slack": request.slack}
+    settings: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
+    settings["when_full"] = WhenFull(request.when_full)
+    settings["prompt_weight"] = request.prompt_weight
     return tuple(
-        replace(
-            contender,
-            policy=replace(
-                contender.policy,
-                when_full=WhenFull(request.when_full),
-                window=request.window,
-                ageing=request.ageing,
-                slack=request.slack,
-                prompt_weight=request.prompt_weight,
-            ),
-        )
+        replace(contender, policy=replace(contender.policy, **settings))
         for contender in contenders(chosen_policies(request.policies))
     )
