@@ -1,4 +1,5 @@
-"""The names of workloads and of formats of traces, for help that must not wait for numpy."""
+"""The names of workloads, of formats of traces and of step times, for help that must not wait for
+numpy."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,3 +22,12 @@ FORMATS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What `read_trace` reads, in one line each."""
+STEP_MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "share": "a fixed part, a share of a step at full load, and tokens of the fullest worker",
+        "bfio": "that of the BF-IO simulator: hardly any fixed part",
+        "blog": "tokens of the fullest worker, and half as much for the mean; no fixed part",
+        "dyntralb": "that of a planner of pauses: a fixed part of 133,333 tokens",
+    }
+)
+"""What `published` makes, and `share`, which takes a workload to be made, in one line each."""

@@ -175,7 +175,7 @@ class Outcome:
         taken = _mean(steps.active[window].astype(np.float64))
         return Figures(
             imbalance=_mean(idle),
-            idle=float(idle.sum() / max(workers * largest.sum(), 1e-300)),
+            idle=_ratio(float(idle.sum()), workers * float(largest.sum())),
             throughput=throughput,
             bound=bound,
             gap=1 - throughput / bound,

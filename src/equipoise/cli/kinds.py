@@ -35,7 +35,9 @@ LINKS = "node", "network", "host"
 ENDPOINTS = "chat", "completions"
 
 
-def _one_of(choices: tuple[str, ...]) -> Kind:
+def one_of(choices: tuple[str, ...]) -> Kind:
+    """One of these words."""
+
     def read(value: object) -> str:
         if value not in choices:
             raise ValueError(value)
@@ -169,9 +171,9 @@ PROFILE = Kind(
 )
 FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
 RANGE = Kind("START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml)
-POLICY, SPLIT, OBJECTIVE = _one_of(POLICIES), _one_of(SPLITS), _one_of(OBJECTIVES)
-PRECISION, LINK = _one_of(PRECISIONS), _one_of(LINKS)
-ENDPOINT, WORKLOAD = _one_of(ENDPOINTS), _one_of(tuple(WORKLOADS))
+POLICY, SPLIT, OBJECTIVE = one_of(POLICIES), one_of(SPLITS), one_of(OBJECTIVES)
+PRECISION, LINK = one_of(PRECISIONS), one_of(LINKS)
+ENDPOINT, WORKLOAD = one_of(ENDPOINTS), one_of(tuple(WORKLOADS))
 BYTES = Kind("whole bytes such as 24MiB or 44M", quantities.bytes_of_text, quantities.bytes_of_yaml)
 NUMBERS = Kind(
     "numbers with commas between, or a file",

@@ -16,7 +16,7 @@ UNREAD = 1
 BAD_INPUT = 2
 FAILED = 3
 INTERRUPTED = 130
-TOLD = "plan", "report", "advise", "convert", "bench"
+TOLD = "plan", "report", "advise", "convert", "bench", "simulate"
 """Commands whose outputs say by which command they were made; each is a function in a module of
 its name."""
 

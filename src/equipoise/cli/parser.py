@@ -15,6 +15,7 @@ from equipoise.cli import (
     record_options,
     report_options,
     route_options,
+    simulate_options,
 )
 from equipoise.cli.kinds import FAMILY_NAMES, PATH, SETTINGS, SWITCH, TEXTS, WORKERS, Kind
 from equipoise.cli.options import OPTIONS, Option, default_of
@@ -169,6 +170,7 @@ def build_parser() -> Parser:
     _add_convert(commands)
     _add_route(commands)
     _add_bench(commands)
+    _add_simulate(commands)
     _add_doctor(commands)
     return parser
 
@@ -248,6 +250,17 @@ def _add_bench(commands: Any) -> None:
     subjects = measured.add_subparsers(dest="subject", metavar="SUBJECT", required=True)
     serve = _command(subjects, "serve", "requests to a server", BENCH, BENCH_EXAMPLES)
     _add_options(serve, bench_options.OPTIONS)
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = _command(
+        commands,
+        "simulate",
+        "which router of requests, by evidence",
+        simulate_options.SIMULATE,
+        simulate_options.SIMULATE_EXAMPLES,
+    )
+    _add_options(simulate, simulate_options.OPTIONS)
 
 
 def _command(commands: Any, name: str, about: str, description: str, epilog: str) -> Any:

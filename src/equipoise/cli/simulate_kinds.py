@@ -1,0 +1,46 @@
+"""What values of the options of `equipoise simulate` may be, where no other command has such."""
+
+from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS
+from equipoise.cli.kinds import NAME, REAL, Kind, one_of
+
+SATURATED = "saturated"
+SAMPLINGS = "bootstrap", "shuffled", "recorded"
+ARRIVALS = "poisson", "trace"
+SWEEPS = "load", "workers"
+WHEN_FULL = "queue", "hold"
+
+
+def _load_of_text(text: str) -> object:
+    return text if text == SATURATED else REAL.from_text(text)
+
+
+def _load_of_yaml(value: object) -> object:
+    return value if value == SATURATED else REAL.from_yaml(value)
+
+
+def _names_of_text(text: str) -> tuple[str, ...]:
+    return tuple(str(NAME.from_text(name.strip())) for name in text.split(","))
+
+
+def _names_of_yaml(value: object) -> tuple[str, ...]:
+    if isinstance(value, list) and value:
+        return tuple(str(NAME.from_yaml(name)) for name in value)
+    return _names_of_text(str(NAME.from_yaml(value)))
+
+
+def _points_of_text(text: str) -> tuple[object, ...]:
+    return tuple(REAL.from_text(word) for word in text.split(","))
+
+
+def _points_of_yaml(value: object) -> tuple[object, ...]:
+    if isinstance(value, list) and value:
+        return tuple(REAL.from_yaml(item) for item in value)
+    return (REAL.from_yaml(value),) if not isinstance(value, str) else _points_of_text(value)
+
+
+FORMAT = one_of(tuple(FORMATS))
+STEP_MODEL, SAMPLING = one_of(tuple(STEP_MODELS)), one_of(SAMPLINGS)
+ARRIVAL, SWEEP, FULL = one_of(ARRIVALS), one_of(SWEEPS), one_of(WHEN_FULL)
+LOAD = Kind("saturated or a number", _load_of_text, _load_of_yaml)
+POLICY_NAMES = Kind("names with commas between", _names_of_text, _names_of_yaml)
+POINTS = Kind("numbers with commas between", _points_of_text, _points_of_yaml)

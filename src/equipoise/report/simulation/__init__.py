@@ -1,0 +1,1 @@
+"""What `equipoise simulate` shows: a table, figures, a report."""

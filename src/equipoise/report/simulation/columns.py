@@ -1,0 +1,96 @@
+"""The columns of a comparison of routers: which figures, in which unit, and what is better."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum, unique
+from math import floor, isnan, log10
+
+from equipoise.balancer.requests.comparison import Interval, Result
+
+MOST_DECIMALS = 4
+SHORT = 0.5
+"""Seconds: a column of less is shown in milliseconds."""
+
+
+@unique
+class Better(Enum):
+    """Which values win."""
+
+    LESS = "less"
+    MORE = "more"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure as tables show it.
+
+    Attributes:
+        figure: name of a field of `Figures`.
+        head: what it is called.
+        unit: of what is shown.
+        scale: from the figure to that unit.
+        better: which values win.
+        about: in a sentence.
+    """
+
+    figure: str
+    head: str
+    unit: str
+    scale: float
+    better: Better
+    about: str
+
+    def fitted(self, results: Iterable[Result]) -> "Column":
+        """The same in milliseconds, where it is in seconds and nobody has half of one."""
+        means = [result.interval(self.figure).mean for result in results]
+        if self.unit != "s" or not any(mean > 0 for mean in means):
+            return self
+        short = max(mean for mean in means if mean > 0) < SHORT
+        return replace(self, unit="ms", scale=self.scale * 1e3) if short else self
+
+    def decimals(self, results: Iterable[Result]) -> int:
+        """So many that the largest value of the column shows three digits, the smallest two."""
+        means = [abs(result.interval(self.figure).mean * self.scale) for result in results]
+        sizes = [floor(log10(size)) for size in means if size > 0]
+        if not sizes:
+            return 0
+        return min(max(2 - max(sizes), 1 - min(sizes), 0), MOST_DECIMALS)
+
+    def cell(self, value: Interval, decimals: int) -> str:
+        """Mean, and behind it the half width where there is one and somebody can be best."""
+        mean, half = value.mean * self.scale, value.half * self.scale
+        if isnan(mean):
+            return "-"
+        if isnan(half) or self.better is Better.NEITHER:
+            return f"{mean:,.{decimals}f}"
+        if mean == half == 0:
+            return "0"
+        return f"{mean:,.{decimals}f} \u00b1{half:,.{decimals}f}"
+
+
+_LESS, _MORE, _NEITHER = Better.LESS, Better.MORE, Better.NEITHER
+COLUMNS = (
+    Column("imbalance", "imbalance", "k tokens", 1e-3, _LESS,
+           "tokens that could have been read while workers waited at the barrier"),
+    Column("idle", "idle", "%", 1e2, _LESS, "of the time for reading, waited at the barrier"),
+    Column("throughput", "throughput", "tokens/s", 1.0, _MORE, "tokens made"),
+    Column("bound", "bound", "tokens/s", 1.0, _NEITHER,
+           "tokens made, had every step's work been spread evenly"),
+    Column("gap", "gap", "%", 1e2, _LESS, "how far throughput is below its bound"),
+    Column("tpot_mean", "TPOT", "ms", 1e3, _LESS, "time per output token, mean over requests"),
+    Column("tpot_p95", "TPOT P95", "ms", 1e3, _LESS, "its 95th percentile"),
+    Column("ttft_mean", "TTFT", "s", 1.0, _LESS, "from arrival to the first token"),
+    Column("ttft_p99", "TTFT P99", "s", 1.0, _LESS, "its 99th percentile"),
+    Column("wait_mean", "wait", "s", 1.0, _LESS, "from arrival to a slot"),
+    Column("wait_p99", "wait P99", "s", 1.0, _LESS, "its 99th percentile"),
+    Column("wait_max", "longest wait", "s", 1.0, _LESS, "of any request"),
+    Column("failed", "failed", "%", 1e2, _LESS, "of the requests"),
+    Column("fairness", "fairness", "Jain", 1.0, _MORE,
+           "Jain's index of the waits of small and large requests"),
+    Column("occupancy", "slots taken", "%", 1e2, _NEITHER, "of all"),
+)  # fmt: skip
+"""In the order of tables. Not among them, but in the figures: `preempted` and `steps`."""
+REPORT_ONLY = ("wait_mean",)
+"""For which a terminal has no room."""
+BY_FIGURE = {column.figure: column for column in COLUMNS}

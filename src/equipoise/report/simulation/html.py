@@ -1,0 +1,229 @@
+"""The report of `equipoise simulate`: one HTML file that needs nothing else."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from equipoise.balancer.requests.comparison import Interval, Result
+from equipoise.report.canvas import Picture
+from equipoise.report.html import visible
+from equipoise.report.page import CSS
+from equipoise.report.simulation.columns import BY_FIGURE, COLUMNS, Column
+from equipoise.report.simulation.judged import Judged, alike_lines, judge
+from equipoise.report.simulation.pictures import pictures
+from equipoise.report.simulation.simulated import Simulated, Sweep
+from equipoise.report.simulation.sweep_table import SHOWN, sweep_cells
+from equipoise.report.simulation.table import BEST, fill
+from equipoise.report.simulation.words import facts_of, sentence, title
+
+MORE_CSS = """
+td.best { color:var(--good); font-weight:650; } td.alike { color:var(--soft); }
+ul { margin:0 0 12px; padding-left:1.2em; } .card table + table { margin-top:26px; }
+"""
+PARTS = (
+    ("How even, how fast", ("imbalance", "idle", "throughput", "bound", "gap", "occupancy")),
+    ("A token", ("tpot_mean", "tpot_p95", "ttft_mean", "ttft_p99")),
+    ("Waiting for a slot", ("wait_mean", "wait_p99", "wait_max", "fairness", "failed")),
+)
+"""The columns, in tables that fit a page."""
+TILES = {
+    "throughput": "tokens/s, the most",
+    "idle": "least idle at the barrier",
+    "wait_p99": "shortest wait P99",
+}
+COMPARED = "imbalance", "throughput", "tpot_p95", "ttft_p99", "wait_p99"
+
+
+def render_html(found: Simulated, about: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    """The whole file as text. Raises PlotsMissing without matplotlib."""
+    judged = judge(found.results)
+    body = "\n".join(
+        (
+            _head(found, judged),
+            _tiles(found, judged),
+            _section("The same requests, routed in each way", _tables(found, judged)),
+            *(_picture(picture) for picture in pictures(found)),
+            *([] if found.sweep is None else [_section("The sweep", _swept(found.sweep))]),
+            *_differences(found),
+            _section("What was simulated", _facts(found)),
+            _section("Command and settings", _about(about)),
+            _figures(figures),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Equipoise: routers on {visible(found.subject.workload)}</title>\n"
+        f"<style>{CSS}{MORE_CSS}</style>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _head(found: Simulated, judged: Sequence[Judged]) -> str:
+    return (
+        "<header><h1>Which worker serves a request</h1>"
+        f'<p class="soft">{visible(title(found))}. {visible(sentence(found.subject.arrivals))}. '
+        "A simulation, not a measurement.</p>"
+        f'<div class="verdict good">{visible(_verdict(found, judged))}</div></header>'
+    )
+
+
+def _verdict(found: Simulated, judged: Sequence[Judged]) -> str:
+    most = next((one for one in judged if one.column.figure == "throughput"), None)
+    if most is None:
+        return "no policy makes more tokens a second than another"
+    return f"most tokens a second: {most.best}{_doubt(found, most)}"
+
+
+def _doubt(found: Simulated, most: Judged) -> str:
+    if len(found.seeds) == 1:
+        return "; one seed, so chance is not excluded"
+    if not most.alike:
+        return ""
+    many = len(most.alike) > 3
+    names = f"{len(most.alike)} others" if many else ", ".join(most.alike)
+    return f"; cannot be told from it: {names}"
+
+
+def _tiles(found: Simulated, judged: Sequence[Judged]) -> str:
+    best = {one.column.figure: one.best for one in judged}
+    named = {result.contender.label: result for result in found.results}
+    tiles = []
+    for figure, words in TILES.items():
+        column = BY_FIGURE[figure].fitted(found.results)
+        if figure in best:
+            value = named[best[figure]].interval(figure).mean * column.scale
+            unit = "" if figure == "throughput" else f" {column.unit}"
+            text = f"{value:,.{column.decimals(found.results)}f}{unit}"
+            tiles.append((text, f"{words}: {best[figure]}"))
+    tiles += _spread(found)
+    inner = "".join(
+        f'<div class="tile"><b>{visible(value)}</b><span>{visible(words)}</span></div>'
+        for value, words in tiles
+    )
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _spread(found: Simulated) -> list[tuple[str, str]]:
+    """How far the fastest is from the slowest."""
+    known = [r for r in found.results if r.interval("throughput").mean > 0]
+    if len(known) < 2:
+        return []
+    ranked = sorted(known, key=lambda result: result.interval("throughput").mean)
+    gain = ranked[-1].beside(ranked[0], "throughput").mean
+    names = f"{ranked[-1].contender.label} over {ranked[0].contender.label}"
+    return [(f"{gain:+.1%}", f"tokens a second, {names}")]
+
+
+def _tables(found: Simulated, judged: Sequence[Judged]) -> str:
+    filled = {one.column.figure: one for one in fill(found, judged)}
+    parts = []
+    for name, figures in PARTS:
+        columns = [filled[figure] for figure in figures]
+        heads = (name, *(f"{one.column.head}, {one.column.unit}" for one in columns))
+        rows = [
+            [
+                (label, ""),
+                *((one.texts[row].strip(BEST + " "), _mark(row, one.best)) for one in columns),
+            ]
+            for row, label in enumerate(found.labels)
+        ]
+        parts.append(_table(heads, rows))
+    return f'{_told_apart(found, judged)}<div class="card">{"".join(parts)}</div>'
+
+
+def _mark(row: int, best: int | None) -> str:
+    return "best" if row == best else ""
+
+
+def _told_apart(found: Simulated, judged: Sequence[Judged]) -> str:
+    if len(found.seeds) == 1:
+        return (
+            '<p class="soft">One seed: no intervals, and no difference can be told from chance.</p>'
+        )
+    first, *more = alike_lines(found, judged)
+    items = "".join(f"<li>{visible(line.strip())}</li>" for line in more)
+    return (
+        f'<p class="soft">Mean and half of the 95 % confidence interval over {len(found.seeds)} '
+        "seeds (Student's t); the best of each column is green. "
+        f"{visible(sentence(first))}</p>"
+        f"{f'<ul class=soft>{items}</ul>' if items else ''}"
+    )
+
+
+def _differences(found: Simulated) -> list[str]:
+    """Paired with the default policy; nothing with one seed or one policy."""
+    others = [result for result in found.results if result is not found.reference]
+    if not others or len(found.seeds) == 1:
+        return []
+    columns = [BY_FIGURE[figure] for figure in COMPARED]
+    rows = [[(r.contender.label, ""), *(_beside(r, found, c) for c in columns)] for r in others]
+    name = found.reference.contender.label
+    note = (
+        f'<p class="soft">Paired by seed, in per cent of {visible(name)}\'s; grey where the 95 % '
+        "confidence interval includes no difference.</p>"
+    )
+    table = _table(("", *(column.head for column in columns)), rows)
+    return [_section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
+
+
+def _beside(result: Result, found: Simulated, column: Column) -> tuple[str, str]:
+    value: Interval = result.beside(found.reference, column.figure)
+    if value.mean != value.mean:
+        return "\u2013", "alike"
+    text = f"{value.mean * 100:+,.1f} \u00b1{value.half * 100:,.1f}"
+    return text, "alike" if value.low <= 0 <= value.high else ""
+
+
+def _swept(sweep: Sweep) -> str:
+    tables = []
+    for figure in SHOWN[sweep.over]:
+        column, cells = BY_FIGURE[figure], sweep_cells(sweep, figure)
+        heads = (f"{column.head}, {column.unit}", *(f"{point.value:g}" for point in sweep.points))
+        rows = [[(label, ""), *((text, "") for text in row)] for label, row in cells.items()]
+        tables.append(_table(heads, rows))
+    note = f'<p class="soft">Means over seeds, by {sweep.over}.</p>'
+    return f'{note}<div class="card">{"".join(tables)}</div>'
+
+
+def _facts(found: Simulated) -> str:
+    lines = (*facts_of(found.subject), *found.subject.notes)
+    items = "".join(f"<li>{visible(sentence(line))}</li>" for line in lines)
+    columns = "".join(
+        f"<dt>{visible(column.head)}</dt><dd>{visible(column.about)}</dd>" for column in COLUMNS
+    )
+    return f'<ul>{items}</ul><div class="card"><dl>{columns}</dl></div>'
+
+
+def _about(about: Mapping[str, Any]) -> str:
+    flat = {k: v for k, v in about.items() if not isinstance(v, Mapping)}
+    for value in about.values():
+        if isinstance(value, Mapping):
+            flat |= {k: v for k, v in value.items() if v is not None}
+    pairs = "".join(f"<dt>{visible(k)}</dt><dd>{visible(str(v))}</dd>" for k, v in flat.items())
+    return f'<div class="card"><dl>{pairs}</dl></div>'
+
+
+def _figures(figures: Mapping[str, Any]) -> str:
+    text = json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False)
+    inner = f"<summary>All figures as JSON</summary><pre>{visible(text)}</pre>"
+    return f'<div class="card"><details>{inner}</details></div>'
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
+    head = "".join(f"<th>{visible(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(_cell(*cell) for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(text: str, mark: str) -> str:
+    return f'<td class="{mark}">{visible(text)}</td>' if mark else f"<td>{visible(text)}</td>"
+
+
+def _picture(picture: Picture) -> str:
+    inner = f'<p class="soft">{visible(picture.caption)}</p><div class="card">{picture.svg}</div>'
+    return _section(picture.title, inner)
+
+
+def _section(name: str, inner: str) -> str:
+    return f"<section><h2>{visible(name)}</h2>{inner}</section>"

@@ -1,0 +1,142 @@
+"""Bad input of `equipoise simulate`: one line, exit code 2, nothing simulated, nothing written."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DRAWN = ("--workload", "sharegpt")
+TRACED = ("--trace", "t.csv")
+HASHED = ("--trace", "t.jsonl", "--prefill-chunk", "64", "--cached-blocks", "4")
+
+BAD = {
+    "nothing to serve": ((), "--trace or --workload, one of them: neither is given"),
+    "two things to serve": ((*DRAWN, *TRACED), "--trace or --workload, one of them: both are"),
+    "an unknown workload": (("--workload", "chat"), "expected prop or az24 or reason or sharegpt"),
+    "an unknown policy": (
+        (*DRAWN, "--policies", "fit,best"),
+        "--policies: unknown name 'best'; known: all, random, round_robin",
+    ),
+    "all and another": ((*DRAWN, "--policies", "all,fit"), "--policies: unknown name 'all'"),
+    "a policy twice": ((*DRAWN, "--policies", "fit,fit"), "--policies: fit is there twice"),
+    "no policy": ((*DRAWN, "--policies", ""), "expected names with commas between, got ''"),
+    "an unknown format": ((*TRACED, "--format", "xml"), "expected azure or mooncake or burstgpt"),
+    "a format of nothing": ((*DRAWN, "--format", "azure"), "--format needs --trace"),
+    "a trace that is missing": (("--trace", "no.csv"), "no.csv: cannot be read"),
+    "a trace that is a folder": (("--trace", "."), "is a folder, not a file"),
+    "a trace that is none": (("--trace", "words.txt"), "words.txt: line 1: begins with"),
+    "a trace of another format": ((*TRACED, "--format", "mooncake"), "t.csv: line 1: "),
+    "a trace without such prompts": (
+        (*TRACED, "--prompt-limit", "1"),
+        "has no request with a prompt of at most 1 tokens",
+    ),
+    "samples of a workload": ((*DRAWN, "--sampling", "shuffled"), "--sampling needs --trace"),
+    "no worker": ((*DRAWN, "--workers", "0"), "--workers must be at least 1, got 0"),
+    "a negative number of workers": ((*DRAWN, "--workers", "-4"), "--workers must be at least 1"),
+    "too many workers": ((*DRAWN, "--workers", "5000"), "--workers must be at most 4096"),
+    "no slot": ((*DRAWN, "--slots-per-worker", "0"), "--slots-per-worker must be at least 1"),
+    "no room": ((*DRAWN, "--kv-tokens", "0"), "--kv-tokens must be at least 1"),
+    "no request": ((*DRAWN, "--requests", "0"), "--requests must be at least 1"),
+    "no seed": ((*DRAWN, "--seeds", "0"), "--seeds must be at least 1"),
+    "a negative seed": ((*DRAWN, "--seed", "-1"), "--seed must be 0 to 4.29497e+09, got -1"),
+    "no load": ((*DRAWN, "--load", "0"), "--load must be above 0, at most 100, got 0"),
+    "a negative load": ((*DRAWN, "--load", "-0.5"), "--load must be above 0"),
+    "a load in words": ((*DRAWN, "--load", "full"), "expected saturated or a number, got 'full'"),
+    "times of a workload": (
+        (*DRAWN, "--load", "0.5", "--arrivals", "trace"),
+        "--arrivals trace needs --trace",
+    ),
+    "times of nothing": ((*DRAWN, "--arrivals", "poisson"), "--arrivals poisson needs --load"),
+    "times where requests wait": (
+        (*DRAWN, "--load", "saturated", "--arrivals", "poisson"),
+        "--arrivals says nothing with --load saturated",
+    ),
+    "times that the trace lacks": (
+        ("--trace", "chat.json", "--arrivals", "trace"),
+        "has no times of arrival",
+    ),
+    "all of a step fixed": ((*DRAWN, "--fixed-share", "1"), "--fixed-share must be at least 0 and"),
+    "less than nothing fixed": ((*DRAWN, "--fixed-share", "-0.1"), "at least 0 and below 1, got -"),
+    "a share of another model": (
+        (*DRAWN, "--fixed-share", "0.3", "--step-model", "blog"),
+        "--fixed-share says nothing with --step-model blog",
+    ),
+    "a rate of another model": (
+        (*DRAWN, "--seconds-per-token", "1e-7", "--step-model", "bfio"),
+        "--seconds-per-token says nothing with --step-model bfio",
+    ),
+    "an unknown model": ((*DRAWN, "--step-model", "mine"), "expected share or bfio or blog or dy"),
+    "steps without time": ((*DRAWN, "--seconds-per-token", "0"), "must be above 0"),
+    "negative noise": ((*DRAWN, "--noise", "-1"), "--noise must be 0 to 10, got -1"),
+    "no patience": ((*DRAWN, "--patience", "0"), "--patience must be above 0"),
+    "negative patience": ((*DRAWN, "--patience", "-1"), "--patience must be 0 to 1e+09, got -1"),
+    "reports from the future": ((*DRAWN, "--report-every", "-5"), "--report-every must be 0 to"),
+    "no front end": ((*DRAWN, "--front-ends", "0"), "--front-ends must be at least 1"),
+    "no window": ((*DRAWN, "--window", "0"), "--window must be at least 1"),
+    "negative ageing": ((*DRAWN, "--ageing", "-1"), "--ageing must be 0 to"),
+    "negative slack": ((*DRAWN, "--slack", "-1"), "--slack must be 0 to"),
+    "acceptance of nothing": ((*DRAWN, "--acceptance", "0.5"), "--acceptance needs --drafts"),
+    "a chance above one": (
+        (*DRAWN, "--drafts", "2", "--acceptance", "1.5"),
+        "--acceptance must be 0 to 1, got 1.5",
+    ),
+    "a weight of prompts that come": ((*DRAWN, "--prompt-weight", "9"), "needs --prefill-chunk"),
+    "a cache of prompts that come": ((*DRAWN, "--cached-blocks", "9"), "needs --prefill-chunk"),
+    "a cache without hashes": (
+        (*DRAWN, "--prefill-chunk", "64", "--cached-blocks", "9"),
+        "--cached-blocks needs a trace with hashes",
+    ),
+    "a trace without hashes": (
+        (*TRACED, "--prefill-chunk", "64", "--cached-blocks", "9"),
+        "--cached-blocks: t.csv has no hashes of prompts",
+    ),
+    "prompts drawn twice": ((*HASHED, "--sampling", "bootstrap"), "--sampling bootstrap: a prompt"),
+    "points of nothing": ((*DRAWN, "--points", "1,2"), "--points needs --sweep"),
+    "half a worker": (
+        (*DRAWN, "--sweep", "workers", "--points", "2.5"),
+        "--points: 2.5 is not what --sweep workers goes over",
+    ),
+    "a point twice": ((*DRAWN, "--sweep", "load", "--points", "1,1.0"), "one is there twice"),
+    "points in words": ((*DRAWN, "--sweep", "load", "--points", "few"), "expected numbers with c"),
+    "an unknown sweep": ((*DRAWN, "--sweep", "slots"), "expected load or workers, got 'slots'"),
+    "figures over the trace": ((*TRACED, "--json", "t.csv"), "the file that --trace is read from"),
+    "one file for two": ((*DRAWN, "--json", "f", "--html", "./f"), "the file that --json is writ"),
+    "a folder as report": ((*DRAWN, "--html", "."), "--html: . is a folder, not a file"),
+    "a folder below a file": ((*DRAWN, "--out", "t.csv/deep"), "t.csv is not a folder"),
+    "an unknown key": (("--config", "typo.yaml"), "unknown key 'wokers'; did you mean workers?"),
+    "a word for a number": (("--config", "word.yaml"), "key 'workers': expected a whole number"),
+    "no name in a list": (("--config", "list.yaml"), "key 'policies': expected names with commas"),
+}
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    )
+    Path("t.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+    )
+    talk = '{"from": "human", "value": "what is it"}, {"from": "gpt", "value": "it is a router"}'
+    Path("chat.json").write_text(f'[{{"id": "a", "conversations": [{talk}]}}]')
+    Path("words.txt").write_text("these are words\n")
+    Path("typo.yaml").write_text("workload: prop\nwokers: 4\n")
+    Path("word.yaml").write_text("workload: prop\nworkers: four\n")
+    Path("list.yaml").write_text("workload: prop\npolicies: [fit, 3]\n")
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_exit_code_two(
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    before = sorted(os.listdir(tmp_path))
+    answer = equipoise("simulate", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert sorted(os.listdir(tmp_path)) == before

@@ -1,0 +1,41 @@
+"""Progress of many runs, on a terminal and in a log."""
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.cli.simulate_progress import LINES, Bar, Hidden, Lines, progress_for
+
+
+@given(runs=st.integers(1, 200))
+def test_a_log_gets_few_lines_and_always_the_last(runs: int) -> None:
+    stream = io.StringIO()
+    lines = Lines(runs, stream)
+    for _ in range(runs):
+        lines.at("fit", 0, 0.5)
+        lines.ended()
+    lines.close()
+    written = stream.getvalue().splitlines()
+    assert 1 <= len(written) <= LINES
+    assert written[-1] == f"{runs}/{runs} runs"
+
+
+def test_a_bar_names_policy_and_seed_and_counts_runs() -> None:
+    stream = io.StringIO()
+    bar = Bar(2, stream)
+    bar.at("fit", 3, 0.5)
+    bar.ended()
+    bar.at("fit", 4, 2.0)
+    bar.ended()
+    bar.close()
+    assert "fit, seed 4" in stream.getvalue()
+    assert "2/2 runs" in stream.getvalue()
+
+
+def test_nobody_hears_a_hidden_run() -> None:
+    hidden = progress_for("hidden", 3)
+    assert isinstance(hidden, Hidden)
+    hidden.at("fit", 0, 0.1)
+    hidden.ended()
+    hidden.close()

@@ -1,0 +1,209 @@
+"""What options of `equipoise simulate` come to: the cluster, the workload, the policies."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.balancer.requests.cluster import Drafting, Prefill
+from equipoise.balancer.requests.rules import RULES, WhenFull
+from equipoise.balancer.requests.simulation import Saturated, Timed
+from equipoise.balancer.requests.workload import Workload
+from equipoise.cli.simulate import LOADS, WORKERS, points_of, simulated
+from equipoise.cli.simulate_options import SimulateRequest
+from equipoise.cli.simulate_setup import load_trace, stage
+from equipoise.cli.simulate_validation import known_policies, validate
+from equipoise.report.simulation.record import to_json
+
+TRACES = os.environ.get("EQUIPOISE_TRACES")
+FILES = ("AzureLLMInferenceTrace_conv.csv", "mooncake_conversation_trace.jsonl")
+
+
+def request(**said: Any) -> SimulateRequest:
+    given: dict[str, Any] = {"workload": "sharegpt"} | said
+    wanted = SimulateRequest(**given)
+    validate(wanted)
+    return wanted
+
+
+def traced(tmp_path: Path, rows: int = 6) -> Path:
+    path = tmp_path / "t.jsonl"
+    lines = (
+        f'{{"timestamp": {n * 100}, "input_length": {500 + n}, "output_length": {5 + n}, '
+        f'"hash_ids": [{n}]}}\n'
+        for n in range(rows)
+    )
+    path.write_text("".join(lines))
+    return path
+
+
+def test_options_of_the_cluster_reach_it() -> None:
+    staged = stage(
+        request(
+            workers=3, slots_per_worker=5, kv_tokens=900, prefill_chunk=64, drafts=2,
+            acceptance=0.6, noise=0.1, prompt_weight=4.0, seconds_per_token=2e-7, fixed_share=0.25,
+        ),
+        None,
+    )  # fmt: skip
+    cluster = staged.trial.scenario.cluster
+    assert (cluster.workers, cluster.slots, cluster.kv_tokens) == (3, 5, 900)
+    assert cluster.prefill == Prefill(chunk=64)
+    assert cluster.drafting == Drafting(tokens=2, acceptance=0.6)
+    step = cluster.step
+    assert (step.per_token, step.noise, step.prompt_weight) == (2e-7, 0.1, 4.0)
+    workload, scenario = staged.trial.staged(0)
+    full = scenario.cluster.step.seconds(scenario.cluster.full_load(workload))
+    assert scenario.cluster.step.fixed == pytest.approx(0.25 * full)
+
+
+def test_options_of_routing_reach_every_policy_and_milliseconds_become_seconds() -> None:
+    staged = stage(
+        request(
+            policies=("jsq", "fit"), when_full="hold", window=9, ageing=3.0, slack=0.2,
+            prefill_chunk=8, prompt_weight=2.0, front_ends=3, report_every=50.0, tell_every=20.0,
+            patience=7.0,
+        ),
+        None,
+    )  # fmt: skip
+    assert [contender.label for contender in staged.entered] == ["jsq", "fit"]
+    for contender in staged.entered:
+        policy = contender.policy
+        assert (policy.when_full, policy.window, policy.ageing) == (WhenFull.HOLD, 9, 3.0)
+        assert (policy.slack, policy.prompt_weight) == (0.2, 2.0)
+    scenario = staged.trial.scenario
+    assert (scenario.front_ends, scenario.patience) == (3, 7.0)
+    assert (scenario.report_every, scenario.tell_every) == (0.05, 0.02)
+
+
+@pytest.mark.parametrize("model", ["bfio", "blog", "dyntralb"])
+def test_a_published_step_time_is_not_stretched_to_a_share(model: str) -> None:
+    staged = stage(request(step_model=model), None)
+    assert staged.trial.fixed_share is None
+    step = staged.trial.scenario.cluster.step
+    assert step == staged.trial.staged(0)[1].cluster.step
+    assert (step.fixed > 0, step.per_mean > 0) == (model != "blog", model == "blog")
+
+
+def test_a_workload_has_forty_requests_a_slot_and_each_seed_its_own() -> None:
+    staged = stage(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
+    assert list(staged.trial.seeds) == [7, 8]
+    first, second = (staged.trial.draw(seed) for seed in staged.trial.seeds)
+    assert first.count == second.count == 240
+    assert not first.same(second)
+    assert stage(request(prompt_limit=100), None).trial.draw(0).prompts.max() <= 100
+
+
+SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
+    "drawn with replacement": ({}, "with replacement"),
+    "shuffled for a cache": ({"prefill_chunk": 64, "cached_blocks": 2}, "shuffles the order"),
+    "as it is, at drawn times": (
+        {"prefill_chunk": 64, "cached_blocks": 2, "load": 0.5},
+        "in its order; times of arrival are drawn",
+    ),
+    "as asked for": ({"sampling": "shuffled"}, "shuffles the order"),
+}
+
+
+@pytest.mark.parametrize(("said", "words"), SAMPLES.values(), ids=SAMPLES.keys())
+def test_what_seeds_of_a_trace_differ_in_is_said(
+    tmp_path: Path, said: dict[str, Any], words: str
+) -> None:
+    wanted = request(workload=None, trace=traced(tmp_path), **said)
+    trace = load_trace(wanted)
+    staged = stage(wanted, trace)
+    assert trace is not None
+    assert words in staged.sampling
+    drawn = staged.trial.draw(1)
+    assert drawn.count == trace.count
+    assert (drawn.hashes is None) == ("replacement" in words)
+    same = sorted(drawn.prompts) == sorted(trace.prompts)
+    assert same == ("replacement" not in words)
+    assert np.array_equal(drawn.prompts, trace.prompts) == ("in its order" in words)
+
+
+ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
+    "nothing said": ({}, Saturated, "saturated"),
+    "saturated": ({"load": "saturated"}, Saturated, "saturated"),
+    "a load": ({"load": 0.5}, Timed, "at random at 0.5 of the capacity"),
+    "a load, the trace's times": (
+        {"load": 0.5, "arrivals": "trace"},
+        Timed,
+        "at the trace's times, stretched, at 0.5 of",
+    ),
+    "the trace's times": ({"arrivals": "trace"}, Timed, "at the trace's own times"),
+}
+
+
+@pytest.mark.parametrize(("said", "kind", "words"), ARRIVALS.values(), ids=ARRIVALS.keys())
+def test_how_requests_come(tmp_path: Path, said: dict[str, Any], kind: type, words: str) -> None:
+    wanted = request(workload=None, trace=traced(tmp_path), **said)
+    staged = stage(wanted, load_trace(wanted))
+    assert words in staged.arrivals
+    workload, scenario = staged.trial.staged(0)
+    assert isinstance(scenario.arrivals, kind)
+    assert workload.arrivals is not None
+    if said == {"arrivals": "trace"}:
+        assert workload.arrivals[-1] == pytest.approx(0.5)
+
+
+def test_only_so_many_requests_of_a_trace_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = traced(tmp_path)
+
+    def taken(count: int) -> Workload | None:
+        return load_trace(request(workload=None, trace=path, requests=count))
+
+    few, many = taken(4), taken(9)
+    assert few is not None
+    assert many is not None
+    assert (few.count, many.count) == (4, 6)
+    assert capsys.readouterr().err == f"equipoise: warning: --requests 9: {path} gave 6\n"
+
+
+def test_policies_stand_in_the_order_of_the_rules_with_the_oracle_behind_its_like() -> None:
+    names = list(known_policies())
+    assert names[names.index("brh") + 1] == "brh_oracle"
+    names.remove("brh_oracle")
+    assert names == list(RULES)
+
+
+def test_sweeps_have_points_where_nobody_says_any() -> None:
+    assert points_of(request()) == ()
+    assert points_of(request(sweep="load")) == LOADS
+    assert points_of(request(sweep="workers")) == WORKERS
+    assert points_of(request(sweep="load", points=(0.5,))) == (0.5,)
+
+
+def test_seeds_that_differ_in_nothing_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated(
+        request(
+            workload=None, trace=traced(tmp_path), sampling="recorded", seeds=2, workers=1,
+            policies=("fit",), progress="hidden",
+        )
+    )  # fmt: skip
+    assert "seeds differ in nothing but what policies and noise draw" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(TRACES is None, reason="EQUIPOISE_TRACES names no folder")
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("load", [None, 0.7])
+def test_a_published_trace_is_simulated(name: str, load: float | None) -> None:
+    path = Path(str(TRACES)) / name
+    if not path.exists():
+        pytest.skip(f"EQUIPOISE_TRACES has no {name}")
+    found = simulated(
+        request(
+            workload=None, trace=path, requests=400, workers=4, slots_per_worker=8, seeds=2,
+            load=load, policies=("round_robin", "fit"), progress="hidden",
+        )
+    )  # fmt: skip
+    assert found.subject.requests.count == 400
+    figures = to_json(found)["policies"]
+    assert all(one["intervals"]["failed"]["mean"] == 0 for one in figures.values())
+    slow, fast = (figures[name]["intervals"]["idle"]["mean"] for name in ("round_robin", "fit"))
+    assert fast < slow
