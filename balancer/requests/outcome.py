@@ -178,7 +178,7 @@ class Outcome:
             idle=float(idle.sum() / max(workers * largest.sum(), 1e-300)),
             throughput=throughput,
             bound=bound,
-            gap=1 - throughput / bound,
+            gap=1 - _ratio(throughput, bound),
             occupancy=taken / (workers * self.cluster.slots),
             steps=float(idle.size),
             failed=float((self.jobs.failed != 0).mean()),
