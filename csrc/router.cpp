@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace equipoise {
+namespace equipoise::requests {
 namespace {
 
 void require(bool holds, const char* what) {
@@ -65,4 +65,4 @@ const std::vector<Binding>& Router::dispatch() {
     return fleet_.bindings();
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests
