@@ -5,7 +5,7 @@
 
 #include "horizon.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 namespace {
 
 // How much the imbalance drops in this step when `size` tokens join the worker: D - G (D - m)+ .
@@ -169,4 +169,4 @@ std::unique_ptr<Policy> make_balance(const PolicySettings& settings) {
     return nullptr;
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -8,6 +8,7 @@
 namespace equipoise {
 namespace {
 
+using namespace requests;
 namespace nb = nanobind;
 using namespace nb::literals;
 // Of a prompt or of a step: sums over as many requests as there are handles stay within 64 bits.

@@ -7,6 +7,7 @@
 namespace equipoise {
 namespace {
 
+using namespace requests;
 using namespace nb::literals;
 
 template <typename T>

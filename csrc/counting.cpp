@@ -5,7 +5,7 @@
 #include "dice.h"
 #include "push.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 namespace {
 
 class Random final : public Push {
@@ -164,4 +164,4 @@ std::unique_ptr<Policy> make_counting(const PolicySettings& settings, std::size_
     return nullptr;
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

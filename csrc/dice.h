@@ -5,7 +5,7 @@
 
 #include "mix.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 class Dice {
  public:
@@ -31,4 +31,4 @@ class Dice {
     std::uint64_t state_;
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

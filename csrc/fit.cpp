@@ -6,7 +6,7 @@
 #include "lengths.h"
 #include "policy.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 namespace {
 
 // What a decision looks at, of all workers that serve.
@@ -167,4 +167,4 @@ std::unique_ptr<Policy> make_fit(const PolicySettings& settings) {
     return settings.name == "fit" ? std::make_unique<Fit>(settings) : nullptr;
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-namespace equipoise {
+namespace equipoise::requests {
 namespace {
 
 const char* name_of(Stage stage) {
@@ -244,4 +244,4 @@ void Fleet::detach(std::int32_t r) {
     request.worker = request.place = -1;
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

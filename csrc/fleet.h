@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace equipoise {
+namespace equipoise::requests {
 
 // A capacity that nothing reaches; sums of a few of them do not overflow.
 constexpr std::int64_t kUnlimited = INT64_MAX / 8;
@@ -140,4 +140,4 @@ class Fleet {
     std::int64_t arrivals_ = 0, front_ends_;
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace equipoise {
+namespace equipoise::requests {
 
 Horizon::Horizon(const PolicySettings& settings, const Lengths& lengths)
     : steps_(static_cast<std::size_t>(settings.horizon)),
@@ -91,4 +91,4 @@ double Horizon::score(std::int64_t size) const {
     return alpha_ * total_ * added - weight_ * overflow;
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

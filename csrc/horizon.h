@@ -9,7 +9,7 @@
 #include "lengths.h"
 #include "policy.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 class Horizon {
  public:
@@ -40,4 +40,4 @@ class Horizon {
     double total_ = 0, weight_ = 0;  // of all steps; of overflow
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace equipoise {
+namespace equipoise::requests {
 
 enum class Fate : std::uint8_t { ahead, waiting, active, finished, failed };
 
@@ -27,4 +27,4 @@ struct Event {
     std::int64_t tokens = 1;
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

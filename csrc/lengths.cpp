@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace equipoise {
+namespace equipoise::requests {
 
 void Lengths::add(std::int64_t length) {
     const auto at = static_cast<std::size_t>(std::clamp<std::int64_t>(length, 0, kLongest));
@@ -50,4 +50,4 @@ std::int64_t Lengths::above(std::int64_t length) const {
     return length < static_cast<std::int64_t>(above_.size()) ? above_[length] : 0;
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace equipoise {
+namespace equipoise::requests {
 
 class Lengths {
  public:
@@ -33,4 +33,4 @@ class Lengths {
     std::vector<std::int64_t> area_;   // [length], sum of above_ before it
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

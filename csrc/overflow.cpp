@@ -8,7 +8,7 @@
 #include "lengths.h"
 #include "push.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 namespace {
 
 class Overflow final : public Push {
@@ -102,4 +102,4 @@ std::unique_ptr<Policy> make_overflow(const PolicySettings& settings) {
     return settings.name == "fast_phi" ? std::make_unique<Overflow>(settings) : nullptr;
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -7,7 +7,7 @@
 
 #include "fleet.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 struct PolicySettings {
     std::string name = "fit";
@@ -55,4 +55,4 @@ std::unique_ptr<Policy> make_balance(const PolicySettings& settings);
 std::unique_ptr<Policy> make_overflow(const PolicySettings& settings);
 std::unique_ptr<Policy> make_fit(const PolicySettings& settings);
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

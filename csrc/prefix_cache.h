@@ -7,7 +7,7 @@
 
 #include "span.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 class PrefixCache {
  public:
@@ -43,4 +43,4 @@ class PrefixCache {
     std::unordered_map<std::int64_t, std::list<std::int64_t>::iterator> where_;
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -3,7 +3,7 @@
 
 #include "policy.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 class Push : public Policy {
  public:
@@ -58,4 +58,4 @@ class Push : public Policy {
     bool holds_;
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

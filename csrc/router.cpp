@@ -1,11 +1,15 @@
 #include "router.h"
 
-namespace equipoise {
+#include <cmath>
+
+namespace equipoise::requests {
 namespace {
 
-void require(bool sound, const char* what) {
-    if (!sound) throw RouterError(what);
+void require(bool holds, const char* what) {
+    if (!holds) throw RouterError(what);
 }
+
+bool sound(double value) { return value >= 0 && std::isfinite(value); }
 
 void check(const PolicySettings& settings, std::size_t workers) {
     require(workers >= 1, "workers: expected at least 1");
@@ -22,11 +26,12 @@ void check(const PolicySettings& settings, std::size_t workers) {
     require(settings.horizon >= 0 && settings.horizon <= 65536, "horizon: expected 0 to 65536");
     require(settings.gamma > 0 && settings.gamma <= 1, "gamma: expected above 0, at most 1");
     require(settings.points >= 2 && settings.points <= 1024, "points: expected 2 to 1024");
-    require(settings.beta >= 0, "beta: expected at least 0");
+    require(std::isfinite(settings.alpha), "alpha: expected a finite number");
+    require(sound(settings.beta), "beta: expected at least 0");
     require(settings.window >= 1, "window: expected at least 1");
-    require(settings.ageing >= 0, "ageing: expected at least 0");
-    require(settings.slack >= 0, "slack: expected at least 0");
-    require(settings.prompt_weight >= 0, "prompt_weight: expected at least 0");
+    require(sound(settings.ageing), "ageing: expected at least 0");
+    require(sound(settings.slack), "slack: expected at least 0");
+    require(sound(settings.prompt_weight), "prompt_weight: expected at least 0");
 }
 
 }  // namespace
@@ -60,4 +65,4 @@ const std::vector<Binding>& Router::dispatch() {
     return fleet_.bindings();
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

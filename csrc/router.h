@@ -5,7 +5,7 @@
 
 #include "policy.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 class Router {
  public:
@@ -29,4 +29,4 @@ class Router {
     Fleet fleet_;
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

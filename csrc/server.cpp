@@ -1,6 +1,6 @@
 #include "server.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 std::int64_t Server::prefill(const std::vector<Job>& jobs) const {
     std::int64_t tokens = 0;
@@ -156,4 +156,4 @@ void Server::remove(std::vector<std::int32_t>& from, std::int32_t job) {
     from.erase(std::find(from.begin(), from.end(), job));
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

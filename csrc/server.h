@@ -11,7 +11,7 @@
 #include "jobs.h"
 #include "prefix_cache.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 struct ServerSettings {
     std::int64_t slots = 32, room = 0;
@@ -105,4 +105,4 @@ void Server::admit(std::vector<Job>& jobs, std::int64_t step, double now,
     }
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-namespace equipoise {
+namespace equipoise::requests {
 
 Simulation::Simulation(const SimulationSettings& settings, std::vector<Job> jobs,
                        std::vector<std::int64_t> hashes, std::vector<std::int64_t> offsets)
@@ -262,4 +262,4 @@ void Simulation::hand_out(const std::vector<Event>& events) {
     }
 }
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

@@ -8,7 +8,7 @@
 #include "router.h"
 #include "server.h"
 
-namespace equipoise {
+namespace equipoise::requests {
 
 struct SimulationSettings {
     PolicySettings policy;
@@ -93,4 +93,4 @@ class Simulation {
     std::int64_t done_ = 0;
 };
 
-}  // namespace equipoise
+}  // namespace equipoise::requests

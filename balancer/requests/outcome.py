@@ -178,7 +178,7 @@ class Outcome:
             idle=_ratio(float(idle.sum()), workers * float(largest.sum())),
             throughput=throughput,
             bound=bound,
-            gap=1 - throughput / bound,
+            gap=1 - _ratio(throughput, bound),
             occupancy=taken / (workers * self.cluster.slots),
             steps=float(idle.size),
             failed=float((self.jobs.failed != 0).mean()),

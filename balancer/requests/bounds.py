@@ -1,0 +1,142 @@
+"""What no policy can beat: a bound on the makespan, and the best assignment of tiny cases."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.balancer.requests.cluster import Cluster
+from equipoise.balancer.requests.workload import Workload
+from equipoise.hal.errors import UsageError
+
+REQUESTS_MOST = 8
+"""Of which the best assignment is looked for: there are (workers * starts) ** requests."""
+
+
+def work_bound(workload: Workload, cluster: Cluster) -> float:
+    """Seconds that serving all of `workload` takes at least, whoever decides.
+
+    T >= fixed * K + (per_token + per_mean) * A / G, where K = max(max n, ceil(sum n / (G B))) steps
+    are needed for requests of n = ceil(o / (1 + drafts)) steps each, and A KV tokens are read, the
+    sum of n s + n (n - 1) / 2: s at the first step of a request, at least one more at each that
+    follows. Spreading them evenly needs no migration to be a bound: the largest work of a step is
+    never below the mean. Where workers compute prompts, the step that ends a prompt reads none of
+    it: one step of each request is not in A, nor any at all where the KV cache is bounded, since a
+    request that is put back makes a token each time it is computed anew.
+
+    Not a bound for runs in which requests fail. Raises: UsageError with noise, which may make any
+    step short.
+    """
+    step = cluster.step
+    if step.noise > 0:
+        raise UsageError("no bound holds where the time of steps is noisy")
+    drafts = 0 if cluster.drafting is None else cluster.drafting.tokens
+    steps = -(-workload.outputs // (1 + drafts))
+    needed = max(int(steps.max()), -(-int(steps.sum()) // (cluster.workers * cluster.slots)))
+    read = _read(workload.prompts, steps, cluster) / cluster.workers
+    return step.fixed * needed + (step.per_token + step.per_mean) * read
+
+
+def _read(prompts: np.ndarray, steps: np.ndarray, cluster: Cluster) -> int:
+    if cluster.prefill is None:
+        return int((prompts * steps + steps * (steps - 1) // 2).sum())
+    if cluster.kv_tokens is not None:
+        return 0
+    return int((prompts * (steps - 1) + steps * (steps - 1) // 2).sum())
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where and when requests are served.
+
+    Attributes:
+        workers: by request.
+        starts: by request, the step at which it begins.
+        imbalance: sum over steps of G * largest - sum of the loads, KV tokens.
+    """
+
+    workers: tuple[int, ...]
+    starts: tuple[int, ...]
+    imbalance: int
+
+
+def best_assignment(
+    workload: Workload, workers: int, slots: int, latest: int | None = None
+) -> Assignment:
+    """The assignment with the least imbalance over all steps, by trying every one.
+
+    All requests are there from the beginning; each has one of `slots` of its worker from its start
+    on, reads s + j tokens at its j-th step, j = 0 to o - 1, and is never moved. `latest` is the
+    last step at which one may begin; None: as late as can help, that is, as if all were served one
+    after the other. 0 asks for workers alone.
+
+    Branches are left when the envelope so far is no better: it never shrinks as requests join, and
+    what is read in all is the same for every assignment.
+
+    Raises: UsageError for more than `REQUESTS_MOST` requests, and where nothing fits.
+    """
+    if workload.count > REQUESTS_MOST:
+        raise UsageError(f"the best of {workload.count} requests is not looked for: too many")
+    outputs = [int(output) for output in workload.outputs]
+    if latest is None:
+        latest = sum(outputs) - min(outputs)
+    search = _Search([int(prompt) for prompt in workload.prompts], outputs, workers, slots, latest)
+    found = search.best()
+    if found is None:
+        raise UsageError(f"{workload.count} requests do not fit at once: let some begin later")
+    return found
+
+
+class _Search:
+    """Depth first, the requests with most to read first."""
+
+    def __init__(
+        self, prompts: Sequence[int], outputs: Sequence[int], workers: int, slots: int, latest: int
+    ) -> None:
+        self._prompts, self._outputs = prompts, outputs
+        self._workers, self._slots, self._latest = workers, slots, latest
+        span = latest + max(outputs)
+        self._loads = np.zeros((workers, span), dtype=np.int64)
+        self._counts = np.zeros((workers, span), dtype=np.int64)
+        self._read = sum(o * s + o * (o - 1) // 2 for s, o in zip(prompts, outputs, strict=True))
+        self._order = sorted(range(len(prompts)), key=lambda i: -outputs[i] * prompts[i])
+        self._places: dict[int, tuple[int, int]] = {}
+        self._least: int | None = None
+        self._best: dict[int, tuple[int, int]] = {}
+
+    def best(self) -> Assignment | None:
+        self._descend(0)
+        if self._least is None:
+            return None
+        places = [self._best[i] for i in range(len(self._prompts))]
+        workers, starts = zip(*places, strict=True)
+        return Assignment(workers, starts, self._workers * self._least - self._read)
+
+    def _descend(self, depth: int) -> None:
+        envelope = int(self._loads.max(axis=0).sum())
+        if self._least is not None and envelope >= self._least:
+            return
+        if depth == len(self._order):
+            self._least, self._best = envelope, dict(self._places)
+            return
+        request = self._order[depth]
+        output = self._outputs[request]
+        grown = self._prompts[request] + np.arange(output)
+        for worker, start in self._candidates():
+            steps = slice(start, start + output)
+            if (self._counts[worker, steps] >= self._slots).any():
+                continue
+            self._loads[worker, steps] += grown
+            self._counts[worker, steps] += 1
+            self._places[request] = worker, start
+            self._descend(depth + 1)
+            self._loads[worker, steps] -= grown
+            self._counts[worker, steps] -= 1
+
+    def _candidates(self) -> Iterator[tuple[int, int]]:
+        """Of workers that have had nothing yet one is as good as another."""
+        used = {worker for worker, _ in self._places.values()}
+        fresh = next((w for w in range(self._workers) if w not in used), None)
+        for worker in sorted(used | ({fresh} if fresh is not None else set())):
+            for start in range(self._latest + 1):
+                yield worker, start

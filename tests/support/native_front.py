@@ -1,0 +1,41 @@
+"""A front end with a native policy, told event by event, that decides when it is asked."""
+
+from collections.abc import Sequence
+
+from equipoise import _native
+from equipoise.balancer.requests.policy import Capacity, WorkerReport
+from equipoise.balancer.requests.router import UNLIMITED
+from equipoise.balancer.requests.rules import PolicySettings
+
+
+class NativeFront:
+    """As `SlowFront`, by the native core."""
+
+    def __init__(self, settings: PolicySettings, workers: Sequence[Capacity]) -> None:
+        slots, room = workers[0].slots or UNLIMITED, workers[0].kv_tokens or UNLIMITED
+        self.router = _native.Router(settings.native(), len(workers), slots, room)
+        self.handles: dict[int, int] = {}
+
+    def arrive(
+        self, name: int, size: int, pinned: int | None, hits: Sequence[int], expected: int | None
+    ) -> None:
+        worker = -1 if pinned is None else pinned
+        told = -1 if expected is None else expected
+        self.handles[name] = self.router.arrive(size, worker, list(hits), told)
+
+    def grow(self, name: int, tokens: int) -> None:
+        self.router.advance([self.handles[name]], [tokens], [])
+
+    def finish(self, name: int) -> None:
+        self.router.advance([], [], [self.handles.pop(name)])
+
+    def abort(self, name: int) -> None:
+        self.router.abort(self.handles.pop(name))
+
+    def report(self, worker: int, report: WorkerReport) -> None:
+        figures = report.waiting, report.running, report.tokens, report.kv_usage
+        self.router.report(worker, *figures)
+
+    def dispatch(self) -> list[tuple[int, int]]:
+        names = {handle: name for name, handle in self.handles.items()}
+        return [(names[handle], worker) for handle, worker in self.router.dispatch()]

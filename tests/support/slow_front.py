@@ -1,0 +1,189 @@
+"""What one front end knows, in plain Python: every figure is counted anew when it is asked for.
+
+Written from docs/design/request-balance.md, not from csrc/fleet.cpp.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from equipoise.balancer.requests.policy import Capacity, WorkerReport, WorkerState
+from equipoise.balancer.requests.router import UNLIMITED
+
+SILENT = WorkerReport(waiting=0, running=0, tokens=0, kv_usage=0.0)
+
+
+@dataclass(eq=False)
+class SlowRequest:
+    """One that arrived and is not gone."""
+
+    name: int
+    size: int
+    pinned: int | None = None
+    hits: Sequence[int] = ()
+    expected: int | None = None
+    order: int = 0
+    worker: int | None = None
+    made: int = 0
+    begun: bool = False
+    seen: int | None = None
+
+    @property
+    def weight(self) -> int:
+        return self.size + self.made
+
+
+@dataclass(eq=False)
+class SlowWorker:
+    """`others`: tokens and requests of other front ends, as reported last; None before that."""
+
+    slots: int = UNLIMITED
+    room: int = UNLIMITED
+    state: WorkerState = WorkerState.SERVING
+    report: WorkerReport = SILENT
+    picks: list[int] = field(default_factory=list)
+    others: tuple[int, int] | None = None
+
+
+class SlowFront:
+    """Workers, requests and a policy; `dispatch` says which request goes where now."""
+
+    def __init__(
+        self, policy: "SlowPolicy", workers: Sequence[Capacity], front_ends: int = 1
+    ) -> None:
+        self.policy, self.front_ends = policy, front_ends
+        self.workers = [SlowWorker() for _ in workers]
+        self.requests: dict[int, SlowRequest] = {}
+        self.arrivals = 0
+        self.bindings: list[tuple[int, int]] = []
+        for worker, capacity in enumerate(workers):
+            self.set_capacity(worker, capacity)
+
+    # What happens.
+
+    def arrive(
+        self, name: int, size: int, pinned: int | None, hits: Sequence[int], expected: int | None
+    ) -> None:
+        request = SlowRequest(name, size, pinned, hits, expected, self.arrivals)
+        self.requests[name] = request
+        self.arrivals += 1
+
+    def grow(self, name: int, tokens: int) -> None:
+        request = self.requests[name]
+        request.made += tokens
+        request.begun |= tokens > 0
+
+    def finish(self, name: int) -> None:
+        self.policy.finished(self.requests.pop(name).made)
+
+    def abort(self, name: int) -> None:
+        del self.requests[name]
+
+    def lose(self, worker: int) -> set[int]:
+        """Names of requests that are gone with it."""
+        gone = set()
+        for request in list(self.requests.values()):
+            if request.pinned == worker or (request.worker == worker and request.begun):
+                del self.requests[request.name]
+                gone.add(request.name)
+            elif request.worker == worker:
+                request.worker = None
+        lost = self.workers[worker]
+        lost.state, lost.report, lost.picks, lost.others = WorkerState.LOST, SILENT, [], None
+        return gone
+
+    def set_state(self, worker: int, state: WorkerState) -> None:
+        self.workers[worker].state = state
+
+    def set_capacity(self, worker: int, capacity: Capacity) -> None:
+        known = self.workers[worker]
+        known.slots = UNLIMITED if capacity.slots is None else capacity.slots
+        known.room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
+
+    def add_worker(self) -> None:
+        self.workers.append(SlowWorker())
+
+    def report(self, worker: int, report: WorkerReport) -> None:
+        known = self.workers[worker]
+        known.report, known.picks = report, []
+        if self.front_ends > 1:
+            mine = sum(request.weight for request in self.members(worker))
+            requests = report.waiting + report.running - len(self.members(worker))
+            known.others = max(0, report.tokens - mine), max(0, requests)
+
+    # What is so.
+
+    @property
+    def size(self) -> int:
+        return len(self.workers)
+
+    @property
+    def present(self) -> int:
+        return sum(worker.state is not WorkerState.LOST for worker in self.workers)
+
+    @property
+    def pool(self) -> list[SlowRequest]:
+        """What any worker may serve, in order of arrival."""
+        return self._waiting(False)
+
+    def members(self, worker: int) -> list[SlowRequest]:
+        return [request for request in self.requests.values() if request.worker == worker]
+
+    def alike(self, worker: int) -> int:
+        """As many front ends as are taken to do as this one does."""
+        return self.front_ends if self.workers[worker].others is None else 1
+
+    def load(self, worker: int) -> int:
+        mine = sum(request.weight for request in self.members(worker))
+        return mine * self.alike(worker) + (self.workers[worker].others or (0, 0))[0]
+
+    def count(self, worker: int) -> int:
+        mine = len(self.members(worker)) * self.alike(worker)
+        return mine + (self.workers[worker].others or (0, 0))[1]
+
+    def serves(self, worker: int) -> bool:
+        return self.workers[worker].state is WorkerState.SERVING
+
+    def free(self, worker: int) -> int:
+        left = self.workers[worker].slots - self.count(worker)
+        return max(0, left) if self.serves(worker) else 0
+
+    def fits(self, worker: int, size: int) -> bool:
+        return self.free(worker) > 0 and self.load(worker) + size <= self.workers[worker].room
+
+    # What is decided.
+
+    def bind(self, request: SlowRequest, worker: int) -> None:
+        # Last among its worker's.
+        self.requests[request.name] = self.requests.pop(request.name)
+        request.worker = worker
+        self.bindings.append((request.name, worker))
+
+    def dispatch(self) -> list[tuple[int, int]]:
+        """Who may go to one worker only goes before those who may go to any."""
+        self.bindings = []
+        for request in self._waiting(True):
+            worker = request.pinned
+            assert worker is not None
+            if self.serves(worker) if self.policy.queues else self.fits(worker, request.size):
+                self.bind(request, worker)
+        if self.pool:
+            self.policy.dispatch(self)
+        return self.bindings
+
+    def _waiting(self, pinned: bool) -> list[SlowRequest]:
+        waiting = [r for r in self.requests.values() if r.worker is None]
+        chosen = [r for r in waiting if (r.pinned is not None) is pinned]
+        return sorted(chosen, key=lambda request: request.order)
+
+
+class SlowPolicy(Protocol):
+    """Binds what is in the pool."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether it binds to full workers."""
+        ...
+
+    def dispatch(self, front: SlowFront) -> None: ...
+    def finished(self, made: int) -> None: ...
