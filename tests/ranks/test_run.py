@@ -199,7 +199,7 @@ def wait_for_reference(process: subprocess.Popen[str]) -> None:
 def test_losing_the_last_rank_during_the_reference_is_noticed_by_the_launcher(
     name: str, tmp_path: Path
 ) -> None:
-    deadline = 12.0
+    deadline = 40.0
     process = start("--ranks", "2", "--steps", "24", "--no-balance", "--deadline", str(deadline),
                     "--out", str(tmp_path))  # fmt: skip
     (first, *_) = wait_for_service(process, 2)
