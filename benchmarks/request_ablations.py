@@ -23,7 +23,7 @@ from equipoise.balancer.requests.workload import Workload
 
 Rows = list[dict[str, Any]]
 SHOWN = ("imbalance", "idle", "throughput", "ttft_mean", "wait_p99", "fairness")
-PROP, REASON = CASES[1], CASES[3]
+PROP = CASES[1]
 FEW = ("jsq", "vllm", "jsq_load", "br0", "fit")
 PROMPT_WEIGHT = 200.0
 """KV tokens whose reading takes as long as computing one prompt token: 2e-5 s by 1e-7 s."""
