@@ -1,12 +1,17 @@
 """What is run over the simulated driver ends with the first failure, and says what it skips."""
 
+import os
 import sys
+import time
 from collections.abc import Iterable
 
 import pytest
 from conformance.ascend import everything
 from conformance.ascend.everything import Step
 from npusim.errors import Refused
+
+WAITS = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {}]); time.sleep(60)"
+SLEEPS = "'import os, time; print(os.getpid(), flush=True); time.sleep(60)'"
 
 
 def python(program: str) -> Step:
@@ -39,7 +44,8 @@ def test_what_follows_goes_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(everything, "find_torch", lambda: None)
     seen: list[Step] = []
 
-    def note(steps: Iterable[Step]) -> int:
+    def note(steps: Iterable[Step], longest: float) -> int:
+        assert longest == everything.LONGEST_DEEP
         seen.extend(steps)
         return 0
 
@@ -47,3 +53,26 @@ def test_what_follows_goes_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert everything.main(["--deep", "-k", "lock"]) == 0
     assert seen[-1].whole[-2:] == ("-k", "lock")
     assert seen[-1].whole[1:5] == ("-m", "npusim", "--schedule", "lazy")
+
+
+def running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_step_that_hangs_is_ended_with_all_that_it_started(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    code = everything.perform([python(WAITS.format(SLEEPS)), python("print('never')")], 5.0)
+    told = capfd.readouterr().out
+    [child] = [int(line) for line in told.splitlines() if line.isdigit()]
+    deadline = time.monotonic() + 10
+    while running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(child)
+    assert code == everything.TIMED_OUT
+    assert "not done after 5 s" in told
+    assert "exit code 124" in told
