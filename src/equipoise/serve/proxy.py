@@ -223,7 +223,8 @@ class Proxy:
         body = await self._bodies.read(request)
         try:
             asked = read_asked(request.path, body, request.headers)
-            call.model, call.ready = asked.model, self._loop.time()
+            call.model, call.streamed = asked.model, asked.streamed
+            call.ready = self._loop.time()
             return await self._relay.answer(request, asked, call, self._wanted(asked))
         finally:
             self._bodies.forget(len(body))
