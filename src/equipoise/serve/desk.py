@@ -16,6 +16,7 @@ from equipoise.balancer.requests.policy import (
     Request,
     RequestId,
     WorkerChange,
+    WorkerReport,
     WorkerState,
 )
 from equipoise.serve.fleet import WorkerView, least
@@ -148,6 +149,14 @@ class Desk:
         if state is not WorkerState.SERVING:
             for ticket in [*free, *self._pinned(worker)]:
                 self._move(ticket, worker)
+
+    def report(self, worker: int, report: WorkerReport) -> None:
+        """A worker says what it has to do, by whomever; one that is lost has nothing to say."""
+        if self.workers[worker].state is WorkerState.LOST:
+            return
+        self._flush()  # what it says is to be held against what the policy knows now
+        change = WorkerChange(worker=worker, report=report)
+        self._apply(self._ask(lambda: self._policy.on_worker_change(change)))
 
     def _move(self, ticket: Ticket, away: int) -> None:
         """Nothing of it has begun: any worker but `away` may have it."""

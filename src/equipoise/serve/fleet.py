@@ -15,12 +15,14 @@ class WorkerView:
         state: as the policy was told last.
         tickets: bound to it or running on it, by number.
         load: their tokens: prompts, and what they made.
+        report_failures: times that it was asked for a report in vain.
         heard: loop's time at which something of an answer came from it last.
     """
 
     state: WorkerState = WorkerState.SERVING
     tickets: dict[int, Ticket] = field(default_factory=dict)
     load: int = 0
+    report_failures: int = 0
     heard: float = float("-inf")
 
     def take(self, ticket: Ticket) -> None:

@@ -24,6 +24,7 @@ from equipoise.serve.monitor import Monitor
 from equipoise.serve.outcomes import AT_ONCE, Fault, Outcome, Refused, bad_request, overloaded
 from equipoise.serve.outgoing import FAREWELL, NAME, ClientLeft
 from equipoise.serve.relay import Relay
+from equipoise.serve.reports import Reporter
 from equipoise.serve.scope import Reason
 from equipoise.serve.settings import ClientRank, RouteSettings, WorkerSettings
 from equipoise.serve.upstream import open_client
@@ -99,6 +100,18 @@ class Proxy:
         self.crew.start("metrics", self._journal.watch_for_ever())
         for monitor in set(monitors):
             self.crew.start("monitor", monitor.watch())
+        for reporter in self._reporters(client):
+            self.crew.start("reports", reporter.watch())
+
+    def _reporters(self, client: ClientSession) -> list[Reporter]:
+        """One a server, where workers are asked what they have to do."""
+        asked, key = self._settings.reports, self._settings.access.worker_key
+        if asked is None:
+            return []
+        found: dict[str, dict[int, WorkerSettings]] = {}
+        for number, worker in enumerate(self._settings.workers):
+            found.setdefault(worker.url, {})[number] = worker
+        return [Reporter(client, workers, self.desk, asked, key) for workers in found.values()]
 
     def _monitors(self, client: ClientSession) -> list[Monitor]:
         """One a server; of each worker, that of its server."""
