@@ -10,6 +10,7 @@ from aiohttp import ClientSession, web
 
 from equipoise.balancer.requests.policy import Policy, WorkerState
 from equipoise.serve.access import check_key, tls_of
+from equipoise.serve.admin import Admin
 from equipoise.serve.asked import CHAT, COMPLETIONS, Asked, read_asked
 from equipoise.serve.body import Bodies
 from equipoise.serve.call import Call
@@ -64,6 +65,7 @@ class Proxy:
         workers, limits = settings.workers, settings.limits
         self.desk = Desk(policy, len(workers), limits.held, self._journal.metrics.decided)
         self._journal.watch(self.desk)
+        self._admin = Admin(settings, self.desk)
         self._bodies = Bodies(limits, settings.patience)
         self._loop = asyncio.get_running_loop()
         self._phase = Phase.SERVING
@@ -189,6 +191,8 @@ class Proxy:
             return _refusal(refused.fault, name)
 
     async def _other(self, request: web.BaseRequest, name: str) -> web.Response:
+        if self._admin.has(request):
+            return self._admin.answer(request)
         if request.method not in ("GET", "HEAD"):
             raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")
         match request.path:
