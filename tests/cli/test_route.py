@@ -56,6 +56,16 @@ BAD = {
     ONE + "policy_options: {window: -1}": "--policy fit: window: expected at least 1",
     ONE + "policy_options: {when_full: x}": "when_full has to be queue or hold, got 'x'",
     ONE + "policy_options: [window]": "key 'policy_options': expected NAME=VALUE, or a mapping",
+    ONE + "metrics: {waiting: w}": "--metrics: running is needed",
+    ONE + "metrics: {wating: w}": "--metrics: unknown key 'wating'; known: waiting, running",
+    ONE + "metrics: {waiting: w, running: 'r{'}": "running has to be a name, got 'r{'",
+    ONE + "metrics: {waiting: w, running: r}": "--metrics: tokens are needed",
+    ONE + "metrics: {waiting: w, running: r, kv_usage: k}": "kv_usage and room of worker a:1",
+    ONE + "metrics: {waiting: w, running: r, tokens: t, path: x}": "path has to be a path",
+    ONE + "metrics: {waiting: w, running: r, interval: 0}": "interval must be 0.01 to 3600 seconds",
+    ONE + "metrics: {waiting: w, running: r, timeout: .nan}": "timeout must be 0.01 to 3600",
+    "workers: [{url: 'http://a:1', name: x}, {url: 'http://a:1', name: y}]\n"
+    "metrics: {waiting: w, running: r, tokens: t}": "several workers are http://a:1: rank_label",
     ONE + "log: .": "--log: . cannot be written: Is a directory",
     ONE + "tls_cert: none.pem": "--tls-cert none.pem: ",
 }
@@ -168,3 +178,12 @@ def test_the_example_of_the_page_is_one(
     (tmp_path / "route.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
     assert equipoise("route", "--config", "route.yaml").code == 0
     assert served
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_the_examples_with_reports_are_taken(name: str) -> None:
+    path = ROOT / "examples" / "configs" / f"route-reports-{name}.yaml"
+    settings = settings_of(request_of({"config": path}))
+    assert settings.reports is not None
+    assert settings.reports.interval == 0.1
+    assert set(settings.reports.names) >= {settings.reports.waiting, settings.reports.running}

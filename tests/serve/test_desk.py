@@ -32,6 +32,7 @@ ACTS = st.one_of(
     st.tuples(st.sampled_from(["begin", "made", "finish", "leave", "again"]), st.integers(0, 99)),
     st.tuples(st.sampled_from(["turn"]), st.none()),
     st.tuples(st.integers(0, WORKERS - 1), STATES),
+    st.tuples(st.sampled_from(["set_aside", "take_back"]), st.integers(0, WORKERS - 1)),
 )
 
 
@@ -47,11 +48,11 @@ class Play:
     async def act(self, what: object, how: object) -> None:
         if isinstance(what, int):
             assert isinstance(how, WorkerState)
-            lost = self.desk.workers[what].state is WorkerState.LOST
-            if not (lost and how is WorkerState.DRAINING):  # it has nothing to drain
-                self.desk.change(what, how)
+            self.desk.change(what, how)
         elif what == "turn":
             await asyncio.sleep(0)
+        elif what in ("set_aside", "take_back"):
+            getattr(self.desk, str(what))(how)
         elif what == "arrive":
             self.arrive(how)
         elif self.tickets:

@@ -16,6 +16,8 @@ TIMES = st.floats(0, 2e9)
 COUNTS = st.integers(0, 1 << 31)
 RECORDS = st.builds(
     Record,
+    run=TIMES,
+    streamed=st.booleans(),
     id=st.text(),
     path=st.text(),
     model=st.text(),
@@ -30,8 +32,8 @@ RECORDS = st.builds(
     outcome=st.sampled_from(Outcome),
 )
 ONE = Record(
-    id="a", path="/v1/completions", model="m", worker="w", attempts=1, arrival=1.0, bound=2.0,
-    first=3.0, end=4.0, prompt=5, output=6, outcome=Outcome.COMPLETED,
+    run=0.5, streamed=True, id="a", path="/v1/completions", model="m", worker="w", attempts=1,
+    arrival=1.0, bound=2.0, first=3.0, end=4.0, prompt=5, output=6, outcome=Outcome.COMPLETED,
 )  # fmt: skip
 
 
@@ -57,14 +59,23 @@ def test_a_log_is_appended_to(tmp_path: Path) -> None:
     assert list(read_log(path)) == [ONE, ONE]
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "route.jsonl"
-    path.write_text(ONE.line() + ONE.line()[:-9])
-    assert list(read_log(path)) == [ONE]
+@given(length=st.integers(0, len(ONE.line()) - 2))
+def test_a_line_that_was_cut_off_is_left_out_and_told_wherever_it_was_cut(
+    tmp_path_factory: pytest.TempPathFactory, length: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "route.jsonl"
+    cut: list[int] = []
+    path.write_text(ONE.line() + ONE.line()[:length])
+    assert list(read_log(path, cut.append)) == [ONE]
+    assert cut == [2] * bool(length)
+    log = RequestLog(path)  # the next proxy: what it writes can be read
+    log.note(ONE)
+    log.close()
+    assert list(read_log(path)) == [ONE, ONE]
 
 
 BAD = {
-    "{": "line 2 is not JSON",
+    "{]}": "line 2 is not JSON",
     "[]": "line 2: expected an object with arrival",
     "{}": "line 2: expected an object with arrival",
     json.dumps(json.loads(ONE.line()) | {"end": None}): "line 2: end cannot be None",
@@ -72,6 +83,8 @@ BAD = {
     json.dumps(json.loads(ONE.line()) | {"attempts": True}): "line 2: attempts cannot be True",
     json.dumps(json.loads(ONE.line()) | {"outcome": "good"}): "line 2: outcome cannot be 'good'",
     json.dumps(json.loads(ONE.line()) | {"arrival": "now"}): "line 2: arrival cannot be 'now'",
+    json.dumps(json.loads(ONE.line()) | {"streamed": 1}): "line 2: streamed cannot be 1",
+    json.dumps(json.loads(ONE.line()) | {"run": None}): "line 2: run cannot be None",
     json.dumps(json.loads(ONE.line()) | {"more": 1}): "line 2: expected an object",
 }
 

@@ -32,6 +32,7 @@ class Fake:
         slots: requests that it makes tokens for at once; others wait.
         pace: seconds a token.
         health: status that it answers when it is asked how it is; 0: it does not answer.
+        metrics: what it tells Prometheus; None: it never answers.
         record: file for what it serves; empty: it is kept in `served` only.
     """
 
@@ -42,6 +43,7 @@ class Fake:
     record: str = ""
     served: list[dict[str, Any]] = field(default_factory=list)
     health: int = 200
+    metrics: str | None = ""
 
     def note(self, event: str, name: str, **more: object) -> None:
         entry = {"event": event, "id": name, "worker": self.name, **more}
@@ -61,6 +63,7 @@ class Fake:
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/{tail:.*}", self._echo)
         return app
 
@@ -69,6 +72,12 @@ class Fake:
         if not self.health:
             await asyncio.Event().wait()
         return web.Response(status=self.health)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        del request
+        if self.metrics is None:
+            await asyncio.Event().wait()
+        return web.Response(text=self.metrics)
 
     async def _models(self, request: web.Request) -> web.Response:
         del request

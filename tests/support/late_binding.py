@@ -10,6 +10,7 @@ from equipoise.balancer.requests.policy import (
     Request,
     RequestId,
     WorkerChange,
+    WorkerReport,
     WorkerState,
 )
 
@@ -44,6 +45,7 @@ class LateBinding:
         self._states = [WorkerState.SERVING] * len(slots)
         self._known: dict[RequestId, Known] = {}
         self._orders = 0
+        self.reports: list[tuple[int, WorkerReport]] = []
         self.refused: list[str] = []
 
     def on_arrival(self, request: Request) -> Decision:
@@ -80,6 +82,8 @@ class LateBinding:
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
         lost: list[RequestId] = []
+        if change.report is not None:
+            self.reports.append((change.worker, change.report))
         if change.state is not None:
             nothing = self._states[change.worker] is WorkerState.LOST
             drained = nothing and change.state is WorkerState.DRAINING

@@ -16,9 +16,9 @@ UNREAD = 1
 BAD_INPUT = 2
 FAILED = 3
 INTERRUPTED = 130
-TOLD = "plan", "report", "advise", "convert", "bench", "simulate"
+TOLD = "plan", "report", "advise", "convert", "bench", "simulate", "route-report"
 """Commands whose outputs say by which command they were made; each is a function in a module of
-its name."""
+its name, with an underscore for a hyphen."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,8 +77,8 @@ def _dispatch(arguments: Namespace, command: str) -> int:
 
         return conformance(arguments, command)
     if arguments.command in TOLD:
-        module = import_module(f"equipoise.cli.{arguments.command}")
-        return int(getattr(module, arguments.command)(arguments, command))
+        name = arguments.command.replace("-", "_")
+        return int(getattr(import_module(f"equipoise.cli.{name}"), name)(arguments, command))
     if arguments.command == "record":
         from equipoise.cli.record import record
 

@@ -15,6 +15,7 @@ from equipoise.cli import (
     record_options,
     report_options,
     route_options,
+    route_report_options,
     simulate_options,
 )
 from equipoise.cli.kinds import FAMILY_NAMES, PATH, SETTINGS, SWITCH, TEXTS, WORKERS, Kind
@@ -169,6 +170,7 @@ def build_parser() -> Parser:
     _add_advise(commands)
     _add_convert(commands)
     _add_route(commands)
+    _add_route_report(commands)
     _add_bench(commands)
     _add_simulate(commands)
     _add_doctor(commands)
@@ -242,6 +244,18 @@ def _add_route(commands: Any) -> None:
         commands, "route", "a proxy that balances requests over servers", ROUTE, ROUTE_EXAMPLES
     )
     _add_options(route, route_options.OPTIONS)
+
+
+def _add_route_report(commands: Any) -> None:
+    report = _command(
+        commands,
+        "route-report",
+        "where requests went, from the proxy's log",
+        route_report_options.ROUTE_REPORT,
+        route_report_options.ROUTE_REPORT_EXAMPLES,
+    )
+    report.add_argument("log", type=_reader(PATH), metavar="LOG", help="the proxy's log")
+    _add_options(report, route_report_options.OPTIONS)
 
 
 def _add_bench(commands: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
+from equipoise.cli.route_metrics import reports_of
 from equipoise.cli.route_options import BY_KEY, HEALTH, LIMITS, OPTIONS, WAITS, RouteRequest
 from equipoise.cli.route_workers import workers_of
 from equipoise.cli.streams import tell
@@ -49,7 +50,7 @@ def request_of(given: Mapping[str, Any]) -> RouteRequest:
     values = file | named
     own = {field.name for field in fields(RouteRequest)}
     others = {key: values.pop(key) for key in set(values) - own}
-    for key in ("workers", "policy_options"):
+    for key in ("workers", "policy_options", "metrics"):
         if key in values:
             values[key] = tuple(values[key])
     return RouteRequest(**values, others=others)
@@ -67,8 +68,10 @@ def settings_of(request: RouteRequest) -> RouteSettings:
                 if o.group == group and o.key in request.others}
         for group in (LIMITS, WAITS, HEALTH)
     }  # fmt: skip
+    workers = workers_of(request.workers, request.slots, request.room)
     return RouteSettings(
-        workers=workers_of(request.workers, request.slots, request.room),
+        workers=workers,
+        reports=reports_of(dict(request.metrics), workers),
         access=_access(request),
         limits=Limits(**_whole(by_group[LIMITS])),
         patience=Patience(**by_group[WAITS]),

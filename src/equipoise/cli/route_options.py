@@ -88,6 +88,11 @@ OPTIONS = (
            "questions without any answer, after which what a worker had is given up"),
     _count("serving_after", _HEALTH.serving_after, HEALTH,
            "good answers in a row, after which a worker gets requests again"),
+    Option(key="metrics", kind=kinds.SETTINGS, group=HEALTH, metavar="NAME=VALUE",
+           shown_default="workers are not asked",
+           help="by which names workers tell Prometheus what they have to do, for policies that "
+           "need to know: waiting=NAME running=NAME, kv_usage=NAME or tokens=NAME, "
+           "rank_label=LABEL, interval=SECONDS, timeout=SECONDS, path=/metrics"),
     Option(key="log", kind=kinds.PATH, group=WATCHING, metavar="FILE", shown_default="none",
            help="append what became of each request there, as JSON lines"),
     Option(key="wandb", kind=kinds.NAME, group=WATCHING, metavar="PROJECT", shown_default="none",
@@ -103,6 +108,7 @@ class RouteRequest:
     workers: tuple[object, ...] = ()
     policy: str = "fit"
     policy_options: tuple[tuple[str, object], ...] = ()
+    metrics: tuple[tuple[str, object], ...] = ()
     slots: int = 256
     room: int | None = None
     worker_key_file: Path | None = None

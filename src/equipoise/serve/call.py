@@ -16,6 +16,7 @@ class Call:
         path: what is asked for.
         arrival: when its head had arrived.
         model: as its body says.
+        streamed: whether its answer is to come event by event.
         ready: when its body had been read and checked.
         waited: seconds in which no worker had it.
         sent: when it was first sent to a worker.
@@ -33,6 +34,7 @@ class Call:
     path: str
     arrival: float
     model: str = ""
+    streamed: bool = False
     ready: float | None = None
     waited: float = 0.0
     sent: float | None = None
@@ -59,12 +61,14 @@ class Call:
             return None
         return max(0.0, self.sent - self.ready - self.waited) + self.passing
 
-    def record(self, end: float, epoch: float) -> Record:
-        """For the log; `epoch` is what the loop's clock is behind the wall's."""
+    def record(self, end: float, epoch: float, run: float) -> Record:
+        """For the log of a `run`; `epoch` is what the loop's clock is behind the wall's."""
         return Record(
+            run=run,
             id=self.id,
             path=self.path,
             model=self.model,
+            streamed=self.streamed,
             worker=self.worker,
             attempts=self.attempts,
             arrival=epoch + self.arrival,

@@ -16,6 +16,7 @@ from equipoise.balancer.requests.policy import (
     Request,
     RequestId,
     WorkerChange,
+    WorkerReport,
     WorkerState,
 )
 from equipoise.serve.fleet import WorkerView, least
@@ -134,9 +135,27 @@ class Desk:
         self._enter(ticket)
 
     def change(self, worker: int, state: WorkerState) -> None:
-        """A worker began or ceased to serve."""
-        self._flush()  # the policy has to know first which requests have begun
+        """A worker was found to serve, or not to."""
+        self.workers[worker].health = state
+        self._settle(worker)
+
+    def set_aside(self, worker: int) -> None:
+        """It keeps what it has, and gets nothing more until it is taken back."""
+        self.workers[worker].aside = True
+        self._settle(worker)
+
+    def take_back(self, worker: int) -> None:
+        """It gets requests again, if it is well."""
+        self.workers[worker].aside = False
+        self._settle(worker)
+
+    def _settle(self, worker: int) -> None:
+        """Tell the policy what is due, and see to the requests that this concerns."""
         view = self.workers[worker]
+        state = view.due
+        if state is view.state:
+            return
+        self._flush()  # the policy has to know first which requests have begun
         view.state = state
         decision = self._ask(
             lambda: self._policy.on_worker_change(WorkerChange(worker=worker, state=state))
@@ -148,6 +167,14 @@ class Desk:
         if state is not WorkerState.SERVING:
             for ticket in [*free, *self._pinned(worker)]:
                 self._move(ticket, worker)
+
+    def report(self, worker: int, report: WorkerReport) -> None:
+        """A worker says what it has to do, by whomever; one that is lost has nothing to say."""
+        if self.workers[worker].state is WorkerState.LOST:
+            return
+        self._flush()  # what it says is to be held against what the policy knows now
+        change = WorkerChange(worker=worker, report=report)
+        self._apply(self._ask(lambda: self._policy.on_worker_change(change)))
 
     def _move(self, ticket: Ticket, away: int) -> None:
         """Nothing of it has begun: any worker but `away` may have it."""

@@ -13,15 +13,32 @@ class WorkerView:
 
     Attributes:
         state: as the policy was told last.
+        health: what was found of it last.
+        aside: whether it is to get no more requests, by hand.
         tickets: bound to it or running on it, by number.
         load: their tokens: prompts, and what they made.
+        report_failures: times that it was asked for a report in vain.
         heard: loop's time at which something of an answer came from it last.
     """
 
     state: WorkerState = WorkerState.SERVING
+    health: WorkerState = WorkerState.SERVING
+    aside: bool = False
     tickets: dict[int, Ticket] = field(default_factory=dict)
     load: int = 0
+    report_failures: int = 0
     heard: float = float("-inf")
+
+    @property
+    def due(self) -> WorkerState:
+        """What the policy is to be told: what was found of it, unless somebody has set it aside.
+
+        One that is lost, and does not serve yet, stays lost: it has nothing that it could drain.
+        """
+        aside = self.aside and self.health is WorkerState.SERVING
+        due = WorkerState.DRAINING if aside else self.health
+        drained = due is WorkerState.DRAINING and self.state is WorkerState.LOST
+        return WorkerState.LOST if drained else due
 
     def take(self, ticket: Ticket) -> None:
         """It was bound to this worker."""

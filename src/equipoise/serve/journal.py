@@ -27,7 +27,8 @@ class Journal:
         self._log = None if settings.log is None else RequestLog(settings.log)
         self._charts = None if settings.wandb is None else Charts(settings.wandb)
         self._loop = asyncio.get_running_loop()
-        self._epoch = time.time() - self._loop.time()
+        self._run = time.time()
+        self._epoch = self._run - self._loop.time()
         self._counts = dict.fromkeys(Outcome, 0)
         self._desk: Desk | None = None
 
@@ -42,7 +43,7 @@ class Journal:
         self._counts[outcome] += 1
         self.metrics.ended(call)
         if self._log is not None:
-            self._log.note(call.record(self._loop.time(), self._epoch))
+            self._log.note(call.record(self._loop.time(), self._epoch, self._run))
 
     def turned_away(self, outcome: Outcome) -> None:
         """A client came no further than its connection."""

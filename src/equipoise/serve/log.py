@@ -5,6 +5,7 @@ could not be written is counted, and later records are tried again.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,15 @@ CAPACITY = 65_536
 """Records that wait at most."""
 BATCH = 1024
 CLOSING = 5.0
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether an earlier proxy was killed within a line: what comes now has to begin another."""
+    if not path.is_file() or not path.stat().st_size:
+        return False  # a pipe, a device: nothing was left there
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 class _End:
@@ -41,6 +51,8 @@ class RequestLog:
     def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
         try:
             self._file: BinaryIO = path.open("ab", buffering=0)
+            if _is_cut(path):
+                self._file.write(b"\n")
         except OSError as error:
             raise UsageError(f"--log: {path} cannot be written: {error.strerror}") from error
         self._path, self._capacity = path, capacity

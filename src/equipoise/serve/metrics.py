@@ -109,14 +109,16 @@ class _Now:
         bound = _family("worker_bound_requests", "requests that it has", "worker")
         running = _family("worker_running_requests", "of them, those with a token", "worker")
         state = _family("worker_state", "1 for the state that it is in", "worker", "state")
+        failed = _family("worker_report_failures", "reports that did not come", "worker")
         for name, view in zip(self._names, self._desk.workers, strict=True):
             begun = sum(isinstance(one.state, Running) for one in view.tickets.values())
             load.add_metric([name], view.load)
             bound.add_metric([name], len(view.tickets))
             running.add_metric([name], begun)
+            failed.add_metric([name], view.report_failures)
             for one in WorkerState:
                 state.add_metric([name, one.value], float(view.state is one))
-        yield from (load, bound, running, state)
+        yield from (load, bound, running, failed, state)
 
 
 def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:

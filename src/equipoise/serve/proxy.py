@@ -10,6 +10,7 @@ from aiohttp import ClientSession, web
 
 from equipoise.balancer.requests.policy import Policy, WorkerState
 from equipoise.serve.access import check_key, tls_of
+from equipoise.serve.admin import Admin
 from equipoise.serve.asked import CHAT, COMPLETIONS, Asked, read_asked
 from equipoise.serve.body import Bodies
 from equipoise.serve.call import Call
@@ -24,6 +25,7 @@ from equipoise.serve.monitor import Monitor
 from equipoise.serve.outcomes import AT_ONCE, Fault, Outcome, Refused, bad_request, overloaded
 from equipoise.serve.outgoing import FAREWELL, NAME, ClientLeft
 from equipoise.serve.relay import Relay
+from equipoise.serve.reports import Reporter
 from equipoise.serve.scope import Reason
 from equipoise.serve.settings import ClientRank, RouteSettings, WorkerSettings
 from equipoise.serve.upstream import open_client
@@ -63,6 +65,7 @@ class Proxy:
         workers, limits = settings.workers, settings.limits
         self.desk = Desk(policy, len(workers), limits.held, self._journal.metrics.decided)
         self._journal.watch(self.desk)
+        self._admin = Admin(settings, self.desk)
         self._bodies = Bodies(limits, settings.patience)
         self._loop = asyncio.get_running_loop()
         self._phase = Phase.SERVING
@@ -99,6 +102,18 @@ class Proxy:
         self.crew.start("metrics", self._journal.watch_for_ever())
         for monitor in set(monitors):
             self.crew.start("monitor", monitor.watch())
+        for reporter in self._reporters(client):
+            self.crew.start("reports", reporter.watch())
+
+    def _reporters(self, client: ClientSession) -> list[Reporter]:
+        """One a server, where workers are asked what they have to do."""
+        asked, key = self._settings.reports, self._settings.access.worker_key
+        if asked is None:
+            return []
+        found: dict[str, dict[int, WorkerSettings]] = {}
+        for number, worker in enumerate(self._settings.workers):
+            found.setdefault(worker.url, {})[number] = worker
+        return [Reporter(client, workers, self.desk, asked, key) for workers in found.values()]
 
     def _monitors(self, client: ClientSession) -> list[Monitor]:
         """One a server; of each worker, that of its server."""
@@ -176,6 +191,8 @@ class Proxy:
             return _refusal(refused.fault, name)
 
     async def _other(self, request: web.BaseRequest, name: str) -> web.Response:
+        if self._admin.has(request):
+            return self._admin.answer(request)
         if request.method not in ("GET", "HEAD"):
             raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")
         match request.path:
@@ -223,7 +240,8 @@ class Proxy:
         body = await self._bodies.read(request)
         try:
             asked = read_asked(request.path, body, request.headers)
-            call.model, call.ready = asked.model, self._loop.time()
+            call.model, call.streamed = asked.model, asked.streamed
+            call.ready = self._loop.time()
             return await self._relay.answer(request, asked, call, self._wanted(asked))
         finally:
             self._bodies.forget(len(body))

@@ -4,7 +4,7 @@ Times are seconds since 1970, of one clock that does not jump.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ class Record:
     """What became of one request; None: it did not come to that.
 
     Attributes:
+        run: when the proxy that had it began, the same in all records of one run of it.
         id: its `X-Request-Id`.
         path: what was asked for.
         model: by which model.
+        streamed: whether its answer was asked for event by event.
         worker: name of the worker that had it last.
         attempts: times that it was sent to a worker.
         arrival: when its head had arrived.
@@ -32,9 +34,11 @@ class Record:
         outcome: how it ended.
     """
 
+    run: float
     id: str
     path: str
     model: str
+    streamed: bool
     worker: str | None
     attempts: int
     arrival: float
@@ -50,28 +54,45 @@ class Record:
         return json.dumps(asdict(self), ensure_ascii=True, allow_nan=False) + "\n"
 
 
-NUMBERS = {"arrival", "bound", "first", "end"}
+NUMBERS = {"run", "arrival", "bound", "first", "end"}
 COUNTS = {"attempts", "prompt", "output"}
 OPTIONAL = {"worker", "bound", "first"}
 NAMES = frozenset(field.name for field in fields(Record))
 
 
-def read_log(path: Path) -> Iterator[Record]:
+HEAD = '{"run": '
+"""Every line begins so."""
+
+
+def _nobody(line: int) -> None:
+    """Told of lines that were cut off."""
+
+
+def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[Record]:
     """The records of a log, in the order in which requests ended.
 
-    A last line without its end is left out: the proxy was killed while it wrote.
+    A line without its end is left out, and `cut` is told its number: the proxy was killed while it
+    wrote, or its disk was full.
 
     Raises: FormatError naming the file and the line.
     """
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                if line.endswith("\n"):
+                if _is_cut(line):
+                    cut(number)
+                else:
                     yield _record(path, number, line)
     except OSError as error:
         raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FormatError(str(path), f"is not UTF-8: {error.reason}") from None
+
+
+def _is_cut(line: str) -> bool:
+    """The beginning of a record, and not its end; records are flat, so a brace ends one."""
+    begun = line.startswith(HEAD) or HEAD.startswith(line.rstrip("\n"))
+    return begun and not line.endswith("}\n")
 
 
 def _record(path: Path, number: int, line: str) -> Record:
@@ -98,4 +119,4 @@ def _fits(key: str, value: Any) -> bool:
         return type(value) in (int, float)
     if key == "outcome":
         return value in set(Outcome)
-    return isinstance(value, str)
+    return isinstance(value, bool if key == "streamed" else str)

@@ -108,6 +108,37 @@ class HealthSettings:
     serving_after: int = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """By which names of Prometheus workers tell what they have to do, and how often they are asked.
+
+    Attributes:
+        waiting: requests that a worker has not admitted.
+        running: requests that it has.
+        kv_usage: the part of its KV cache that is taken, 0 to 1; None: tokens / room.
+        tokens: in its KV cache; None: kv_usage x room.
+        rank_label: of several ranks that tell on one page, the label that tells them apart.
+        path: where a server tells.
+        interval: seconds from an answer to the next question.
+        timeout: seconds for an answer.
+    """
+
+    waiting: str
+    running: str
+    kv_usage: str | None = None
+    tokens: str | None = None
+    rank_label: str | None = None
+    path: str = "/metrics"
+    interval: float = 0.5
+    timeout: float = 2.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are asked for."""
+        asked = (self.waiting, self.running, self.kv_usage, self.tokens)
+        return tuple(name for name in asked if name is not None)
+
+
 @unique
 class ClientRank(StrEnum):
     """What becomes of a client's wish for one data-parallel rank."""
@@ -142,6 +173,7 @@ class RouteSettings:
     """Everything that `equipoise route` is told.
 
     Attributes:
+        reports: what workers are asked for the policy; None: they are not asked.
         log: JSON lines, one a request; None: none are written.
         wandb: project at Weights & Biases; None: none.
     """
@@ -152,5 +184,6 @@ class RouteSettings:
     patience: Patience = field(default_factory=Patience)
     health: HealthSettings = field(default_factory=HealthSettings)
     client_rank: ClientRank = ClientRank.HONOUR
+    reports: ReportSettings | None = None
     log: Path | None = None
     wandb: str | None = None

@@ -1,0 +1,106 @@
+"""What became of requests at a proxy, as pictures and tables take it."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+COMPLETED = "completed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trip:
+    """One request; times in seconds of one clock, None: it did not come to that.
+
+    Attributes:
+        worker: name of the one that had it last.
+        arrival: at the proxy.
+        bound: to that worker.
+        first: of its answer was passed on.
+        end: of it.
+        prompt: tokens.
+        output: tokens.
+        streamed: whether tokens were passed on as they came.
+        outcome: a word of the log.
+        attempts: times that it was sent to a worker.
+    """
+
+    worker: str | None
+    arrival: float
+    bound: float | None
+    first: float | None
+    end: float
+    prompt: int
+    output: int
+    streamed: bool
+    outcome: str
+    attempts: int
+
+    @property
+    def begun(self) -> float | None:
+        """When tokens of it began to be told to the policy one after the other."""
+        return self.first if self.streamed else None
+
+    @property
+    def wait(self) -> float | None:
+        """Seconds until it was bound to the worker that had it last."""
+        return None if self.bound is None else max(0.0, self.bound - self.arrival)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token, as its client saw them; of a stream only."""
+        return None if self.begun is None else max(0.0, self.begun - self.arrival)
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each token behind the first; of a completed stream only."""
+        if self.begun is None or self.output < 2 or self.outcome != COMPLETED:
+            return None
+        return max(0.0, self.end - self.begun) / (self.output - 1)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """All requests of one run of a proxy, at least one.
+
+    Attributes:
+        log: name of the file.
+        trips: in the order in which they ended.
+        cut: lines of the log that were cut off, and left out.
+    """
+
+    log: str
+    trips: tuple[Trip, ...]
+    cut: int = 0
+
+    @cached_property
+    def by_worker(self) -> dict[str, tuple[Trip, ...]]:
+        """Requests by the worker that had them last, numbers in names in order."""
+        found: dict[str, list[Trip]] = {}
+        for trip in self.trips:
+            if trip.worker is not None:
+                found.setdefault(trip.worker, []).append(trip)
+        return {name: tuple(found[name]) for name in sorted(found, key=_natural)}
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Those that had a request."""
+        return tuple(self.by_worker)
+
+    @cached_property
+    def bound(self) -> tuple[Trip, ...]:
+        """Requests that a worker had."""
+        return tuple(trip for trip in self.trips if trip.bound is not None)
+
+    @property
+    def begin(self) -> float:
+        """When the first request arrived."""
+        return min(trip.arrival for trip in self.trips)
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last end."""
+        return max(trip.end for trip in self.trips) - self.begin
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]

@@ -1,0 +1,85 @@
+"""Takes workers out of service and back by hand: for who sits at the machine of the proxy, only."""
+
+import ipaddress
+import json
+import logging
+
+from aiohttp import web
+
+from equipoise.serve.access import check_key
+from equipoise.serve.desk import Desk
+from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
+from equipoise.serve.outgoing import NAME
+from equipoise.serve.settings import RouteSettings
+from equipoise.serve.ticket import Running
+
+LOG = logging.getLogger("equipoise.route")
+WORKERS = "/workers"
+PREFIX = "/workers/"
+DRAIN, SERVE = "drain", "serve"
+STRANGE = ("Origin", "Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+"""A browser's page, or a proxy of somebody on another machine, speaks: not who sits here."""
+AWAY = Fault(
+    403, Outcome.UNAUTHORIZED, "workers are looked after from this machine only", "not_local"
+)
+
+
+class Admin:
+    """`GET /workers`, `POST /workers/NAME/drain` and `POST /workers/NAME/serve`."""
+
+    def __init__(self, settings: RouteSettings, desk: Desk) -> None:
+        self._access, self._desk = settings.access, desk
+        self._numbers = {one.name: number for number, one in enumerate(settings.workers)}
+
+    @staticmethod
+    def has(request: web.BaseRequest) -> bool:
+        """Whether that is asked here."""
+        if request.method == "POST":
+            return request.path.startswith(PREFIX)
+        return request.path == WORKERS
+
+    def answer(self, request: web.BaseRequest) -> web.Response:
+        """What became of it. Raises Refused: 403 from elsewhere, 401 without a key, 404."""
+        if not is_local(request):
+            raise Refused(AWAY)
+        check_key(self._access, request.headers)
+        if request.method != "POST":
+            return _json({"workers": [self._about(name) for name in self._numbers]})
+        # A worker's name may have a slash in it.
+        name, _, what = request.path.removeprefix(PREFIX).rpartition("/")
+        if what not in (DRAIN, SERVE) or name not in self._numbers:
+            known = f"POST {PREFIX}NAME/{DRAIN} or /{SERVE}, NAME out of GET {WORKERS}"
+            raise bad_request(f"{request.path} is not there: {known}", 404, "not_found")
+        if what == DRAIN:
+            self._desk.set_aside(self._numbers[name])
+        else:
+            self._desk.take_back(self._numbers[name])
+        LOG.warning("%s: %s, by hand", name, what)
+        return _json(self._about(name))
+
+    def _about(self, name: str) -> dict[str, object]:
+        view = self._desk.workers[self._numbers[name]]
+        return {
+            "name": name,
+            "state": view.state.value,
+            "aside": view.aside,
+            "requests": len(view.tickets),
+            "running": sum(isinstance(one.state, Running) for one in view.tickets.values()),
+        }
+
+
+def is_local(request: web.BaseRequest) -> bool:
+    """Whether it comes from this machine, and from no page and for nobody else."""
+    if any(name in request.headers for name in STRANGE):
+        return False
+    try:
+        address = ipaddress.ip_address(request.remote or "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)  # what an IPv6 socket sees of IPv4
+    return (mapped or address).is_loopback
+
+
+def _json(about: object) -> web.Response:
+    headers = {"Content-Type": "application/json", "Server": NAME}
+    return web.Response(body=json.dumps(about).encode(), headers=headers)

@@ -1,0 +1,118 @@
+"""`equipoise route-report`: the table, the figures, the page, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.cli.route_report_options import BY_KEY, RouteReportRequest
+from equipoise.report import canvas
+from equipoise.serve.outcomes import Outcome
+from equipoise.serve.record import Record
+
+ONE = Record(
+    run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
+    attempts=1, arrival=11.0, bound=12.0, first=13.0, end=14.0, prompt=5, output=6,
+    outcome=Outcome.COMPLETED,
+)  # fmt: skip
+OTHER = replace(ONE, worker="rank 1", outcome=Outcome.WORKER_LOST, end=15.0)
+LATER = replace(ONE, run=20.0)
+
+
+def written(name: str, *records: Record, more: str = "") -> Path:
+    path = Path(name)
+    path.write_text("".join(one.line() for one in records) + more)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def logs(equipoise: Callable[..., Any]) -> None:
+    del equipoise  # it changes into an empty folder
+    written("log", ONE, OTHER)
+    written("twice", ONE, LATER, OTHER, LATER, LATER)
+    written("cut", ONE, more=OTHER.line()[:40])
+    written("text", more="A text.\n")
+    written("other", more='{"step": 1}\n')
+    written("empty")
+    written("begun", more=ONE.line()[:-20])
+    Path("binary").write_bytes(b"\xff\xfe\x00\n")
+
+
+BAD = {
+    "no log": ((), "the following arguments are required: LOG"),
+    "a missing one": (("none",), "none: cannot be read: No such file"),
+    "a folder": ((".",), ".: cannot be read: Is a directory"),
+    "a text": (("text",), "text: line 1 is not JSON"),
+    "lines of something else": (("other",), "other: line 1: expected an object with arrival"),
+    "no text at all": (("binary",), "binary: is not UTF-8"),
+    "nothing": (("empty",), "empty: no request has ended in this log"),
+    "less than a line": (("begun",), "begun: no request has ended in this log"),
+    "several runs": (
+        ("twice",),
+        "twice holds 2 runs of the proxy, of 2, 3 requests: choose one by --run",
+    ),
+    "a run that was not": (("twice", "--run", "3"), "--run must be 1 to 2, got 3"),
+    "no run": (("log", "--run", "0"), "--run must be 1 to 1, got 0"),
+    "an output that is the log": (("log", "--json", "log"), "is the file that LOG is read from"),
+    "two outputs at once": (("log", "--json", "x", "--html", "x"), "--json is written to"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    equipoise: Callable[..., Any], arguments: tuple[str, ...], says: str
+) -> None:
+    before = sorted(Path().iterdir())
+    answer = equipoise("route-report", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert says in answer.err
+    assert answer.err.count("\n") == 1
+    assert sorted(Path().iterdir()) == before
+
+
+def test_a_log_becomes_a_table_figures_and_a_page(equipoise: Callable[..., Any]) -> None:
+    pytest.importorskip("matplotlib")
+    answer = equipoise("route-report", "log", "--json", "out/f.json", "--html", "out/page.html")
+    assert answer.code == 0
+    assert "log: 2 requests in 4.0 s on 2 workers" in answer.out
+    assert "1 completed, 1 worker_lost" in answer.out
+    assert answer.err.splitlines() == ["figures: out/f.json", "page: out/page.html"]
+    figures = json.loads(Path("out/f.json").read_text())
+    assert figures["command"].startswith("equipoise route-report log")
+    assert figures["outcomes"] == {"completed": 1, "worker_lost": 1}
+    assert list(figures["workers"]) == ["rank 0", "rank 1"]
+    assert "1 of 2 requests completed" in Path("out/page.html").read_text()
+
+
+def test_of_several_runs_one_is_chosen(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("route-report", "twice", "--run", "2", "--json", "f.json", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+    assert json.loads(Path("f.json").read_text())["total"]["requests"] == 3
+
+
+def test_a_line_that_was_cut_off_is_left_out_and_said(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("route-report", "cut")
+    assert answer.code == 0
+    assert "cut: 1 request " in answer.out
+    assert "1 line of the log cut off and left out" in answer.out
+
+
+def test_without_matplotlib_there_is_a_table_and_a_warning(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*given: object) -> str:
+        raise canvas.PlotsMissing("matplotlib is missing")
+
+    monkeypatch.setattr("equipoise.report.routed.gantt.draw", missing)
+    answer = equipoise("route-report", "log", "--html", "page.html")
+    assert answer.code == 0
+    assert "warning: no page: matplotlib is missing" in answer.err
+    assert not Path("page.html").exists()
+
+
+def test_every_option_is_a_field_of_the_request() -> None:
+    fields = {"log", "progress", *(set(BY_KEY) - {"quiet"})}
+    assert set(RouteReportRequest.__dataclass_fields__) == fields
