@@ -14,18 +14,33 @@ USE = "signal"
 
 
 class NpuFullWord:
-    """A vendor's external event: its wait ends when the word is 1, and then writes 0."""
+    """A vendor's external event: its wait ends when the word is 1, and then writes 0.
+
+    torch_npu has a flag for each on the host: a wait sets it, a record clears it, and a wait that
+    finds it set raises, though it has gone to the stream. So a word that was given before its wait,
+    or beside it, keeps a flag that nothing but another signal clears, and is not lent again.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._event: Any = native.npu().ExternalEvent()
+        self._awaited = False
+        self._lendable = False
+
+    @property
+    def lendable(self) -> bool:
+        """Whether it was given when its wait had been called, so that the flag is clear."""
+        return self._lendable
 
     def wait(self, stream: Any) -> None:
         """Enqueue the wait."""
+        self._lendable = False
         self._event.wait(stream)
+        self._awaited = True
 
     def give(self) -> None:
         """Write the 1, on a stream of its own."""
+        self._lendable, self._awaited = self._awaited, False
         self._device.settle()
         self._event.record(self._device.kept_stream(USE))
 

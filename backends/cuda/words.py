@@ -30,6 +30,11 @@ class CudaFullWord:
         other threads' stores were handed over, when it gives its signal."""
         self._word.store(YES)
 
+    @property
+    def lendable(self) -> bool:
+        """Always: nothing is kept of it but its value."""
+        return True
+
 
 class CudaEmptyWord:
     """Set by a stream's write; read by the host."""

@@ -318,10 +318,11 @@ class DeviceStreamLock:
             return word
 
     def _take_back(self, section: _Section) -> None:
-        """The word is free again, unless a graph keeps it."""
+        """The word is free again, unless a graph keeps it or the vendor has no more use for it."""
         if section.word in self._lent:
             self._lent.remove(section.word)
-            self._spare.append(section.word)
+            if section.word.lendable:
+                self._spare.append(section.word)
 
     def _admit(self, epoch: int) -> None:
         if epoch != self._epoch:

@@ -19,6 +19,11 @@ class FullWord(Protocol):
         """Release the one that waits, or will. The word must have been taken since the last."""
         ...
 
+    @property
+    def lendable(self) -> bool:
+        """Whether another acquire may wait for it, once the one before has passed."""
+        ...
+
 
 class EmptyWord(Protocol):
     """A word that a stream sets, for the host to read."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from hypothesis import strategies as st
 
@@ -19,11 +20,16 @@ BRIEF = 0.02
 """Seconds for a wait that must end in vain."""
 OPS = ("section", "signal", "wait", "drain", "poison", "late signal", "late wait")
 MOST_STEPS = 10
+ROUNDS = (("signal", "section", "wait"), ("section", "signal", "wait"))
+"""One hand-over and back, the signal early or late: what verbs in any order seldom come to."""
+MOST_ROUNDS = 4
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(st.sampled_from(OPS).map(Step), min_size=1, max_size=MOST_STEPS)
-    return drawn.map(lambda steps: program(_valid(steps)))
+    verbs = st.lists(st.sampled_from(OPS), min_size=1, max_size=MOST_STEPS)
+    rounds = st.lists(st.sampled_from(ROUNDS), min_size=2, max_size=MOST_ROUNDS)
+    drawn = st.one_of(verbs, rounds.map(lambda found: list(chain(*found))))
+    return drawn.map(lambda ops: program(_valid([Step(op) for op in ops])))
 
 
 def _valid(steps: list[Step]) -> list[Step]:

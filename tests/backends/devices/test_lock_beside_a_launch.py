@@ -34,6 +34,11 @@ class Standing:
         """As the host does."""
         self.given.set()
 
+    @property
+    def lendable(self) -> bool:
+        """As a vendor says."""
+        return True
+
 
 class Flag:
     """An empty word."""

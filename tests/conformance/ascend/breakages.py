@@ -11,7 +11,7 @@ import torch
 from conformance.ascend.breakage import Breakage, Patch
 from torch import Tensor
 
-from equipoise.backends.ascend import native, solver
+from equipoise.backends.ascend import native, solver, words
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.backends.devices import event, slots
 from equipoise.backends.devices.collectives import communicator, exchange, work
@@ -91,12 +91,23 @@ def _offset_view_of_a_private_format(patch: Patch) -> None:
     patch(AscendAccelerator, "private", stacked)
 
 
+def _word_lent_again_whatever_came_first(patch: Patch) -> None:
+    patch(words.NpuFullWord, "lendable", property(lambda self: True))
+
+
 BREAKAGES = (
     Breakage(
         name="missing_event_wait",
         broken="a stream that waits for an event does not",
         property="launches-run-in-the-order-that-streams-and-events-give",
         plant=_missing_event_wait,
+    ),
+    Breakage(
+        name="word_lent_again_whatever_came_first",
+        broken="a lock's word whose signal came before its wait is waited for again",
+        property="a-lock-does-what-its-model-does",
+        plant=_word_lent_again_whatever_came_first,
+        ranks=2,
     ),
     Breakage(
         name="early_pinned_read",
