@@ -11,9 +11,13 @@ TITLES = {
     "front_ends": "prop, 8 x 32, saturated; reports every 0.1 s",
     "step_times": "prop, 8 x 32, saturated; fixed part of a step, sigma of the work's noise",
     "drafting": "prop, 8 x 32, saturated; tokens drafted a step, accepted each",
-    "prefixes": "Mooncake in its order, 8 x 16, half of the capacity of decoding; prompts computed "
-    "beside decoding, 4,000 blocks cached a worker",
+    "prompts": "prompts computed beside decoding, up to 8,192 tokens a step, saturated; weight: "
+    "KV tokens that are read in the time that a prompt token takes",
+    "prefixes": "Mooncake in its order, 8 x 16, parts of the capacity of decoding; prompts "
+    "computed beside decoding (weight 200), 4,000 blocks cached a worker",
 }
+PROMPTS = ("prompts", "prefixes")
+"""Where the time to the first token is more than a wait."""
 
 
 def text(figures: Figures) -> list[str]:
@@ -24,19 +28,20 @@ def text(figures: Figures) -> list[str]:
     ]
     for name, title in TITLES.items():
         if figures[name]:
-            lines += ["", f"**{title}**", "", *_table(figures[name], name == "prefixes")]
+            lines += ["", f"**{title}**", "", *_table(figures[name], name in PROMPTS)]
     return [*lines, "", *_knobs(figures["knobs"]), ""]
 
 
 def _table(rows: Rows, first_tokens: bool) -> list[str]:
     keys = [key for key in rows[0] if key not in ("policy", "figures")]
     heads = [*keys, "policy", "imbalance", "tokens/s", "wait P99"]
-    heads += ["TTFT mean, s"] if first_tokens else []
+    heads += ["TTFT mean, s", "TPOT mean, ms"] if first_tokens else []
     lines = [_line(heads), f"|{'---|' * len(heads)}"]
     for row in rows:
         found = row["figures"]
-        cells = [*(f"{row[key]:g}" for key in keys), f"`{row['policy']}`", *_cells(found)]
-        cells += [f"{found['ttft_mean']['mean']:.2f}"] if first_tokens else []
+        told = (row[key] if isinstance(row[key], str) else f"{row[key]:g}" for key in keys)
+        cells = [*told, f"`{row['policy']}`", *_cells(found)]
+        cells += _delays(found) if first_tokens else []
         lines.append(_line(cells))
     return lines
 
@@ -63,6 +68,10 @@ def _cells(found: Figures) -> list[str]:
         f"{speed['mean']:,.0f} ± {speed['half']:,.0f}",
         f"{wait['mean']:.2f} ± {wait['half']:.2f}",
     ]
+
+
+def _delays(found: Figures) -> list[str]:
+    return [f"{found['ttft_mean']['mean']:.2f}", f"{1e3 * found['tpot_mean']['mean']:.1f}"]
 
 
 def _line(cells: list[str]) -> str:

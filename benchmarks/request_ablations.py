@@ -22,7 +22,7 @@ from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.workload import Workload
 
 Rows = list[dict[str, Any]]
-SHOWN = ("imbalance", "idle", "throughput", "ttft_mean", "wait_p99", "fairness")
+SHOWN = ("imbalance", "idle", "throughput", "ttft_mean", "tpot_mean", "wait_p99", "fairness")
 PROP = CASES[1]
 FEW = ("jsq", "vllm", "jsq_load", "br0", "fit")
 PROMPT_WEIGHT = 200.0
@@ -131,24 +131,52 @@ def knobs(case: Case) -> Rows:
     return rows(case.trial(), entered, case=case.title)
 
 
+def looking(weight: float) -> tuple[Contender, ...]:
+    """Peers; `fit` blind to prompts, and as it is."""
+    return (
+        *contenders(("jsq", "vllm", "jsq_load", "br0")),
+        Contender("fit, blind to prompts", PolicySettings()),
+        Contender("fit", PolicySettings(prompt_weight=weight)),
+    )
+
+
+def computing(scenario: Scenario, weight: float, cached: int = 0) -> Scenario:
+    """Workers compute the prompts themselves, beside decoding."""
+    cluster = replace(
+        scenario.cluster,
+        step=replace(scenario.cluster.step, prompt_weight=weight),
+        prefill=Prefill(chunk=8192, cached_blocks=cached),
+    )
+    return replace(scenario, cluster=cluster)
+
+
+def prompts() -> Rows:
+    """Prompts computed beside decoding: what they weigh, and how full the workers are."""
+    found: Rows = []
+    for case in (case for case in runnable() if case.count <= 10_000):
+        for weight in (20.0, 50.0, 200.0):
+            trial = staged(case.trial(), lambda scenario, w=weight: computing(scenario, w))
+            found += rows(trial, looking(weight), case=case.title, weight=weight)
+    return found
+
+
 def prefixes() -> Rows:
-    """Workers that compute prompts and keep blocks: Mooncake's requests in their order."""
+    """Workers that keep blocks, too: Mooncake's requests in their order."""
     whole = trace(MOONCAKE)
 
     def draw(seed: int) -> Workload:
         # The prefix of the trace differs by seed; its order, and so what is cached, is the trace's.
         return whole.take(whole.count - 100 * (seed - SEEDS[0]))
 
-    cluster = Cluster(
-        workers=8,
-        slots=16,
-        step=StepTime(prompt_weight=PROMPT_WEIGHT),
-        prefill=Prefill(chunk=8192, cached_blocks=4_000),
-    )
-    trial = Trial(draw=draw, seeds=SEEDS, scenario=Scenario(cluster=cluster), load=0.5)
-    credited = PolicySettings(prompt_weight=PROMPT_WEIGHT)
-    entered = (*contenders(FEW), Contender("fit with credit", credited))
-    return rows(trial, entered, load=0.5)
+    cluster = Cluster(workers=8, slots=16)
+    scenario = computing(Scenario(cluster=cluster), PROMPT_WEIGHT, cached=4_000)
+    credited = PolicySettings(prompt_weight=PROMPT_WEIGHT, gather=0.0)
+    entered = (*looking(PROMPT_WEIGHT), Contender("fit, gather 0", credited))
+    found: Rows = []
+    for load in (0.2, 0.3, 0.5):
+        trial = Trial(draw=draw, seeds=SEEDS, scenario=scenario, load=load)
+        found += rows(trial, entered, load=load)
+    return found
 
 
 def main() -> None:
@@ -162,6 +190,7 @@ def main() -> None:
         "step_times": step_times(),
         "drafting": drafting(),
         "knobs": [row for case in runnable() for row in knobs(case)],
+        "prompts": prompts(),
         "prefixes": prefixes() if folder() is not None else [],
     }
     sys.stdout.write("\n".join(request_ablation_page.text(figures)) + "\n")

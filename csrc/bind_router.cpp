@@ -99,7 +99,8 @@ void bind_settings(nb::module_& m) {
         .def_rw("window", &PolicySettings::window)
         .def_rw("ageing", &PolicySettings::ageing)
         .def_rw("slack", &PolicySettings::slack)
-        .def_rw("prompt_weight", &PolicySettings::prompt_weight);
+        .def_rw("prompt_weight", &PolicySettings::prompt_weight)
+        .def_rw("gather", &PolicySettings::gather);
 }
 
 // What is told of requests, and what is decided.

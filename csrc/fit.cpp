@@ -16,12 +16,20 @@ struct Level {
     double serving = 0;
 };
 
+// What a request would find that came to the workers now.
+struct Doors {
+    bool all_open = true;  // each has a free slot
+    double slots = 0, running = 0;
+    double envelope = 0;  // the largest load: what a step takes
+};
+
 class Fit final : public Policy {
  public:
     explicit Fit(const PolicySettings& settings) : settings_(settings) {}
 
     void dispatch(Fleet& fleet) override {
         ++decision_;
+        if (gathers(fleet)) return;
         for (bool bound = true; bound && fleet.pooled() > 0;) {
             const std::int64_t free = fleet.free();
             if (free == 0) return;
@@ -35,6 +43,54 @@ class Fit final : public Policy {
     }
 
  private:
+    // Whether requests are left in the pool, so that workers compute their prompts at the same time:
+    // who computes alone holds all of them up. As with an acknowledgement that may be delayed (Dooly,
+    // Goldman, Scott, JACM 48(2), 2001), until the waiting has cost what computing one alone would.
+    bool gathers(const Fleet& fleet) {
+        const double alone = settings_.gather * settings_.prompt_weight;
+        const std::int64_t free = alone > 0 ? fleet.free() : 0;
+        const Doors doors = free > 0 ? look(fleet) : Doors{};
+        if (doors.all_open || doors.running == 0) {
+            looked_ = -1;
+            return false;
+        }
+        if (looked_ < 0) lost_ = 0;
+        const auto steps = looked_ < 0 ? 0 : static_cast<double>(fleet.made() - looked_) / doors.running;
+        looked_ = fleet.made();
+        // Free slots lose their part of a step; who could have had one anyway loses the whole.
+        const bool scarce = fleet.pooled() >= free;
+        const double part = scarce ? static_cast<double>(free) / doors.slots : 1;
+        lost_ += steps * part * doors.envelope;
+        if (lost_ < alone * mean_missing(fleet, std::min(free, settings_.window))) return true;
+        looked_ = -1;
+        return false;
+    }
+
+    static Doors look(const Fleet& fleet) {
+        Doors doors;
+        for (std::size_t w = 0; w < fleet.size(); ++w) {
+            const Worker& worker = fleet.worker(w);
+            if (!worker.serves()) continue;
+            doors.all_open &= worker.free() > 0;
+            doors.slots += static_cast<double>(worker.slots);
+            doors.running += static_cast<double>(worker.running);
+            doors.envelope = std::max(doors.envelope, static_cast<double>(worker.all_load()));
+        }
+        return doors;
+    }
+
+    // Prompt tokens of the first requests that have to be computed, where most of them are cached.
+    static double mean_missing(const Fleet& fleet, std::int64_t most) {
+        std::int64_t sum = 0, count = 0;
+        for (std::int32_t r = fleet.first(); r >= 0 && count < most; r = fleet.after(r), ++count) {
+            const Request& request = fleet.request(r);
+            std::int32_t hit = 0;
+            for (const std::int32_t cached : request.hits) hit = std::max(hit, cached);
+            sum += std::max<std::int64_t>(request.size - hit, 0);
+        }
+        return static_cast<double>(sum) / static_cast<double>(count);
+    }
+
     // At least as many requests as free slots: all will be filled, so what matters is where the
     // workers stand then.
     bool fill(Fleet& fleet, std::int64_t free) {
@@ -157,6 +213,8 @@ class Fit final : public Policy {
 
     PolicySettings settings_;
     std::int64_t decision_ = 0;
+    std::int64_t looked_ = -1;  // tokens made when requests were last left waiting for each other
+    double lost_ = 0;           // by that, in KV tokens read
     std::int64_t tokens_ = 0, ended_ = 0;  // of requests that have ended
     std::vector<char> passed_;
 };

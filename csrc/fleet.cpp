@@ -68,12 +68,14 @@ void Fleet::grow(std::int32_t r, std::int64_t tokens) {
     if (request.stage == Stage::bound) start(r);
     request.base -= tokens;
     workers_[request.worker].load += tokens;
+    made_ += tokens;
 }
 
 void Fleet::tick(std::int32_t w) {
     Worker& worker = workers_[w];
     ++worker.ticks;
     worker.load += worker.running;
+    made_ += worker.running;
 }
 
 std::int64_t Fleet::leave(std::int32_t r) {

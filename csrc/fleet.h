@@ -106,6 +106,7 @@ class Fleet {
     std::size_t size() const { return workers_.size(); }
     std::int64_t present() const;  // workers that are not lost: those that meet at the barrier
     std::int64_t free() const;     // slots of all, kUnlimited at most
+    std::int64_t made() const { return made_; }  // tokens, of all requests so far
     const Worker& worker(std::size_t w) const { return workers_[w]; }
     Worker& worker_at(std::int32_t w);
     const Request& request(std::int32_t r) const { return requests_[r]; }
@@ -137,7 +138,7 @@ class Fleet {
     std::vector<std::int32_t> spare_;
     std::vector<Binding> bindings_;
     Line pool_, pinned_;
-    std::int64_t arrivals_ = 0, front_ends_;
+    std::int64_t arrivals_ = 0, made_ = 0, front_ends_;
 };
 
 }  // namespace equipoise::requests

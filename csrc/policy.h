@@ -30,9 +30,10 @@ struct PolicySettings {
     std::int64_t points = 5;
     // fit: waiting requests that may be chosen from; what a decision of waiting is worth, in
     // tokens; how far above the mean load a worker still takes requests, as a part of it; what a
-    // prompt token costs that has to be computed, in loads of one step, for the credit of cached ones.
+    // prompt token costs that has to be computed, in loads of one step; and up to how many times what
+    // a prompt costs that is computed alone may be lost while requests wait for each other.
     std::int64_t window = 32;
-    double ageing = 16.0, slack = 0.07, prompt_weight = 0.0;
+    double ageing = 16.0, slack = 0.07, prompt_weight = 0.0, gather = 1.0;
 };
 
 class Policy {

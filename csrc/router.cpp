@@ -32,6 +32,7 @@ void check(const PolicySettings& settings, std::size_t workers) {
     require(sound(settings.ageing), "ageing: expected at least 0");
     require(sound(settings.slack), "slack: expected at least 0");
     require(sound(settings.prompt_weight), "prompt_weight: expected at least 0");
+    require(sound(settings.gather), "gather: expected at least 0");
 }
 
 }  // namespace

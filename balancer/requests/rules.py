@@ -101,7 +101,10 @@ class PolicySettings:
             is more even.
         slack: `fit`: how far above the mean load a worker still takes requests, as a part of it.
         prompt_weight: `fit`: what computing a prompt token costs, in KV tokens read in one step;
-            0: cached prompts earn no credit.
+            0: workers do not compute prompts, or it is not looked at.
+        gather: `fit`, with a `prompt_weight`: requests wait for each other, so that workers compute
+            prompts at the same time, until so many times the cost of computing one alone is lost;
+            0: never.
     """
 
     name: str = "fit"
@@ -122,6 +125,7 @@ class PolicySettings:
     ageing: float = 16.0
     slack: float = 0.07
     prompt_weight: float = 0.0
+    gather: float = 1.0
 
     @property
     def rule(self) -> Rule:

@@ -276,6 +276,7 @@ class PolicySettings:
     ageing: float
     slack: float
     prompt_weight: float
+    gather: float
 
     def __init__(self) -> None:
         """Defaults."""

@@ -77,6 +77,7 @@ BAD = {
     "no window": ((*DRAWN, "--window", "0"), "--window must be at least 1"),
     "negative ageing": ((*DRAWN, "--ageing", "-1"), "--ageing must be 0 to"),
     "negative slack": ((*DRAWN, "--slack", "-1"), "--slack must be 0 to"),
+    "negative gather": ((*DRAWN, "--gather", "-1"), "--gather must be 0 to"),
     "acceptance of nothing": ((*DRAWN, "--acceptance", "0.5"), "--acceptance needs --drafts"),
     "a chance above one": (
         (*DRAWN, "--drafts", "2", "--acceptance", "1.5"),

@@ -61,7 +61,7 @@ def test_options_of_the_cluster_reach_it() -> None:
 def test_options_of_routing_reach_every_policy_and_milliseconds_become_seconds() -> None:
     staged = stage(
         request(
-            policies=("jsq", "fit"), when_full="hold", window=9, ageing=3.0, slack=0.2,
+            policies=("jsq", "fit"), when_full="hold", window=9, ageing=3.0, slack=0.2, gather=0.5,
             prefill_chunk=8, prompt_weight=2.0, front_ends=3, report_every=50.0, tell_every=20.0,
             patience=7.0,
         ),
@@ -71,7 +71,7 @@ def test_options_of_routing_reach_every_policy_and_milliseconds_become_seconds()
     for contender in staged.entered:
         policy = contender.policy
         assert (policy.when_full, policy.window, policy.ageing) == (WhenFull.HOLD, 9, 3.0)
-        assert (policy.slack, policy.prompt_weight) == (0.2, 2.0)
+        assert (policy.slack, policy.prompt_weight, policy.gather) == (0.2, 2.0, 0.5)
     scenario = staged.trial.scenario
     assert (scenario.front_ends, scenario.patience) == (3, 7.0)
     assert (scenario.report_every, scenario.tell_every) == (0.05, 0.02)

@@ -148,6 +148,15 @@ def _pool_behind(self: SlowFront, worker: int) -> set[int]:
     return gone
 
 
+def _all_missing(self: Fit, front: SlowFront, free: int) -> float:
+    first = front.pool[: min(free, self.settings.window)]
+    return sum(request.size for request in first) / len(first)
+
+
+def _slots_idle(self: Fit, front: SlowFront, free: int) -> float:
+    return free / sum(front.workers[w].slots for w in self.serving(front))
+
+
 def _reported_twice(self: SlowFront, worker: int) -> int:
     mine = sum(request.weight for request in self.members(worker))
     return mine * self.front_ends + (self.workers[worker].others or (0, 0))[0]
@@ -192,6 +201,10 @@ MUTANTS = (
     _misread("the window is wider", Fit, lambda s: replace(s, window=s.window + 1)),
     _misread("there is more slack", Fit, lambda s: replace(s, slack=s.slack + 0.5)),
     _misread("cached tokens earn nothing", Fit, lambda s: replace(s, prompt_weight=0.0)),
+    _misread("nobody waits for others", Fit, lambda s: replace(s, gather=0.0)),
+    _misread("others are waited for twice as long", Fit, lambda s: replace(s, gather=2 * s.gather)),
+    Mutant("cached prompts are waited for", "fit", Fit, {"missing": _all_missing}),
+    Mutant("who need not wait loses little", "fit", Fit, {"idle": _slots_idle}),
     Mutant("who lost its worker goes last", "fit", Fit, {"lose": _pool_behind}, True),
     Mutant("others count though reported", "jsq_load", JsqLoad, {"load": _reported_twice}, True),
     Mutant("draining workers take requests", "jsq", Jsq, {"serves": _draining_takes}, True),

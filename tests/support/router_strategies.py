@@ -44,6 +44,7 @@ def choices(draw: st.DrawFn) -> PolicySettings:
         ageing=draw(st.sampled_from((0.0, 2.0, 8.0))),
         slack=draw(st.sampled_from((0.0, 0.05, 1.0))),
         prompt_weight=draw(st.sampled_from((0.0, 3.0))),
+        gather=draw(st.sampled_from((0.0, 1.0, 0.1))),
     )
 
 
@@ -63,6 +64,7 @@ def busy(seed: int) -> Case:
         ageing=dice.choice((0.0, 2.0, 8.0)),
         slack=dice.choice((0.0, 0.05, 0.5)),
         prompt_weight=dice.choice((0.0, 3.0)),
+        gather=dice.choice((0.0, 1.0, 0.1)),
     )
     capacity = Capacity(slots=dice.randint(1, 4))
     workers = [capacity] * dice.randint(2, 4)

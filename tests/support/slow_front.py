@@ -55,6 +55,7 @@ class SlowFront:
         self.workers = [SlowWorker() for _ in workers]
         self.requests: dict[int, SlowRequest] = {}
         self.arrivals = 0
+        self.made = 0
         self.bindings: list[tuple[int, int]] = []
         for worker, capacity in enumerate(workers):
             self.set_capacity(worker, capacity)
@@ -72,6 +73,7 @@ class SlowFront:
         request = self.requests[name]
         request.made += tokens
         request.begun |= tokens > 0
+        self.made += tokens
 
     def finish(self, name: int) -> None:
         self.policy.finished(self.requests.pop(name).made)

@@ -133,12 +133,16 @@ class Fit:
         self.settings = settings
         self.ended: list[int] = []
         self.decision = 0
+        self.looked: int | None = None
+        self.lost = 0.0
 
     def finished(self, made: int) -> None:
         self.ended.append(made)
 
     def dispatch(self, front: SlowFront) -> None:
         self.decision += 1
+        if self.gathers(front):
+            return
         while front.pool:
             free = sum(front.free(w) for w in range(front.size))
             if not free:
@@ -147,6 +151,36 @@ class Fit:
             if bound is None:
                 return
             front.bind(*bound)
+
+    def gathers(self, front: SlowFront) -> bool:
+        """Whether requests wait for each other, until as much is lost as one prompt costs alone."""
+        serving = self.serving(front)
+        running = sum(request.begun for w in serving for request in front.members(w))
+        free = sum(front.free(w) for w in serving)
+        alone = self.settings.gather * self.settings.prompt_weight
+        since, self.looked = self.looked, None
+        if not alone or not free or not running or all(front.free(w) for w in serving):
+            return False
+        if since is None:
+            since, self.lost = front.made, 0.0
+        self.lost += (front.made - since) / running * self.idle(front, free) * self.envelope(front)
+        if self.lost >= alone * self.missing(front, free):
+            return False
+        self.looked = front.made
+        return True
+
+    def idle(self, front: SlowFront, free: int) -> float:
+        """The part of a step that is lost: of the slots, or for somebody who need not wait."""
+        slots = total(float(front.workers[w].slots) for w in self.serving(front))
+        return free / slots if len(front.pool) >= free else 1.0
+
+    def envelope(self, front: SlowFront) -> int:
+        return max(front.load(w) for w in self.serving(front))
+
+    def missing(self, front: SlowFront, free: int) -> float:
+        """Prompt tokens to compute, on the mean of the first requests, where most is cached."""
+        first = front.pool[: min(free, self.settings.window)]
+        return sum(max(0, r.size - max(r.hits, default=0)) for r in first) / len(first)
 
     def fill(self, front: SlowFront, free: int) -> tuple[SlowRequest, int] | None:
         """The request nearest to what the emptiest needs of those that are not above the mean."""

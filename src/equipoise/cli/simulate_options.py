@@ -105,6 +105,10 @@ OPTIONS = (
     Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X",
            shown_default="the policy's",
            help="fit: how far above the mean load a worker still takes requests"),
+    Option(key="gather", kind=kinds.REAL, group=ROUTING, metavar="X",
+           shown_default="the policy's",
+           help="fit, with --prompt-weight: requests wait for each other, so that prompts are "
+           "computed together, until X times what one costs alone is lost; 0: never"),
     Option(key="sweep", kind=own.SWEEP, group=SWEEP, metavar="|".join(own.SWEEPS),
            shown_default="none", help="the same again at several loads, or on several numbers of "
            "workers"),
@@ -160,6 +164,7 @@ class SimulateRequest:
     window: int | None = None
     ageing: float | None = None
     slack: float | None = None
+    gather: float | None = None
     sweep: str | None = None
     points: tuple[float, ...] | None = None
     out: Path = Path("equipoise-simulate")

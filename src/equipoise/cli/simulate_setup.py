@@ -161,7 +161,7 @@ def _step(request: SimulateRequest) -> StepTime:
 
 
 def _contenders(request: SimulateRequest) -> tuple[Contender, ...]:
-    said = {"window": request.window, "ageing": request.ageing, "slack": request.slack}
+    said = {key: getattr(request, key) for key in ("window", "ageing", "slack", "gather")}
     settings: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
     settings["when_full"] = WhenFull(request.when_full)
     settings["prompt_weight"] = request.prompt_weight

@@ -90,6 +90,7 @@ def _amounts(request: SimulateRequest) -> Iterator[tuple[str, float | None, floa
     yield "--patience", request.patience, 1e9
     yield "--ageing", request.ageing, 1e12
     yield "--slack", request.slack, 1e6
+    yield "--gather", request.gather, 1e6
 
 
 def _check_step(request: SimulateRequest) -> None:

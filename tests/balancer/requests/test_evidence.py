@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.balancer.requests.cluster import Cluster
-from equipoise.balancer.requests.comparison import Draw, Result, Trial, compare, contenders
+from equipoise.balancer.requests.cluster import Cluster, Prefill, StepTime
+from equipoise.balancer.requests.comparison import (
+    Contender,
+    Draw,
+    Result,
+    Trial,
+    compare,
+    contenders,
+)
 from equipoise.balancer.requests.generators import generate
+from equipoise.balancer.requests.rules import PolicySettings
 from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
@@ -74,6 +82,31 @@ def test_no_policy_is_better_than_fit_where_workers_are_saturated(case: Case) ->
         assert found["fit"].beside(found[name], "throughput").high >= 0, name
     waits = [found[name].interval("wait_p99").mean for name in ("fit", "br0")]
     assert waits[0] <= 1.6 * waits[1]
+
+
+def computing(case: Case, weight: float) -> Trial:
+    """Workers that compute prompts themselves, saturated."""
+    name, workers, slots, count = case
+    step, prefill = StepTime(prompt_weight=weight), Prefill(chunk=8192)
+    cluster = Cluster(workers=workers, slots=slots, step=step, prefill=prefill)
+    return Trial(draw=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster))
+
+
+@pytest.mark.parametrize("weight", [20.0, 200.0])
+@pytest.mark.parametrize("case", CASES[:3])
+def test_prompts_are_computed_together_and_nobody_waits_longer_for_it(
+    case: Case, weight: float
+) -> None:
+    entered = (
+        *contenders(OTHERS[:-2]),
+        Contender("blind", PolicySettings()),
+        Contender("fit", PolicySettings(prompt_weight=weight)),
+    )
+    found = {result.contender.label: result for result in compare(computing(case, weight), entered)}
+    for name in (*OTHERS[:-2], "blind"):
+        assert found["fit"].beside(found[name], "imbalance").high < 0, name
+        assert found["fit"].beside(found[name], "throughput").low > 0, name
+        assert found["fit"].beside(found[name], "ttft_mean").high < 0, name
 
 
 def test_who_is_more_even_than_fit_on_heavy_tails_in_the_long_run_serves_less() -> None:

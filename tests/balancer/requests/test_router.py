@@ -333,6 +333,7 @@ def test_a_change_that_makes_no_sense_changes_nothing(change: WorkerChange) -> N
         {"greedy_slots": -1},
         {"slack": -0.1},
         {"prompt_weight": -1.0},
+        {"gather": -1.0},
         {"seed": -1},
         {"window": 1.5},
     ],
