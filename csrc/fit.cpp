@@ -20,6 +20,7 @@ struct Level {
 struct Doors {
     bool all_open = true;  // each has a free slot
     double slots = 0, running = 0;
+    double wanted = 0;    // free slots of workers that are not too heavy to get anything
     double envelope = 0;  // the largest load: what a step takes
 };
 
@@ -59,24 +60,37 @@ class Fit final : public Policy {
         looked_ = fleet.made();
         // Free slots lose their part of a step; who could have had one anyway loses the whole.
         const bool scarce = fleet.pooled() >= free;
-        const double part = scarce ? static_cast<double>(free) / doors.slots : 1;
+        const double part = scarce ? doors.wanted / doors.slots : 1;
         lost_ += steps * part * doors.envelope;
         if (lost_ < alone * mean_missing(fleet, std::min(free, settings_.window))) return true;
         looked_ = -1;
         return false;
     }
 
-    static Doors look(const Fleet& fleet) {
+    Doors look(const Fleet& fleet) const {
+        const double most = mean_load(fleet) * (1 + settings_.slack);
         Doors doors;
         for (std::size_t w = 0; w < fleet.size(); ++w) {
             const Worker& worker = fleet.worker(w);
             if (!worker.serves()) continue;
+            const auto load = static_cast<double>(worker.all_load());
             doors.all_open &= worker.free() > 0;
             doors.slots += static_cast<double>(worker.slots);
             doors.running += static_cast<double>(worker.running);
-            doors.envelope = std::max(doors.envelope, static_cast<double>(worker.all_load()));
+            doors.wanted += load <= most ? static_cast<double>(worker.free()) : 0;
+            doors.envelope = std::max(doors.envelope, load);
         }
         return doors;
+    }
+
+    static double mean_load(const Fleet& fleet) {
+        double loads = 0, serving = 0;
+        for (std::size_t w = 0; w < fleet.size(); ++w) {
+            if (!fleet.worker(w).serves()) continue;
+            serving += 1;
+            loads += static_cast<double>(fleet.worker(w).all_load());
+        }
+        return loads / serving;
     }
 
     // Prompt tokens of the first requests that have to be computed, where most of them are cached.

@@ -157,6 +157,10 @@ def _slots_idle(self: Fit, front: SlowFront, free: int) -> float:
     return free / sum(front.workers[w].slots for w in self.serving(front))
 
 
+def _unwanted_idle(self: Fit, front: SlowFront, free: int) -> float:
+    return _slots_idle(self, front, free) if len(front.pool) >= free else 1.0
+
+
 def _reported_twice(self: SlowFront, worker: int) -> int:
     mine = sum(request.weight for request in self.members(worker))
     return mine * self.front_ends + (self.workers[worker].others or (0, 0))[0]
@@ -205,6 +209,7 @@ MUTANTS = (
     _misread("others are waited for twice as long", Fit, lambda s: replace(s, gather=2 * s.gather)),
     Mutant("cached prompts are waited for", "fit", Fit, {"missing": _all_missing}),
     Mutant("who need not wait loses little", "fit", Fit, {"idle": _slots_idle}),
+    Mutant("slots that nobody would fill are lost", "fit", Fit, {"idle": _unwanted_idle}),
     Mutant("who lost its worker goes last", "fit", Fit, {"lose": _pool_behind}, True),
     Mutant("others count though reported", "jsq_load", JsqLoad, {"load": _reported_twice}, True),
     Mutant("draining workers take requests", "jsq", Jsq, {"serves": _draining_takes}, True),

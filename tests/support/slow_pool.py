@@ -171,8 +171,11 @@ class Fit:
 
     def idle(self, front: SlowFront, free: int) -> float:
         """The part of a step that is lost: of the slots, or for somebody who need not wait."""
-        slots = total(float(front.workers[w].slots) for w in self.serving(front))
-        return free / slots if len(front.pool) >= free else 1.0
+        serving = self.serving(front)
+        slots = total(float(front.workers[w].slots) for w in serving)
+        most = sum(front.load(w) for w in serving) / len(serving) * (1 + self.settings.slack)
+        wanted = total(float(front.free(w)) for w in serving if front.load(w) <= most)
+        return wanted / slots if len(front.pool) >= free else 1.0
 
     def envelope(self, front: SlowFront) -> int:
         return max(front.load(w) for w in self.serving(front))
