@@ -1,0 +1,1 @@
+"""The parts of `ray_workers.py`; they import nothing that other nodes may not have."""

@@ -1,0 +1,100 @@
+"""One process on the machine where this is: a server of a node, or the proxy."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+GUARD = Path(__file__).with_name("guard.py")
+PATIENCE = 60.0
+TAIL_BYTES, TAIL_LINES = 4096, 8
+
+
+class Server:
+    """A command under a guard; on other nodes Ray makes an actor of it.
+
+    Attributes:
+        code: the command's exit code, as `status` found it; None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self._held = socket.socket()
+        self._log: Path | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._status: str | None = None
+        self.code: int | None = None
+
+    def hold(self, port: int) -> int:
+        """Keep a port for it until `start`, so that nobody else is given it; 0: a free one.
+
+        Returns the port. Raises OSError where it is taken.
+        """
+        # What is held so, and not listened on, can be bound by a server that says the same.
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._held.bind(("", port))
+        except OSError as error:
+            raise OSError(f"port {port} cannot be had: {error.strerror}") from error
+        return int(self._held.getsockname()[1])
+
+    def start(self, command: Sequence[str], log: str, grace: float) -> None:
+        """Run the command.
+
+        Args:
+            command: a program and its arguments.
+            log: file to whose end it writes; empty: it writes to our standard error.
+            grace: seconds from being told to end to being killed.
+        """
+        if log:
+            self._log = Path(log)
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._held.close()
+        self._guard = subprocess.Popen(
+            [sys.executable, str(GUARD), log, str(grace), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a ctrl-C in the terminal is for the launcher only
+        )
+
+    def status(self, seconds: float = 0.0) -> str | None:
+        """How it ended, in words, once it has, waited for so long; None: it runs."""
+        if self._guard is None or self._guard.stdout is None:
+            return "it was not started"
+        if self._status is not None:
+            return self._status
+        if select.select([self._guard.stdout], [], [], seconds)[0]:
+            said = self._guard.stdout.read().decode().strip()
+            self._status, self.code = _ending(said), int(said) if said.isdigit() else None
+            self._guard.stdout.close()
+            self._guard.wait(PATIENCE)
+        return self._status
+
+    def tail(self) -> str:
+        """The last lines that it wrote."""
+        if self._log is None:
+            return ""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, os.path.getsize(self._log) - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"its log cannot be read: {error}"
+        return "\n".join(lines[-TAIL_LINES:])
+
+    def tell(self) -> None:
+        """Tell it to end, and do not wait; again is no harm."""
+        self._held.close()
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+
+
+def _ending(said: str) -> str:
+    """Of a guard's last line: the command's return code, or words."""
+    if not said:
+        return "its guard was killed"
+    if said.startswith("-"):
+        return f"it was ended by signal {said[1:]}"
+    return f"it ended with exit code {said}" if said.isdigit() else said
