@@ -26,6 +26,7 @@ MALFORMED: Sequence[tuple[object, str]] = (
     ({}, "model"),
     ({"model": 7, "messages": []}, "model"),
     ({"model": "", "messages": []}, "model"),
+    (asked() | {"model": "m" * 513}, "model"),
     ({"model": "m"}, "messages"),
     ({"model": "m", "messages": []}, "messages"),
     ({"model": "m", "messages": "hello"}, "messages"),
