@@ -75,3 +75,13 @@ def test_one_worker_without_a_limit_takes_any_prompt() -> None:
             assert [len(one.events("begin")) for one in site.fakes] == [0, 1]
 
     run(work())
+
+
+def test_what_is_tried_again_goes_to_a_worker_that_has_room_for_it() -> None:
+    async def work() -> None:
+        async with _site(100, 200, 200) as site:
+            fails = {"fake": {"w1": {"status": 500}}}
+            assert (await site.post(_prompt(150, **fails), PATH)).status == 200
+            assert [len(one.events("end")) for one in site.fakes] == [0, 0, 1]
+
+    run(work())
