@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 WORKLOADS: Mapping[str, str] = MappingProxyType(
     {
-        "prop": "prompts about 3200, outputs about 1200 tokens, both of a truncated normal",
+        "prop": "prompts about 3730, outputs about 1254 tokens, both of a truncated normal",
         "az24": "prompts lognormal with mean 4652, outputs just above 1000 tokens",
-        "reason": "short prompts, mean 803, and long heavy-tailed outputs, mean 3653 tokens",
-        "sharegpt": "chat: prompts about 161, outputs about 338 tokens, at most 1024 each",
+        "reason": "short prompts, mean 803, and long heavy-tailed outputs, mean about 3600 tokens",
+        "sharegpt": "chat: prompts about 156, outputs about 321 tokens, at most 1024 each",
     }
 )
 """What `generate` draws, in one line each."""

@@ -50,6 +50,10 @@ BAD = {
     ONE + "policy: fitt": "--policy: unknown name 'fitt'; known: random",
     ONE + "policy: nowhere:at_all": "--policy: 'nowhere:at_all' does not import",
     ONE + "policy: os:sep": "--policy: 'os:sep' cannot be called",
+    ONE + "policy: os:getcwd": "--policy: 'os:getcwd' makes no policy: TypeError",
+    ONE + "policy: builtins:zip": "what 'builtins:zip' makes is no policy: it has no on_arrival",
+    ONE + "policy: vllm": "--policy vllm decides by reports of workers: --metrics is needed",
+    ONE + "policy: sglang_tokens": "--metrics is needed",
     ONE
     + "policy_options: {windw: 3}": "--policy-options: unknown option 'windw'; known: when_full",
     ONE + "policy_options: {window: 1.5}": "window has to be int, got 1.5",

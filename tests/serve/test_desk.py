@@ -18,6 +18,8 @@ from equipoise.balancer.requests.policy import (
     RequestId,
     WorkerState,
 )
+from equipoise.balancer.requests.router import Router
+from equipoise.serve import events, sizes
 from equipoise.serve.desk import Desk
 from equipoise.serve.fleet import balance_of
 from equipoise.serve.outcomes import Refused
@@ -214,5 +216,21 @@ def test_the_least_busy_other_worker_is_tried_next() -> None:
         assert isinstance(tickets[-1].state, Bound)
         assert tickets[-1].state.worker == 1
         assert balance_of(desk.workers).imbalance == 3 * 10 - 20
+
+    run(work())
+
+
+@pytest.mark.parametrize("name", ["fit", "brh", "jsq_load", "fast_phi"])
+def test_the_largest_counts_that_are_believed_cost_nobody_else_a_slot(name: str) -> None:
+    async def work() -> None:
+        policy = factory_of(name, {})([SLOTS], [None])
+        assert isinstance(policy, Router)
+        desk = Desk(policy, 1, most_held=5)
+        large, small = desk.arrive(sizes.MOST_TOKENS), desk.arrive(7)
+        for ticket, tokens in ((large, events.MOST_TOKENS), (small, 3)):
+            assert isinstance(ticket.state, Bound)
+            desk.finish(ticket, ticket.state, tokens)
+        await asyncio.sleep(0)
+        assert (desk.errors, policy.loads, policy.counts, policy.pooled) == (0, [0], [0], 0)
 
     run(work())

@@ -120,7 +120,7 @@ def test_an_event_that_never_ends_is_passed_on_as_it_comes() -> None:
     assert reader.feed(b"\n\n") == b"\n\n"
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, True, "7", None, 1 << 40])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "7", None, (1 << 28) + 1, 1 << 31, 1 << 40])
 def test_usage_that_is_no_count_is_not_believed(value: object) -> None:
     body = json.dumps({"usage": {"prompt_tokens": value, "completion_tokens": value}})
     assert read_usage(body.encode()) == Usage()

@@ -307,6 +307,31 @@ def test_a_stream_without_its_end_is_one_that_broke_off() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_worker_that_breaks_off_behind_the_end_of_its_stream_has_answered(ended: bool) -> None:
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
+            event = b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\n'
+            event += b"data: [DONE]\n\n" if ended else b""
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            chunk = b"%x\r\n%s\r\n" % (len(event), event)
+            writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(broken, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, proxied(workers=_only(Fake("w0", port=port))) as site:
+            answer = await site.post(asked(stream=True))
+            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
+            assert (error_of(answer.body) is None) == ended
+
+    run(work())
+
+
 def _only(fake: Fake) -> tuple[WorkerSettings, ...]:
     return settings_of([fake]).workers
 

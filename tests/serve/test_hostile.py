@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_openai import Fake
-from support.proxying import CHAT, Site, asked, proxied, run
+from support.proxying import CHAT, Site, asked, proxied, run, settings_of
 
 from equipoise.serve.settings import Limits, Patience
 
@@ -26,6 +27,7 @@ MALFORMED: Sequence[tuple[object, str]] = (
     ({}, "model"),
     ({"model": 7, "messages": []}, "model"),
     ({"model": "", "messages": []}, "model"),
+    (asked() | {"model": "m" * 513}, "model"),
     ({"model": "m"}, "messages"),
     ({"model": "m", "messages": []}, "messages"),
     ({"model": "m", "messages": "hello"}, "messages"),
@@ -229,6 +231,35 @@ def test_a_client_that_takes_nothing_is_left() -> None:
             assert 'requests_total{outcome="client_stalled"} 1.0' in text
             writer.close()
             del reader
+
+    run(work())
+
+
+def test_a_client_that_takes_nothing_of_a_whole_answer_is_left() -> None:
+    size = 32 << 20
+
+    async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked_for = await reader.readuntil(b"\r\n\r\n")
+        body = b"x" * size if asked_for.startswith(b"POST") else b""
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(large, "127.0.0.1", 0)
+        workers = settings_of([Fake("w0", port=server.sockets[0].getsockname()[1])]).workers
+        async with server, proxied(workers=workers, patience=Patience(token=0.3)) as site:
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port, limit=1024)
+            body = json.dumps(asked()).encode()
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(1.0)
+            got = 0
+            with suppress(ConnectionError):
+                while piece := await reader.read(1 << 20):
+                    got += len(piece)
+            assert got < size
+            writer.close()
 
     run(work())
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.serve.asked import CHAT, COMPLETIONS, read_asked
-from equipoise.serve.sizes import MOST_BYTES, SizeEstimate
+from equipoise.serve.sizes import MOST_BYTES, MOST_TOKENS, SizeEstimate
 
 
 def test_nothing_learnt_is_four_bytes_a_token() -> None:
@@ -52,3 +52,10 @@ def test_a_prompt_is_measured_in_bytes_of_its_text_or_in_tokens_where_it_has_the
     ):
         asked = read_asked(COMPLETIONS, f'{{"model": "m", "prompt": {prompt}}}'.encode(), {})
         assert (asked.exact, asked.text) == expected
+
+
+def test_a_count_that_cannot_be_a_texts_own_does_not_spoil_what_is_learnt() -> None:
+    sizes = SizeEstimate()
+    sizes.learn(13, MOST_TOKENS)
+    assert sizes.tokens(4000) <= 1010
+    assert sizes.tokens(1 << 60) == MOST_TOKENS

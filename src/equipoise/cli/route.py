@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from equipoise.balancer.requests.rules import RULES
 from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
 from equipoise.cli.route_metrics import reports_of
@@ -69,9 +70,15 @@ def settings_of(request: RouteRequest) -> RouteSettings:
         for group in (LIMITS, WAITS, HEALTH)
     }  # fmt: skip
     workers = workers_of(request.workers, request.slots, request.room)
+    reports = reports_of(dict(request.metrics), workers)
+    if reports is None and request.policy in RULES and RULES[request.policy].report_every:
+        # It would go on by its own picks, which count for ever: a worker that comes back has none.
+        raise UsageError(
+            f"--policy {request.policy} decides by reports of workers: --metrics is needed"
+        )
     return RouteSettings(
         workers=workers,
-        reports=reports_of(dict(request.metrics), workers),
+        reports=reports,
         access=_access(request),
         limits=Limits(**_whole(by_group[LIMITS])),
         patience=Patience(**by_group[WAITS]),

@@ -11,6 +11,8 @@ from equipoise.serve.settings import RANK_HEADER
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RANK_KEY = "data_parallel_rank"
 MOST_RANK = 1 << 20
+LONGEST_MODEL = 512
+"""Letters of a model's name, which is kept as long as the request, and goes into the log."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ def read_asked(path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
     """Raises Refused (400) for what no worker could answer."""
     asked = _mapping(body)
     model = asked.get("model")
-    if not isinstance(model, str) or not model:
-        raise bad_request("'model' has to be the name of a model")
+    if not isinstance(model, str) or not 1 <= len(model) <= LONGEST_MODEL:
+        raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
     if not isinstance(asked.get("stream"), bool | None):
         raise bad_request("'stream' has to be true or false")
     _check_counts(asked)

@@ -107,9 +107,14 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """See aiohttp."""
+        """See aiohttp; who does not take a whole answer in time is left."""
         try:
-            return await super().finish_response(request, resp, start_time)
+            async with asyncio.timeout(self._listener.patience.token):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            if self.transport is not None:
+                self.transport.abort()
+            raise ConnectionError("the client did not take what was sent to it") from None
         finally:
             self._heading = True
 

@@ -128,9 +128,9 @@ class Desk:
             return  # the worker was lost meanwhile, and the policy has it again
         self.leave(ticket)
         ticket.told = 0
-        ticket.pin = (
-            ticket.wanted if ticket.wanted is not None else least(self.workers, bound.worker)
-        )
+        ticket.pin = ticket.wanted
+        if ticket.wanted is None:
+            ticket.pin = least(self.workers, bound.worker, ticket.size)
         self._flush()
         self._enter(ticket)
 
@@ -179,7 +179,7 @@ class Desk:
     def _move(self, ticket: Ticket, away: int) -> None:
         """Nothing of it has begun: any worker but `away` may have it."""
         self.leave(ticket)
-        ticket.pin = least(self.workers, away)
+        ticket.pin = least(self.workers, away, ticket.size)
         try:
             self._enter(ticket)
         except Exception:  # told of already; it is one request's end, and not the proxy's

@@ -14,6 +14,7 @@ class WorkerView:
     Attributes:
         state: as the policy was told last.
         health: what was found of it last.
+        room: tokens in its KV cache; None: unknown.
         aside: whether it is to get no more requests, by hand.
         tickets: bound to it or running on it, by number.
         load: their tokens: prompts, and what they made.
@@ -23,6 +24,7 @@ class WorkerView:
 
     state: WorkerState = WorkerState.SERVING
     health: WorkerState = WorkerState.SERVING
+    room: int | None = None
     aside: bool = False
     tickets: dict[int, Ticket] = field(default_factory=dict)
     load: int = 0
@@ -71,11 +73,16 @@ def balance_of(workers: Sequence[WorkerView]) -> Balance:
     return Balance(most - sum(loads), (most - sum(loads)) / most if most else 0.0)
 
 
-def least(workers: Sequence[WorkerView], without: int) -> int | None:
-    """The worker that serves and has least to do, other than `without`; None: there is none."""
+def least(workers: Sequence[WorkerView], without: int, size: int = 0) -> int | None:
+    """The worker that serves and has least to do, other than `without`; None: there is none.
+
+    Those whose KV cache would never hold `size` are left out.
+    """
     others = [
         (len(one.tickets), one.load, number)
         for number, one in enumerate(workers)
-        if one.state is WorkerState.SERVING and number != without
+        if one.state is WorkerState.SERVING
+        and number != without
+        and (one.room is None or size <= one.room)
     ]
     return min(others)[2] if others else None

@@ -12,6 +12,7 @@ from equipoise.hal.errors import EquipoiseError
 from equipoise.serve.load_client import LoadClient, Target
 from equipoise.serve.load_plan import LoadPlan
 from equipoise.serve.load_result import LoadResult, Sent, result_of
+from equipoise.serve.signals import until_told
 
 PATIENCE = 30.0
 """Seconds for the list of models."""
@@ -26,7 +27,7 @@ def run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) -> LoadRe
         desc="requests", total=plan.workload.count, file=stream, disable=progress != "shown"
     )
     try:
-        return asyncio.run(_run(target, plan, bar))
+        return asyncio.run(until_told(_run(target, plan, bar)))
     finally:
         bar.close()
 

@@ -11,6 +11,8 @@ from equipoise.balancer.requests.router import Router
 from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull
 from equipoise.hal.errors import PolicyError, UsageError
 
+EVENTS = ("on_arrival", "on_tokens", "on_finish", "on_abort", "on_worker_change")
+
 
 class PolicyFactory(Protocol):
     """Makes a policy over workers; they are numbered in the order of the arguments."""
@@ -41,7 +43,24 @@ def factory_of(name: str, options: Mapping[str, object]) -> PolicyFactory:
         raise UsageError(f"--policy: {name!r} does not import: {reason}") from error
     if not callable(found):
         raise UsageError(f"--policy: {name!r} cannot be called")
-    return cast(PolicyFactory, found)
+    return _foreign(name, cast(PolicyFactory, found))
+
+
+def _foreign(name: str, found: PolicyFactory) -> PolicyFactory:
+    """`found`, whose mistakes are its user's to mend. What is made raises UsageError."""
+
+    def make(slots: Sequence[int], rooms: Sequence[int | None]) -> Policy:
+        try:
+            policy = found(slots, rooms)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(f"--policy: {name!r} makes no policy: {reason}") from error
+        for event in EVENTS:
+            if not callable(getattr(policy, event, None)):
+                raise UsageError(f"--policy: what {name!r} makes is no policy: it has no {event}")
+        return policy
+
+    return make
 
 
 def _native(name: str, options: Mapping[str, object]) -> PolicyFactory:

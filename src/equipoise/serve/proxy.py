@@ -64,6 +64,8 @@ class Proxy:
         self._journal = Journal(settings)
         workers, limits = settings.workers, settings.limits
         self.desk = Desk(policy, len(workers), limits.held, self._journal.metrics.decided)
+        for view, worker in zip(self.desk.workers, workers, strict=True):
+            view.room = worker.room
         self._journal.watch(self.desk)
         self._admin = Admin(settings, self.desk)
         self._bodies = Bodies(limits, settings.patience)

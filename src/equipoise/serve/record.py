@@ -56,6 +56,8 @@ class Record:
 
 NUMBERS = {"run", "arrival", "bound", "first", "end"}
 COUNTS = {"attempts", "prompt", "output"}
+LATEST = 1e12
+"""Seconds; of what is no number nothing can be said."""
 OPTIONAL = {"worker", "bound", "first"}
 NAMES = frozenset(field.name for field in fields(Record))
 
@@ -116,7 +118,7 @@ def _fits(key: str, value: Any) -> bool:
     if key in COUNTS:
         return type(value) is int and value >= 0
     if key in NUMBERS:
-        return type(value) in (int, float)
+        return type(value) in (int, float) and 0 <= value < LATEST
     if key == "outcome":
         return value in set(Outcome)
     return isinstance(value, bool if key == "streamed" else str)

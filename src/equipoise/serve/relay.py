@@ -17,7 +17,7 @@ from equipoise.serve.desk import Desk
 from equipoise.serve.errand import Errand
 from equipoise.serve.events import Usage, read_usage
 from equipoise.serve.headers import towards_client, towards_worker
-from equipoise.serve.outcomes import Fault, Outcome, Refused
+from equipoise.serve.outcomes import Fault, Outcome, Refused, bad_request
 from equipoise.serve.outgoing import NAME, ClientLeft, Outgoing
 from equipoise.serve.scope import Interrupted, Reason, Scope
 from equipoise.serve.settings import RouteSettings
@@ -75,7 +75,7 @@ class Relay:
         Raises: Refused; ClientLeft.
         """
         call.prompt = asked.exact or self.sizes.tokens(asked.text)
-        ticket = self._desk.arrive(call.prompt, wanted)
+        ticket = self._desk.arrive(self._size(asked, call.prompt, wanted), wanted)
         end = call.arrival + self._settings.patience.total
         errand = Errand(request, asked, call, ticket, end)
         try:
@@ -84,6 +84,24 @@ class Relay:
             raise Refused(FAULTS[ended.reason]) from None
         finally:
             self._desk.leave(ticket)
+
+    def _size(self, asked: Asked, prompt: int, wanted: int | None) -> int:
+        """What the policy is told of a prompt: no more than there is a worker for.
+
+        An estimate may be wrong, and the worker knows: once it is empty it gets
+        what seems too long.
+
+        Raises: Refused (400) for a prompt that is known to be longer.
+        """
+        workers = self._settings.workers
+        rooms = [one.room for one in (workers if wanted is None else workers[wanted : wanted + 1])]
+        most = max((room for room in rooms if room is not None), default=prompt)
+        if None in rooms or prompt <= most:
+            return prompt
+        if asked.exact:
+            message = f"the prompt has {prompt} tokens, and no worker has room for more than {most}"
+            raise bad_request(message, code="context_length_exceeded")
+        return most
 
     async def _attempts(self, errand: Errand) -> web.StreamResponse:
         for _ in range(self._settings.limits.attempts - 1):

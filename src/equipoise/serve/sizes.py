@@ -2,6 +2,8 @@
 
 PRIOR_TOKENS, PRIOR_BYTES = 1 << 10, 1 << 12
 """Four bytes a token, until so much has been seen that this is no more than a beginning."""
+MOST_TOKENS = 1 << 28
+"""Of an estimate: more than any prompt has, and less than what policies cannot be told of."""
 MOST_BYTES = 1 << 32
 """Beyond it what was seen weighs half, so that traffic that changes is followed."""
 
@@ -19,13 +21,16 @@ class SizeEstimate:
 
     def tokens(self, text: int) -> int:
         """Of a text of so many bytes; at least 1."""
-        return max(1, -(-text * self._tokens // self._bytes))
+        return min(max(1, -(-text * self._tokens // self._bytes)), MOST_TOKENS)
 
     def learn(self, text: int, tokens: int) -> None:
-        """A text of so many bytes had so many tokens."""
+        """A text of so many bytes had so many tokens.
+
+        What goes beyond a token a byte is not of the text: a picture's, a template's, or a mistake.
+        """
         if text < 1 or tokens < 1:
             return
-        self._tokens += tokens
+        self._tokens += min(tokens, text)
         self._bytes += text
         if self._bytes > MOST_BYTES:
             self._tokens = max(1, self._tokens // 2)

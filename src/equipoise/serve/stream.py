@@ -12,7 +12,7 @@ from equipoise.serve.events import EventReader, Usage
 from equipoise.serve.outgoing import Outgoing
 from equipoise.serve.scope import Reason, Scope
 from equipoise.serve.ticket import Bound
-from equipoise.serve.upstream import AttemptFailed, is_framed
+from equipoise.serve.upstream import FAILURES, AttemptFailed, is_framed
 
 MOST_PRELUDE = 1 << 16
 """Bytes that are kept back until the first token, because until then all can be tried again."""
@@ -55,7 +55,7 @@ class Stream:
         Raises: AttemptFailed where it must not be passed on any more; aiohttp's errors where the
         worker breaks off; ClientLeft.
         """
-        while chunk := await answer.content.readany():
+        while chunk := await self._next(answer):
             await self._pass(answer, self._reader.feed(chunk), self._loop.time())
         if not is_framed(answer) and not self._reader.ended:
             raise aiohttp.ServerDisconnectedError("the stream has no end")
@@ -68,6 +68,15 @@ class Stream:
         if rest:
             await self._outgoing.write(rest)
         return await self._outgoing.end()
+
+    async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
+        """What comes next; nothing behind `[DONE]`, however the worker closes then."""
+        try:
+            return await answer.content.readany()
+        except FAILURES:
+            if self._reader.ended:
+                return b""
+            raise
 
     async def _pass(self, answer: aiohttp.ClientResponse, whole: bytes, came: float) -> None:
         """Pass whole events on, once there is a token among those that have come."""

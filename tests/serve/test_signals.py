@@ -1,0 +1,62 @@
+"""A signal ends what an event loop runs, wherever the loop is when it comes."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from equipoise.cli.termination import SIGNALS, Terminated, terminable
+from equipoise.serve.signals import until_told
+
+PATIENCE = 20.0
+
+
+async def _group(*works: Callable[[], object]) -> None:
+    """Tasks that do this first, and then nothing for long."""
+
+    async def one(work: Callable[[], object]) -> None:
+        await asyncio.sleep(0)
+        work()
+        await asyncio.sleep(PATIENCE)
+
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(one(work))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("where", ["task", "callback"])
+def test_a_signal_ends_it_and_nothing_is_wrapped(number: signal.Signals, where: str) -> None:
+    def within_a_callback() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+
+    def within_a_task() -> None:
+        signal.raise_signal(number)
+
+    first = within_a_task if where == "task" else within_a_callback
+    with terminable():
+        before = signal.getsignal(number)
+        with pytest.raises(Terminated) as ended:
+            asyncio.run(until_told(_group(first, lambda: None)))
+        assert callable(before)
+    assert ended.value.number == number
+
+
+def test_what_comes_to_its_end_is_returned_and_handlers_are_as_they_were() -> None:
+    async def work() -> int:
+        return 7
+
+    with terminable():
+        before = [signal.getsignal(number) for number in SIGNALS]
+        assert asyncio.run(until_told(work())) == 7
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_without_a_handler_a_cancelled_task_is_cancelled() -> None:
+    async def work() -> None:
+        async with asyncio.timeout(0.01):
+            await until_told(asyncio.sleep(PATIENCE))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(work())
