@@ -1,7 +1,7 @@
 """Runs the Ascend backend over the simulated driver at full strength, and keeps what was seen.
 
     python benchmarks/simulated.py suites      the conformance suite, each schedule: ten minutes
-    python benchmarks/simulated.py broken      the ten broken backends, twenty times each: as long
+    python benchmarks/simulated.py broken      eleven broken backends, twenty times each: as long
     python benchmarks/simulated.py races       the race table of the simulator: two minutes
     python benchmarks/simulated.py jobs        the main job on 2 and 4 ranks: half an hour
 

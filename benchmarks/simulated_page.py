@@ -68,7 +68,7 @@ def _ended(code: int) -> str:
 
 def _broken() -> list[str]:
     found = _load("broken")
-    lines = ["## Ten broken backends", ""]
+    lines = ["## Eleven broken backends", ""]
     if found is None:
         return [*lines, "OWED", ""]
     figures = found["figures"]

@@ -114,7 +114,9 @@ void bind_requests(nb::class_<Router>& router) {
             "abort", [](Router& r, std::int32_t request) { r.fleet().leave(request); },
             "request"_a)
         .def("dispatch", &dispatch)
-        .def("pooled", [](const Router& r) { return r.fleet().pooled() + r.fleet().pinned(); });
+        .def("pooled", [](const Router& r) {
+            return r.fleet().pooled() + r.fleet().pinned() + r.fleet().stranded();
+        });
 }
 
 // What is told of workers, and what they have.

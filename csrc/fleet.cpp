@@ -22,13 +22,15 @@ const char* name_of(Stage stage) {
 
 }  // namespace
 
-Fleet::Fleet(std::size_t workers, std::int64_t slots, std::int64_t room, std::int64_t front_ends)
-    : workers_(workers), front_ends_(front_ends) {
+Fleet::Fleet(std::size_t workers, std::int64_t slots, std::int64_t room, std::int64_t front_ends,
+             bool strands)
+    : workers_(workers), front_ends_(front_ends), strands_(strands) {
     for (Worker& worker : workers_) {
         worker.alike = front_ends;
         worker.slots = std::min(slots, kUnlimited);
         worker.room = std::min(room, kUnlimited);
     }
+    look_for_room();
 }
 
 std::int32_t Fleet::arrive(Request request) {
@@ -97,6 +99,7 @@ std::int32_t Fleet::add_worker(std::int64_t slots, std::int64_t room) {
     worker.room = std::min(room, kUnlimited);
     worker.alike = front_ends_;
     workers_.push_back(worker);
+    look_for_room();
     return static_cast<std::int32_t>(workers_.size()) - 1;
 }
 
@@ -105,12 +108,14 @@ void Fleet::set_state(std::int32_t w, WorkerState state) {
     if (worker.state == WorkerState::lost && state == WorkerState::draining)
         throw WorkerRefused("worker " + std::to_string(w) + " is lost: it has nothing to drain");
     worker.state = state;
+    look_for_room();
 }
 
 void Fleet::set_capacity(std::int32_t w, std::int64_t slots, std::int64_t room) {
     Worker& worker = worker_at(w);
     worker.slots = std::min(slots, kUnlimited);
     worker.room = std::min(room, kUnlimited);
+    look_for_room();
 }
 
 void Fleet::set_report(std::int32_t w, const Report& report) {
@@ -143,6 +148,7 @@ void Fleet::lose(std::int32_t w, std::vector<std::int32_t>& gone) {
     worker.report = {};
     worker.others_load = worker.others_count = 0;
     worker.alike = front_ends_;
+    look_for_room();
 }
 
 void Fleet::lose_pinned(std::int32_t w, std::vector<std::int32_t>& gone) {
@@ -214,6 +220,7 @@ Request& Fleet::at(std::int32_t r, Stage low, Stage high, const char* event) {
 
 void Fleet::insert(std::int32_t r) {
     Request& request = requests_[r];
+    request.stranded = request.size > roomiest_;
     Line& line = line_of(request);
     std::int32_t before = line.tail;
     while (before >= 0 && requests_[before].order > request.order)
@@ -223,6 +230,22 @@ void Fleet::insert(std::int32_t r) {
     (before < 0 ? line.head : requests_[before].next) = r;
     (request.next < 0 ? line.tail : requests_[request.next].previous) = r;
     ++line.size;
+}
+
+void Fleet::look_for_room() {
+    std::int64_t roomiest = strands_ ? -1 : kUnlimited;
+    for (const Worker& worker : workers_)
+        if (worker.serves()) roomiest = std::max(roomiest, worker.room);
+    if (roomiest == roomiest_) return;
+    roomiest_ = roomiest;
+    std::vector<std::int32_t> moved;
+    for (const std::int32_t head : {pool_.head, stranded_.head})
+        for (std::int32_t r = head; r >= 0; r = requests_[r].next)
+            if (requests_[r].stranded != (requests_[r].size > roomiest_)) moved.push_back(r);
+    for (const std::int32_t r : moved) {
+        unlink(requests_[r]);
+        insert(r);
+    }
 }
 
 void Fleet::unlink(Request& request) {

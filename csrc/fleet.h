@@ -60,6 +60,7 @@ struct Request {
     std::int32_t pinned = -1;              // the only worker that may serve it
     std::int32_t previous = -1, next = -1;  // in the pool
     std::int32_t place = -1;                // among its worker's members
+    bool stranded = false;                  // no worker that serves could ever hold it
     std::int64_t size = 0;
     std::int64_t expected = -1;  // output tokens, of an oracle
     std::int64_t base = 0;       // its worker's ticks when it had made no token
@@ -81,7 +82,10 @@ struct Binding {
 
 class Fleet {
  public:
-    Fleet(std::size_t workers, std::int64_t slots, std::int64_t room, std::int64_t front_ends);
+    // `strands`: what is larger than every serving worker's room is kept out of the pool until one
+    // has the room, else whoever looks at the first of the pool only would see nobody else.
+    Fleet(std::size_t workers, std::int64_t slots, std::int64_t room, std::int64_t front_ends,
+          bool strands);
 
     // Events. Each raises RequestRefused or WorkerRefused where it cannot happen in the state that things are in.
     std::int32_t arrive(Request request);
@@ -121,14 +125,19 @@ class Fleet {
     // The pool: what any worker may serve, and what waits for its own.
     std::int32_t first() const { return pool_.head; }
     std::int64_t pooled() const { return pool_.size; }
+    std::int64_t stranded() const { return stranded_.size; }
     std::int32_t first_pinned() const { return pinned_.head; }
     std::int64_t pinned() const { return pinned_.size; }
     std::int32_t after(std::int32_t r) const { return requests_[r].next; }
 
  private:
     Request& at(std::int32_t r, Stage low, Stage high, const char* event);
-    Line& line_of(const Request& request) { return request.pinned < 0 ? pool_ : pinned_; }
+    Line& line_of(const Request& request) {
+        if (request.pinned >= 0) return pinned_;
+        return request.stranded ? stranded_ : pool_;
+    }
     void insert(std::int32_t r);  // by order
+    void look_for_room();         // workers have changed
     void lose_pinned(std::int32_t worker, std::vector<std::int32_t>& gone);
     void unlink(Request& request);
     void detach(std::int32_t r);
@@ -137,8 +146,10 @@ class Fleet {
     std::vector<Request> requests_;
     std::vector<std::int32_t> spare_;
     std::vector<Binding> bindings_;
-    Line pool_, pinned_;
+    Line pool_, pinned_, stranded_;
     std::int64_t arrivals_ = 0, made_ = 0, front_ends_;
+    std::int64_t roomiest_ = kUnlimited;  // of workers that serve, where requests are stranded
+    bool strands_;
 };
 
 }  // namespace equipoise::requests

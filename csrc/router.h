@@ -12,7 +12,7 @@ class Router {
     Router(const PolicySettings& settings, std::size_t workers, std::int64_t slots,
            std::int64_t room)
         : policy_(make_policy(settings, workers)),
-          fleet_(workers, slots, room, settings.front_ends) {}
+          fleet_(workers, slots, room, settings.front_ends, !policy_->queues()) {}
 
     Fleet& fleet() { return fleet_; }
     const Fleet& fleet() const { return fleet_; }

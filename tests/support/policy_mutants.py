@@ -170,6 +170,10 @@ def _draining_takes(self: SlowFront, worker: int) -> bool:
     return self.workers[worker].state.value != "lost"
 
 
+def _nobody_stranded(self: SlowFront) -> list[SlowRequest]:
+    return self._waiting(False)
+
+
 def _lost_counts(self: SlowFront) -> int:
     return len(self.workers)
 
@@ -213,5 +217,12 @@ MUTANTS = (
     Mutant("who lost its worker goes last", "fit", Fit, {"lose": _pool_behind}, True),
     Mutant("others count though reported", "jsq_load", JsqLoad, {"load": _reported_twice}, True),
     Mutant("draining workers take requests", "jsq", Jsq, {"serves": _draining_takes}, True),
+    Mutant(
+        "who fits nowhere stands in the window",
+        "fit",
+        Fit,
+        {"pool": property(_nobody_stranded)},
+        True,
+    ),
     Mutant("the lost meet at the barrier", "br0", Br0, {"present": property(_lost_counts)}, True),
 )

@@ -125,8 +125,10 @@ class SlowFront:
 
     @property
     def pool(self) -> list[SlowRequest]:
-        """What any worker may serve, in order of arrival."""
-        return self._waiting(False)
+        """What any worker may serve, in order of arrival; without what no worker could hold."""
+        rooms = [worker.room for w, worker in enumerate(self.workers) if self.serves(w)]
+        most = UNLIMITED if self.policy.queues else max(rooms, default=-1)
+        return [request for request in self._waiting(False) if request.size <= most]
 
     def members(self, worker: int) -> list[SlowRequest]:
         return [request for request in self.requests.values() if request.worker == worker]

@@ -1,4 +1,4 @@
-"""The ten ways in which a backend for Ascend is most easily wrong.
+"""The eleven ways in which a backend for Ascend is most easily wrong.
 
 Each was a bug of somebody's, or is one call away from one: the vendor's calls do not refuse it, and
 on a device that happens to be quick enough it shows nothing.
