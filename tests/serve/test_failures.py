@@ -1,7 +1,6 @@
 """Workers that refuse, hang up, fall silent or go: nothing is lost, and nothing comes twice."""
 
 import asyncio
-import json
 
 import pytest
 from support.fake_openai import Fake, start
@@ -18,7 +17,7 @@ from support.proxying import (
 )
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.settings import HealthSettings, Limits, Patience, WorkerSettings
+from equipoise.serve.settings import HealthSettings, Limits, Patience
 from equipoise.serve.ticket import Running
 
 STUBBORN = HealthSettings(interval=3600, timeout=30)
@@ -292,87 +291,12 @@ def test_an_answer_that_is_not_streamed_has_all_the_time_there_is() -> None:
     run(work())
 
 
-def test_a_stream_without_its_end_is_one_that_broke_off() -> None:
-    async def work() -> None:
-        async with proxied(Fake("w0")) as site:
-            server = await asyncio.start_server(_closing, "127.0.0.1", 0)
-            port = server.sockets[0].getsockname()[1]
-            fake = Fake("w1", port=port)
-            async with server, proxied(workers=_only(fake)) as other:
-                answer = await other.post(asked(stream=True))
-                assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
-                assert error_of(answer.body) is not None
-            assert (await site.get("/health")).status == 200
-
-    run(work())
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_worker_that_breaks_off_behind_the_end_of_its_stream_has_answered(ended: bool) -> None:
-    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
-            event = b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\n'
-            event += b"data: [DONE]\n\n" if ended else b""
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-            chunk = b"%x\r\n%s\r\n" % (len(event), event)
-            writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk)
-        else:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    async def work() -> None:
-        server = await asyncio.start_server(broken, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, proxied(workers=_only(Fake("w0", port=port))) as site:
-            answer = await site.post(asked(stream=True))
-            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
-            assert (error_of(answer.body) is None) == ended
-
-    run(work())
-
-
-def _only(fake: Fake) -> tuple[WorkerSettings, ...]:
-    return settings_of([fake]).workers
-
-
-async def _closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A server of HTTP/1.0 that ends its stream by closing, too early."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    ok = b"HTTP/1.0 200 OK\r\n"
-    if head.startswith(b"POST"):
-        event = json.dumps({"choices": [{"delta": {"content": "hi"}}]}).encode()
-        writer.write(ok + b"Content-Type: text/event-stream\r\n\r\ndata: " + event + b"\n\n")
-    else:
-        writer.write(ok + b"Content-Length: 0\r\n\r\n")
-    await writer.drain()
-    writer.close()
-
-
-def test_a_worker_that_speaks_no_http_fails_like_any_other() -> None:
-    async def work() -> None:
-        async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            head = await reader.readuntil(b"\r\n\r\n")
-            good = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-            writer.write(b"\x00\xffhello\r\n\r\n" if head.startswith(b"POST") else good)
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(babble, "127.0.0.1", 0)
-        fake = Fake("w0", port=server.sockets[0].getsockname()[1])
-        async with server, proxied(workers=_only(fake), health=STUBBORN) as site:
-            answer = await site.post(asked())
-            assert (answer.status, answer.error["code"]) == (502, "worker_failed")
-
-    run(work())
-
-
 def test_a_worker_that_is_not_there_any_more_is_found_out_by_a_request() -> None:
     async def work() -> None:
         gone = Fake("w0")
         runner = await start(gone)
         async with proxied(Fake("w1")) as helper:
-            both = (*_only(gone), *_only(helper.fakes[0]))
+            both = settings_of([gone, helper.fakes[0]]).workers
             async with proxied(workers=both, health=HealthSettings(interval=3.0)) as site:
                 await runner.cleanup()
                 answer = await site.post(asked(1))

@@ -17,6 +17,9 @@ from equipoise.serve.upstream import FAILURES, AttemptFailed, is_framed
 MOST_PRELUDE = 1 << 16
 """Bytes that are kept back until the first token, because until then all can be tried again."""
 
+CLOSING = 1.0
+"""Seconds that a worker may take to close behind `[DONE]`; its connection is used again then."""
+
 
 class Stream:
     """Of one attempt.
@@ -70,11 +73,13 @@ class Stream:
         return await self._outgoing.end()
 
     async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
-        """What comes next; nothing behind `[DONE]`, however the worker closes then."""
+        """What comes next; nothing behind `[DONE]`, however the worker closes then, or does not."""
+        ended = self._reader.ended
         try:
-            return await answer.content.readany()
-        except FAILURES:
-            if self._reader.ended:
+            async with asyncio.timeout(CLOSING if ended else None):
+                return await answer.content.readany()
+        except (*FAILURES, TimeoutError):
+            if ended:
                 return b""
             raise
 

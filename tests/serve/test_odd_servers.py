@@ -1,0 +1,101 @@
+"""Workers whose answers are odd HTTP, or none, or do not end as they should."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from support.fake_openai import Fake
+from support.proxying import Site, asked, error_of, proxied, run, settings_of, tokens_of
+
+from equipoise.serve.settings import HealthSettings
+
+STUBBORN = HealthSettings(interval=3600, timeout=30)
+"""Nothing is learnt of a worker but by its requests."""
+EVENT = b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+CHUNKED = STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+
+
+def chunk(text: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(text), text)
+
+
+@asynccontextmanager
+async def odd(answer: Callable[[Reader, Writer], Awaitable[None]]) -> AsyncIterator[Site]:
+    """A proxy before one server, which is healthy, and answers requests so."""
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
+            await answer(reader, writer)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    fake = Fake("w0", port=server.sockets[0].getsockname()[1])
+    workers = settings_of([fake]).workers
+    async with server, proxied(workers=workers, health=STUBBORN) as site:
+        yield site
+
+
+def saying(said: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
+    async def answer(reader: Reader, writer: Writer) -> None:
+        writer.write(said)
+        await writer.drain()
+
+    return answer
+
+
+def test_a_stream_that_ends_by_closing_needs_its_end() -> None:
+    async def work() -> None:
+        head = STREAM.replace(b"1.1", b"1.0") + b"\r\n"
+        async with odd(saying(head + EVENT)) as site:
+            answer = await site.post(asked(stream=True))
+            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
+            assert error_of(answer.body) is not None
+
+    run(work())
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_worker_that_breaks_off_behind_the_end_of_its_stream_has_answered(ended: bool) -> None:
+    async def work() -> None:
+        said = EVENT + DONE if ended else EVENT
+        async with odd(saying(CHUNKED + chunk(said))) as site:
+            answer = await site.post(asked(stream=True))
+            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
+            assert (error_of(answer.body) is None) == ended
+
+    run(work())
+
+
+def test_a_worker_that_says_nothing_behind_the_end_has_answered() -> None:
+    left = asyncio.Event()
+
+    async def stall(reader: Reader, writer: Writer) -> None:
+        writer.write(CHUNKED + chunk(EVENT + DONE))
+        await reader.read()  # until the proxy closes
+        left.set()
+
+    async def work() -> None:
+        async with odd(stall) as site:
+            answer = await site.post(asked(stream=True))
+            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
+            assert error_of(answer.body) is None
+            await asyncio.wait_for(left.wait(), 10)
+
+    run(work())
+
+
+def test_a_worker_that_speaks_no_http_fails_like_any_other() -> None:
+    async def work() -> None:
+        async with odd(saying(b"\x00\xffhello\r\n\r\n")) as site:
+            answer = await site.post(asked())
+            assert (answer.status, answer.error["code"]) == (502, "worker_failed")
+
+    run(work())
