@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from support.fake_openai import Fake
@@ -25,8 +25,10 @@ def chunk(text: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def odd(answer: Callable[[Reader, Writer], Awaitable[None]]) -> AsyncIterator[Site]:
-    """A proxy before one server, which is healthy, and answers requests so."""
+async def odd(
+    answer: Callable[[Reader, Writer], Awaitable[None]], *others: Fake
+) -> AsyncIterator[Site]:
+    """A proxy before a server that is healthy and answers requests so, and others."""
 
     async def serve(reader: Reader, writer: Writer) -> None:
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
@@ -38,9 +40,13 @@ async def odd(answer: Callable[[Reader, Writer], Awaitable[None]]) -> AsyncItera
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     fake = Fake("w0", port=server.sockets[0].getsockname()[1])
-    workers = settings_of([fake]).workers
-    async with server, proxied(workers=workers, health=STUBBORN) as site:
-        yield site
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(server)
+        if others:
+            helper = await stack.enter_async_context(proxied(*others))
+            others = tuple(helper.fakes)
+        workers = settings_of([fake, *others]).workers
+        yield await stack.enter_async_context(proxied(workers=workers, health=STUBBORN))
 
 
 def saying(said: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
@@ -88,6 +94,36 @@ def test_a_worker_that_says_nothing_behind_the_end_has_answered() -> None:
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is None
             await asyncio.wait_for(left.wait(), 10)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b'data: {"error": {"message": "out of memory", "code": 500}}\n\n' + DONE,
+        b'data: {"error": {"message": "out of memory"}}\n\n',
+    ],
+)
+def test_a_stream_that_begins_with_an_error_or_is_empty_is_tried_again(said: bytes) -> None:
+    async def work() -> None:
+        whole = chunk(said) + b"0\r\n\r\n" if said else b"0\r\n\r\n"
+        async with odd(saying(CHUNKED + whole), Fake("w1")) as site:
+            answers = [await site.post(asked(1, stream=True)) for _ in range(2)]
+            assert [tokens_of(answer.body) for answer in answers] == [["w1:0 "], ["w1:0 "]]
+            assert await site.metric("retries_total") >= 1
+
+    run(work())
+
+
+def test_a_stream_that_says_what_is_wrong_with_the_request_is_passed_on() -> None:
+    async def work() -> None:
+        said = b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE
+        async with odd(saying(CHUNKED + chunk(said) + b"0\r\n\r\n")) as site:
+            answer = await site.post(asked(1, stream=True))
+            assert (answer.status, answer.body) == (200, said)
+            assert await site.metric("retries_total") == 0
 
     run(work())
 

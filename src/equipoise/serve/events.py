@@ -32,6 +32,7 @@ class EventReader:
             itself has said of usage last.
         usage: what the worker has said.
         ended: whether the event that ends a stream, `[DONE]`, has come.
+        failed: whether an error came before any token, and was not the request's.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class EventReader:
         self.made = 0
         self.usage = NOTHING_SAID
         self.ended = False
+        self.failed = False
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole events among what has come, with all their bytes; the rest is kept."""
@@ -75,6 +77,7 @@ class EventReader:
         choices = event.get("choices")
         if isinstance(choices, list):
             self.made += sum(_brings_token(choice) for choice in choices)
+        self.failed = self.failed or (not self.made and _is_fault(event.get("error")))
         usage = usage_of(event)
         if usage.completion is not None:
             self.made = usage.completion
@@ -122,6 +125,14 @@ def _brings_token(choice: object) -> bool:
         return True
     # A token that is part of a letter brings an empty text.
     return "role" not in said and choice.get("finish_reason") is None
+
+
+def _is_fault(error: object) -> bool:
+    """An error of the server's; what is wrong with a request is wrong everywhere."""
+    if not isinstance(error, dict):
+        return False
+    code = error.get("code")
+    return not (type(code) is int and 400 <= code < 500)
 
 
 def _count_of(value: object) -> int | None:

@@ -64,6 +64,7 @@ class Stream:
             raise aiohttp.ServerDisconnectedError("the stream has no end")
         rest = self._prelude + self._reader.rest()
         if self._outgoing.response is None:
+            self._check_beginning()
             await self._begin(answer)
         self._errand.call.output = self._reader.made
         completed(self._errand, self._bound, self._reader.usage)
@@ -71,6 +72,13 @@ class Stream:
         if rest:
             await self._outgoing.write(rest)
         return await self._outgoing.end()
+
+    def _check_beginning(self) -> None:
+        """An answer with nothing in it, or with an error of the worker's, is none."""
+        if self._reader.failed:
+            raise AttemptFailed("its stream began with an error")
+        if not self._reader.made and not self._reader.ended:
+            raise AttemptFailed("its stream is empty")
 
     async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
         """What comes next; nothing behind `[DONE]`, however the worker closes then, or does not."""
