@@ -25,6 +25,7 @@ Rows = list[dict[str, Any]]
 SHOWN = ("imbalance", "idle", "throughput", "ttft_mean", "tpot_mean", "wait_p99", "fairness")
 PROP = CASES[1]
 FEW = ("jsq", "vllm", "jsq_load", "br0", "fit")
+PREFIXES = ("sglang_cache", "dynamo", "llm_d", "tpu_inference")
 PROMPT_WEIGHT = 200.0
 """KV tokens whose reading takes as long as computing one prompt token: 2e-5 s by 1e-7 s."""
 
@@ -171,7 +172,7 @@ def prefixes() -> Rows:
     cluster = Cluster(workers=8, slots=16)
     scenario = computing(Scenario(cluster=cluster), PROMPT_WEIGHT, cached=4_000)
     credited = PolicySettings(prompt_weight=PROMPT_WEIGHT, gather=0.0)
-    entered = (*looking(PROMPT_WEIGHT), Contender("fit, gather 0", credited))
+    entered = (*looking(PROMPT_WEIGHT), *contenders(PREFIXES), Contender("fit, gather 0", credited))
     found: Rows = []
     for load in (0.2, 0.3, 0.5):
         trial = Trial(draw=draw, seeds=SEEDS, scenario=scenario, load=load)

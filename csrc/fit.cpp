@@ -194,14 +194,17 @@ class Fit final : public Policy {
         return true;
     }
 
+    // Of all workers at the barrier one is the fullest, and only there does load cost anything; a
+    // prompt holds up all of them wherever it is computed. So cached tokens count for each worker.
     std::int32_t lightest_for(const Fleet& fleet, const Request& request) const {
+        const auto workers = static_cast<double>(fleet.present());
         std::int32_t best = -1;
         double least = 0;
         for (std::size_t w = 0; w < fleet.size(); ++w) {
             const auto index = static_cast<std::int32_t>(w);
             if (!fleet.fits(fleet.worker(w), request)) continue;
             const double cost =
-                static_cast<double>(fleet.worker(w).all_load()) - credit(request, index);
+                static_cast<double>(fleet.worker(w).all_load()) - workers * credit(request, index);
             if (best >= 0 && cost >= least) continue;
             best = index;
             least = cost;

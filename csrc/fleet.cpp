@@ -56,6 +56,7 @@ void Fleet::start(std::int32_t r) {
     request.stage = Stage::running;
     request.base = worker.ticks - request.made;
     ++worker.running;
+    expect(request, 0);
 }
 
 void Fleet::pause(std::int32_t r) {
@@ -63,6 +64,7 @@ void Fleet::pause(std::int32_t r) {
     request.made = age(request);
     request.stage = Stage::bound;
     --workers_[request.worker].running;
+    expect(request, weight(request));
 }
 
 void Fleet::grow(std::int32_t r, std::int64_t tokens) {
@@ -172,6 +174,8 @@ void Fleet::bind(std::int32_t r, std::int32_t w) {
     worker.members.push_back(r);
     worker.load += request.size;
     ++worker.count;
+    const bool told = static_cast<std::size_t>(w) < request.hits.size();
+    expect(request, std::max<std::int64_t>(0, request.size - (told ? request.hits[w] : 0)));
     bindings_.push_back({r, w});
 }
 
@@ -256,12 +260,18 @@ void Fleet::unlink(Request& request) {
     --line.size;
 }
 
+void Fleet::expect(Request& request, std::int64_t missing) {
+    workers_[request.worker].pending += missing - request.missing;
+    request.missing = missing;
+}
+
 void Fleet::detach(std::int32_t r) {
     Request& request = requests_[r];
     Worker& worker = workers_[request.worker];
     worker.load -= weight(request);
     worker.running -= request.stage == Stage::running;
     --worker.count;
+    expect(request, 0);
     const std::int32_t last = worker.members.back();
     worker.members[request.place] = last;
     requests_[last].place = request.place;

@@ -38,6 +38,7 @@ struct Worker {
     std::int64_t load = 0;     // KV tokens of this front end's requests, those that wait there too
     std::int64_t count = 0;    // of its requests
     std::int64_t running = 0;  // of those, with a token
+    std::int64_t pending = 0;  // prompt tokens to compute, of the others
     std::int64_t ticks = 0;    // tokens made by a request that has run from the beginning
     // Other front ends' part: by the last report, or, before the first, as much as ours for each.
     std::int64_t others_load = 0, others_count = 0, alike = 1;
@@ -46,6 +47,7 @@ struct Worker {
 
     std::int64_t all_load() const { return load * alike + others_load; }
     std::int64_t all_count() const { return count * alike + others_count; }
+    std::int64_t all_pending() const { return pending * alike; }
     bool serves() const { return state == WorkerState::serving; }
     bool lost() const { return state == WorkerState::lost; }
     std::int64_t free() const {
@@ -60,6 +62,7 @@ struct Request {
     std::int32_t pinned = -1;              // the only worker that may serve it
     std::int32_t previous = -1, next = -1;  // in the pool
     std::int32_t place = -1;                // among its worker's members
+    std::int64_t missing = 0;               // prompt tokens to compute, while it is bound
     bool stranded = false;                  // no worker that serves could ever hold it
     std::int64_t size = 0;
     std::int64_t expected = -1;  // output tokens, of an oracle
@@ -141,6 +144,7 @@ class Fleet {
     void lose_pinned(std::int32_t worker, std::vector<std::int32_t>& gone);
     void unlink(Request& request);
     void detach(std::int32_t r);
+    void expect(Request& request, std::int64_t missing);  // so much is to be computed
 
     std::vector<Worker> workers_;
     std::vector<Request> requests_;

@@ -52,6 +52,7 @@ class Policy {
 std::unique_ptr<Policy> make_policy(const PolicySettings& settings, std::size_t workers);
 
 std::unique_ptr<Policy> make_counting(const PolicySettings& settings, std::size_t workers);
+std::unique_ptr<Policy> make_prefixes(const PolicySettings& settings, std::size_t workers);
 std::unique_ptr<Policy> make_balance(const PolicySettings& settings);
 std::unique_ptr<Policy> make_overflow(const PolicySettings& settings);
 std::unique_ptr<Policy> make_fit(const PolicySettings& settings);

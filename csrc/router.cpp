@@ -40,6 +40,7 @@ void check(const PolicySettings& settings, std::size_t workers) {
 std::unique_ptr<Policy> make_policy(const PolicySettings& settings, std::size_t workers) {
     check(settings, workers);
     std::unique_ptr<Policy> policy = make_counting(settings, workers);
+    if (!policy) policy = make_prefixes(settings, workers);
     if (!policy) policy = make_balance(settings);
     if (!policy) policy = make_overflow(settings);
     if (!policy) policy = make_fit(settings);

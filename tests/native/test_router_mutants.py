@@ -10,7 +10,7 @@ from support.router_strategies import busy
 
 from equipoise.balancer.requests.rules import RULES
 
-CASES = 120
+CASES = 240
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.broken)

@@ -11,6 +11,14 @@ from typing import Any
 
 from support.slow_front import SlowFront, SlowRequest
 from support.slow_pool import Br0, Brh, Fit
+from support.slow_prefixes import (
+    ByPrefix,
+    Dynamo,
+    LlmD,
+    SglangCache,
+    TpuInference,
+    to_compute,
+)
 from support.slow_push import (
     FastPhi,
     Jsq,
@@ -76,6 +84,42 @@ def _own_only(self: Vllm, front: SlowFront, worker: int) -> object:
 def _unpicked(self: SglangTokens, front: SlowFront, worker: int) -> object:
     report = front.workers[worker].report
     return report.tokens, report.waiting + report.running
+
+
+def _nothing_cached(
+    self: ByPrefix, front: SlowFront, request: SlowRequest, worker: int, takers: list[int]
+) -> object:
+    return front.pending(worker) + front.load(worker)
+
+
+def _load_only(
+    self: ByPrefix, front: SlowFront, request: SlowRequest, worker: int, takers: list[int]
+) -> object:
+    return to_compute(front, request, worker)
+
+
+def _nothing_pending(
+    self: ByPrefix, front: SlowFront, request: SlowRequest, worker: int, takers: list[int]
+) -> object:
+    return request.size - request.cached(worker), front.count(worker)
+
+
+_llm_d = LlmD.cost
+
+
+def _prefix_once(
+    self: LlmD, front: SlowFront, request: SlowRequest, worker: int, takers: list[int]
+) -> float:
+    hit = request.cached(worker) / request.size
+    return hit + _llm_d(self, front, request, worker, takers)
+
+
+def _unpicked_queue(self: LlmD, front: SlowFront, worker: int) -> int:
+    return front.workers[worker].report.waiting
+
+
+def _trees_of_all(self: SglangCache, front: SlowFront, request: SlowRequest, worker: int) -> None:
+    self.trees[worker] = self.trees.get(worker, 0) + request.size
 
 
 def _same_twice(
@@ -148,6 +192,10 @@ def _pool_behind(self: SlowFront, worker: int) -> set[int]:
     return gone
 
 
+def _saved_once(self: Fit, front: SlowFront, request: SlowRequest, worker: int) -> float:
+    return front.load(worker) - self.credit(request, worker)
+
+
 def _all_missing(self: Fit, front: SlowFront, free: int) -> float:
     first = front.pool[: min(free, self.settings.window)]
     return sum(request.size for request in first) / len(first)
@@ -189,6 +237,16 @@ MUTANTS = (
     Mutant("reports are not looked at", "vllm", Vllm, {"score": _own_only}),
     Mutant("the start does not rotate", "vllm", Vllm, {"picked": Jsq.picked}),
     Mutant("picks do not count", "sglang_tokens", SglangTokens, {"score": _unpicked}),
+    Mutant("cached blocks are computed", "dynamo", Dynamo, {"cost": _nothing_cached}),
+    Mutant("loads do not count", "dynamo", Dynamo, {"cost": _load_only}),
+    Mutant(
+        "prompts under way do not count", "tpu_inference", TpuInference, {"cost": _nothing_pending}
+    ),
+    Mutant("a prefix counts once", "llm_d", LlmD, {"cost": _prefix_once}),
+    Mutant("a pick does not wait", "llm_d", LlmD, {"queue": _unpicked_queue}),
+    Mutant(
+        "what was cached is cached again", "sglang_cache", SglangCache, {"picked": _trees_of_all}
+    ),
     Mutant("overflow costs one worker only", "br0", Br0, {"score": _unweighted}),
     Mutant("who gains nothing starves", "br0", Br0, {"several": _starving}),
     Mutant("no subset is looked for", "br0", Br0, {"several": Br0.one}),
@@ -209,6 +267,7 @@ MUTANTS = (
     _misread("the window is wider", Fit, lambda s: replace(s, window=s.window + 1)),
     _misread("there is more slack", Fit, lambda s: replace(s, slack=s.slack + 0.5)),
     _misread("cached tokens earn nothing", Fit, lambda s: replace(s, prompt_weight=0.0)),
+    Mutant("cached tokens count once", "fit", Fit, {"cost": _saved_once}),
     _misread("nobody waits for others", Fit, lambda s: replace(s, gather=0.0)),
     _misread("others are waited for twice as long", Fit, lambda s: replace(s, gather=2 * s.gather)),
     Mutant("cached prompts are waited for", "fit", Fit, {"missing": _all_missing}),

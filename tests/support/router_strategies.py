@@ -43,13 +43,13 @@ def choices(draw: st.DrawFn) -> PolicySettings:
         window=draw(st.integers(1, 6)),
         ageing=draw(st.sampled_from((0.0, 2.0, 8.0))),
         slack=draw(st.sampled_from((0.0, 0.05, 1.0))),
-        prompt_weight=draw(st.sampled_from((0.0, 3.0))),
+        prompt_weight=draw(st.sampled_from((0.0, 3.0, 0.25))),
         gather=draw(st.sampled_from((0.0, 1.0, 0.1))),
     )
 
 
 def busy(seed: int) -> Case:
-    """Workers that are alike, more requests than they have slots for, several ends at once."""
+    """Workers that are alike, often with more requests than slots, and several ends at once."""
     dice = Random(seed)
     chosen = PolicySettings(
         when_full=dice.choice(list(WhenFull)),
@@ -63,10 +63,11 @@ def busy(seed: int) -> Case:
         window=dice.randint(2, 6),
         ageing=dice.choice((0.0, 2.0, 8.0)),
         slack=dice.choice((0.0, 0.05, 0.5)),
-        prompt_weight=dice.choice((0.0, 3.0)),
+        prompt_weight=dice.choice((0.0, 3.0, 0.25)),
         gather=dice.choice((0.0, 1.0, 0.1)),
     )
-    capacity = Capacity(slots=dice.randint(1, 4))
+    slots, room = dice.choice((1, 2, 3, 4, 12)), dice.choice((None, None, 30))
+    capacity = Capacity(slots=slots, kv_tokens=room)
     workers = [capacity] * dice.randint(2, 4)
     kinds = ["arrive"] * 16 + [dice.choice(BUSY) for _ in range(50)]
     return chosen, workers, [(kind, dice.randrange(4096), dice.randrange(4096)) for kind in kinds]

@@ -32,6 +32,9 @@ class SlowRequest:
     def weight(self) -> int:
         return self.size + self.made
 
+    def cached(self, worker: int) -> int:
+        return min(self.size, self.hits[worker]) if worker < len(self.hits) else 0
+
 
 @dataclass(eq=False)
 class SlowWorker:
@@ -144,6 +147,11 @@ class SlowFront:
     def count(self, worker: int) -> int:
         mine = len(self.members(worker)) * self.alike(worker)
         return mine + (self.workers[worker].others or (0, 0))[1]
+
+    def pending(self, worker: int) -> int:
+        """Prompt tokens that it has to compute, of requests without a token."""
+        waiting = [request for request in self.members(worker) if not request.begun]
+        return sum(r.size - r.cached(worker) for r in waiting) * self.alike(worker)
 
     def serves(self, worker: int) -> bool:
         return self.workers[worker].state is WorkerState.SERVING

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from support.slow_front import SlowFront, SlowPolicy
 from support.slow_pool import Br0, Brh, Fit
+from support.slow_prefixes import Dynamo, LlmD, SglangCache, TpuInference
 from support.slow_push import (
     FastPhi,
     Jsq,
@@ -39,6 +40,10 @@ SLOW: dict[str, Callable[[PolicySettings, int], SlowPolicy]] = {
     "vllm_legacy": VllmLegacy,
     "vllm": Vllm,
     "sglang_tokens": SglangTokens,
+    "sglang_cache": SglangCache,
+    "dynamo": Dynamo,
+    "llm_d": LlmD,
+    "tpu_inference": TpuInference,
     "fast_phi": FastPhi,
     "br0": Br0,
     "brh": Brh,

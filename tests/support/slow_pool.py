@@ -222,9 +222,12 @@ class Fit:
         for request in sorted(window, key=lambda request: -request.size):
             able = [w for w in range(front.size) if front.fits(w, request.size)]
             if able:
-                worker = min(able, key=lambda w: front.load(w) - self.credit(request, w))
-                return request, worker
+                return request, min(able, key=lambda w: self.cost(front, request, w))
         return None
+
+    def cost(self, front: SlowFront, request: SlowRequest, worker: int) -> float:
+        """Load costs at one of all workers, a prompt at each."""
+        return front.load(worker) - front.present * self.credit(request, worker)
 
     def credit(self, request: SlowRequest, worker: int) -> float:
         """Computing a token is paid once, reading one at every step of a mean output."""
