@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 COUNTING = ("#b9a79a", "#c8553d", "#d9906f", "#b8472a", "#8f7a70", "#ab6650")
 """Those that count requests, or nothing."""
-WEIGHING = ("#c99a2e", "#a67c1a")
+WEIGHING = ("#c99a2e",)
+CACHING = ("#c77f9f", "#a8547c", "#d9a3bb", "#86405f")
+"""Those that look at what is cached of a prompt."""
+LOADED = ("#a67c1a",)
 POOLING = ("#4f8f8b", "#7ab08a")
-SHADES = dict(zip(RULES, (*COUNTING, *WEIGHING, *POOLING, "#dcb968", "#3b78d0"), strict=True))
+IN_ORDER = (*COUNTING, *WEIGHING, *CACHING, *LOADED, *POOLING, "#dcb968", "#3b78d0")
+SHADES = dict(zip(RULES, IN_ORDER, strict=True))
 """In the order of `RULES`."""
 ORACLE = "#7a5ba6"
 
