@@ -231,6 +231,7 @@ MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "Request balance": ("request_balance", request_page.balance),
     "What request balance depends on": ("request_ablations", request_ablation_page.text),
     "The cost of routing a request": ("request_speed", request_page.speed),
+    "What the proxy adds": ("route", request_page.proxy),
 }
 """By title: the file of figures, and the table of them."""
 

@@ -10,6 +10,8 @@ WAIT = 1.6
 BELOW = 1.15
 DECIDED = {"8": 2.0, "128": 20.0}
 STEPPED = 1e5
+ADDED = 2.0
+"""Milliseconds that the proxy may add, P50."""
 
 
 def balance(figures: Figures) -> list[str]:
@@ -144,6 +146,25 @@ def speed(figures: Figures) -> list[str]:
         ]
     rate = figures["steps"]["br0"]["median"]
     return [*lines, "", f"Bar: {STEPPED:,.0f} with `br0`. {_verdict(rate >= STEPPED)}.", ""]
+
+
+def proxy(figures: Figures) -> list[str]:
+    """What the proxy adds to a request."""
+    lines = [
+        "One client, one connection, one worker that answers at once, on loopback, each "
+        "a process; pairs of a request straight to the worker and one through the proxy. "
+        "Milliseconds, median of the rounds (lowest to highest).",
+        "",
+        "| until | straight, P50 | through the proxy, P50 | added, P50 | added, P99 |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, found in figures.items():
+        keys = ("direct_p50_ms", "proxy_p50_ms", "added_p50_ms", "added_p99_ms")
+        told = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in
+                (found[key] for key in keys)]  # fmt: skip
+        lines.append(f"| {kind} | {' | '.join(told)} |")
+    worst = max(found["added_p50_ms"][0] for found in figures.values())
+    return [*lines, "", f"Bar: P50 under {ADDED:g}. {_verdict(worst < ADDED)}: {worst:.2f}.", ""]
 
 
 def _thousand(found: Figures) -> str:
