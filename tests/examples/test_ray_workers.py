@@ -253,9 +253,10 @@ def test_a_command_that_is_not_there_is_told(launch: Callable[..., Run]) -> None
 
 def test_without_ray_one_line_says_so(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('not here')")  # in front of any other
+    before = [path] if (path := os.environ.get("PYTHONPATH")) else []
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "ray_workers.py"), "--", "serve", "{port}"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *before])},
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 2
