@@ -68,7 +68,7 @@ class Fit final : public Policy {
     }
 
     Doors look(const Fleet& fleet) const {
-        const double most = mean_load(fleet) * (1 + settings_.slack);
+        const double most = heaviest(survey(fleet, 0));
         Doors doors;
         for (std::size_t w = 0; w < fleet.size(); ++w) {
             const Worker& worker = fleet.worker(w);
@@ -83,26 +83,18 @@ class Fit final : public Policy {
         return doors;
     }
 
-    static double mean_load(const Fleet& fleet) {
-        double loads = 0, serving = 0;
-        for (std::size_t w = 0; w < fleet.size(); ++w) {
-            if (!fleet.worker(w).serves()) continue;
-            serving += 1;
-            loads += static_cast<double>(fleet.worker(w).all_load());
-        }
-        return loads / serving;
+    // The load above which a worker gets nothing.
+    double heaviest(const Level& level) const {
+        return level.loads / level.serving * (1 + settings_.slack);
     }
 
     // Prompt tokens of the first requests that have to be computed, where most of them are cached.
     static double mean_missing(const Fleet& fleet, std::int64_t most) {
-        std::int64_t sum = 0, count = 0;
-        for (std::int32_t r = fleet.first(); r >= 0 && count < most; r = fleet.after(r), ++count) {
-            const Request& request = fleet.request(r);
+        return mean(fleet, most, [](const Request& request) {
             std::int32_t hit = 0;
             for (const std::int32_t cached : request.hits) hit = std::max(hit, cached);
-            sum += std::max<std::int64_t>(request.size - hit, 0);
-        }
-        return static_cast<double>(sum) / static_cast<double>(count);
+            return std::max<std::int64_t>(request.size - hit, 0);
+        });
     }
 
     // At least as many requests as free slots: all will be filled, so what matters is where the
@@ -110,7 +102,7 @@ class Fit final : public Policy {
     bool fill(Fleet& fleet, std::int64_t free) {
         const double size = mean_size(fleet, std::min(free, settings_.window));
         const Level level = survey(fleet, size);
-        const double most = level.loads / level.serving * (1 + settings_.slack);
+        const double most = heaviest(level);
         passed_.assign(fleet.size(), 0);
         for (std::int32_t w = target(fleet, size, most); w >= 0; w = target(fleet, size, most)) {
             const double need = level.ends / level.serving - (end(fleet.worker(w), size) - size);
@@ -215,16 +207,21 @@ class Fit final : public Policy {
     // What cached tokens save, as load over the life of a request: they are computed once, load is
     // read at every step.
     double credit(const Request& request, std::int32_t w) const {
-        const bool cached = static_cast<std::size_t>(w) < request.hits.size();
-        if (!cached || settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
+        if (settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
         const double steps = static_cast<double>(tokens_) / static_cast<double>(ended_);
-        return settings_.prompt_weight * static_cast<double>(request.hits[w]) / steps;
+        return settings_.prompt_weight * static_cast<double>(request.hit(w)) / steps;
     }
 
     static double mean_size(const Fleet& fleet, std::int64_t most) {
+        return mean(fleet, most, [](const Request& request) { return request.size; });
+    }
+
+    // Over the first requests of the pool.
+    template <typename Of>
+    static double mean(const Fleet& fleet, std::int64_t most, Of of) {
         std::int64_t sum = 0, count = 0;
         for (std::int32_t r = fleet.first(); r >= 0 && count < most; r = fleet.after(r), ++count)
-            sum += fleet.request(r).size;
+            sum += of(fleet.request(r));
         return static_cast<double>(sum) / static_cast<double>(count);
     }
 

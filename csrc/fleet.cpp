@@ -174,8 +174,7 @@ void Fleet::bind(std::int32_t r, std::int32_t w) {
     worker.members.push_back(r);
     worker.load += request.size;
     ++worker.count;
-    const bool told = static_cast<std::size_t>(w) < request.hits.size();
-    expect(request, std::max<std::int64_t>(0, request.size - (told ? request.hits[w] : 0)));
+    expect(request, request.size - request.cached(w));
     bindings_.push_back({r, w});
 }
 

@@ -71,6 +71,11 @@ struct Request {
     std::int64_t order = 0;      // of arrival
     std::int64_t seen = -1;      // decision at which it came into a policy's window
     std::vector<std::int32_t> hits;  // cached tokens by worker, or empty
+
+    std::int64_t hit(std::int32_t w) const {
+        return static_cast<std::size_t>(w) < hits.size() ? hits[static_cast<std::size_t>(w)] : 0;
+    }
+    std::int64_t cached(std::int32_t w) const { return hit(w) < size ? hit(w) : size; }
 };
 
 // Requests in order, as a list through the slab.

@@ -1,16 +1,11 @@
 // Policies of peers that look at what is cached of a prompt, and bind at once.
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 #include "push.h"
 
 namespace equipoise::requests {
 namespace {
-
-std::int64_t cached(const Request& request, std::int32_t w) {
-    const bool told = static_cast<std::size_t>(w) < request.hits.size();
-    return told ? std::min<std::int64_t>(request.hits[w], request.size) : 0;
-}
 
 // A score of a worker for a request; the first of equals has it.
 class ByPrefix : public Push {
@@ -36,7 +31,7 @@ class Dynamo final : public ByPrefix {
  private:
     std::int32_t choose(const Fleet& fleet, const Request& request) override {
         return best(fleet, request, [&](const Worker& worker, std::int32_t w) {
-            return worker.all_pending() + request.size - cached(request, w) + worker.all_load();
+            return worker.all_pending() + request.size - request.cached(w) + worker.all_load();
         });
     }
 };
@@ -50,7 +45,7 @@ class TpuInference final : public ByPrefix {
  private:
     std::int32_t choose(const Fleet& fleet, const Request& request) override {
         return best(fleet, request, [&](const Worker& worker, std::int32_t w) {
-            return std::pair(worker.all_pending() + request.size - cached(request, w),
+            return std::pair(worker.all_pending() + request.size - request.cached(w),
                              worker.all_count());
         });
     }
@@ -71,7 +66,7 @@ class LlmD final : public ByPrefix {
             shortest = std::min(shortest, fleet.worker(w).report.waiting);
         }
         return best(fleet, request, [&](const Worker& worker, std::int32_t w) {
-            const double hit = part(cached(request, w), request.size);
+            const double hit = part(request.cached(w), request.size);
             const double queue = longest == shortest
                                      ? 1
                                      : part(longest - worker.report.waiting, longest - shortest);
@@ -101,7 +96,7 @@ class SglangCache final : public ByPrefix {
         hits_.assign(fleet.size(), 0);
         std::int64_t most = 0, fewest = kUnlimited, longest = 0;
         for (std::size_t w = 0; w < fleet.size(); ++w) {
-            hits_[w] = cached(request, static_cast<std::int32_t>(w));
+            hits_[w] = request.cached(static_cast<std::int32_t>(w));
             if (!takes(fleet.worker(w), fleet, request)) continue;
             most = std::max(most, fleet.worker(w).all_count());
             fewest = std::min(fewest, fleet.worker(w).all_count());

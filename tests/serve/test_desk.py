@@ -19,7 +19,7 @@ from equipoise.balancer.requests.policy import (
     WorkerState,
 )
 from equipoise.balancer.requests.router import Router
-from equipoise.serve import events, sizes
+from equipoise.serve import events
 from equipoise.serve.desk import Desk
 from equipoise.serve.fleet import balance_of
 from equipoise.serve.outcomes import Refused
@@ -226,7 +226,7 @@ def test_the_largest_counts_that_are_believed_cost_nobody_else_a_slot(name: str)
         policy = factory_of(name, {})([SLOTS], [None])
         assert isinstance(policy, Router)
         desk = Desk(policy, 1, most_held=5)
-        large, small = desk.arrive(sizes.MOST_TOKENS), desk.arrive(7)
+        large, small = desk.arrive(events.MOST_TOKENS), desk.arrive(7)
         for ticket, tokens in ((large, events.MOST_TOKENS), (small, 3)):
             assert isinstance(ticket.state, Bound)
             desk.finish(ticket, ticket.state, tokens)

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.serve.asked import CHAT, COMPLETIONS, read_asked
-from equipoise.serve.sizes import MOST_BYTES, MOST_TOKENS, SizeEstimate
+from equipoise.serve.events import MOST_TOKENS
+from equipoise.serve.sizes import MOST_BYTES, SizeEstimate
 
 
 def test_nothing_learnt_is_four_bytes_a_token() -> None:

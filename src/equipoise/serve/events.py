@@ -10,7 +10,7 @@ from typing import Any
 MOST_EVENT = 1 << 20
 """Bytes of an event that are kept until it is whole; a longer one is passed on as it comes."""
 MOST_TOKENS = 1 << 28
-"""A count beyond it is not believed: policies cannot be told of it."""
+"""A count or an estimate beyond it is not believed: policies cannot be told of it."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """How many tokens a prompt has, before anybody has counted them."""
 
+from equipoise.serve.events import MOST_TOKENS
+
 PRIOR_TOKENS, PRIOR_BYTES = 1 << 10, 1 << 12
 """Four bytes a token, until so much has been seen that this is no more than a beginning."""
-MOST_TOKENS = 1 << 28
-"""Of an estimate: more than any prompt has, and less than what policies cannot be told of."""
 MOST_BYTES = 1 << 32
 """Beyond it what was seen weighs half, so that traffic that changes is followed."""
 
