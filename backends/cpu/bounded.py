@@ -10,6 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from equipoise.hal.abroad import ABROAD
 from equipoise.hal.errors import ControlLost
 
 T = TypeVar("T")
@@ -74,4 +75,7 @@ class BoundedCalls:
 
     def _work(self) -> None:
         while not self._silent:
-            self._queue.get().run()
+            call = self._queue.get()
+            with ABROAD:
+                call.run()
+            del call  # what it closed over is free while the thread waits for another

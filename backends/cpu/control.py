@@ -16,6 +16,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.bounded import BoundedCalls
 from equipoise.backends.cpu.store import GONE, await_listener, connect, line, tell_gone, text
+from equipoise.hal.abroad import ABROAD
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, ControlLost, RankLost
 
@@ -236,7 +237,8 @@ class _Pulse:
         while True:
             count += 1
             try:
-                self._beat(count)
+                with ABROAD:
+                    self._beat(count)
             except DistError:
                 return  # the launcher is gone: every other call to the store says so itself
             if self._stop.wait(BEAT):

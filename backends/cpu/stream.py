@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from equipoise.backends.cpu.event import CpuEvent, Mark, own_event
+from equipoise.hal.abroad import ABROAD
 from equipoise.hal.errors import StreamFailed, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
 
@@ -225,7 +226,8 @@ class CpuStream:
 
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:
-            self._run(task)
+            with ABROAD:
+                self._run(task)
             del task  # what a program closed over is free while the stream waits for another
 
     def _run(self, task: _Task) -> None:

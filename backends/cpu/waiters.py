@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from equipoise.hal.abroad import ABROAD
+
 Wait = Callable[[], object]
 
 
@@ -44,5 +46,6 @@ class Waiters:
 
 def _work(queue: "SimpleQueue[Wait | None]") -> None:
     while (wait := queue.get()) is not None:
-        wait()
+        with ABROAD:
+            wait()
         del wait  # a work holds what its owner gave it, and the thread may sleep for long

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from equipoise.backends.cpu.latch import Latch
+from equipoise.hal.abroad import ABROAD
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Stream
 
@@ -113,7 +114,7 @@ class GlooWork:
         self._told(self)  # not under the lock: the communicator asks its other operations
 
     def _by_a_thread(self, wait: Callable[[], None]) -> None:
-        threading.Thread(target=wait, name=self._what, daemon=True).start()
+        threading.Thread(target=ABROAD(wait), name=self._what, daemon=True).start()
 
     def _remaining(self) -> float:
         return self._expiry - time.monotonic()

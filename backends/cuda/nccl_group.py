@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.backends.cuda.nccl_api import TYPES, Api, Comm, NcclError
 from equipoise.backends.cuda.own_streams import OwnStreams
 from equipoise.backends.devices.vendor import Device
+from equipoise.hal.abroad import ABROAD
 
 Messages: TypeAlias = Sequence[tuple[int, Tensor]]
 """Peers, and what goes to each or comes from it."""
@@ -200,7 +201,7 @@ class NcclGroup:
                 self._streams.give(self._own)
                 self._closed = True
 
-        threading.Thread(target=run, name="equipoise.nccl.end", daemon=True).start()
+        threading.Thread(target=ABROAD(run), name="equipoise.nccl.end", daemon=True).start()
 
 
 def _ends(out: Tensor, tensor: Tensor) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import time
 from typing import Protocol
 
 from equipoise.backends.devices.vendor import Device
+from equipoise.hal.abroad import ABROAD
 
 POLL = 0.005
 """Seconds between two looks while some acquire waits."""
@@ -72,7 +73,8 @@ class Watch:
                 self._changed.wait_for(lambda: self._stopped or self._watched)
                 if self._stopped:
                     return
-            self.look()
+            with ABROAD:
+                self.look()
             time.sleep(POLL)
 
     def _tick(self, lock: Watched) -> bool:

@@ -15,6 +15,7 @@ from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.collectives.turn import Turn
 from equipoise.backends.devices.patience import Patience
 from equipoise.backends.devices.vendor import Device
+from equipoise.hal.abroad import ABROAD
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
 
 PAUSE = 0.0005
@@ -121,7 +122,7 @@ class Builder:
                 answer.set_exception(error)
 
         title = f"equipoise.{self._library.name}.{name}"
-        threading.Thread(target=run, name=title, daemon=True).start()
+        threading.Thread(target=ABROAD(run), name=title, daemon=True).start()
         return answer
 
 

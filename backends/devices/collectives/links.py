@@ -23,6 +23,7 @@ from equipoise.backends.devices.collectives.channel import Channel, Launch
 from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.backends.devices.patience import Patience
 from equipoise.backends.devices.vendor import Device
+from equipoise.hal.abroad import ABROAD
 from equipoise.hal.errors import CommunicatorFailed
 
 Make = Callable[[Patience], Channel]
@@ -164,7 +165,8 @@ class Link:
 
     def _begin(self, expiry: float) -> None:
         name = f"equipoise.{self._way.library}.{self._way.name}"
-        threading.Thread(target=self._come, args=(expiry,), name=name, daemon=True).start()
+        come = ABROAD(self._come)
+        threading.Thread(target=come, args=(expiry,), name=name, daemon=True).start()
 
     def _come(self, expiry: float) -> None:
         """Make the channel, then launch what waits for it; a failure is told to whoever waits."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from equipoise.backends.devices.collectives.work import DeviceWork
+from equipoise.hal.abroad import ABROAD
 
 TICK = 0.1
 """Seconds between two looks at channels that part."""
@@ -59,7 +60,8 @@ class Watchdog:
     def _run(self) -> None:
         try:
             while self._await():
-                self._round()
+                with ABROAD:
+                    self._round()
         except BaseException as error:
             self._shut(f"lost its watchdog: {error!r}")
             raise

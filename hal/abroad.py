@@ -1,0 +1,58 @@
+"""Calls into C++ from daemon threads, and the end of the interpreter.
+
+Up to CPython 3.13 a thread that asks for the interpreter's lock while the interpreter ends is
+unwound where it stands (`pthread_exit`; python/cpython issue 87135). A binding asks for it in a
+destructor, which must not be unwound: the process, with all its work done, dies of `terminate
+called without an active exception`. So a daemon thread says that it is abroad while it calls into
+torch, MPI or our own core, and the interpreter waits at its end until nobody is, if not for long.
+"""
+
+import atexit
+import os
+import threading
+from contextlib import ContextDecorator
+
+PATIENCE = 1.0
+"""Seconds that the end of the interpreter waits for those who are abroad."""
+
+
+class Abroad(ContextDecorator):
+    """A context that daemon threads hold around calls that let go of the interpreter's lock.
+
+    Also a decorator, of what a thread runs for one call's sake.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def __enter__(self) -> None:
+        """Raises `SystemExit`, which ends a thread silently, once the interpreter ends."""
+        with self._changed:
+            if self._over:
+                raise SystemExit
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._over:
+                self._changed.notify_all()
+
+    def close(self, timeout: float) -> bool:
+        """Let nobody in any more; whether all were back within `timeout` seconds."""
+        with self._changed:
+            self._over = True
+            return self._changed.wait_for(lambda: not self._inside, timeout)
+
+    def _reset(self) -> None:
+        """As in a process that has no thread yet, such as the child of a fork."""
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._over = False
+
+
+ABROAD = Abroad()
+"""Of this process."""
+
+atexit.register(ABROAD.close, PATIENCE)
+os.register_at_fork(after_in_child=ABROAD._reset)
