@@ -4,7 +4,8 @@ Up to CPython 3.13 a thread that asks for the interpreter's lock while the inter
 unwound where it stands (`pthread_exit`; python/cpython issue 87135). A binding asks for it in a
 destructor, which must not be unwound: the process, with all its work done, dies of `terminate
 called without an active exception`. So a daemon thread says that it is abroad while it calls into
-torch, MPI or our own core, and the interpreter waits at its end until nobody is, if not for long.
+torch or a device's library, and the interpreter waits at its end until nobody is, if not for long.
+Threads of `backends/mpi` do not say so yet: there it has not been seen.
 """
 
 import atexit
