@@ -116,11 +116,11 @@ def _load(balancer: ExpertBalancer) -> None:
 
 def commits(found: Rig, rounds: int) -> list[dict[str, Any]]:
     """Rows on the commit of one layer."""
-    installed, layouts = _installed(found)
+    installed, layouts = engine_side(found)
     maps = InUse.empty(SHAPE.experts)
     told: dict[str, list[float]] = {}
     for _ in range(rounds):
-        with _one_core():
+        with one_core():
             figures = _round(found, installed, layouts, maps)
         figures["any core"] = _round(found, installed, layouts, maps)["all"]
         for name, seconds in figures.items():
@@ -147,7 +147,7 @@ def _round(
     }
     for number in range(COMMITS):
         layer, layout = number % SHAPE.layers, layouts[number % 2]
-        for name, seconds in _commit(found, installed, layout, layer).items():
+        for name, seconds in commit_parts(found, installed, layout, layer).items():
             parts[name].append(seconds)
         row = torch.from_numpy(layout.placement[layer].astype(np.int64))
         if number % IN_A_ROW == 0:
@@ -156,7 +156,7 @@ def _round(
     return {name: statistics.median(times) for name, times in parts.items()}
 
 
-def _commit(found: Rig, installed: Installed, layout: Layout, layer: int) -> dict[str, float]:
+def commit_parts(found: Rig, installed: Installed, layout: Layout, layer: int) -> dict[str, float]:
     """Seconds of the parts of one commit."""
     made: list[Change] = []
     tables = _cpu(lambda: made.append(change_of(layout, SHAPE, [layer])))
@@ -213,7 +213,7 @@ def _held_back(found: Rig) -> Iterator[None]:
 
 
 @contextmanager
-def _one_core() -> Iterator[None]:
+def one_core() -> Iterator[None]:
     """All threads of this process on one core."""
     mine = os.sched_getaffinity(0)
     _keep_to({min(mine)})
@@ -272,7 +272,8 @@ def _balancer(found: Rig, mode: ShareMode) -> Iterator[ExpertBalancer]:
         balancer.close()
 
 
-def _installed(found: Rig) -> tuple[Installed, tuple[Layout, Layout]]:
+def engine_side(found: Rig) -> tuple[Installed, tuple[Layout, Layout]]:
+    """What a rank has installed, and two layouts that differ in every slot."""
     layouts = _layouts()
     return Installed(found.accelerator, _store(found), SHAPE, layouts[0]), layouts
 

@@ -38,6 +38,8 @@ EquipoiseError
 │   ├── PolicyError           no policy can be made of these settings
 │   ├── RequestError          a request is unknown, known already, or not in that state
 │   └── WorkerError           a worker does not exist, or is not in that state
+├── IntegrationError          a serving engine cannot be extended so; nothing of it was changed
+│   └── EngineUnsupported     it is another version, or lacks a symbol, or has one otherwise
 └── EngineError
     ├── ConfigError           an engine cannot be configured so
     ├── PlacementError        a placement, share table or load is malformed
@@ -255,6 +257,14 @@ class RequestError(RouterError):
 
 class WorkerError(RouterError):
     """A worker does not exist, or is in a state in which that cannot happen."""
+
+
+class IntegrationError(EquipoiseError):
+    """A serving engine cannot be extended so; nothing of it was changed."""
+
+
+class EngineUnsupported(IntegrationError):
+    """The engine is another version, or lacks a symbol, or has one of another signature."""
 
 
 class EngineError(EquipoiseError):

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from torch import Tensor
@@ -239,17 +240,24 @@ class DescribedReceivingEnd:
     def _post(self) -> None:
         """Post the next receive into a buffer that nobody has a tensor over."""
         berth, first = self._berths[self._count % self._edge.depth], self._first.use()
-        self._come_behind_readers()
         berth.message.make_room(first)
         memory = berth.message.memory[:first]
-        self._posted.append((berth, first, self._edge.communicator.irecv(memory, self._edge.peer)))
+        with self._behind_readers():
+            work = self._edge.communicator.irecv(memory, self._edge.peer)
+        self._posted.append((berth, first, work))
         self._count += 1
 
-    def _come_behind_readers(self) -> None:
+    def _behind_readers(self) -> AbstractContextManager[None]:
         """A device may still read what no tensor is over any more; host code holds what it reads.
 
         (To wait for the stream there would be to wait for a program that waits for this thread.)
         """
-        if self._edge.read_by is Reading.STREAM:
-            self._edge.stream.record(self._freed)
-            self._freed.synchronize(self._edge.deadline)
+        if self._edge.read_by is Reading.HOST:
+            return nullcontext()
+        self._edge.stream.record(self._freed)
+        if self._edge.communicator.capabilities.stream_ordered:
+            comm = self._edge.accelerator.stream(Role.COMM)
+            comm.wait(self._freed)
+            return comm.current()
+        self._freed.synchronize(self._edge.deadline)
+        return nullcontext()

@@ -110,8 +110,12 @@ class Edge:
 
     def memory(self, nbytes: int) -> Tensor:
         """A fresh buffer of the device, uint8 [nbytes], the edge's stream's; counted, unless it is
-        empty. Others come behind that stream before they write into it."""
+        empty. Others come behind that stream before they write into it.
+
+        Made outside of inference mode, whoever asks: engines call in it, and what is made in it
+        can be written by no thread that is not.
+        """
         if nbytes:
             self.meter.buffer_made(nbytes)
-        with self.stream.current():
+        with self.stream.current(), torch.inference_mode(False):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)

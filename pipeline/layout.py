@@ -101,11 +101,13 @@ def layout_of(shape_class: ShapeClass, parts: int = 1) -> Layout:
 
 def laid(memory: Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A contiguous tensor over uint8 [n], from byte `at` on: one reference to the memory, where a
-    slice that is viewed as another type, and then as another shape, is two."""
+    slice that is viewed as another type, and then as another shape, is two. Any thread may write to
+    it, in inference mode or not."""
     first = (memory.storage_offset() + at) // dtype.itemsize
-    made = torch.empty(0, dtype=dtype, device=memory.device)
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    return made.set_(memory.untyped_storage(), first, shape, strides)
+    with torch.inference_mode(False):
+        made = torch.empty(0, dtype=dtype, device=memory.device)
+        return made.set_(memory.untyped_storage(), first, shape, strides)
 
 
 def _divides(parts: int, field: Field) -> bool:

@@ -71,8 +71,9 @@ class CpuAccelerator:
         return tensor.detach().reshape(-1).view(torch.uint8)
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Plain host memory: here the host is the device."""
-        return torch.empty(nbytes, dtype=torch.uint8)
+        """Plain host memory: here the host is the device. Any thread may write to it."""
+        with torch.inference_mode(False):
+            return torch.empty(nbytes, dtype=torch.uint8)
 
     def host_pool(self, page_bytes: int, pages: int) -> PagePool:
         """Plain host memory in pages."""

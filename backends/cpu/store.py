@@ -57,20 +57,25 @@ def await_listener(rendezvous: Rendezvous) -> None:
 
 
 class StoreHost:
-    """The store itself, on a free port of the loopback interface and on no other.
+    """The store itself, on a free port of one interface and on no other.
+
+    Args:
+        interface: an address of this machine; the loopback interface by default, since whoever
+            reaches the store can end the run.
 
     Raises:
-        ControlLost: this machine has no usable loopback interface.
+        ControlLost: this machine has no such interface.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interface: str = LOOPBACK) -> None:
+        self._interface = interface
         try:
             with socket.socket() as listener:
-                listener.bind((LOOPBACK, 0))
+                listener.bind((interface, 0))
                 listener.listen(BACKLOG)
                 self._port: int = listener.getsockname()[1]
                 self._store = TCPStore(
-                    LOOPBACK,
+                    interface,
                     self._port,
                     None,
                     True,
@@ -80,12 +85,12 @@ class StoreHost:
                     master_listen_fd=os.dup(listener.fileno()),
                 )
         except (OSError, DistError) as error:
-            raise ControlLost(f"no store can be held on {LOOPBACK}: {line(error)}") from error
+            raise ControlLost(f"no store can be held on {interface}: {line(error)}") from error
 
     @property
     def address(self) -> tuple[str, int]:
         """Where the ranks find it."""
-        return LOOPBACK, self._port
+        return self._interface, self._port
 
     def report_loss(self, rank: int, how: str) -> None:
         """Tell the ranks who is gone."""

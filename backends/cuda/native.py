@@ -5,6 +5,7 @@ A module that is a `Vendor`. Everything of the two is typed `Any`: a CPU build o
 
 import importlib.util
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -91,10 +92,37 @@ def check(answer: Any, what: str) -> tuple[Any, ...]:
     return tuple(rest)
 
 
+class _Thread(threading.local):
+    """What one thread has been set to."""
+
+    relaxed = False
+
+
+_this = _Thread()
+
+
 def settle_thread(index: int) -> None:
-    """Make it the calling thread's device."""
+    """Make it the calling thread's device, and let others capture while the thread looks at events.
+
+    Engines capture in the mode in which a call that might synchronise, from any thread, ends the
+    capture; to ask an event is such a call. The main thread keeps its mode: it is who captures.
+    """
     if cuda().current_device() != index:
         cuda().set_device(index)
+    if not _this.relaxed:
+        _this.relaxed = True
+        if threading.current_thread() is not threading.main_thread():
+            _relax()
+
+
+def _relax() -> None:
+    """For the calling thread's life. Without cuda-bindings it stays as it is."""
+    try:
+        known = driver()
+    except ImportError:
+        return
+    relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    check(known.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
 
 
 def choose(index: int) -> None:

@@ -12,8 +12,10 @@ HOST = "cpu"
 
 
 def pinned(nbytes: int) -> Tensor:
-    """Page-locked host memory, uint8 [nbytes], from the vendor's caching allocator."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    """Page-locked host memory, uint8 [nbytes], from the vendor's caching allocator; any thread may
+    write to it, in inference mode or not."""
+    with torch.inference_mode(False):
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
 def staged(source: Tensor) -> Tensor:

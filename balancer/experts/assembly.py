@@ -349,15 +349,16 @@ def _router(
     means: Means, installed: Installed, load: LoadWindow, opened: Sequence[Communicator]
 ) -> Router:
     accelerator, tables, counters = means.accelerator, installed.tables, load.counters
-    place = means.members.place
+    place = means.members.place // means.config.rows_alike
     match means.config.rule, means.config.shares:
         case RoutingRule.ROW_HASH, _:
             return RowHashRouter(accelerator, tables, counters)
         case RoutingRule.BLOCK_TURNS, _:
             return BlockTurnRouter(accelerator, tables, place, counters)
         case _, ShareMode.EXACT:
-            made = LocalRouter if means.config.locality is Locality.PREFER else BatchRouter
-            return made(accelerator, opened[-1], tables, counters)
+            if means.config.locality is Locality.PREFER:
+                return LocalRouter(accelerator, opened[-1], tables, counters)
+            return BatchRouter(accelerator, opened[-1], tables, place, counters)
     return TableRouter(accelerator, tables, place, counters)
 
 

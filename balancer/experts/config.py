@@ -38,7 +38,14 @@ class CommitMode(StrEnum):
 
 AIMED = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
 """The most that each aim may be; the least is 0."""
-COUNTED = "parcel", "layer_updates_per_iter", "patience", "nodes", "log_balancedness_interval"
+COUNTED = (
+    "parcel",
+    "layer_updates_per_iter",
+    "patience",
+    "nodes",
+    "rows_alike",
+    "log_balancedness_interval",
+)
 """What an engine has at least one of."""
 WHOLE = "window_size", "step_interval", "sub_window", "phase", "hysteresis", *COUNTED
 """What is counted; hysteresis in parts per 65536."""
@@ -99,6 +106,8 @@ class EngineConfig:
         layer_updates_per_iter: layers that are rewritten a step on the locked path.
         nodes: that the ranks divide among evenly, neighbours together: weights come from the same
             node where one of its ranks has them.
+        rows_alike: neighbouring ranks that route the same rows, as those of a tensor-parallel group
+            do: they pick the same replicas. 1 where every rank has rows of its own.
         log_balancedness: whether the journal writes how even the load is, every so often.
         log_balancedness_interval: steps from one such line to the next.
         deadline: seconds that any wait may last.
@@ -120,6 +129,7 @@ class EngineConfig:
     parcel: int = 16
     layer_updates_per_iter: int = 2
     nodes: int = 1
+    rows_alike: int = 1
     log_balancedness: bool = False
     log_balancedness_interval: int = 1
     deadline: float = 20.0
@@ -152,6 +162,11 @@ class EngineConfig:
             raise ConfigError(
                 f"locality {self.locality} divides a batch's own counts: shares must be exact, "
                 f"not {self.shares}"
+            )
+        if self.locality is Locality.PREFER and self.rows_alike > 1:
+            raise ConfigError(
+                f"locality {self.locality} has every rank pick replicas of its own, but "
+                f"{self.rows_alike} of them route the same rows"
             )
         if self.step_interval < self.window_size:
             raise ConfigError(

@@ -10,6 +10,7 @@ from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.berth import Berth
 from equipoise.balancer.experts.gates import OPEN
 from equipoise.hal.errors import EquipoiseError, ExpertsLost
+from equipoise.hal.stream import Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +62,14 @@ class FamilyBalancer:
 
 @dataclass(frozen=True)
 class LayerRouter:
-    """The router of one layer, for programs of the compute stream."""
+    """The router of one layer."""
 
     family: FamilyBalancer
     row: int
 
-    def route(self, step: int, ids: Tensor) -> Tensor:
-        """Slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load."""
-        return self.family.inner.router.route(self.row, step, ids)
+    def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
+        """See `Router.route`: slot ids, int32 [n, top_k], for expert ids of the same shape."""
+        return self.family.inner.router.route(self.row, step, ids, on)
 
     @property
     def generation(self) -> int:

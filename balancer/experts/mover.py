@@ -268,7 +268,7 @@ class Mover:
         return self._empty(slots * self._store.layout.slot_bytes, torch.uint8)
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        with self._copy.current():
+        with self._copy.current(), torch.inference_mode(False):
             return torch.empty(count, dtype=dtype, device=self._accelerator.device)
 
 

@@ -10,14 +10,19 @@ from equipoise.balancer.experts.placement import Load, Shape, Shares
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.stream import Role
+from equipoise.hal.stream import Role, Stream
 
 
 class Router(Protocol):
-    """One share mode. Called from programs of the compute stream."""
+    """One share mode."""
 
-    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
-        """Slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load."""
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
+        """Slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load.
+
+        Called from programs of `on`; the compute stream by default. An engine may have more streams
+        than one, as when it captures its forward: those that call are ordered one behind the other
+        by whoever owns them, for what routers keep between two launches is one of a kind.
+        """
         ...
 
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
@@ -45,18 +50,18 @@ class TableRouter:
         self._counters = counters
         self._counts = _scratch(counters[0])
 
-    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Each token by the hash of its place."""
-        slots = torch.empty_like(ids)
+        stream, slots = on or self._compute, torch.empty_like(ids)
         self._kernels.route_and_count(
             ids.view(-1),
             self._tables,
             Salt(self._rank, layer, step),
             slots.view(-1),
             self._counts,
-            self._compute,
+            stream,
         )
-        self._compute.launch(lambda: self._counters[layer].add_(self._counts))
+        stream.launch(lambda: self._counters[layer].add_(self._counts))
         return slots
 
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
@@ -71,6 +76,7 @@ class BatchRouter:
         accelerator: whose kernels and compute stream are used.
         communicator: used for nothing else.
         tables: the installed tables; their shares are not read.
+        rank: enters the hash; ranks that route the same rows have the same.
         counters: int32 [layers, experts], to which every batch is added.
     """
 
@@ -79,36 +85,37 @@ class BatchRouter:
         accelerator: Accelerator,
         communicator: Communicator,
         tables: Tables,
+        rank: int,
         counters: Tensor,
     ) -> None:
         self._kernels = accelerator.kernels
         self._compute = accelerator.stream(Role.COMPUTE)
         self._communicator = communicator
         self._tables = tables
+        self._rank = rank
         self._counters = counters
         self._local = _scratch(counters[0])
         self._total = _scratch(counters[0], torch.int64)
         self._cumulative = _scratch(tables.cumulative[0, 0])
 
-    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Count, sum over ranks, solve, then apportion this rank's tokens."""
+        stream = on or self._compute
         flat, slots = ids.view(-1), torch.empty_like(ids)
-        self._kernels.count(flat, self._local, self._compute)
-        self._compute.launch(lambda: self._total.copy_(self._local))
-        self._communicator.all_reduce(self._total).wait(self._compute)
-        self._kernels.solve_shares(
-            self._total, self._tables, layer, self._cumulative, self._compute
-        )
+        self._kernels.count(flat, self._local, stream)
+        stream.launch(lambda: self._total.copy_(self._local))
+        self._communicator.all_reduce(self._total).wait(stream)
+        self._kernels.solve_shares(self._total, self._tables, layer, self._cumulative, stream)
         self._kernels.route_apportioned(
             flat,
             self._tables,
             self._cumulative,
-            Salt(self._communicator.rank, layer, step),
+            Salt(self._rank, layer, step),
             slots.view(-1),
             self._local,
-            self._compute,
+            stream,
         )
-        self._compute.launch(lambda: self._counters[layer].add_(self._local))
+        stream.launch(lambda: self._counters[layer].add_(self._local))
         return slots
 
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:

@@ -11,7 +11,7 @@ from equipoise.balancer.experts.placement import Load, Shape, Shares
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
-from equipoise.hal.stream import Role
+from equipoise.hal.stream import Role, Stream
 
 ALL_ROWS = 2**31 - 1
 
@@ -34,9 +34,9 @@ class RowHashRouter:
         # Made on the host: no stream can come before it.
         self.rows = torch.full((1,), ALL_ROWS, dtype=torch.int32).to(counters.device)
 
-    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Slot ids, int32 [n, top_k]: the experts of a row take the same turn."""
-        return self._passes.run(RowHash(ids.shape[-1], self.rows), layer, ids)
+        return self._passes.run(RowHash(ids.shape[-1], self.rows), layer, ids, on)
 
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
         """Even ones."""
@@ -59,9 +59,9 @@ class BlockTurnRouter:
         self._passes = _Passes(accelerator, tables, counters)
         self._rule = BlockTurns(offset)
 
-    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Slot ids, int32 [n, top_k]."""
-        return self._passes.run(self._rule, layer, ids)
+        return self._passes.run(self._rule, layer, ids, on)
 
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
         """Even ones."""
@@ -79,9 +79,9 @@ class _Passes:
         # Made on the host: no stream can come before it.
         self._counts = torch.zeros(counters.shape[1], dtype=torch.int32).to(counters.device)
 
-    def run(self, rule: Rule, layer: int, ids: Tensor) -> Tensor:
+    def run(self, rule: Rule, layer: int, ids: Tensor, on: Stream | None) -> Tensor:
         """Slot ids for `ids`, of the same shape."""
-        slots = torch.empty_like(ids)
+        stream, slots = on or self._compute, torch.empty_like(ids)
         self._kernels.route_by_rule(
             rule,
             ids.view(-1),
@@ -89,7 +89,7 @@ class _Passes:
             layer,
             slots.view(-1),
             self._counts,
-            self._compute,
+            stream,
         )
-        self._compute.launch(lambda: self._counters[layer].add_(self._counts))
+        stream.launch(lambda: self._counters[layer].add_(self._counts))
         return slots

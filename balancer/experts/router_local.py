@@ -9,7 +9,7 @@ from equipoise.balancer.experts.placement import Load, Shape, Shares
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.stream import Role
+from equipoise.hal.stream import Role, Stream
 
 
 class LocalRouter:
@@ -41,17 +41,16 @@ class LocalRouter:
         self._total = torch.zeros(experts, dtype=torch.int64).to(device)
         self._cumulative = torch.zeros(tables.slots, dtype=torch.int32).to(device)
 
-    def route(self, layer: int, step: int, ids: Tensor) -> Tensor:
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """Count, gather over ranks, solve, keep at home what can be; then apportion."""
+        stream = on or self._compute
         flat, slots = ids.view(-1), torch.empty_like(ids)
         salt = Salt(self._communicator.rank, layer, step)
-        self._kernels.count(flat, self._counts, self._compute)
-        self._communicator.all_gather(self._every, self._counts).wait(self._compute)
-        self._compute.launch(self._sum)
-        self._kernels.solve_shares(
-            self._total, self._tables, layer, self._cumulative, self._compute
-        )
-        self._compute.launch(lambda: self._keep_at_home(salt))
+        self._kernels.count(flat, self._counts, stream)
+        self._communicator.all_gather(self._every, self._counts).wait(stream)
+        stream.launch(self._sum)
+        self._kernels.solve_shares(self._total, self._tables, layer, self._cumulative, stream)
+        stream.launch(lambda: self._keep_at_home(salt))
         self._kernels.route_apportioned(
             flat,
             self._tables,
@@ -59,9 +58,9 @@ class LocalRouter:
             salt,
             slots.view(-1),
             self._counts,
-            self._compute,
+            stream,
         )
-        self._compute.launch(lambda: self._counters[layer].add_(self._counts))
+        stream.launch(lambda: self._counters[layer].add_(self._counts))
         return slots
 
     def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:

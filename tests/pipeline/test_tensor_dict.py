@@ -29,12 +29,14 @@ STEPS = st.lists(st.tuples(FIELDS, CONSTANTS), min_size=1, max_size=5).flatmap(
 
 
 @FEW
-@given(STEPS, st.integers(2, 3), st.integers(0, 1))
+@given(STEPS, st.integers(2, 3), st.integers(0, 1), st.booleans())
 def test_dictionaries_of_any_kind_in_any_order_arrive_as_they_were_handed_over(
-    ranks: Ranks, steps: list[Any], size: int, lag: int
+    ranks: Ranks, steps: list[Any], size: int, lag: int, inference: bool
 ) -> None:
-    """Empty ones, empty tensors, strided ones, numbers and words, growing and shrinking."""
-    answers = ranks.run(tensor_dicts.hand_around, size, steps=steps, lag=lag)
+    """Empty ones, empty tensors, strided ones, numbers and words, growing and shrinking; of
+    engines that call in inference mode, which holds for their thread and not for ours."""
+    settings: dict[str, Any] = {"steps": steps, "lag": lag, "inference": inference}
+    answers = ranks.run(tensor_dicts.hand_around, size, **settings)
     assert answers == [[]] * size
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import channel_ends, channels, stages
+from ranks.cases import channel_ends, channels, stages, tensor_dicts
 from support.devices import Network
 from support.drawing import few
 from support.ranks import DEADLINE, Case, Ranks
@@ -122,3 +122,10 @@ def test_slices_are_gathered_to_what_was_sent(
     for answer in played(ranks, network, 4, rows=rows, depth=2, ahead=2, parts=2):
         assert answer["wrong"] == []
         assert answer["messages"] == len(rows)
+
+
+def test_what_is_received_comes_behind_readers_who_hold_no_tensor_any_more(
+    ranks: Ranks, network: Network
+) -> None:
+    _, read = on_devices(ranks, network, tensor_dicts.let_go, 2, steps=24)
+    assert read == list(range(24))

@@ -14,6 +14,8 @@ from equipoise.hal.communicator import Fabric
 from equipoise.pipeline.tensor_dict import TensorDictGroup, open_tensor_dicts
 from equipoise.pipeline.tensors import AsyncIntermediateTensors
 
+WIDTH = 1 << 14
+"""Elements of a tensor whose reading takes a while."""
 Fields = list[tuple[str, list[int], str]]
 """Name, shape and dtype of each tensor."""
 Step = dict[str, Any]
@@ -30,16 +32,18 @@ def dictionary(number: int, fields: Fields, constants: dict[str, Any]) -> dict[s
     return {**made, **constants}
 
 
-def hand_around(fabric: Fabric, steps: list[tuple[Fields, dict[str, Any]]], lag: int) -> Any:
+def hand_around(
+    fabric: Fabric, steps: list[tuple[Fields, dict[str, Any]]], lag: int, inference: bool
+) -> Any:
     """Every rank hands each step to the next, the last to the first; reads are `lag` steps late."""
-    with place(fabric) as at:
+    with place(fabric) as at, torch.inference_mode(inference):
         group = open_tensor_dicts("stages", list(range(fabric.control.size)), at)
         wrong: list[int] = []
         late: list[tuple[int, AsyncIntermediateTensors]] = []
         for number, (fields, constants) in enumerate(steps):
             given = dictionary(number, fields, constants)
             handles = group.isend_tensor_dict(given)
-            at.stream.launch(partial(_scribble, given))
+            at.stream.launch(partial(_scribble, given, inference))
             late.append((number, _receive(group)))
             if number % 2:
                 for handle in handles[1:]:  # as engines do that keep the first apart
@@ -57,10 +61,11 @@ def _receive(group: TensorDictGroup) -> AsyncIntermediateTensors:
     return AsyncIntermediateTensors(values, comm_handles=handles, comm_postprocess=postprocess)
 
 
-def _scribble(given: dict[str, Any]) -> None:
-    for value in given.values():
-        if isinstance(value, Tensor):
-            value.fill_(1)
+def _scribble(given: dict[str, Any], inference: bool) -> None:
+    with torch.inference_mode(inference):
+        for value in given.values():
+            if isinstance(value, Tensor):
+                value.fill_(1)
 
 
 def _check(
@@ -100,6 +105,29 @@ def steady(fabric: Fabric, steps: int) -> Any:
                 mapping.release()
         group.drain()
         return dict(counts)
+
+
+def let_go(fabric: Fabric, backend: str, steps: int) -> Any:
+    """A reader launches what reads, and lets go of the tensors at once: nobody waits for it."""
+    with place(fabric, backend=backend) as at:
+        group, device = open_tensor_dicts("stages", [0, 1], at), at.accelerator.device
+        kept = torch.zeros(steps, WIDTH, dtype=torch.int64).to(device)
+        at.accelerator.synchronize(SOON)
+        for number in range(steps):
+            if fabric.control.rank == 0:
+                with at.stream.current():
+                    made = torch.arange(WIDTH, device=device) + number
+                group.isend_tensor_dict({"hidden": made})
+                at.stream.launch(partial(_scribble, {"hidden": made}, False))
+            else:
+                mapping = _receive(group)
+                at.stream.launch(partial(kept[number].copy_, mapping["hidden"]))
+                mapping.release()
+        group.drain()
+        at.accelerator.synchronize(SOON)
+        return [
+            row[0].item() for row in kept.cpu() if bool((row == row[0] + torch.arange(WIDTH)).all())
+        ]
 
 
 def sliced(fabric: Fabric, chosen: dict[str, bool] | None) -> Any:
