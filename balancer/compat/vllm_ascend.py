@@ -5,13 +5,16 @@ policy_default_eplb.py, policy_swift_balancer.py, and what its eplb_worker.py ac
 has a slot, none has two on a rank, and an expert that stays on its rank stays in its slot.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.compat.counts import UNKNOWN, Counts, Given, array_of, integers, refuse
 from equipoise.balancer.compat.counts import whole as whole_numbers
 from equipoise.balancer.compat.rules import Rule, Wish, peaks, place
-from equipoise.balancer.experts.placement import Shape, check
+from equipoise.balancer.experts.placement import Placement, Shape, check
 from equipoise.hal.errors import PlacementError
 
 Table = list[list[list[int]]]
@@ -37,6 +40,42 @@ def rebalance_experts(
         PlacementError: the tables do not fit together, an expert has no slot, or a number is no
             count.
     """
+    given = standing(current_expert_table, expert_workload)
+    wish = Wish(given.shape.slots, given.shape.ranks, rule=policy)
+    placement = place(given.load, wish, given.installed)
+    changed = int((placement != given.installed).any())
+    return changed, given.relieved_by(placement), given.tables(placement).tolist()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the engine has installed, and what it took.
+
+    Attributes:
+        load: int64 (layers, experts), tokens of each expert.
+        installed: int32 (layers, slots), the expert in each slot.
+        shape: how many of everything.
+    """
+
+    load: Counts
+    installed: Placement
+    shape: Shape
+
+    def relieved_by(self, placement: Placement) -> npt.NDArray[np.int64]:
+        """The layers, those first whose fullest rank `placement` relieves most."""
+        ranks = self.shape.ranks
+        before, after = (peaks(self.load, p, ranks) for p in (self.installed, placement))
+        order: npt.NDArray[np.int64] = np.argsort(after / np.maximum(before, 1), kind="stable")
+        return order
+
+    def tables(self, placement: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.int64]:
+        """(layers, slots) as the engine has it: int64 (layers, ranks, slots of a rank)."""
+        shape = self.shape
+        return placement.astype(np.int64).reshape(shape.layers, shape.ranks, -1)
+
+
+def standing(current_expert_table: Given, expert_workload: Given) -> Standing:
+    """What is in the arguments of `rebalance_experts`; raises as it does."""
     table = integers(current_expert_table, "current_expert_table")
     if table.ndim != 3 or 0 in table.shape:
         raise PlacementError(
@@ -47,12 +86,7 @@ def rebalance_experts(
     installed = table.reshape(layers, -1).astype(np.int32)
     check(installed, shape)
     load = _by_expert(_workload(expert_workload, table.shape), installed, shape)
-    placement = place(load, Wish(shape.slots, ranks, rule=policy), installed)
-    before, after = (peaks(load, p, ranks) for p in (installed, placement))
-    relieved = np.argsort(after / np.maximum(before, 1), kind="stable")
-    changed = int((placement != installed).any())
-    new: Table = [layer.tolist() for layer in placement.reshape(table.shape)]
-    return changed, relieved, new
+    return Standing(load, installed, shape)
 
 
 class EplbPolicy:

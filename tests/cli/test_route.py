@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from equipoise.balancer.requests.factory import factory_of
 from equipoise.cli.parser import build_parser
 from equipoise.cli.route import request_of, settings_of
 from equipoise.cli.route_options import OPTIONS
 from equipoise.hal.errors import UsageError
 from equipoise.serve import needs, serving
-from equipoise.serve.policies import factory_of
 from equipoise.serve.settings import ClientRank, RouteSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,9 +11,9 @@ from support.fake_process import FakeProcess
 from support.proxy_load import DEEP, REQUESTS, SERVERS, SLOTS, TOKENS, Load, three_servers
 from support.proxying import CHAT, PATIENCE, asked
 
+from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import Request, WorkerState
 from equipoise.balancer.requests.router import Router
-from equipoise.serve.policies import factory_of
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Access, HealthSettings, Limits, RouteSettings, WorkerSettings
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.late_binding import LateBinding
 from support.proxying import run
 
+from equipoise.balancer.requests.factory import PolicyFactory, factory_of
 from equipoise.balancer.requests.policy import (
     Assignment,
     Decision,
@@ -23,7 +24,6 @@ from equipoise.serve import events
 from equipoise.serve.desk import Desk
 from equipoise.serve.fleet import balance_of
 from equipoise.serve.outcomes import Refused
-from equipoise.serve.policies import PolicyFactory, factory_of
 from equipoise.serve.ticket import GONE, Bound, Held, Running, Ticket
 
 WORKERS, SLOTS = 3, 2

@@ -6,9 +6,9 @@ import pytest
 from support.fake_openai import Fake
 from support.proxying import asked, proxied, run, settings_of
 
+from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
 from equipoise.serve.exposition import Sample, Unreadable
-from equipoise.serve.policies import factory_of
 from equipoise.serve.reports import report_of
 from equipoise.serve.settings import RANK_HEADER, ReportSettings, WorkerSettings
 

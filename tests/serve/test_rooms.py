@@ -9,8 +9,8 @@ from support.fake_openai import Fake, start
 from support.late_binding import LateBinding
 from support.proxying import Site, run, settings_of
 
+from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.policies import factory_of
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Patience
 

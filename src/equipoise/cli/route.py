@@ -34,8 +34,8 @@ def route(arguments: Namespace) -> int:
     from equipoise.serve.needs import require
 
     require()
+    from equipoise.balancer.requests.factory import factory_of
     from equipoise.serve.access import open_to_all
-    from equipoise.serve.policies import factory_of
     from equipoise.serve.serving import serve
 
     factory = factory_of(request.policy, dict(request.policy_options))

@@ -6,8 +6,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+from equipoise.balancer.requests.factory import PolicyFactory
 from equipoise.hal.errors import EquipoiseError, UsageError
-from equipoise.serve.policies import PolicyFactory
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import RouteSettings
 
