@@ -31,7 +31,7 @@ NCCL = (
 )
 """What is NCCL's own, over a stand-in for NCCL."""
 STEER = ("--steer", "npusim.steering:steer")
-TESTS = ("tests/backends", "tests/demo")
+TESTS = ("tests/backends", "tests/demo", "tests/integrations/vllm/test_routed_rows.py")
 LONGEST = 1800.0
 LONGEST_DEEP = 36_000.0
 """Seconds that a step may take."""

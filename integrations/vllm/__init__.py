@@ -1,0 +1,1 @@
+"""Equipoise inside vLLM; see docs/vllm.md. Imports neither vLLM nor torch by itself."""

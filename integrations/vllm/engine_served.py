@@ -1,0 +1,204 @@
+"""One model that our engine balances inside vLLM."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.berth import Berth
+from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.journal import COMMITTED, Entry, Journal, Settled
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.placement import SHARE_ONE
+from equipoise.balancer.observe.courier import Courier
+from equipoise.balancer.observe.lines import lines_for
+from equipoise.balancer.observe.metrics import Metrics
+from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.engine_routing import LayerState
+from equipoise.integrations.vllm.engine_streams import EngineStreams
+from equipoise.integrations.vllm.routed_rows import Clock, RoutedRows
+from equipoise.integrations.vllm.settings import EngineSettings
+
+EVERY_ROW = torch.iinfo(torch.int32).max
+
+
+class CountedEpochs:
+    """A journal that counts what was committed."""
+
+    def note(self, entry: Entry) -> None:
+        """See `Journal`."""
+        if isinstance(entry, Settled) and entry.record.outcome == COMMITTED:
+            COUNTERS.add("epochs")
+            COUNTERS.add("moves", entry.record.copies)
+
+    def close(self) -> None:
+        """See `Journal`."""
+
+
+class Couriers:
+    """One for each family of layers, all of them closed at the end.
+
+    Args:
+        config: says which lines are written.
+        rank: of the expert-parallel group; the first one writes.
+        told: where metrics are kept; None where nobody asks for them.
+    """
+
+    def __init__(self, config: EngineConfig, rank: int, told: Any | None = None) -> None:
+        self._config = config
+        self._rank = rank
+        self._told = told
+        self._opened: list[Courier] = []
+
+    def __call__(self, berth: Berth) -> Journal:
+        """Of one family."""
+        name = f"{self._config.label}.{berth.number}"
+        kept = () if self._told is None else (Metrics(self._told, name),)
+        lines = lines_for(self._config, self._rank)
+        self._opened.append(Courier((*lines, *kept, CountedEpochs())))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        """Tell what waits; bounded."""
+        for courier in self._opened:
+            courier.close()
+
+
+class Asks(StrEnum):
+    """Which layers come for slots in a forward."""
+
+    EVERY_LAYER = "every layer"
+    SOME_LAYER = "some layer"
+    """A draft may leave layers out that are for later tokens than are drafted."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is balanced.
+
+    Attributes:
+        balancer: of the model.
+        couriers: tell of its epochs.
+        filled: int32 scalars on the device, one a micro-batch: rows that hold a token.
+        clock: its step.
+        before: what was counted before this step, int32 [layers, experts] a family.
+        streams: the engine's.
+        asks: which layers have to, in every forward with tokens.
+        layers: what asks for slots, by layer.
+    """
+
+    balancer: ModelBalancer
+    couriers: Couriers
+    filled: Sequence[Tensor]
+    clock: Clock
+    before: Sequence[Tensor]
+    streams: EngineStreams
+    asks: Asks
+    layers: list[RoutedRows] = field(default_factory=list)
+
+    def fill(self, counts: Sequence[int]) -> None:
+        """The next forward has so many rows with a token, by micro-batch."""
+        self.clock.announced += 1
+        for tensor, count in zip(self.filled, counts, strict=False):
+            tensor.fill_(count)
+
+    def fill_all(self) -> None:
+        """Nobody says how many rows hold a token: every row is taken for one."""
+        for tensor in self.filled:
+            tensor.fill_(EVERY_ROW)
+
+    def route(self, model: Any) -> None:
+        """Have the model's layers ask this balancer for slots."""
+        for number, layer in enumerate(model.moe_layers):
+            layer.eplb_state.num_unpadded_tokens_tensors = self.filled
+            router, slots = self.balancer.router(number), model.num_physical_experts
+            self.layers.append(RoutedRows(router, self.clock, self.streams, slots))
+            layer.router.eplb_state = LayerState(self.layers[-1], layer.eplb_state)
+
+    def open_step(self) -> None:
+        """The boundary before the next step."""
+        self.balancer.boundary(self.clock.step)
+        for kept, counters in zip(self.before, self._counters, strict=True):
+            self.streams.home.launch(partial(kept.copy_, counters))
+
+    def proven(self) -> bool:
+        """Whether a forward with tokens has come by, and every layer of it for slots.
+
+        Raises `IntegrationError` where one has not: it computes by tables that nobody renews.
+        """
+        if not self.clock.announced:
+            return False
+        silent = [number for number, rows in enumerate(self.layers) if not rows.asked]
+        most = 0 if self.asks is Asks.EVERY_LAYER else max(0, len(self.layers) - 1)
+        if len(silent) > most:
+            raise IntegrationError(
+                f"layers {silent} of {len(self.layers)} have computed a forward without asking for "
+                "slots: they route in a way of their own"
+            )
+        return True
+
+    def forget_step(self) -> None:
+        """The step that was launched carried no tokens of anybody: it does not count."""
+        for kept, counters in zip(self.before, self._counters, strict=True):
+            self.streams.home.launch(partial(counters.copy_, kept))
+
+    def close(self) -> None:
+        """End it; bounded."""
+        self.balancer.close()
+        self.couriers.close()
+
+    @property
+    def _counters(self) -> list[Tensor]:
+        return counters_of(self.balancer)
+
+
+def counters_of(balancer: ModelBalancer) -> list[Tensor]:
+    """int32 [layers, experts] a family: rows of this rank in the open sub-window."""
+    return [family.inner.load.counters for family in balancer.families]
+
+
+def engine_config(
+    settings: EngineSettings, engine: Any, number: int, rows_alike: int
+) -> EngineConfig:
+    """In the words of vLLM's `EPLBConfig`, where it has them.
+
+    Args:
+        settings: of the part.
+        engine: vLLM's `EPLBConfig`.
+        number: of the model, in the order in which they come.
+        rows_alike: see `EngineConfig`.
+    """
+    window = min(engine.window_size, engine.step_interval)
+    sub_window = settings.sub_window or sub_window_of(window, engine.step_interval)
+    return EngineConfig(
+        label=f"vllm{number}",
+        shares=ShareMode(settings.shares),
+        window_size=max(window // sub_window, 1) * sub_window,
+        step_interval=engine.step_interval,
+        sub_window=sub_window,
+        aims=Aims(target=settings.target),
+        hysteresis=round(settings.gain * SHARE_ONE),
+        rows_alike=rows_alike,
+        log_balancedness=engine.log_balancedness,
+        log_balancedness_interval=engine.log_balancedness_interval,
+        deadline=settings.deadline,
+    )
+
+
+def sub_window_of(window: int, interval: int) -> int:
+    """Steps that divide the interval, as near to a quarter of the window as can be; the window is
+    then rounded down to a multiple."""
+    wanted = max(window / 4, 1.0)
+    fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
+    return min(fitting, key=lambda steps: abs(math.log(steps / wanted)))
+
+
+def unfilled(micro_batches: int, device: torch.device) -> list[Tensor]:
+    """int32 scalars; until somebody says otherwise every row holds a token."""
+    return [torch.tensor(EVERY_ROW, dtype=torch.int32, device=device) for _ in range(micro_batches)]

@@ -1,0 +1,117 @@
+"""The engine's streams: what is launched here comes behind what the engine launched before, and
+ahead of what it launches next.
+
+An engine computes on one stream, most of the time. It captures its forward on another, replays the
+graph on the first, and some change theirs for good behind the first forward. So nothing here
+relies on the stream that was current when the device was opened, *home*, where our boundaries are:
+
+- routing is a part of the forward, and is launched on the stream that is current, whichever it is;
+- all else is ours, and is launched at home, with an event before and behind it where the engine is
+  elsewhere.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.stream import Role, Stream
+
+
+class EngineStreams(Protocol):
+    """Of one worker."""
+
+    @property
+    def home(self) -> Stream:
+        """What is ours is launched here."""
+        ...
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Around what is launched at home, outside of captures."""
+        ...
+
+    def forward(self, program: Callable[[Stream], object]) -> None:
+        """Launch a part of the engine's forward, and tell it on which stream."""
+        ...
+
+
+class HostStreams:
+    """The host has no stream that the engine could be on: programs run on a thread of ours, and are
+    waited for.
+
+    Args:
+        home: the compute stream.
+        deadline: seconds that a wait may last.
+    """
+
+    def __init__(self, home: Stream, deadline: float) -> None:
+        self.home = home
+        self._deadline = deadline
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits for what was launched within. Raises `StreamFailed`, `StreamTimeout`."""
+        yield
+        self.home.synchronize(self._deadline)
+
+    def forward(self, program: Callable[[Stream], object]) -> None:
+        """Waited for. Raises `StreamFailed`, `StreamTimeout`."""
+        self.home.launch(lambda: program(self.home))
+        self.home.synchronize(self._deadline)
+
+
+class DeviceStreams:
+    """The engine is on a stream of the device, and nobody waits on the host.
+
+    Args:
+        accelerator: the device; it adopts what the engine is on.
+        current: the vendor's stream that is current on the calling thread.
+    """
+
+    def __init__(self, accelerator: Accelerator, current: Callable[[], object]) -> None:
+        self._accelerator = accelerator
+        self._current = current
+        self.home = self._here()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Two events, where the engine is elsewhere. Raises `StreamFailed`."""
+        here = self._here()
+        self._order(here, self.home)
+        yield
+        self._order(self.home, here)
+
+    def forward(self, program: Callable[[Stream], object]) -> None:
+        """On the engine's own stream, and into a graph it captures. Raises `StreamFailed`."""
+        here = self._here()
+        here.launch(lambda: program(here))
+
+    def _here(self) -> Stream:
+        """What the calling thread is on; adopted at the first meeting."""
+        return self._accelerator.adopt(self._current())
+
+    def _order(self, first: Stream, then: Stream) -> None:
+        if first is not then:
+            event = self._accelerator.event()
+            first.record(event)
+            then.wait(event)
+
+
+class EngineAccelerator:
+    """An accelerator whose compute stream is the one that an engine is at home on.
+
+    Args:
+        inner: the device; all else is its own.
+        home: adopted from the engine.
+    """
+
+    def __init__(self, inner: Accelerator, home: Stream) -> None:
+        self._inner = inner
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def stream(self, role: Role) -> Stream:
+        """The engine's for computing, the device's own for everything beside it."""
+        return self._home if role is Role.COMPUTE else self._inner.stream(role)

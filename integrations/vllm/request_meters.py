@@ -1,0 +1,87 @@
+"""Counts of the routing of requests: the process's counters and, where it is there, Prometheus.
+
+vLLM's API server shows the default registry on its page of metrics, or, with several API servers,
+the sum of what their processes wrote to files; metrics of the client library do both.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from equipoise.integrations.vllm.counters import COUNTERS
+
+PREFIX = "equipoise_vllm_"
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Of this process; registered once."""
+
+    routed: Any
+    aborted: Any
+    overdue: Any
+    failures: Any
+    held: Any
+
+
+@cache
+def charts() -> Charts | None:
+    """None without Prometheus' client library."""
+    if find_spec("prometheus_client") is None:
+        return None
+    client: Any = import_module("prometheus_client")
+    return Charts(
+        routed=client.Counter(
+            PREFIX + "routed_requests", "Requests that a policy sent to a rank", ["engine"]
+        ),
+        aborted=client.Counter(PREFIX + "aborted_requests", "Requests that were given up"),
+        overdue=client.Counter(
+            PREFIX + "overdue_requests", "Requests held too long, and sent by the engine's rule"
+        ),
+        failures=client.Counter(
+            PREFIX + "routing_failures", "Mistakes of a policy; the engine's rule goes on"
+        ),
+        held=client.Gauge(
+            PREFIX + "held_requests",
+            "Requests that wait for a rank, and that the engine does not count as waiting",
+            multiprocess_mode="livesum",
+        ),
+    )
+
+
+class Meters:
+    """What one client counts."""
+
+    def __init__(self) -> None:
+        self._charts = charts()
+
+    def routed(self, rank: int) -> None:
+        """A policy sent a request there."""
+        COUNTERS.add("routed_requests")
+        if self._charts is not None:
+            self._charts.routed.labels(str(rank)).inc()
+
+    def aborted(self) -> None:
+        """A request was given up."""
+        COUNTERS.add("aborted_requests")
+        if self._charts is not None:
+            self._charts.aborted.inc()
+
+    def overdue(self) -> None:
+        """A request was held too long."""
+        COUNTERS.add("overdue_requests")
+        if self._charts is not None:
+            self._charts.overdue.inc()
+
+    def failed(self) -> None:
+        """A policy failed."""
+        COUNTERS.add("routing_failures")
+        if self._charts is not None:
+            self._charts.failures.inc()
+
+    def held(self, count: int) -> None:
+        """So many requests wait now."""
+        if self._charts is not None:
+            self._charts.held.set(count)

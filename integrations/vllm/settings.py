@@ -1,0 +1,237 @@
+"""What a user asks of the integration: read from vLLM's `additional_config`, or the environment.
+
+    --additional-config '{"equipoise": {"engine": true, "handover": true, "routing": "fit"}}'
+
+Each key is a part. A part is off if its key is absent, null or false; `true` switches it on as it
+comes; anything else are its options.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from equipoise.hal.errors import ConfigError
+
+KEY = "equipoise"
+"""In `additional_config`."""
+VARIABLE = "EQUIPOISE_VLLM"
+"""In the environment: the same object as JSON, where the command line cannot be changed."""
+
+LAST_PORT = 65535
+
+T = TypeVar("T")
+
+
+MOST_IMBALANCE = 1000
+MOST_MIB = 1 << 20
+LEAST_DEADLINE, MOST_DEADLINE = 0.1, 86_400.0
+LONGEST_HOLD = 1e9
+"""Seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings:
+    """Our placement policy, in the engine's own balancer.
+
+    Attributes:
+        target: imbalance (max/mean - 1), mean over layers, that is good enough.
+        gain: imbalance that a layer must gain to be touched.
+        most: part of all slots that one call may change; the most uneven layers come first.
+    """
+
+    target: float = 0.02
+    gain: float = 0.01
+    most: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, target=MOST_IMBALANCE, gain=MOST_IMBALANCE, most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Our engine as the engine's balancer.
+
+    Attributes:
+        shares: `static`, `lagged` or `exact`.
+        sub_window: steps summed at a time; None: about a quarter of the window.
+        staging_mb: MiB of a device for weights that are on their way.
+        target: imbalance (max/mean - 1) that is good enough.
+        gain: imbalance that a layer must gain to be touched.
+        metrics_port: worker r answers Prometheus on this port + r, on the loopback interface: by
+            rank in the expert-parallel group, stage by stage; None: nobody does.
+        deadline: seconds that any wait may last.
+    """
+
+    shares: str = "lagged"
+    sub_window: int | None = None
+    staging_mb: float = 64.0
+    target: float = 0.02
+    gain: float = 0.01
+    metrics_port: int | None = None
+    deadline: float = 60.0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, target=MOST_IMBALANCE, gain=MOST_IMBALANCE, staging_mb=MOST_MIB)
+        _check_deadline(self.deadline)
+        if self.shares not in ("static", "lagged", "exact"):
+            raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
+        if self.sub_window is not None and (
+            type(self.sub_window) is not int or self.sub_window < 1
+        ):
+            raise ConfigError(f"sub_window must be a whole number from 1, got {self.sub_window!r}")
+        port = self.metrics_port
+        if port is not None and (type(port) is not int or not 1 <= port <= LAST_PORT):
+            raise ConfigError(f"metrics_port must be 1 to {LAST_PORT}, got {port!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandoverSettings:
+    """Our channel between pipeline stages.
+
+    Attributes:
+        deadline: seconds that any wait may last.
+    """
+
+    deadline: float = 300.0
+
+    def __post_init__(self) -> None:
+        _check_deadline(self.deadline)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingSettings:
+    """Our routing of requests to data-parallel ranks.
+
+    Attributes:
+        policy: one of `equipoise route --help`.
+        options: of the policy, by name.
+        hold_seconds: a request waits for a rank no longer; then the engine's own rule chooses.
+        slots: requests that a rank has at once; None: the engine's `--max-num-seqs`.
+        room: tokens in a rank's KV cache, as far as the policy is to keep to it; None: what the
+            engine says, or no limit where it keeps prefixes, which prompts share.
+    """
+
+    policy: str = "fit"
+    options: Mapping[str, Any] | None = None
+    hold_seconds: float = 60.0
+    slots: int | None = None
+    room: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, str):
+            raise ConfigError(f"policy is a name, got {self.policy!r}")
+        if self.options is not None and not isinstance(self.options, Mapping):
+            raise ConfigError(f"options is an object, got {self.options!r}")
+        _check_numbers(self, hold_seconds=LONGEST_HOLD)
+        for name in ("slots", "room"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{name} must be a whole number from 1, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The parts that are on; None is off."""
+
+    policy: PolicySettings | None = None
+    engine: EngineSettings | None = None
+    handover: HandoverSettings | None = None
+    routing: RoutingSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is not None and self.engine is not None:
+            raise ConfigError("the engine plans by itself: switch on `policy` or `engine`")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of those that are on."""
+        return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
+
+
+def settings_of(additional: object, environment: Mapping[str, str]) -> Settings | None:
+    """What is asked for; None if nothing is.
+
+    Args:
+        additional: vLLM's `additional_config`; what is not a mapping asks for nothing.
+        environment: `EQUIPOISE_VLLM` counts where `additional` says nothing.
+
+    Raises `ConfigError` for what is not understood, naming the key.
+    """
+    given = additional.get(KEY) if isinstance(additional, Mapping) else None
+    if given is None and VARIABLE in environment:
+        given = _from_variable(environment[VARIABLE])
+    if given is None or given is False:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{KEY} must be an object of parts, got {given!r}")
+    settings = _settings(given)
+    return settings if settings.parts else None
+
+
+def _from_variable(text: str) -> object:
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE} is no JSON: {error}") from None
+
+
+def _settings(given: Mapping[str, object]) -> Settings:
+    kinds: dict[str, Callable[[object], object]] = {
+        "policy": lambda value: _part("policy", PolicySettings, value),
+        "engine": lambda value: _part("engine", EngineSettings, value),
+        "handover": lambda value: _part("handover", HandoverSettings, value),
+        "routing": lambda value: _part("routing", RoutingSettings, _named(value)),
+    }
+    unknown = sorted(set(map(str, given)) - set(kinds))
+    if unknown:
+        raise ConfigError(f"{KEY}: unknown {', '.join(unknown)}; parts are {', '.join(kinds)}")
+    parts: dict[str, Any] = {name: kinds[name](value) for name, value in given.items()}
+    return Settings(**parts)
+
+
+def _named(value: object) -> object:
+    """A routing policy may be given by its name alone."""
+    return {"policy": value} if isinstance(value, str) else value
+
+
+def _part(name: str, kind: type[T], value: object) -> T | None:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return kind()
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{KEY}.{name} must be true, false or an object, got {value!r}")
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    unknown = sorted(set(map(str, value)) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{KEY}.{name}: unknown {', '.join(unknown)}; options are {', '.join(known)}"
+        )
+    try:
+        return kind(**value)
+    except ConfigError as error:
+        raise ConfigError(f"{KEY}.{name}: {error}") from None
+
+
+def _check_deadline(value: object) -> None:
+    if not _is_number(value, LEAST_DEADLINE, MOST_DEADLINE):
+        raise ConfigError(
+            f"deadline must be {LEAST_DEADLINE:g} to {MOST_DEADLINE:g} seconds, got {value!r}"
+        )
+
+
+def _check_numbers(settings: object, **most: float) -> None:
+    """Numbers from 0 to the most that makes sense, by name."""
+    for name, end in most.items():
+        value = getattr(settings, name)
+        if not _is_number(value, 0, end):
+            raise ConfigError(f"{name} must be a number from 0 to {end:g}, got {value!r}")
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    )

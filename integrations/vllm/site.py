@@ -1,0 +1,136 @@
+"""Where a worker is: its device as an accelerator of ours, and the ranks of one of its groups.
+
+The engine has a device, process groups and streams already. The device is opened once more, which
+takes nothing; the stream that the engine is on becomes the compute stream. Ranks meet over a store
+that the first rank of the group holds: an engine has no launcher of ours that would outlive every
+rank, and ends as a whole when a worker dies.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from equipoise.backends.cpu.store import LOOPBACK, StoreHost
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric, Rendezvous
+from equipoise.hal.errors import IntegrationError
+from equipoise.hal.stream import Role
+from equipoise.integrations.vllm.engine_streams import (
+    DeviceStreams,
+    EngineAccelerator,
+    EngineStreams,
+    HostStreams,
+)
+
+LONGEST_ADDRESS = 256
+"""Bytes."""
+BACKENDS = {"cpu": ("cpu", "gloo"), "cuda": ("cuda", "nccl"), "npu": ("ascend", "hccl")}
+"""By type of the engine's device: accelerator and communicator."""
+
+
+class Group(Protocol):
+    """A process group of the engine, as far as it is needed here."""
+
+    ranks: list[int]
+    rank_in_group: int
+    world_size: int
+    cpu_group: Any
+
+
+@dataclass(frozen=True)
+class Site:
+    """One worker's place in one group.
+
+    Attributes:
+        accelerator: the worker's device, with the engine's stream as its compute stream.
+        streams: the engine's, which our work comes between.
+        fabric: to the other ranks of the group.
+        held: the store, on the group's first rank.
+        deadline: seconds that any wait may last.
+    """
+
+    accelerator: Accelerator
+    streams: EngineStreams
+    fabric: Fabric
+    held: StoreHost | None
+    deadline: float
+
+    def close(self) -> None:
+        """Part from the other ranks."""
+        self.fabric.close()
+        self.accelerator.close()
+        if self.held is not None:
+            self.held.close()
+
+
+def open_site(group: Group, device: torch.device, deadline: float) -> Site:
+    """Meet the ranks of `group`; collective.
+
+    Args:
+        group: of the engine.
+        device: the worker's; the group's own attribute of that name is a number in some engines.
+        deadline: seconds that any wait may last.
+
+    Raises:
+        IntegrationError: no backend of ours is for the engine's device.
+        BackendUnavailable, ControlLost: the backend does not run here; the ranks did not meet.
+    """
+    kind = device.type
+    if kind not in BACKENDS:
+        raise IntegrationError(f"no backend for a device of type {kind!r}: {', '.join(BACKENDS)}")
+    accelerator_name, communicator_name = BACKENDS[kind]
+    accelerator, streams = _opened(accelerator_name, device, deadline)
+    interface = _interface(group)
+    held = StoreHost(interface) if group.rank_in_group == 0 else None
+    host, port = _told(group, held)
+    where = Rendezvous(
+        rank=group.rank_in_group,
+        size=group.world_size,
+        host=host,
+        port=port,
+        deadline=deadline,
+    )
+    try:
+        fabric = registry.communicator(communicator_name).connect(where)
+    except BaseException:
+        accelerator.close()
+        raise
+    return Site(accelerator, streams, fabric, held, deadline)
+
+
+def places(world: Group, group: Group) -> list[int]:
+    """The ranks of `group`, numbered as on a fabric among the ranks of `world`."""
+    return [world.ranks.index(rank) for rank in group.ranks]
+
+
+def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerator, EngineStreams]:
+    inner = registry.accelerator(name).open(device.index or 0)
+    if device.type == "cpu":
+        return inner, HostStreams(inner.stream(Role.COMPUTE), deadline)
+    vendor = getattr(torch, device.type)
+    streams = DeviceStreams(inner, lambda: vendor.current_stream(device))
+    return cast(Accelerator, EngineAccelerator(inner, streams.home)), streams
+
+
+def _interface(group: Group) -> str:
+    """Where the store is held: on loopback, if all ranks are on one node; collective."""
+    from vllm.distributed.parallel_state import in_the_same_node_as
+    from vllm.utils.network_utils import get_ip
+
+    together = group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
+    return LOOPBACK if together else str(get_ip())
+
+
+def _told(group: Group, held: StoreHost | None) -> tuple[str, int]:
+    """Where the first rank holds the store, as every rank learns it."""
+    line = torch.zeros(LONGEST_ADDRESS, dtype=torch.uint8)
+    if held is not None:
+        text = json.dumps(held.address).encode().ljust(LONGEST_ADDRESS)
+        line.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(line, src=group.ranks[0], group=group.cpu_group)
+    host, port = json.loads(bytes(line.tolist()))
+    return str(host), int(port)

@@ -1,0 +1,113 @@
+"""What users write into the engine's configuration, or the environment."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.hal.errors import ConfigError
+from equipoise.integrations.vllm.settings import (
+    KEY,
+    VARIABLE,
+    EngineSettings,
+    Settings,
+    settings_of,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=5,
+)
+PARTS = st.sampled_from(["policy", "engine", "handover", "routing", "other"])
+OPTIONS = st.sampled_from(["deadline", "target", "shares", "sub_window", "policy", "options", "x"])
+GIVEN = st.dictionaries(PARTS, JSON | st.dictionaries(OPTIONS, JSON, max_size=2), max_size=3)
+
+
+def said_of(value: Any) -> str | None:
+    """Of settings that are refused, why; None of those that are understood."""
+    try:
+        found = settings_of({KEY: value}, {})
+    except ConfigError as error:
+        return str(error)
+    assert found is None or found.parts
+    return None
+
+
+@given(GIVEN | JSON)
+def test_whatever_is_written_is_either_understood_or_refused_by_name(given_: Any) -> None:
+    found = said_of(given_)
+    assert found is None or KEY in found or "engine plans by itself" in found
+
+
+@pytest.mark.parametrize(
+    "additional", [None, {}, {"other": 1}, {KEY: None}, {KEY: False}, {KEY: {}}, 7]
+)
+def test_nothing_is_switched_on_that_nobody_asks_for(additional: Any) -> None:
+    assert settings_of(additional, {}) is None
+
+
+def test_a_part_is_switched_on_as_it_comes_or_with_options() -> None:
+    found = settings_of(
+        {KEY: {"engine": {"shares": "exact"}, "handover": True, "policy": False}}, {}
+    )
+    assert found is not None
+    assert found.parts == ("engine", "handover")
+    assert found.engine == EngineSettings(shares="exact")
+
+
+def test_a_router_may_be_given_by_its_name() -> None:
+    found = settings_of({KEY: {"routing": "br0"}}, {})
+    assert found is not None
+    assert found.routing is not None
+    assert found.routing.policy == "br0"
+
+
+def test_the_environment_counts_where_the_configuration_says_nothing() -> None:
+    environment = {VARIABLE: json.dumps({"policy": True})}
+    by_environment = settings_of({}, environment)
+    assert by_environment is not None
+    assert by_environment.parts == ("policy",)
+    assert settings_of({KEY: {"handover": True}}, environment) == settings_of(
+        {KEY: {"handover": True}}, {}
+    )
+    assert settings_of({KEY: False}, environment) is None
+    assert settings_of({}, {VARIABLE: " "}) is None
+
+
+def test_what_is_no_json_in_the_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="EQUIPOISE_VLLM is no JSON"):
+        settings_of({}, {VARIABLE: "engine"})
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "said"),
+    [
+        ("engine", {"sharez": 1}, "unknown sharez; options are"),
+        ("engine", {"shares": "some"}, "shares must be static, lagged or exact"),
+        ("engine", {"sub_window": 0}, "sub_window must be a whole number"),
+        ("engine", {"metrics_port": 70000}, "metrics_port must be 1 to 65535"),
+        ("policy", {"target": -1}, "target must be a number from 0"),
+        ("policy", {"gain": True}, "gain must be a number from 0"),
+        ("handover", {"deadline": float("inf")}, "deadline must be 0.1 to 86400 seconds"),
+        ("engine", {"deadline": 0}, "deadline must be 0.1 to 86400 seconds"),
+        ("engine", {"staging_mb": 1e308}, "staging_mb must be a number from 0 to"),
+        ("engine", {"gain": 1e6}, "gain must be a number from 0 to 1000"),
+        ("handover", 3, "must be true, false or an object"),
+        ("routing", {"policy": 3}, "policy is a name"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_part(part: str, options: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"{KEY}.{part}.*{said}"):
+        settings_of({KEY: {part: options}}, {})
+
+
+def test_the_engine_needs_no_policy_beside_it() -> None:
+    with pytest.raises(ConfigError, match="switch on `policy` or `engine`"):
+        settings_of({KEY: {"policy": True, "engine": True}}, {})
+
+
+def test_without_a_part_no_part_is_on() -> None:
+    assert Settings().parts == ()

@@ -1,0 +1,40 @@
+"""One process of a stock vLLM says what transformers says: the harness and the models are right."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from vllm_runs import marks, modes
+from vllm_runs.case import Case
+from vllm_runs.expected import Reference
+from vllm_runs.judging import says
+from vllm_runs.prompts import PROMPTS, TOKENS
+from vllm_runs.run import Outcome
+
+pytestmark = marks.vllm
+RunOnce = Callable[[str, Case], Outcome]
+References = Mapping[str, Reference]
+OTHERS = ("qwen3-moe-16", "qwen2-moe", "glm4-moe", "qwen3")
+
+
+def test_the_reference_is_far_from_a_tie_and_varies(references: References) -> None:
+    for name, reference in references.items():
+        assert reference.margin > 1e-3, name
+        assert [len(tokens) for tokens in reference.tokens] == [TOKENS] * len(PROMPTS)
+        assert min(len(set(tokens)) for tokens in reference.tokens) > TOKENS // 3, name
+
+
+def test_one_process_says_the_reference(references: References, run_once: RunOnce) -> None:
+    case = replace(modes.single(references["qwen3-moe"]), asks=("check_health",))
+    outcome = run_once("single", case)
+    says(outcome, references["qwen3-moe"])
+    assert outcome.asked == {"check_health": [None]}
+    assert outcome.of("watch") == [], "a stock vLLM of one process neither sends nor balances"
+
+
+@marks.deep
+@pytest.mark.parametrize("model", OTHERS)
+def test_every_model_says_its_reference(
+    model: str, references: References, run_once: RunOnce
+) -> None:
+    says(run_once(f"single-{model}", modes.single(references[model])), references[model])

@@ -1,0 +1,1 @@
+"""What vLLM's own EPLB needs on a CPU, and nobody else."""
