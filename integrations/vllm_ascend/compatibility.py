@@ -1,0 +1,111 @@
+"""Which release of vllm-ascend was tested, with which vLLM, and what each part touches of them."""
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+
+from equipoise.integrations.vllm import compatibility as vllm
+from equipoise.integrations.vllm.releases import Release
+from equipoise.integrations.vllm.symbols import Symbol, problems
+
+RELEASE = Release(
+    "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested="EQUIPOISE_VLLM_ASCEND_UNTESTED"
+)
+BESIDE = Release("vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested=vllm.UNTESTED)
+"""The vLLM that the release is made for."""
+
+WORKER = "vllm_ascend.worker.worker"
+GROUPS = "vllm_ascend.patch.worker.patch_distributed"
+POLICIES = "vllm_ascend.eplb.core.policy"
+PLANNER = "vllm_ascend.eplb.core.eplb_worker"
+
+ENTRY = (
+    Symbol(
+        WORKER,
+        "NPUWorker.__init__",
+        "self, vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=, **kwargs",
+    ),
+    Symbol(WORKER, "NPUWorker.init_device", "self"),
+    Symbol(WORKER, "NPUWorker.shutdown", "self"),
+)
+"""What the worker's class needs."""
+STAGES = "all_gather_group=, all_gather_tensors="
+PARTS = {
+    "policy": (
+        Symbol(f"{POLICIES}.policy_factory", "PolicyFactory.generate_policy", "policy_type"),
+        Symbol(
+            f"{POLICIES}.policy_abstract",
+            "EplbPolicy.rebalance_experts",
+            "self, current_expert_table, expert_workload",
+        ),
+        Symbol(PLANNER, "EplbWorker.calculate_rebalance_experts", "self, load_info, old_placement"),
+        Symbol(PLANNER, "EplbWorker.check_expert_placement", "self, old_placement, new_placement"),
+        *vllm.PARTS["policy"],
+    ),
+    "handover": (
+        Symbol(WORKER, "NPUWorker.execute_model", "self, scheduler_output"),
+        Symbol(
+            GROUPS,
+            "GroupCoordinatorPatch.isend_tensor_dict",
+            f"self, tensor_dict, dst=, {STAGES}",
+        ),
+        Symbol(GROUPS, "GroupCoordinatorPatch.irecv_tensor_dict", f"self, src=, {STAGES}"),
+        Symbol(vllm.GROUPS, "get_world_group", ""),
+        *vllm.PARTS["handover"],
+    ),
+}
+"""What each part touches in a worker."""
+FRONT = {"routing": vllm.PARTS["routing"]}
+"""What a part touches in the front end, which is vLLM's."""
+REFUSED = {
+    "engine": (
+        "vllm-ascend moves experts by itself, not by vLLM's EPLB classes, in whose place our "
+        "engine stands; `policy` plans for it"
+    ),
+}
+"""Parts that no release that was tested has a place for."""
+
+
+def check_front(parts: Iterable[str], environment: Mapping[str, str]) -> None:
+    """See, in a process that has no device, that `parts` can be switched on.
+
+    Nothing of vllm-ascend is imported.
+
+    Args:
+        parts: keys of `PARTS`, `FRONT` or `REFUSED`.
+        environment: may name versions to take although they were not tested.
+
+    Raises:
+        EngineUnsupported: one error that names everything that is not as it must be, and the
+            versions tested.
+    """
+    wanted = tuple(parts)
+    symbols = [symbol for part in wanted for symbol in FRONT.get(part, ())]
+    wrong = [*_of_versions(environment), *_refused(wanted), *problems(symbols)]
+    RELEASE.refuse(RELEASE.installed(), wrong)
+
+
+def check(parts: Iterable[str], environment: Mapping[str, str]) -> None:
+    """The same in a worker's process, of what is touched there."""
+    wanted = tuple(parts)
+    symbols = [*ENTRY, *(symbol for part in wanted for symbol in PARTS.get(part, ()))]
+    wrong = [*_of_versions(environment), *_refused(wanted), *_of_build(), *problems(symbols)]
+    RELEASE.refuse(RELEASE.installed(), wrong)
+
+
+def _of_versions(environment: Mapping[str, str]) -> list[str]:
+    ours, beside = (each.problem(each.installed(), environment) for each in (RELEASE, BESIDE))
+    wrong = [] if ours is None else [ours]
+    return wrong if beside is None else [*wrong, f"its vLLM: {beside}"]
+
+
+def _refused(parts: Iterable[str]) -> list[str]:
+    return [f"{part}: {REFUSED[part]}" for part in parts if part in REFUSED]
+
+
+def _of_build() -> list[str]:
+    """Each build is for one family of devices, and this one has a worker of its own."""
+    try:
+        built_for = import_module("vllm_ascend._build_info").__device_type__
+    except (ImportError, AttributeError) as error:
+        return [f"vllm_ascend._build_info:__device_type__ is missing: {error}"]
+    return [f"it is built for {built_for}, which has another worker"] if "310P" in built_for else []

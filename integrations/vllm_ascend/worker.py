@@ -1,0 +1,88 @@
+"""The worker: vllm-ascend's own, which switches our parts on around its device."""
+
+import os
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+from equipoise.hal.errors import EngineUnsupported
+from equipoise.integrations.vllm import handover
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.extension import WorkerExtension, hear_equipoise
+from equipoise.integrations.vllm.parts import Parts
+from equipoise.integrations.vllm.plugin import refuse
+from equipoise.integrations.vllm.settings import Settings, settings_of
+from equipoise.integrations.vllm_ascend import compatibility, policy_part
+from equipoise.integrations.vllm_ascend.front import contradictions
+from equipoise.integrations.vllm_ascend.tally import Tally
+
+Base: Any = object
+"""What comes behind it is vllm-ascend's worker."""
+
+
+class AscendExtension(WorkerExtension, Base):  # type: ignore[misc]
+    """Stands before vllm-ascend's worker, and leaves its methods of every step alone.
+
+    So an idle data-parallel rank enters the collectives that it enters without us. Nothing here
+    touches the device before the worker has set it.
+    """
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        """Look at everything that is asked for before the worker does anything.
+
+        Raises:
+            EngineUnsupported: one error that names everything that is not as it was tested.
+            ConfigError, IntegrationError: what is asked for cannot be had.
+        """
+        asked = settings_of(vllm_config.additional_config, os.environ)
+        if asked is not None:
+            compatibility.check(asked.parts, os.environ)
+            refuse(contradictions(vllm_config, asked))
+        self.equipoise_settings = asked or Settings()
+        self.equipoise_tally = Tally()
+        behind: Any = super()
+        behind.__init__(vllm_config, *args, **kwargs)
+
+    def init_device(self) -> None:
+        """Before the worker makes its runner the policy, behind it what needs a device."""
+        settings = self.equipoise_settings
+        hear_equipoise()
+        with ExitStack() as opened:
+            if settings.policy is not None:
+                planned = policy_part.installed(settings.policy, self.equipoise_tally)
+                opened.enter_context(planned)
+            super().init_device()
+            if settings.handover is not None:
+                opened.enter_context(handover.installed(settings.handover, self.device))
+            self.equipoise_parts = Parts(self, settings, opened.pop_all())
+
+    def init_worker_extension(self) -> None:
+        """Nothing: whoever calls this comes when the device is there, and so are the parts."""
+
+    def shutdown(self) -> None:
+        """Give back what was opened, and shut the worker down."""
+        try:
+            self.destroy_worker_extension()
+        finally:
+            super().shutdown()
+
+    def equipoise_counters(self) -> dict[str, int]:
+        """`llm.collective_rpc("equipoise_counters")`: this process's and its planner's."""
+        counted = dict(COUNTERS.read())
+        for name, count in self.equipoise_tally.read().items():
+            counted[name] = counted.get(name, 0) + count
+        return counted
+
+
+@cache
+def worker_class() -> type:
+    """The class that vLLM makes a worker of. Raises `EngineUnsupported`."""
+    try:
+        from vllm_ascend.worker.worker import NPUWorker
+    except ImportError as error:
+        raise EngineUnsupported(f"vllm-ascend's worker cannot be imported: {error}") from error
+    return type(
+        "Worker",
+        (AscendExtension, NPUWorker),
+        {"__module__": __package__, "__doc__": "See `AscendExtension`."},
+    )
