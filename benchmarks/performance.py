@@ -21,6 +21,7 @@ import planner_page
 import request_ablation_page
 import request_page
 import tables
+import vllm_policy_page
 from evidence import RESULTS, ROOT, source
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -227,6 +228,7 @@ MORE: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "Moves against the next window": ("drip", tables.moving),
     **engine_page.PARTS,
     **copier_page.PARTS,
+    "Placement in vLLM": ("vllm-policy", vllm_policy_page.text),
     "Stages that overlap": ("pipeline", pipeline_page.text),
     "Request balance": ("request_balance", request_page.balance),
     "What request balance depends on": ("request_ablations", request_ablation_page.text),
