@@ -4,7 +4,10 @@ import json
 import textwrap
 from argparse import Namespace
 from collections.abc import Iterable
+from pathlib import Path
 
+from equipoise import __version__
+from equipoise.cli import engines
 from equipoise.cli.files import write_file
 from equipoise.cli.findings import Check, Findings, Found, examine
 from equipoise.cli.memory import words
@@ -17,15 +20,31 @@ WIDTH = 80
 def doctor(arguments: Namespace) -> int:
     """Print what was found; returns 0 if at least one accelerator works, 1 otherwise.
 
+    With an engine's name, what was found of that engine instead, as `_engines` says.
+
     Raises UsageError for a `--json` that cannot be written.
     """
     if arguments.json is not None:
         check_file("--json", arguments.json)
+    if named := engines.asked(arguments):
+        return _engines(named, arguments.json)
     findings = examine()
     if arguments.json is not None:
         write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
     print(describe(findings))
     return findings.exit_code
+
+
+def _engines(named: tuple[str, ...], json_file: Path | None) -> int:
+    """What is found of serving engines; 0 if all of it is as it must be, 1 otherwise."""
+    found = {name: engines.examine(name) for name in named}
+    if json_file is not None:
+        engines.write(json_file, found)
+    for name, checks in found.items():
+        print("\n".join([f"equipoise {__version__}", *_section(name, map(_check, checks))]))
+    passed = all(check.passed for checks in found.values() for check in checks)
+    print("\nevery part can be switched on" if passed else "\nsome of it is missing: see above")
+    return 0 if passed else 1
 
 
 def describe(findings: Findings) -> str:

@@ -11,6 +11,7 @@ from equipoise.cli import (
     bench_options,
     conformance_options,
     convert_options,
+    engines,
     plan_options,
     record_options,
     report_options,
@@ -337,3 +338,10 @@ def _add_doctor(commands: Any) -> None:
         allow_abbrev=False,
     )
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
+    for name in engines.known():
+        doctor.add_argument(
+            f"--{name}",
+            action="store_true",
+            dest=engines.destination(name),
+            help=f"instead: whether the {name} that is installed can be served, part by part",
+        )

@@ -1,0 +1,45 @@
+"""Serving engines that an installed integration knows: `equipoise doctor --NAME`."""
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from equipoise.cli.files import write_file
+from equipoise.cli.findings import Check
+from equipoise.hal.registry import names
+
+GROUP = "equipoise.engines"
+"""Entry points: functions that give (what, whether it is so, detail) one after the other."""
+
+
+def known() -> tuple[str, ...]:
+    """Names of engines, sorted; nothing is imported."""
+    return names(GROUP)
+
+
+def examine(name: str) -> tuple[Check, ...]:
+    """What is found of one engine; an integration that does not import is a finding."""
+    (point,) = entry_points(group=GROUP, name=name)
+    try:
+        look: Callable[[], Iterable[tuple[str, bool, str]]] = point.load()
+        return tuple(Check(*found) for found in look())
+    except Exception as error:  # whatever an engine does when it is imported
+        return (Check(name, passed=False, detail=f"cannot be looked at: {error}"),)
+
+
+def asked(arguments: Namespace) -> tuple[str, ...]:
+    """Engines that the command line names."""
+    return tuple(name for name in known() if getattr(arguments, destination(name)))
+
+
+def destination(name: str) -> str:
+    """Where the parser puts whether an engine was named."""
+    return f"engine_{name.replace('-', '_')}"
+
+
+def write(path: Path, found: dict[str, tuple[Check, ...]]) -> None:
+    """The findings as JSON: by engine, a list of checks."""
+    told = {name: [vars(check) for check in checks] for name, checks in found.items()}
+    write_file(path, json.dumps(told, indent=2) + "\n")
