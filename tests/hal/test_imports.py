@@ -5,9 +5,16 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 import equipoise
 
 VENDORS = ("torch_npu", "cuda", "triton", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy")
+WITHIN_VLLM = {
+    f"equipoise.integrations.vllm.{name}"
+    for name in ("engine_routing", "engine_served", "engine_state", "policy")
+}
+"""They derive from its classes: what imports them has seen that it is there."""
 LOOK = """
 import json, sys, threading
 {body}
@@ -43,7 +50,7 @@ def test_importing_the_package_imports_no_vendor_and_not_even_torch() -> None:
 
 
 def test_every_public_module_imports_without_a_vendor_and_without_a_thread() -> None:
-    names = public_modules()
+    names = sorted({*public_modules()} - WITHIN_VLLM)
     assert {"equipoise.hal.stream", "equipoise.backends.cpu", "equipoise.pipeline"} <= set(names)
     body = "import torch\nbefore = threading.active_count()\nimport numpy\n"
     body += "\n".join(f"import {name}" for name in names)
@@ -51,3 +58,15 @@ def test_every_public_module_imports_without_a_vendor_and_without_a_thread() -> 
     modules, threads, _ = look(body)
     assert not modules & {"torch_npu", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy"}
     assert threads == 1
+
+
+@pytest.mark.parametrize("name", sorted(WITHIN_VLLM))
+def test_what_derives_from_the_engines_classes_imports_nothing_else_that_is_missing(
+    name: str,
+) -> None:
+    assert name in public_modules()
+    without = f"import sys\nsys.modules['vllm'] = None\nimport {name}"
+    done = subprocess.run(
+        [sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'vllm.")
