@@ -41,6 +41,33 @@ LAYER = (
     "num_unpadded_tokens_tensors="
 )
 DICTS = "dst=, all_gather_group=, all_gather_tensors="
+MADE = "DPLBAsyncMPClient.__init__"
+MADE_FROM = (
+    "self, vllm_config, executor_class, log_stats, client_addresses=, client_count=, client_index="
+)
+ROUTED = (
+    Symbol(CLIENT, "DPLBAsyncMPClient.add_request_async", "self, request"),
+    Symbol(CLIENT, "DPLBAsyncMPClient.get_core_engine_for_request", "self, request"),
+    Symbol(CLIENT, "DPLBAsyncMPClient.process_engine_outputs", "self, outputs"),
+    Symbol(CLIENT, "DPLBAsyncMPClient.abort_requests_async", "self, request_ids"),
+    Symbol(CLIENT, "DPLBAsyncMPClient.pause_scheduler_async", "self, mode=, clear_cache="),
+    Symbol(CLIENT, "DPLBAsyncMPClient.sleep_async", "self, level=, mode="),
+    Symbol(CLIENT, "get_late_interaction_engine_index", "pooling_params, num_engines"),
+    Symbol("vllm.v1.engine", "EngineCoreOutput", ANY),
+    Symbol("vllm.v1.engine", "EngineCoreOutputs", ANY),
+    Symbol("vllm.v1.engine", "FinishReason.ABORT", ANY),
+    Symbol("vllm.v1.engine", "FinishReason.ERROR", ANY),
+)
+"""What routing touches of a client that is made, of any version that was tested."""
+KEPT = (
+    "core_engines",
+    "engine_ranks_managed",
+    "lb_engines",
+    "outputs_queue",
+    "reqs_in_flight",
+    "resources",
+)
+"""What routing reads and writes of such a client itself; there only when it is made."""
 PARTS = {
     "policy": (
         Symbol("vllm.distributed.eplb.policy", "EPLB_POLICIES", ANY),
@@ -94,23 +121,8 @@ PARTS = {
         ),
     ),
     "routing": (
-        Symbol(
-            CLIENT,
-            "DPLBAsyncMPClient.__init__",
-            "self, vllm_config, executor_class, log_stats, client_addresses=, client_count=, "
-            "client_index=, renderer=",
-        ),
-        Symbol(CLIENT, "DPLBAsyncMPClient.add_request_async", "self, request"),
-        Symbol(CLIENT, "DPLBAsyncMPClient.get_core_engine_for_request", "self, request"),
-        Symbol(CLIENT, "DPLBAsyncMPClient.process_engine_outputs", "self, outputs"),
-        Symbol(CLIENT, "DPLBAsyncMPClient.abort_requests_async", "self, request_ids"),
-        Symbol(CLIENT, "DPLBAsyncMPClient.pause_scheduler_async", "self, mode=, clear_cache="),
-        Symbol(CLIENT, "DPLBAsyncMPClient.sleep_async", "self, level=, mode="),
-        Symbol(CLIENT, "get_late_interaction_engine_index", "pooling_params, num_engines"),
-        Symbol("vllm.v1.engine", "EngineCoreOutput", ANY),
-        Symbol("vllm.v1.engine", "EngineCoreOutputs", ANY),
-        Symbol("vllm.v1.engine", "FinishReason.ABORT", ANY),
-        Symbol("vllm.v1.engine", "FinishReason.ERROR", ANY),
+        Symbol(CLIENT, MADE, f"{MADE_FROM}, renderer="),
+        *ROUTED,
     ),
 }
 """What each part touches."""

@@ -15,8 +15,9 @@ GROUP = "vllm.general_plugins"
 CHOICE = "VLLM_PLUGINS"
 """In the environment: the plugins that vLLM loads; all of them where it is unset."""
 NAME = "equipoise"
-Finding = tuple[str, bool, str]
-"""What was looked at, whether it is so, and what was seen or would help."""
+Finding = tuple[str, bool | None, str]
+"""What was looked at, whether it is so, and what was seen or would help; None where this engine has
+no place for it, whatever is done."""
 
 
 def examine() -> Iterator[Finding]:

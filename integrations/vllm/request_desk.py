@@ -16,6 +16,7 @@ from typing import Any
 from equipoise.balancer.requests.policy import Policy
 from equipoise.integrations.vllm.request_front import Front, releases, size_of
 from equipoise.integrations.vllm.request_ledger import (
+    TOLD,
     UNSENT,
     Ledger,
     Stage,
@@ -126,17 +127,25 @@ class Desk:
         A rank that is asked for is the rule's first concern, so a choice is told to it as one.
         """
         ticket = self._ledger.tickets.get(request.request_id)
-        if ticket is None or ticket.stage not in (Stage.BOUND, Stage.BESIDE):
-            return rule(request)
-        worker = hand_over(ticket)
+        worker = None if ticket is None else self._worker_of(ticket)
         if worker is None:
             return rule(request)
-        self._meters.routed(worker)
         asked, request.data_parallel_rank = request.data_parallel_rank, worker
         try:
             return rule(request)
         finally:
             request.data_parallel_rank = asked
+
+    def _worker_of(self, ticket: Ticket) -> int | None:
+        """None: the engine's own rule chooses."""
+        if ticket.stage in TOLD:
+            return ticket.worker  # a further part of it, which vLLM before 0.32 sends anywhere
+        if ticket.stage is Stage.HELD:
+            return None
+        worker = hand_over(ticket)
+        if worker is not None:
+            self._meters.routed(worker)
+        return worker
 
     async def abort(
         self, requests: Sequence[str], abort: Callable[[list[str]], Awaitable[None]]
@@ -195,7 +204,7 @@ class Desk:
             self._flushing = None
         self._ledger.step(counts, ended)
         if self.mode is Mode.POLICY:
-            self._ledger.report(self._front.reports())
+            self._ledger.report(self._front.reports(self._ledger.shares))
 
     def tick(self) -> None:
         """Look at reports, and at what is held too long."""

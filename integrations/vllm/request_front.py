@@ -1,15 +1,21 @@
 """The engine's client of one API server, as far as the routing of requests reads and uses it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 from weakref import ref
 
 from equipoise.balancer.requests.policy import WorkerReport
+from equipoise.integrations.vllm.request_ledger import Share
 from equipoise.integrations.vllm.request_policy import Ranks
 
 ENGINE = "vllm.v1.engine"
 AFFINITY = "vllm.v1.engine.core_client"
+
+Shares = Callable[[], Sequence[Share]]
+"""By rank; asked for only where it is needed."""
+COUNTS = 2
+"""Of a report: requests that wait, and that run; what comes behind them is new in vLLM 0.32."""
 
 
 class Front:
@@ -32,19 +38,30 @@ class Front:
         client = self._client()
         return client is None or bool(client.resources.engine_dead)
 
-    def reports(self) -> tuple[WorkerReport, ...]:
+    def reports(self, shares: Shares) -> tuple[WorkerReport, ...]:
         """What the ranks said last, all of them; empty where that was read already.
 
-        The coordinator sends a new list about every 100 ms while something changes.
+        The coordinator sends a new list about every 100 ms while something changes. Before vLLM
+        0.32 it says how many requests a rank has, and not how full it is: they are taken to be as
+        long there as this client's own are, which `shares` tells.
         """
         client = self._client()
         if client is None or client.lb_engines is self._seen:
             return ()
         self._seen = client.lb_engines
-        return tuple(self._report(*one) for one in client.lb_engines[: self._ranks.count])
+        told = client.lb_engines[: self._ranks.count]
+        if all(len(one) > COUNTS for one in told):
+            return tuple(self._report(*one) for one in told)
+        return tuple(map(self._guessed, told, _of_somebody(shares())))
 
     def _report(self, waiting: int, running: int, usage: float) -> WorkerReport:
         tokens = int(usage * (self._ranks.kv_tokens or 0))
+        return WorkerReport(waiting=waiting, running=running, tokens=tokens, kv_usage=usage)
+
+    def _guessed(self, counts: Sequence[int], share: Share) -> WorkerReport:
+        waiting, running = counts
+        tokens = (waiting + running) * share.tokens // max(1, share.requests)
+        usage = min(1.0, tokens / self._ranks.kv_tokens) if self._ranks.kv_tokens else 0.0
         return WorkerReport(waiting=waiting, running=running, tokens=tokens, kv_usage=usage)
 
     def routes(self, request: Any) -> bool:
@@ -91,6 +108,12 @@ class Front:
                 engine_index=client.engine_ranks_managed[0], outputs=outputs, finished_requests=ids
             )
         )
+
+
+def _of_somebody(shares: Sequence[Share]) -> list[Share]:
+    """For a rank that has none of this client's requests, those that the client has anywhere."""
+    anywhere = Share(*map(sum, zip(*shares, strict=True)))
+    return [share if share.requests else anywhere for share in shares]
 
 
 def size_of(request: Any) -> int:

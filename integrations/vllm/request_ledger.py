@@ -9,7 +9,7 @@ States of a request (docs/design/vllm.md has the table of who moves it):
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Any
+from typing import Any, NamedTuple
 
 from equipoise.balancer.requests.policy import (
     Decision,
@@ -43,6 +43,13 @@ class Stage(Enum):
 UNSENT = frozenset({Stage.HELD, Stage.BOUND, Stage.BESIDE})
 TOLD = frozenset({Stage.SENT, Stage.LEAVING})
 """The policy is told what becomes of it."""
+
+
+class Share(NamedTuple):
+    """What of one client's a rank has: how many requests, and the tokens of them all."""
+
+    requests: int
+    tokens: int
 
 
 @dataclass(eq=False)
@@ -114,6 +121,15 @@ class Ledger:
             # To a policy, what made no token was given up.
             if ticket.stage in TOLD and ticket.id not in finished:
                 self._apply(self.policy.on_abort(ticket.id))
+
+    def shares(self) -> list[Share]:
+        """What of the requests that the policy knows each worker has."""
+        counts, tokens = [0] * self.workers, [0] * self.workers
+        for ticket in self.tickets.values():
+            if ticket.worker is not None and ticket.stage in TOLD:
+                counts[ticket.worker] += 1
+                tokens[ticket.worker] += ticket.size + ticket.tokens
+        return list(map(Share, counts, tokens))
 
     def report(self, reports: Iterable[WorkerReport]) -> None:
         """What the workers say of themselves, in their order."""

@@ -10,6 +10,8 @@ from os import environ
 from typing import Any
 from weakref import finalize
 
+from equipoise.hal.errors import EngineUnsupported
+from equipoise.integrations.vllm import compatibility
 from equipoise.integrations.vllm.patching import Patch, apply
 from equipoise.integrations.vllm.request_desk import Desk
 from equipoise.integrations.vllm.request_front import Front
@@ -59,11 +61,15 @@ def contradictions(
 def attach(client: Any) -> None:
     """Give a client what its configuration asks for.
 
-    Raises what a policy raises that cannot be made.
+    Raises `EngineUnsupported` for a client that lacks what is read of it, naming that, and what a
+    policy raises that cannot be made.
     """
     asked = settings_of(client.vllm_config.additional_config, environ)
     if asked is None or asked.routing is None:
         return
+    absent = [name for name in compatibility.KEPT if not hasattr(client, name)]
+    if absent:
+        raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(absent)}")
     settings = asked.routing
     ranks = ranks_of(client.vllm_config, len(client.core_engines), settings)
     policy = policy_of(settings, ranks, client.client_count, client.client_index)

@@ -7,6 +7,7 @@ rank, and ends as a whole when a worker dies.
 """
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -83,22 +84,23 @@ def open_site(group: Group, device: torch.device, deadline: float) -> Site:
     if kind not in BACKENDS:
         raise IntegrationError(f"no backend for a device of type {kind!r}: {', '.join(BACKENDS)}")
     accelerator_name, communicator_name = BACKENDS[kind]
-    accelerator, streams = _opened(accelerator_name, device, deadline)
-    interface = _interface(group)
-    held = StoreHost(interface) if group.rank_in_group == 0 else None
-    host, port = _told(group, held)
-    where = Rendezvous(
-        rank=group.rank_in_group,
-        size=group.world_size,
-        host=host,
-        port=port,
-        deadline=deadline,
-    )
-    try:
+    with ExitStack() as opened:
+        accelerator, streams = _opened(accelerator_name, device, deadline)
+        opened.callback(accelerator.close)
+        interface = _interface(group)
+        held = StoreHost(interface) if group.rank_in_group == 0 else None
+        if held is not None:
+            opened.callback(held.close)
+        host, port = _told(group, held)
+        where = Rendezvous(
+            rank=group.rank_in_group,
+            size=group.world_size,
+            host=host,
+            port=port,
+            deadline=deadline,
+        )
         fabric = registry.communicator(communicator_name).connect(where)
-    except BaseException:
-        accelerator.close()
-        raise
+        opened.pop_all()
     return Site(accelerator, streams, fabric, held, deadline)
 
 

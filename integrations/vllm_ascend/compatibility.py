@@ -54,7 +54,7 @@ PARTS = {
     ),
 }
 """What each part touches in a worker."""
-FRONT = {"routing": vllm.PARTS["routing"]}
+FRONT = {"routing": (Symbol(vllm.CLIENT, vllm.MADE, vllm.MADE_FROM), *vllm.ROUTED)}
 """What a part touches in the front end, which is vLLM's."""
 REFUSED = {
     "engine": (

@@ -24,4 +24,4 @@ def examine() -> Iterator[Finding]:
     for part, symbols in {**compatibility.PARTS, **compatibility.FRONT}.items():
         yield of_symbols(part, symbols)
     for part, why in compatibility.REFUSED.items():
-        yield part, False, why
+        yield part, None, why

@@ -21,10 +21,16 @@ def badly() -> Iterator[tuple[str, bool, str]]:
     yield "hooks", False, "engine.place:call is missing"
 
 
+def partly() -> Iterator[tuple[str, bool | None, str]]:
+    yield "hooks", True, "all there"
+    yield "shelves", None, "it has no place for them"
+
+
 @pytest.fixture
 def _two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that are well, and not, and whose integration does not import."""
     where = {"abacus": f"{__name__}:well", "ruler": f"{__name__}:badly", "gone": "no_such:thing"}
+    where["tape"] = f"{__name__}:partly"
     points = EntryPoints(EntryPoint(name, of, engines.GROUP) for name, of in where.items())
     monkeypatch.setattr(engines, "names", lambda group: tuple(sorted(where)))
     monkeypatch.setattr(engines, "entry_points", lambda group, name: points.select(name=name))
@@ -54,6 +60,18 @@ def test_what_is_missing_is_said_and_fails(
     assert json.loads(told.read_text())["ruler"] == [
         {"name": "hooks", "passed": False, "detail": "engine.place:call is missing"}
     ]
+
+
+@pytest.mark.usefixtures("_two")
+def test_what_an_engine_has_no_place_for_is_said_and_is_no_fault(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = tmp_path / "found.json"
+    assert doctor(looked_at("--tape", "--json", str(told))) == 0
+    out = capsys.readouterr().out
+    assert "not to be had: it has no place for them" in out
+    assert out.splitlines()[-1] == "every part that can be had can be switched on"
+    assert [each["passed"] for each in json.loads(told.read_text())["tape"]] == [True, None]
 
 
 @pytest.mark.usefixtures("_two")

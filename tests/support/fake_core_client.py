@@ -1,18 +1,29 @@
 """vLLM's client of several engines, and the engines, as far as the routing of requests meets them.
 
-Shaped like version 0.32: names, when books are kept, and when an engine says that a request ended.
+Shaped like version 0.32 and, where it differs, 0.23: names, when books are kept, and when an engine
+says that a request ended.
 """
 
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
 
 from equipoise.integrations.vllm.patching import apply
 from equipoise.integrations.vllm.request_desk import Desk
+from equipoise.integrations.vllm.request_front import COUNTS
 from equipoise.integrations.vllm.requests_part import DESK, PATCHES
+
+
+class Release(Enum):
+    """Of vLLM."""
+
+    NEW = "0.32"
+    OLD = "0.23"
+    """Ranks do not report how full they are, and further parts of an input go anywhere."""
 
 
 @dataclass
@@ -119,6 +130,8 @@ def configuration(slots: int, **routing: Any) -> SimpleNamespace:
 class FakeCoreClient:
     """Of one API server; the class that `Routed` starts from."""
 
+    release = Release.NEW
+
     def __init__(
         self, config: Any, engines: list[FakeEngine], client_count: int = 1, client_index: int = 0
     ) -> None:
@@ -149,8 +162,11 @@ class FakeCoreClient:
         await asyncio.sleep(0)
 
     def get_core_engine_for_request(self, request: FakeRequest) -> bytes:
-        if (known := self.reqs_in_flight.get(request.request_id)) is not None:
+        known = self.reqs_in_flight.get(request.request_id)
+        if known is not None and self.release is Release.NEW:
             return known
+        if known is not None:
+            self.engine_inflight[known] -= 1
         engine = min(self.core_engines, key=lambda one: self.engine_inflight[one])
         if request.data_parallel_rank is not None:
             engine = self.core_engines[request.data_parallel_rank]
@@ -182,10 +198,16 @@ class Routed(FakeCoreClient):
     """With our part in it."""
 
 
-def patched() -> type[Routed]:
+class OldRouted(Routed):
+    """The same, of 0.23."""
+
+    release = Release.OLD
+
+
+def patched(release: Release) -> type[Routed]:
     """`Routed`, as the plugin changes the engine's class."""
     apply(replace(one, module=__name__, name=f"Routed.{one.attribute}") for one in PATCHES)
-    return Routed
+    return Routed if release is Release.NEW else OldRouted
 
 
 @dataclass
@@ -212,7 +234,10 @@ class Deployment:
     def report(self) -> None:
         """The coordinator publishes."""
         for client in self.clients:
-            client.lb_engines = [[*one.counts, min(1.0, one.tokens / 1000)] for one in self.engines]
+            told = [[*one.counts, min(1.0, one.tokens / 1000)] for one in self.engines]
+            client.lb_engines = [
+                one if client.release is Release.NEW else one[:COUNTS] for one in told
+            ]
 
     async def run_out(self, most: int = 500) -> None:
         """Until no engine has anything, and nothing is held: hold times do not pass meanwhile."""
@@ -233,10 +258,15 @@ class Deployment:
 
 
 def deploy(
-    slots: int, engines: int = 2, clients: int = 1, **routing: Mapping[str, Any] | Any
+    slots: int,
+    engines: int = 2,
+    clients: int = 1,
+    *,
+    release: Release = Release.NEW,
+    **routing: Mapping[str, Any] | Any,
 ) -> Deployment:
     """So many API servers in front of so many engines; with no routing asked for, without desks."""
-    kind = patched()
+    kind = patched(release)
     made = [FakeEngine(slots) for _ in range(engines)]
     config = configuration(slots, **routing)
     return Deployment(made, [kind(config, made, clients, index) for index in range(clients)])

@@ -56,7 +56,7 @@ def refused(fabric: Fabric, address: str, broken: str, parts: dict[str, Any]) ->
         }
 
 
-def looked_at(fabric: Fabric, address: str) -> dict[str, tuple[bool, str]]:
+def looked_at(fabric: Fabric, address: str) -> dict[str, tuple[bool | None, str]]:
     """What `equipoise doctor --vllm-ascend` says, but for what depends on how we are installed."""
     told = {what: (so, detail) for what, so, detail in examination.examine()}
     told.pop("plugin")

@@ -36,15 +36,18 @@ def doctor(arguments: Namespace) -> int:
 
 
 def _engines(named: tuple[str, ...], json_file: Path | None) -> int:
-    """What is found of serving engines; 0 if all of it is as it must be, 1 otherwise."""
+    """What is found of serving engines; 0 if all that can be had is as it must be, 1 otherwise."""
     found = {name: engines.examine(name) for name in named}
     if json_file is not None:
         engines.write(json_file, found)
     for name, checks in found.items():
         print("\n".join([f"equipoise {__version__}", *_section(name, map(_check, checks))]))
-    passed = all(check.passed for checks in found.values() for check in checks)
-    print("\nevery part can be switched on" if passed else "\nsome of it is missing: see above")
-    return 0 if passed else 1
+    seen = {check.passed for checks in found.values() for check in checks}
+    every = "every part that can be had" if None in seen else "every part"
+    print(
+        "\nsome of it is missing: see above" if False in seen else f"\n{every} can be switched on"
+    )
+    return 1 if False in seen else 0
 
 
 def describe(findings: Findings) -> str:
@@ -80,7 +83,8 @@ def _backends(found: Iterable[Found]) -> Iterable[str]:
 
 
 def _check(check: Check) -> str:
-    return _line(check.name, check.detail if check.passed else f"MISSING: {check.detail}")
+    before = {True: "", False: "MISSING: ", None: "not to be had: "}[check.passed]
+    return _line(check.name, before + check.detail)
 
 
 def _line(name: str, value: str) -> str:

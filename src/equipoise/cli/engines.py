@@ -11,7 +11,8 @@ from equipoise.cli.findings import Check
 from equipoise.hal.registry import names
 
 GROUP = "equipoise.engines"
-"""Entry points: functions that give (what, whether it is so, detail) one after the other."""
+"""Entry points: functions that give (what, whether it is so, detail) one after the other; None for
+what an engine has no place for, which is no fault."""
 
 
 def known() -> tuple[str, ...]:
@@ -23,7 +24,7 @@ def examine(name: str) -> tuple[Check, ...]:
     """What is found of one engine; an integration that does not import is a finding."""
     (point,) = entry_points(group=GROUP, name=name)
     try:
-        look: Callable[[], Iterable[tuple[str, bool, str]]] = point.load()
+        look: Callable[[], Iterable[tuple[str, bool | None, str]]] = point.load()
         return tuple(Check(*found) for found in look())
     except Exception as error:  # whatever an engine does when it is imported
         return (Check(name, passed=False, detail=f"cannot be looked at: {error}"),)

@@ -25,7 +25,7 @@ def _points(monkeypatch: pytest.MonkeyPatch, *where: str) -> None:
     monkeypatch.setattr(examination, "entry_points", lambda group, name: points)
 
 
-def found() -> dict[str, tuple[bool, str]]:
+def found() -> dict[str, tuple[bool | None, str]]:
     with engine():
         return {what: (so, detail) for what, so, detail in examine()}
 

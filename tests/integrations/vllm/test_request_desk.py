@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.failing_policy import Failing
-from support.fake_core_client import FakeRequest, asked, deploy, turn
+from support.fake_core_client import FakeRequest, Release, asked, deploy, turn
 from support.late_binding import LateBinding
 from support.request_play import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
 
@@ -51,6 +51,22 @@ def test_no_order_of_events_loses_a_request_or_sends_it_twice(
 ) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, clients, policy=name, hold_seconds=LATER))
+        for act in acts:
+            await play.act(*act)
+        await play.finish()
+        play.look_at_policies()
+
+    run(work())
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+@given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(RULES)))
+def test_nor_does_it_with_an_older_client_which_says_less_and_forgets_where_an_input_began(
+    clients: int, acts: list[Act], name: str
+) -> None:
+    async def work() -> None:
+        routing = {"policy": name, "hold_seconds": LATER}
+        play = Play(deploy(SLOTS, ENGINES, clients, release=Release.OLD, **routing))
         for act in acts:
             await play.act(*act)
         await play.finish()

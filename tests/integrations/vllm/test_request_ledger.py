@@ -10,7 +10,7 @@ from support.late_binding import LateBinding
 
 from equipoise.balancer.requests.policy import Assignment, Decision, Request, RequestId
 from equipoise.hal.errors import RequestError
-from equipoise.integrations.vllm.request_ledger import Ledger, Stage, Ticket, hand_over
+from equipoise.integrations.vllm.request_ledger import TOLD, Ledger, Stage, Ticket, hand_over
 
 WORKERS = 3
 MANY = 8
@@ -97,3 +97,26 @@ def test_a_choice_is_one_of_the_workers_and_the_rank_that_was_asked_for(
     with pytest.raises(RequestError, match="cannot bind so"):
         entered(ledger, "one", rank)
     assert list(ledger.take_bound()) == []
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(Stage), st.none() | st.integers(0, WORKERS - 1), st.integers(1, 99)
+        ),
+        max_size=MANY,
+    )
+)
+def test_a_workers_share_is_what_it_was_handed_and_what_that_has_made(
+    tickets: list[tuple[Stage, int | None, int]],
+) -> None:
+    ledger = Ledger(LateBinding([MANY] * WORKERS), WORKERS)
+    for number, (stage, worker, size) in enumerate(tickets):
+        ledger.tickets[str(number)] = Ticket(
+            str(number), size, None, 0.0, _nowhere, [], stage, worker, tokens=number
+        )
+    there = [
+        [(n, size) for n, (stage, at, size) in enumerate(tickets) if at == w and stage in TOLD]
+        for w in range(WORKERS)
+    ]
+    assert ledger.shares() == [(len(one), sum(map(sum, one))) for one in there]

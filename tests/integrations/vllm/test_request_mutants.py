@@ -5,7 +5,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
-from support.fake_core_client import deploy
+from support.fake_core_client import Release, deploy
 from support.request_play import ENGINES, LATER, SLOTS, Play, drawn, run
 
 from equipoise.integrations.vllm import request_desk
@@ -54,9 +54,9 @@ def _unpinned(self: Front, request: Any) -> None:
     return None
 
 
-def _first_report(self: Front) -> Any:
+def _first_report(self: Front, shares: Any) -> Any:
     """Other front ends have what they had then."""
-    first = FIRST.setdefault(self, REPORTS(self))
+    first = FIRST.setdefault(self, REPORTS(self, shares))
     if not first:
         del FIRST[self]
     return first
@@ -64,6 +64,11 @@ def _first_report(self: Front) -> Any:
 
 async def _aborted_by_the_engine(self: Desk, requests: Any, abort: Any) -> None:
     await abort(requests)
+
+
+def _parts_by_the_rule(self: Desk, ticket: Ticket) -> int | None:
+    """What older clients need is left out."""
+    return hand_over(ticket) if ticket.stage in UNSENT else None
 
 
 def _still_known(self: Ledger, ticket: Ticket) -> None:
@@ -100,24 +105,28 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "what is given up is told as finished": (Ledger, "step", _finished_all),
     "a rank that was asked for is not told": (Front, "rank_of", _unpinned),
     "a report stands for ever": (Front, "reports", _first_report),
+    "parts of an input go by the older rule": (Desk, "_worker_of", _parts_by_the_rule),
     "what is overdue stays in the policy": (Ledger, "set_beside", _still_known),
     "what is overdue is sent twice": (Ledger, "set_beside", _overdue_twice),
 }
 
 
 def seen() -> bool:
-    """Whether some play, with one client or with two, held too long or not, comes to a bad end."""
+    """Whether some play comes to a bad end: with one client or with two, held too long or not, and
+    with an older client, which only has parts of its own go where the first went."""
+    sites = [(Release.NEW, 5.0), (Release.NEW, LATER), (Release.OLD, LATER)]
     for seed in SEEDS:
         try:
-            play(seed, 1 + seed % 2, (5.0, LATER)[seed // 2 % 2])
+            play(seed, 1 + seed % 2, *sites[seed // 2 % len(sites)])
         except Exception:  # an assertion, or whatever the mistake leads to
             return True
     return False
 
 
-def play(seed: int, clients: int, hold: float) -> None:
+def play(seed: int, clients: int, release: Release, hold: float) -> None:
     async def work() -> None:
-        one = Play(deploy(SLOTS, ENGINES, clients, policy="fit", hold_seconds=hold))
+        routing = {"policy": "fit", "hold_seconds": hold}
+        one = Play(deploy(SLOTS, ENGINES, clients, release=release, **routing))
         for act in drawn(seed, 60):
             await one.act(*act)
         await one.finish()

@@ -81,7 +81,7 @@ def test_the_doctor_says_what_is_there_and_what_is_not() -> None:
     assert told["vLLM"] == (True, "0.23.0, which was tested")
     assert not told["worker"][0]
     assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in told["worker"][1]
-    assert told["engine"] == (False, compatibility.REFUSED["engine"])
+    assert told["engine"] == (None, compatibility.REFUSED["engine"])
 
 
 def test_the_doctor_stops_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
