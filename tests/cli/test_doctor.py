@@ -10,8 +10,9 @@ import pytest
 
 from equipoise.backends.cpu.accelerator import CpuBackend
 from equipoise.cli import findings
+from equipoise.cli.checks import Check
 from equipoise.cli.doctor import describe
-from equipoise.cli.findings import Check, Found, examine, in_words, look_at
+from equipoise.cli.findings import Found, examine, in_words, look_at
 from equipoise.cli.memory import demo_memory, render_ledger
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.model.invariance import NotBatchInvariant

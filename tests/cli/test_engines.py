@@ -32,8 +32,7 @@ def _two(monkeypatch: pytest.MonkeyPatch) -> None:
     where = {"abacus": f"{__name__}:well", "ruler": f"{__name__}:badly", "gone": "no_such:thing"}
     where["tape"] = f"{__name__}:partly"
     points = EntryPoints(EntryPoint(name, of, engines.GROUP) for name, of in where.items())
-    monkeypatch.setattr(engines, "names", lambda group: tuple(sorted(where)))
-    monkeypatch.setattr(engines, "entry_points", lambda group, name: points.select(name=name))
+    monkeypatch.setattr(engines, "entry_points", points.select)
 
 
 def looked_at(*words: str) -> Namespace:

@@ -49,6 +49,13 @@ def test_importing_the_package_imports_no_vendor_and_not_even_torch() -> None:
     assert (threads, tasks) == (1, 1)
 
 
+def test_neither_does_reading_a_command_line() -> None:
+    body = "from equipoise.cli import main, parser\nparser.build_parser().parse_args(['doctor'])"
+    modules, threads, tasks = look(body)
+    assert not modules & {*VENDORS, "torch", "numpy"}
+    assert (threads, tasks) == (1, 1)
+
+
 def test_every_public_module_imports_without_a_vendor_and_without_a_thread() -> None:
     names = sorted({*public_modules()} - WITHIN_VLLM)
     assert {"equipoise.hal.stream", "equipoise.backends.cpu", "equipoise.pipeline"} <= set(names)

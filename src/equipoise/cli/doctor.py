@@ -8,8 +8,9 @@ from pathlib import Path
 
 from equipoise import __version__
 from equipoise.cli import engines
+from equipoise.cli.checks import Check
 from equipoise.cli.files import write_file
-from equipoise.cli.findings import Check, Findings, Found, examine
+from equipoise.cli.findings import Findings, Found, examine
 from equipoise.cli.memory import words
 from equipoise.cli.validation import check_file
 

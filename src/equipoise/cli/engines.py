@@ -1,4 +1,7 @@
-"""Serving engines that an installed integration knows: `equipoise doctor --NAME`."""
+"""Serving engines that an installed integration knows: `equipoise doctor --NAME`.
+
+The parser asks for their names, so nothing here may import torch.
+"""
 
 import json
 from argparse import Namespace
@@ -6,9 +9,8 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from equipoise.cli.checks import Check
 from equipoise.cli.files import write_file
-from equipoise.cli.findings import Check
-from equipoise.hal.registry import names
 
 GROUP = "equipoise.engines"
 """Entry points: functions that give (what, whether it is so, detail) one after the other; None for
@@ -17,7 +19,7 @@ what an engine has no place for, which is no fault."""
 
 def known() -> tuple[str, ...]:
     """Names of engines, sorted; nothing is imported."""
-    return names(GROUP)
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
 def examine(name: str) -> tuple[Check, ...]:

@@ -7,6 +7,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from equipoise.cli.checks import Check
 from equipoise.cli.memory import demo_memory
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry
@@ -44,18 +45,6 @@ class Found:
     detail: str
     capabilities: dict[str, str] = field(default_factory=dict)
     devices: int | None = None
-
-
-@dataclass(frozen=True)
-class Check:
-    """Something that is so or is not; `detail` says what, or what would help.
-
-    `passed` is None where it cannot be had, whatever is done about it, and `detail` says why.
-    """
-
-    name: str
-    passed: bool | None
-    detail: str
 
 
 @dataclass(frozen=True)
