@@ -16,6 +16,8 @@ class Hole(StrEnum):
     """Experts that live on another rank (`experts`)."""
     RECEIVE_BUFFER = "receive_buffer"
     """Where a later stage of an eager pipeline puts what it receives (`worker`)."""
+    RUNNER = "runner"
+    """Triton, and so the model runner that GPUs have (`runner`)."""
     EPLB_SWITCH = "eplb_switch"
     """The setting that turns EPLB on (`platform`)."""
     EPLB_ROUTING = "eplb_routing"

@@ -1,7 +1,8 @@
 """What vLLM calls: once where it looks for a platform, and once in each of its processes."""
 
 from vllm_cpu.faults import plant, planted
-from vllm_cpu.holes import filled
+from vllm_cpu.holes import Hole, filled
+from vllm_cpu.runner import stand_in_for_backend
 from vllm_cpu.watch import watch_all
 
 
@@ -10,7 +11,10 @@ def platform() -> str | None:
 
     vLLM swallows what is raised here, so that a wrong name is told by `prepare`.
     """
-    return "vllm_cpu.platform.FilledCpu" if filled() else None
+    holes = filled()
+    if Hole.RUNNER in holes:
+        stand_in_for_backend()
+    return "vllm_cpu.platform.FilledCpu" if holes else None
 
 
 def prepare() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from vllm_cpu import runner
 from vllm_cpu.holes import PARALLEL, STOCK_EPLB, Hole
 
 from vllm_runs.case import Case
@@ -41,6 +42,13 @@ def balanced(reference: Reference, **settings: Any) -> Case:
     eplb = {"window_size": 8, "step_interval": 8, "num_redundant_experts": 2, **settings}
     engine = {**case.engine, "additional_config": {"vllm_cpu": {"eplb": eplb}}}
     return replace(case, engine=engine, holes=PARALLEL | STOCK_EPLB, rounds=4)
+
+
+def on_second_runner(case: Case) -> Case:
+    """The same under the model runner of GPUs, which brings its own state and its own buffers."""
+    brought = {Hole.EPLB_STATE, Hole.RECEIVE_BUFFER}
+    environment = {**case.environment, **runner.ENVIRONMENT}
+    return replace(case, holes=case.holes - brought | {Hole.RUNNER}, environment=environment)
 
 
 def ours(case: Case, **parts: Any) -> Case:
