@@ -1,7 +1,7 @@
 """vLLM's own client, with our part in it, without engines: its books, its messages, its outputs."""
 
 import pytest
-from support.request_client import PLAYS, perform
+from vllm_cpu.client_plays import PLAYS, perform
 
 # What vLLM imports warns of what will be deprecated.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.request_client import PLAYS
+from vllm_cpu.client_plays import PLAYS
 
 pytestmark = [pytest.mark.vllm_ascend, pytest.mark.timeout(900)]
 Play = Callable[..., list[Any]]

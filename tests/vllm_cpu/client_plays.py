@@ -5,7 +5,7 @@ Plays are the same for every version that is tested; what they import of vLLM is
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -201,7 +201,7 @@ async def taken_out() -> None:
     assert not [name for name in names if hasattr(getattr(DPLBAsyncMPClient, name), MARK)]
 
 
-PLAYS: Mapping[str, Callable[[], Awaitable[None]]] = {
+PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
     play.__name__: play for play in (held, aborted, pinned, streamed, reported, ended, taken_out)
 }
 
@@ -210,6 +210,6 @@ def perform(name: str) -> None:
     """Put our part into the client's class, and play; raises what does."""
     apply(requests_part.PATCHES)
     try:
-        run(PLAYS[name]())  # type: ignore[arg-type]
+        run(PLAYS[name]())
     finally:
         undo(requests_part.PATCHES)
