@@ -32,6 +32,8 @@ PARALLEL = frozenset({Hole.COLLECTIVES, Hole.EXPERT_MAP, Hole.RECEIVE_BUFFER, Ho
 """What pipelines and expert parallelism need, whoever balances."""
 STOCK_EPLB = frozenset({Hole.EPLB_ROUTING, Hole.EPLB_STATE, Hole.EPLB_STREAMS})
 """What vLLM's own balancer needs on top of it."""
+SECOND_RUNNER = frozenset({Hole.RUNNER})
+"""What the model runner of GPUs needs, which leaves `EPLB_STATE` and `RECEIVE_BUFFER` out."""
 
 
 def named(holes: Iterable[Hole]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_cpu import runner
-from vllm_cpu.holes import PARALLEL, STOCK_EPLB, Hole
+from vllm_cpu.holes import PARALLEL, SECOND_RUNNER, STOCK_EPLB, Hole
 
 from vllm_runs.case import Case
 from vllm_runs.expected import Reference
@@ -48,7 +48,7 @@ def on_second_runner(case: Case) -> Case:
     """The same under the model runner of GPUs, which brings its own state and its own buffers."""
     brought = {Hole.EPLB_STATE, Hole.RECEIVE_BUFFER}
     environment = {**case.environment, **runner.ENVIRONMENT}
-    return replace(case, holes=case.holes - brought | {Hole.RUNNER}, environment=environment)
+    return replace(case, holes=case.holes - brought | SECOND_RUNNER, environment=environment)
 
 
 def ours(case: Case, **parts: Any) -> Case:
