@@ -1,9 +1,11 @@
 """Stages in threads of one process: whoever hands activations over too carelessly is found out."""
 
+import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +53,21 @@ finally:
     sys.path.remove(str(BENCHMARKS))
 DEADLINE, HIDDEN = 20.0, 512
 Made = Callable[[Any], Any]
-Held = Callable[[Fabric], Any]
+Held = Callable[[Fabric], AbstractContextManager[Any]]
 
 
-def as_it_is(fabric: Fabric) -> Fabric:
+@contextlib.contextmanager
+def as_it_is(fabric: Fabric) -> Iterator[Fabric]:
     """Messages take the time that they take."""
-    return fabric
+    yield fabric
 
 
-def slowly(fabric: Fabric) -> Any:
-    """Messages are held back."""
-    return delayed.DelayedFabric(fabric, place.Asked(latency=1e-3, rate=50e6), DEADLINE)
+@contextlib.contextmanager
+def slowly(fabric: Fabric) -> Iterator[Any]:
+    """Messages are held back, by threads that end with it."""
+    late = delayed.DelayedFabric(fabric, place.Asked(latency=1e-3, rate=50e6), DEADLINE)
+    with contextlib.closing(late):
+        yield late
 
 
 class Forgetful(coordinator.Coordinator):  # type: ignore[misc, name-defined]
@@ -105,7 +111,10 @@ def served(make: Made, seconds: tuple[float, float], steps: int, held: Held = as
     """Wrong words of a run in which the two stages compute so long."""
 
     def serve(seat: Seat) -> int:
-        fabric = held(seat.fabric)
+        with held(seat.fabric) as fabric:
+            return pipelined(seat, fabric)
+
+    def pipelined(seat: Seat, fabric: Any) -> int:
         station = handover.Station(
             rank=seat.rank,
             ranks=seat.size,
@@ -172,72 +181,79 @@ class Sooner:
 
 
 class TestDelay:
-    def lane(self, rate: float = 1e6, latency: float = 0.01, deadline: float = DEADLINE) -> Any:
-        return delayed.Lane("lane", rate, latency, deadline)
+    @contextlib.contextmanager
+    def lane(self, latency: float = 0.01) -> Iterator[Any]:
+        with contextlib.closing(delayed.Lane("lane", 1e6, latency, DEADLINE)) as lane:
+            yield lane
 
     @settings(max_examples=25)
     @given(sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=6))
     def test_messages_end_in_order_and_no_earlier_than_on_a_serial_link(
         self, sizes: list[int]
     ) -> None:
-        lane, began = self.lane(), device.now()
-        tensors = [torch.zeros(n, dtype=torch.uint8) for n in sizes]
-        works = [lane.add(delayed.DelayedWork(Sooner(), tensor)) for tensor in tensors]
-        for work in works:
-            work.inner.ended.set()
-        ends = []
-        for number, work in enumerate(works):
-            work.result(DEADLINE)
-            ends.append(device.now() - began)
-            assert work.done()
-            assert ends[-1] >= sum(sizes[: number + 1]) / 1e6 + 0.01
-        assert ends == sorted(ends)
-        lane.close()
+        with self.lane() as lane:
+            began = device.now()
+            tensors = [torch.zeros(n, dtype=torch.uint8) for n in sizes]
+            works = [lane.add(delayed.DelayedWork(Sooner(), tensor)) for tensor in tensors]
+            for work in works:
+                work.inner.ended.set()
+            ends = []
+            for number, work in enumerate(works):
+                work.result(DEADLINE)
+                ends.append(device.now() - began)
+                assert work.done()
+                assert ends[-1] >= sum(sizes[: number + 1]) / 1e6 + 0.01
+            assert ends == sorted(ends)
 
     def test_a_message_keeps_its_tensor_until_it_has_ended(self) -> None:
-        lane, inner = self.lane(latency=0.05), Sooner()
-        work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
-        inner.ended.set()
-        assert not work.done()
-        assert work._tensor is not None
-        work.result(DEADLINE)
-        assert work._tensor is None
+        inner = Sooner()
+        with self.lane(latency=0.05) as lane:
+            work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
+            inner.ended.set()
+            assert not work.done()
+            assert work._tensor is not None
+            work.result(DEADLINE)
+            assert work._tensor is None
 
     def test_a_soft_wait_leaves_the_message_alive(self) -> None:
-        lane, inner = self.lane(), Sooner()
-        work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
-        with pytest.raises(ResultPending):
-            work.result(0.01)
-        inner.ended.set()
-        work.result(DEADLINE)
-        assert work.done()
+        inner = Sooner()
+        with self.lane() as lane:
+            work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
+            with pytest.raises(ResultPending):
+                work.result(0.01)
+            inner.ended.set()
+            work.result(DEADLINE)
+            assert work.done()
 
     def test_a_message_that_is_not_due_is_pending(self) -> None:
-        lane, inner = self.lane(latency=0.2), Sooner()
-        work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
-        inner.ended.set()
-        with pytest.raises(ResultPending):
-            work.result(0.02)
-        assert not work.done()
+        inner = Sooner()
+        with self.lane(latency=0.2) as lane:
+            work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
+            inner.ended.set()
+            with pytest.raises(ResultPending):
+                work.result(0.02)
+            assert not work.done()
 
     def test_a_failure_is_raised_every_time(self) -> None:
-        lane, inner = self.lane(), Sooner()
-        inner.failure = CommunicatorFailed("gone")
-        work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
-        inner.ended.set()
-        for _ in range(2):
-            with pytest.raises(CommunicatorFailed, match="gone"):
-                work.result(DEADLINE)
-        assert work.done()
+        inner = Sooner()
+        with self.lane() as lane:
+            inner.failure = CommunicatorFailed("gone")
+            work = lane.add(delayed.DelayedWork(inner, torch.zeros(8)))
+            inner.ended.set()
+            for _ in range(2):
+                with pytest.raises(CommunicatorFailed, match="gone"):
+                    work.result(DEADLINE)
+            assert work.done()
 
     def test_all_may_send_before_they_receive(self) -> None:
         def ring(seat: Seat) -> list[int]:
-            made, size = slowly(seat.fabric).open("ring"), seat.size
             sent, came = torch.full((4,), seat.rank), torch.zeros(4, dtype=torch.int64)
-            works = [made.isend(sent, (seat.rank + 1) % size)]
-            works.append(made.irecv(came, (seat.rank - 1) % size))
-            for work in works:
-                work.result(DEADLINE)
+            with slowly(seat.fabric) as late:
+                made, size = late.open("ring"), seat.size
+                works = [made.isend(sent, (seat.rank + 1) % size)]
+                works.append(made.irecv(came, (seat.rank - 1) % size))
+                for work in works:
+                    work.result(DEADLINE)
             return came.tolist()
 
         assert on_ranks(3, ring) == [[2] * 4, [0] * 4, [1] * 4]

@@ -16,6 +16,9 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 AWAITED = frozenset({*FORWARDED, signal.SIGCHLD})
+LOOK = 0.2
+"""Seconds after which it is looked at without a signal: the kernel may give the word of a child's
+end to any thread that lets it in, and one that does not await it drops it."""
 SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl."""
 
@@ -57,6 +60,6 @@ def _prepare(mask: set[signal.Signals | int]) -> Callable[[], None]:
 
 def _attend(child: subprocess.Popen[bytes]) -> None:
     while child.poll() is None:
-        told = signal.sigwaitinfo(AWAITED)
-        if told.si_signo != signal.SIGCHLD and told.si_pid != 0:
+        told = signal.sigtimedwait(AWAITED, LOOK)
+        if told is not None and told.si_signo != signal.SIGCHLD and told.si_pid != 0:
             child.send_signal(told.si_signo)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -42,6 +43,25 @@ def line(of: "subprocess.Popen[str]") -> str:
 )
 def test_the_code_is_the_commands_as_a_shell_tells_it(script: str, code: int) -> None:
     assert process.run(["/bin/sh", "-c", script], {}) == code
+
+
+def test_an_end_is_seen_whose_signal_another_thread_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child ends before it is awaited; a thread that lets the signal in drops it."""
+    awaiting, over = signal.sigtimedwait, threading.Event()
+
+    def late(numbers: frozenset[int], seconds: float) -> object:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        time.sleep(0.05)
+        return awaiting(numbers, seconds)
+
+    monkeypatch.setattr(signal, "sigtimedwait", late)
+    other = threading.Thread(target=over.wait, args=(LIMIT,))
+    other.start()
+    try:
+        assert process.run(["/bin/sh", "-c", "sleep 0.1; exit 7"], {}) == 7
+    finally:
+        over.set()
+        other.join(LIMIT)
 
 
 def test_what_cannot_be_started_is_refused_in_one_line() -> None:
