@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vllm_cpu import faults, holes, watch
@@ -96,9 +97,12 @@ def run(case: Case, folder: Path, limit: float = LIMIT) -> Outcome:
     kin, segments = Kin(uuid.uuid4().hex), set[Path]()
     (folder / "counters").mkdir()
     (folder / "case.json").write_text(case.text, encoding="utf-8")
-    with (folder / "said.txt").open("wb") as said:
+    with (
+        (folder / "said.txt").open("wb") as said,
+        TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as passing,
+    ):
         try:
-            with _started(case, folder, kin, said.fileno()) as driver:
+            with _started(case, folder, passing, kin, said.fileno()) as driver:
                 kin = replace(kin, leader=driver.pid)
                 code = _await(driver, kin, segments, limit)
         finally:
@@ -120,7 +124,9 @@ def _await(
 
 
 @contextmanager
-def _started(case: Case, folder: Path, kin: Kin, said: int) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    case: Case, folder: Path, passing: str, kin: Kin, said: int
+) -> Iterator[subprocess.Popen[bytes]]:
     """The driver; its standard input is a pipe that nobody writes to, see `end_with_parent`."""
     module = {
         "offline": "vllm_runs.offline",
@@ -130,7 +136,9 @@ def _started(case: Case, folder: Path, kin: Kin, said: int) -> Iterator[subproce
     driver = subprocess.Popen(
         [sys.executable, "-P", "-m", module, "case.json", "answers.json"],
         cwd=folder,
-        env=_environment(case, folder, kin.mark),
+        # Sockets and stores of its processes, which leave them behind; not in the case's folder,
+        # whose name may be too long for a socket.
+        env={**_environment(case, folder, kin.mark), "TMPDIR": passing},
         stdin=subprocess.PIPE,
         stdout=said,
         stderr=said,

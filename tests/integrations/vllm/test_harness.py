@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -161,3 +162,18 @@ def test_a_run_that_takes_too_long_is_ended_and_told(front: Front, tmp_path: Pat
     assert outcome.answers is None
     with pytest.raises(AssertionError, match="exit code"):
         _ = outcome.rounds
+
+
+def test_sockets_and_stores_of_a_run_are_gone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "passing").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "passing"))
+    folder, seen = tmp_path / "case", tmp_path / "seen.txt"
+    folder.mkdir()
+    leaving = f"import tempfile as t; open({str(seen)!r}, 'w').write(t.mkdtemp())"
+    (folder / "sitecustomize.py").write_text(leaving, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    run(Case("no such model", [[1]], 1), folder, limit=PATIENCE)
+    assert Path(seen.read_text(encoding="utf-8")).parent.parent == tmp_path / "passing"
+    assert list((tmp_path / "passing").iterdir()) == []
