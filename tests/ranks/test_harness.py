@@ -1,13 +1,16 @@
 """The pool of ranks: what every other test of this folder stands on."""
 
+import mmap
 import os
+import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks.cases import harness
+from support import shared_memory
 from support.ranks import Case, Ranks, RanksFailed
+from support.shared_memory import left_since, segments
 
 pytestmark = pytest.mark.ranks
 
@@ -59,7 +62,7 @@ def test_a_rank_that_is_lost_on_purpose_is_replaced(ranks: Ranks) -> None:
 
 
 def test_hanging_ranks_fail_the_case_with_their_stacks_and_leave_nothing() -> None:
-    memory = own_shared_memory()
+    memory = segments()
     pool = Ranks()
     try:
         pids = [a["pid"] for a in pool.run(harness.where_am_i, 2, word="")]
@@ -70,12 +73,22 @@ def test_hanging_ranks_fail_the_case_with_their_stacks_and_leave_nothing() -> No
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    assert own_shared_memory() <= memory
-
-
-def own_shared_memory() -> set[Path]:
-    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_uid == os.getuid()}
+    assert left_since(memory) == set()
 
 
 def pids(answers: Sequence[dict[str, Any]]) -> set[int]:
     return {answer["pid"] for answer in answers}
+
+
+def test_shared_memory_that_nobody_maps_is_told_as_left_and_that_of_others_is_not() -> None:
+    before = segments()
+    left, used = (shared_memory.FOLDER / f"equipoise-{uuid.uuid4().hex}" for _ in range(2))
+    for path in (left, used):
+        path.write_bytes(bytes(4096))
+    try:
+        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            assert left_since(before) == {left}
+    finally:
+        left.unlink()
+        used.unlink()
+    assert left_since(before) == set()

@@ -1,17 +1,16 @@
-"""`equipoise run` as a user starts it: what it promises, and what it does when ranks are lost."""
+"""`equipoise run` as a user starts it: what it promises."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from importlib.resources import files
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from support.ports import free_port
+from support.running import finish, start, wait_for_service
 from support.trace_format import faults
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -23,65 +22,9 @@ SHORT = ("--text", TEXT, "--steps", "18", *CADENCE)
 """One phase; two epochs fit in wherever the tests run."""
 SWITCHING = ("--steps", "54", *CADENCE)
 """Three phases of 18 steps; an epoch takes five or six."""
-SUPPORT = Path(__file__).parent.parent
 KEYS = """version backend ranks layers experts slots shares steps tokens phases switch_steps
 imbalance_unbalanced imbalance_balanced imbalance_static imbalance_lagged noise_floor epochs
 slots_moved slots_total bytes_moved stall_seconds tokens_per_second outputs_identical"""
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "equipoise", "run", *arguments]
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(*arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=240)
-    return process.returncode, out, err
-
-
-def workers(parent: int) -> list[int]:
-    """The rank processes that `parent` has started, in order of rank."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            environment = (entry / "environ").read_bytes().split(b"\0")
-            family = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if b"equipoise.demo.worker" in words and int(family[1]) == parent:
-            rank = next(item for item in environment if item.startswith(b"RANK="))
-            found[int(rank[5:])] = int(entry.name)
-    return [found[rank] for rank in sorted(found)]
-
-
-def alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
-    """Wait until the first lines of progress: all ranks serve."""
-    assert process.stderr is not None
-    lines = iter(process.stderr.readline, "")
-    assert next((line for line in lines if "steps" in line), None), "it ended before any step"
-    found = workers(process.pid)
-    assert len(found) == ranks
-    return found
 
 
 def test_a_run_can_be_watched_while_it_lasts_and_looked_at_afterwards(tmp_path: Path) -> None:
@@ -167,53 +110,6 @@ def test_a_run_whose_slots_retire_for_want_of_staging_changes_no_bit(tmp_path: P
     assert figures["outputs_identical"] is True
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-def test_losing_a_rank_ends_the_run_with_one_line_that_names_it(name: str, tmp_path: Path) -> None:
-    shared = set(os.listdir("/dev/shm"))
-    deadline = 12.0
-    process = start("--ranks", "4", "--steps", "60", "--deadline", str(deadline),
-                    "--out", str(tmp_path))  # fmt: skip
-    ranks = wait_for_service(process, 4)
-    os.kill(ranks[2], getattr(signal, name))
-    began = time.monotonic()
-    code, _, err = finish(process)
-    took = time.monotonic() - began
-    last = err.splitlines()[-1]
-    assert code == 3
-    assert last.startswith("equipoise: error: rank 2 ")
-    assert "step" in last
-    assert "all_to_all" in last or "all_reduce" in last or "vote" in last
-    assert "Traceback" not in err
-    assert took < deadline
-    assert not any(alive(rank) for rank in ranks)
-    assert set(os.listdir("/dev/shm")) <= shared
-
-
-def wait_for_reference(process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
-    while "reference" not in (line := process.stderr.readline()):
-        assert line, "the run ended before its reference pass"
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-def test_losing_the_last_rank_during_the_reference_is_noticed_by_the_launcher(
-    name: str, tmp_path: Path
-) -> None:
-    deadline = 40.0
-    process = start("--ranks", "2", "--steps", "24", "--no-balance", "--deadline", str(deadline),
-                    "--out", str(tmp_path))  # fmt: skip
-    (first, *_) = wait_for_service(process, 2)
-    wait_for_reference(process)
-    os.kill(first, getattr(signal, name))
-    began = time.monotonic()
-    code, _, err = finish(process)
-    assert time.monotonic() - began < deadline
-    assert code == 3
-    last = err.splitlines()[-1]
-    assert last.startswith("equipoise: error: rank 0 ")
-    assert last.endswith("during the reference pass")
-
-
 def test_a_module_beside_the_user_is_not_taken_for_ours(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('wrong random')\n")
     done = subprocess.run(
@@ -222,27 +118,6 @@ def test_a_module_beside_the_user_is_not_taken_for_ours(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert (tmp_path / "f.json").exists(), done.stderr
-
-
-def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    process = start("--ranks", "2", "--steps", "60", "--out", str(tmp_path))
-    ranks = wait_for_service(process, 2)
-    process.kill()
-    process.communicate(timeout=30)
-    expiry = time.monotonic() + 20
-    while any(alive(rank) for rank in ranks) and time.monotonic() < expiry:
-        time.sleep(0.05)
-    assert not any(alive(rank) for rank in ranks)
-
-
-def test_an_interrupt_ends_every_rank_with_one_line(tmp_path: Path) -> None:
-    process = start("--ranks", "2", "--steps", "60", "--out", str(tmp_path))
-    ranks = wait_for_service(process, 2)
-    process.send_signal(signal.SIGINT)
-    code, _, err = finish(process)
-    assert code == 130
-    assert "Traceback" not in err
-    assert not any(alive(rank) for rank in ranks)
 
 
 def test_torchrun_may_start_the_ranks(tmp_path: Path) -> None:

@@ -1,20 +1,15 @@
 """How a job begins and ends, and what it leaves behind."""
 
-import os
 from pathlib import Path
 
 import pytest
 from ranks.cases import mpi
 from ranks.cases.works import close_in_flight
 from support.job import Job
+from support.shared_memory import left_since, segments
 
 pytestmark = pytest.mark.ranks
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-MEMORY = Path("/dev/shm")
-
-
-def segments() -> set[str]:
-    return {name for name in os.listdir(MEMORY) if name.startswith("mpich")}
 
 
 def alive(process: int) -> bool:
@@ -33,7 +28,7 @@ def test_a_killed_rank_ends_the_job_and_leaves_neither_process_nor_memory() -> N
         job.hear(1)
     assert job.end() != 0
     assert not any(alive(process) for process in processes)
-    assert segments() <= before
+    assert left_since(before) == set()
 
 
 def test_a_job_with_operations_that_never_end_still_ends_well() -> None:
@@ -42,7 +37,7 @@ def test_a_job_with_operations_that_never_end_still_ends_well() -> None:
     for op in ("all_reduce", "irecv", "long isend"):
         job.run(mpi.unmatched, deadline=1.0, op=op)
     assert job.end() == 0, job.said
-    assert segments() <= before
+    assert left_since(before) == set()
 
 
 def test_a_job_of_one_rank_is_a_job() -> None:

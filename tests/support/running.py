@@ -1,0 +1,63 @@
+"""`equipoise run` as a process, and the ranks that it has started."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent.parent
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "equipoise", "run", *arguments]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def workers(parent: int) -> list[int]:
+    """The rank processes that `parent` has started, in order of rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            family = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if b"equipoise.demo.worker" in words and int(family[1]) == parent:
+            rank = next(item for item in environment if item.startswith(b"RANK="))
+            found[int(rank[5:])] = int(entry.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
+    """Wait until the first lines of progress: all ranks serve."""
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    assert next((line for line in lines if "steps" in line), None), "it ended before any step"
+    found = workers(process.pid)
+    assert len(found) == ranks
+    return found

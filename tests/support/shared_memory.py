@@ -1,0 +1,43 @@
+"""Named shared memory: what somebody has left, on a machine where others come and go."""
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+SEGMENT = re.compile(r"/dev/shm/\S+")
+SETTLED = 1.0
+"""Seconds that a segment has to be nobody's: whoever makes one maps it a moment later."""
+LOOK = 0.05
+
+
+def segments() -> set[Path]:
+    """Of this user, now."""
+    found = set()
+    for path in FOLDER.iterdir():
+        with suppress(FileNotFoundError):
+            if path.stat().st_uid == os.getuid():
+                found.add(path)
+    return found
+
+
+def left_since(before: set[Path]) -> set[Path]:
+    """Segments that have come since `before`, and that no process maps any more.
+
+    Those of other tests that run meanwhile are mapped.
+    """
+    until, left = time.monotonic() + SETTLED, segments() - before
+    while left and time.monotonic() < until:
+        left &= segments() - _mapped()
+        time.sleep(LOOK)
+    return left
+
+
+def _mapped() -> set[Path]:
+    found: set[Path] = set()
+    for table in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            found |= {Path(name) for name in SEGMENT.findall(table.read_text())}
+    return found
