@@ -2,6 +2,10 @@
 
 A violation is one line: path, line number, what is wrong. `test_house.py` holds them to the tree,
 and each of them to a planted violation.
+
+    python tests/house_rules.py          the five largest files and functions
+
+tells what grows before it is a violation.
 """
 
 import ast
@@ -99,6 +103,15 @@ def function_sizes(root: Path) -> list[Sized]:
             for line, name, lines in measure(path)
         ]
     return sorted(sizes, reverse=True)
+
+
+def largest(root: Path, count: int = 5) -> list[str]:
+    """A line of files, and one of functions."""
+    told = []
+    for what, sizes in (("files", file_sizes(root)), ("functions", function_sizes(root))):
+        names = ", ".join(f"{size.name} {size.lines}" for size in sizes[:count])
+        told.append(f"largest {what}, of {len(sizes)}: {names}")
+    return told
 
 
 def long_files(root: Path) -> list[str]:
@@ -262,3 +275,7 @@ def _unpickles(call: ast.Call) -> bool:
     if target == "torch.load":
         return options.get("weights_only") != "True"
     return options.get("allow_pickle") == "True"
+
+
+if __name__ == "__main__":
+    print(*largest(Path(__file__).resolve().parent.parent), sep="\n")

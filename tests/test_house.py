@@ -113,15 +113,20 @@ def test_a_folder_in_place_of_a_link_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_the_five_largest_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed even when all is well, so that growth is seen before it is a violation."""
-    files, functions = house_rules.file_sizes(ROOT), house_rules.function_sizes(ROOT)
-    with capsys.disabled():
-        for what, sizes in (("files", files), ("functions", functions)):
-            largest = ", ".join(f"{size.name} {size.lines}" for size in sizes[:5])
-            print(f"\nlargest {what}: {largest}")
-    assert len(files) > 50
-    assert len(functions) > 200
+def test_the_tree_is_seen() -> None:
+    """Rules over no files would be kept by any tree."""
+    found = {path.relative_to(ROOT).parts[0] for path in house_rules.code_files(ROOT)}
+    assert found == set(house_rules.FOLDERS)
+
+
+def test_the_largest_are_told_longest_first(tmp_path: Path) -> None:
+    for lines, name in ((3, "a"), (5, "b"), (4, "c")):
+        body = "    x = 1\n" * (lines - 1)
+        _plant(tmp_path, f"hal/{name}.py", f"def {name}():\n{body}")
+    assert house_rules.largest(tmp_path, 2) == [
+        "largest files, of 3: hal/b.py 5, hal/c.py 4",
+        "largest functions, of 3: hal/b.py:1 b 5, hal/c.py:1 c 4",
+    ]
 
 
 def test_the_version_is_said_once_and_alike() -> None:
