@@ -117,6 +117,8 @@ def test_the_tree_is_seen() -> None:
     """Rules over no files would be kept by any tree."""
     found = {path.relative_to(ROOT).parts[0] for path in house_rules.code_files(ROOT)}
     assert found == set(house_rules.FOLDERS)
+    assert len(house_rules.file_sizes(ROOT)) > 50
+    assert len(house_rules.function_sizes(ROOT)) > 200
 
 
 def test_the_largest_are_told_longest_first(tmp_path: Path) -> None:

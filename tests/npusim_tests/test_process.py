@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from npusim import process
 from npusim.errors import Refused
+from support.processes import alive
 
 LIMIT = 20.0
 PARENT = """
@@ -90,15 +91,6 @@ def test_the_command_ends_when_the_launcher_is_killed() -> None:
         running.kill()
         running.wait(LIMIT)
     expiry = time.monotonic() + LIMIT
-    while _alive(child) and time.monotonic() < expiry:
+    while alive(child) and time.monotonic() < expiry:
         time.sleep(0.02)
-    assert not _alive(child)
-
-
-def _alive(number: int) -> bool:
-    """Whether it runs; one that nobody has waited for yet does not."""
-    try:
-        state = Path(f"/proc/{number}/stat").read_text(encoding="utf-8").rpartition(")")[2]
-    except FileNotFoundError:
-        return False
-    return state.split()[0] != "Z"
+    assert not alive(child)

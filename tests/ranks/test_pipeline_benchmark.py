@@ -157,15 +157,6 @@ def children(process: int) -> list[int]:
     return [int(number) for number in told.split()]
 
 
-def alive(process: int) -> bool:
-    """Whether it runs; a zombie does not."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 @pytest.mark.usefixtures("permitted")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_link_whose_launcher_is_ended(

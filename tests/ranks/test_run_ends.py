@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.running import alive, finish, start, wait_for_service
+from support.processes import alive
+from support.running import finish, start, wait_for_service
 from support.shared_memory import left_since, segments
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]

@@ -8,13 +8,9 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent.parent
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "equipoise", "run", *arguments]
-
-
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(*arguments),
+        [sys.executable, "-m", "equipoise", "run", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -43,14 +39,6 @@ def workers(parent: int) -> list[int]:
             rank = next(item for item in environment if item.startswith(b"RANK="))
             found[int(rank[5:])] = int(entry.name)
     return [found[rank] for rank in sorted(found)]
-
-
-def alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,14 +31,15 @@ def left_since(before: set[Path]) -> set[Path]:
     """
     until, left = time.monotonic() + SETTLED, segments() - before
     while left and time.monotonic() < until:
-        left &= segments() - _mapped()
+        left &= segments() - mapped(Path("/proc").glob("[0-9]*/maps"))
         time.sleep(LOOK)
     return left
 
 
-def _mapped() -> set[Path]:
+def mapped(tables: Iterable[Path]) -> set[Path]:
+    """Segments in tables of mappings, `/proc/PID/maps`; those of who has gone are passed over."""
     found: set[Path] = set()
-    for table in Path("/proc").glob("[0-9]*/maps"):
+    for table in tables:
         with suppress(OSError):
             found |= {Path(name) for name in SEGMENT.findall(table.read_text())}
     return found

@@ -1,7 +1,6 @@
 """Nothing of a run outlives it: no process that vLLM started, and no shared memory of theirs."""
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -11,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.shared_memory import mapped
+
 VARIABLE = "EQUIPOISE_VLLM_RUN"
 """Set anew for each run, and inherited by all its processes: by it they are found."""
 GRACE = 0.5
 """Seconds for stacks to be printed."""
-SEGMENT = re.compile(r"/dev/shm/\S+")
 
 
 def end_with_parent() -> None:
@@ -27,7 +27,7 @@ def end_with_parent() -> None:
             pass
         try:
             kin = Kin(os.environ.get(VARIABLE, ""), os.getpid())
-            segments = segments_of(kin) | _mapped([Path("/proc/self/maps")])
+            segments = segments_of(kin) | mapped([Path("/proc/self/maps")])
             end_all(kin)
             remove_unused(segments, besides=os.getpid())
         finally:
@@ -98,7 +98,7 @@ def segments_of(kin: Kin) -> set[Path]:
 
     vLLM unlinks its own when it ends in order; what is killed leaves it in the system.
     """
-    return _mapped(Path(f"/proc/{pid}/maps") for pid in kin.alive)
+    return mapped(Path(f"/proc/{pid}/maps") for pid in kin.alive)
 
 
 def remove_unused(segments: set[Path], besides: int = 0) -> list[Path]:
@@ -106,19 +106,11 @@ def remove_unused(segments: set[Path], besides: int = 0) -> list[Path]:
     others = (
         maps for maps in Path("/proc").glob("[0-9]*/maps") if maps.parent.name != str(besides)
     )
-    unused = segments - _mapped(others)
+    unused = segments - mapped(others)
     removed = sorted(path for path in unused if path.exists())
     for path in removed:
         path.unlink(missing_ok=True)
     return removed
-
-
-def _mapped(tables: Iterable[Path]) -> set[Path]:
-    found: set[Path] = set()
-    for table in tables:
-        with suppress(OSError):
-            found |= {Path(name) for name in SEGMENT.findall(table.read_text())}
-    return found
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:

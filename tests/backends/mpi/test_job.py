@@ -1,23 +1,14 @@
 """How a job begins and ends, and what it leaves behind."""
 
-from pathlib import Path
-
 import pytest
 from ranks.cases import mpi
 from ranks.cases.works import close_in_flight
 from support.job import Job
+from support.processes import alive
 from support.shared_memory import left_since, segments
 
 pytestmark = pytest.mark.ranks
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-
-
-def alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_a_killed_rank_ends_the_job_and_leaves_neither_process_nor_memory() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.pooling import holdings
-from support.shared_memory import segments
+from support.shared_memory import left_since, segments
 
 from equipoise.balancer.experts.host import memory
 from equipoise.balancer.experts.host.memory import HugePages, Mapping
@@ -28,9 +28,10 @@ def descriptor() -> Iterator[int]:
 
 
 def test_it_has_no_name_anywhere_and_ends_with_its_last_holder() -> None:
-    before = holdings()
+    named, before = segments(), holdings()
     descriptor = memory.create(NBYTES)
     mapping = Mapping.to_write(descriptor, NBYTES)
+    assert left_since(named) == set()
     made = os.fstat(descriptor)
     assert not [p for p in segments() if p.exists() and os.path.samestat(p.stat(), made)]
     assert "(deleted)" in os.readlink(f"/proc/self/fd/{descriptor}")
