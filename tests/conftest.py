@@ -3,20 +3,20 @@
 `ci` by default, `deep` by HYPOTHESIS_PROFILE=deep.
 """
 
-import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+from helpers.processes.ranks import Ranks
+from helpers.tiers import PROFILE
 from hypothesis import HealthCheck, settings
-from support.ranks import Ranks
 
 # No deadline: tests share the machine with other work, and no test asserts a time.
 settings.register_profile("ci", deadline=None)
 settings.register_profile(
     "deep", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(PROFILE)
 
 
 @pytest.fixture(scope="session", autouse=True)

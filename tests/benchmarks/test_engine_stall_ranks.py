@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.ranks
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 SECONDS = 120.0
 sys.path.insert(0, str(BENCHMARKS))

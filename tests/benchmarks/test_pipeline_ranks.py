@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes.processes import alive
 
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
-pytestmark = pytest.mark.ranks
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 SECONDS, POLL = 90.0, 0.02
 sys.path.insert(0, str(BENCHMARKS))

@@ -1,8 +1,7 @@
 """No false alarm: every healthy backend is accepted, whatever the draws start from."""
 
-import os
-
 import pytest
+from helpers.tiers import DEEP
 
 from equipoise.backends.virtual import BACKEND
 from equipoise.hal.conformance import suite
@@ -10,9 +9,6 @@ from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.search import Effort, Held, search
 from equipoise.hal.conformance.virtual import ControlledSubject
 
-pytestmark = pytest.mark.conformance
-
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 SEEDS = range(20) if DEEP else range(2)
 CASES = 400 if DEEP else 60
 

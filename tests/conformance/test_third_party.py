@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "examples" / "third_party_backend"
 WATCHDOG = 240.0
 

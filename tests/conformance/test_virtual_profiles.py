@@ -18,7 +18,6 @@ from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.search import Effort, Undeclared, Violated, search
 from equipoise.hal.conformance.virtual import ControlledSubject
 
-pytestmark = pytest.mark.conformance
 CASES = 10
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.devices import KINDS, NETWORKS, Network, backend
+from helpers.harnesses.devices import KINDS, NETWORKS, Network, backend
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 
@@ -23,7 +23,7 @@ def device(kind: str) -> Iterator[DeviceAccelerator]:
     made.close()
 
 
-@pytest.fixture(params=NETWORKS)
+@pytest.fixture(params=KINDS)
 def network(request: pytest.FixtureRequest) -> Network:
     """Rank processes work with it; none of it is opened here."""
     found: str = request.param

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from helpers.harnesses.devices import KINDS, backend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.devices import backend
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
@@ -39,15 +39,10 @@ SOON = 20.0
 ANY_PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
     lambda extra: st.permutations([*range(CONFIG.experts), *extra])
 )
-MARKS = {
-    "cuda": [pytest.mark.cuda],
-    "ascend": [pytest.mark.npusim],
-    "cudasim": [pytest.mark.npusim],
-}
 
 
 @pytest.fixture(
-    params=["cpu", *(pytest.param(kind, marks=marks) for kind, marks in MARKS.items())],
+    params=["cpu", *KINDS],
     scope="module",
 )
 def accelerator(request: pytest.FixtureRequest) -> Iterator[Accelerator]:

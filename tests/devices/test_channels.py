@@ -3,15 +3,13 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-import pytest
+from helpers.harnesses.devices import Network
+from helpers.processes.ranks import DEADLINE, Case, Ranks
+from helpers.rank_programs import channel_ends, channels, stages, tensor_dicts
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import channel_ends, channels, stages, tensor_dicts
-from support.devices import Network
-from support.drawing import few
-from support.ranks import DEADLINE, Case, Ranks
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 FEW = few(8, shrink=False)
 ROWS = st.lists(st.integers(0, channels.MOST), min_size=1, max_size=8)
 

@@ -8,16 +8,14 @@ copy that the kernel waited for needed that lock.
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import pytest
 import torch
-from support.devices import current_stream
+from helpers.harnesses.devices import current_stream
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.stream import Role
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SOON = 60.0
 """Seconds: whatever does not come by then never comes."""
 AHEAD, NODES, WORDS = 48, 24, 64

@@ -5,13 +5,12 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from ranks.cases import faults
-from support.devices import Network
-from support.left_over import LOSSES, TROUBLES, healthy, unmoved
-from support.ranks import Case, Ranks
+from helpers.harnesses.devices import Network
+from helpers.harnesses.left_over import LOSSES, TROUBLES, healthy, unmoved
+from helpers.processes.ranks import Case, Ranks
+from helpers.rank_programs import faults
+from helpers.tiers import DEEP
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SIZE = 3
 LOST = [
     ("Committing", "killed", "boundary"),
@@ -28,7 +27,6 @@ TROUBLED = [
 LOST_SO_FAR = count(1)
 BEARABLE = 8
 """Losses that a process goes through: what was under way with the lost keeps its stream of 32."""
-DEEP = settings.get_current_profile_name() == "deep"
 
 
 def play(

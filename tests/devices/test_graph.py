@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.devices import current_stream, device_of, fresh_stream
+from helpers.harnesses.devices import current_stream, device_of, fresh_stream
 from torch import Tensor
 
 from equipoise.backends.devices import graph as graphs
@@ -23,7 +23,6 @@ from equipoise.hal.errors import (
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SOON = 20.0
 BRIEF = 0.05
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.harnesses.devices import backend, current_stream, device_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.devices import backend, current_stream, device_of
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
@@ -25,7 +25,6 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Event, Role, Stream
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SOON = 20.0
 BRIEF = 0.05
 

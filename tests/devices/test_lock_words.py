@@ -1,13 +1,11 @@
 """Words of a lock that are lent again: the signal may come before the acquire, or behind it."""
 
-import pytest
+from helpers.harnesses.devices import backend
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.devices import backend
 
 from equipoise.hal.stream import Role
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SOON = 20.0
 
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from helpers.harnesses.devices import KINDS, backend, current_stream, device_of, fresh_stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.devices import backend, current_stream, device_of, fresh_stream
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
@@ -35,11 +35,6 @@ from equipoise.integrations.vllm.routed_rows import Clock, RoutedRows
 
 SHAPE = Shape(layers=1, experts=4, slots=6, ranks=1)
 SOON = 20.0
-DEVICES = [
-    pytest.param("cuda", marks=pytest.mark.cuda),
-    pytest.param("ascend", marks=pytest.mark.npusim),
-    pytest.param("cudasim", marks=pytest.mark.npusim),
-]
 PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
     lambda extra: st.permutations([*range(SHAPE.experts), *extra])
 )
@@ -87,7 +82,7 @@ class OneLayer:
         return torch.tensor(rows).to(self.device)
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=KINDS)
 def device(request: pytest.FixtureRequest) -> Iterator[DeviceAccelerator]:
     made = backend(request.param).open(0)
     assert isinstance(made, DeviceAccelerator)
@@ -95,7 +90,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[DeviceAccelerator]:
     made.close()
 
 
-@pytest.fixture(params=["cpu", *DEVICES])
+@pytest.fixture(params=["cpu", *KINDS])
 def layer(request: pytest.FixtureRequest) -> Iterator[OneLayer]:
     made = CPU.open(0) if request.param == "cpu" else backend(request.param).open(0)
     yield within(made)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.devices import current_stream
+from helpers.harnesses.devices import current_stream
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.slots import DeviceSlotStore
@@ -13,7 +13,6 @@ from equipoise.hal.errors import SlotError
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SOON = 20.0
 SLOTS = 3
 

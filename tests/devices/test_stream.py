@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.devices import backend, current_stream, fresh_stream, handle
+from helpers.harnesses.devices import backend, current_stream, fresh_stream, handle
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
@@ -16,7 +16,6 @@ from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Role
 
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 SOON = 20.0
 """Seconds: far more than needed, far less than a test's time-out."""
 BRIEF = 0.05

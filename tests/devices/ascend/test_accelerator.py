@@ -13,7 +13,6 @@ from equipoise.hal.capabilities import Available, SlotFormat
 from equipoise.hal.errors import BackendUnavailable, LockPoisoned, Unsupported
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.npusim
 SOON = 20.0
 
 

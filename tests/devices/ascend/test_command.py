@@ -8,7 +8,6 @@ import pytest
 
 from equipoise.backends.ascend import BACKEND
 
-pytestmark = pytest.mark.npusim
 CANN = ("LD_LIBRARY_PATH", "LD_PRELOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """What CANN's set_env.sh, or a simulated driver, sets; and what hides torch_npu from torch."""
 

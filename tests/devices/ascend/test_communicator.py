@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ranks.cases import hccl
-from support.ranks import Case, Ranks
-
-pytestmark = pytest.mark.npusim
+from helpers.processes.ranks import Case, Ranks
+from helpers.rank_programs import hccl
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from equipoise.hal.routing import (
 from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.npusim
 SOON = 20.0
 BRIEF = 0.05
 EXPERTS, SLOTS, RANKS, LAYERS = 5, 8, 2, 2

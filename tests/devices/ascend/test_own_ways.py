@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.devices import current_stream
+from helpers.harnesses.devices import current_stream
 from torch import Tensor
 
 from equipoise.backends.ascend import BACKEND, formats, native
@@ -12,7 +12,6 @@ from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.npusim
 SOON = 20.0
 SLOTS = 3
 

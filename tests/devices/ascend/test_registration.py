@@ -10,7 +10,6 @@ from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import RegistrationError
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.npusim
 SOON = 20.0
 
 

@@ -2,14 +2,12 @@
 
 import threading
 
-import pytest
 import torch
 
 from equipoise.backends.ascend import BACKEND, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.npusim
 SOON = 20.0
 
 

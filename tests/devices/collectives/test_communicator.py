@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ranks.cases import on_devices
-from support.devices import Network
-from support.ranks import Case, Ranks
+from helpers.harnesses.devices import Network
+from helpers.processes.ranks import Case, Ranks
+from helpers.rank_programs import on_devices
 
 from equipoise.hal import registry
-
-pytestmark = [pytest.mark.npusim, pytest.mark.cuda]
 
 BRISK = 2.0
 """Seconds of a deadline that is meant to strike."""

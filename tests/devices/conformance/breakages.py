@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from conformance.ascend.breakage import Breakage, Patch
+from devices.conformance.breakage import Breakage, Patch
 from torch import Tensor
 
 from equipoise.backends.ascend import native, solver, words

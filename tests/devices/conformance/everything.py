@@ -1,7 +1,7 @@
 """Everything that is run over the simulated driver, one step after the other.
 
-    python -m conformance.ascend.everything              minutes: what CI runs
-    python -m conformance.ascend.everything --deep       an hour or two: all cases, all schedules
+    python -m devices.conformance.everything              minutes: what CI runs
+    python -m devices.conformance.everything --deep       an hour or two: all cases, all schedules
 
 Ends with the first step that fails, or is not done after half an hour (ten hours with --deep): a
 race may hang, and then it is to be seen where. Where torch is not a CPU build there is nothing to
@@ -23,7 +23,7 @@ from npusim.wheels import find_torch
 PYTHON = sys.executable
 SUITE = (PYTHON, "-m", "equipoise", "conformance", "--backend", "ascend", "--quiet")
 RUN = (PYTHON, "-m", "equipoise", "run", "--backend", "ascend", "--quiet")
-TRIAL = (PYTHON, "-m", "conformance.ascend.trial")
+TRIAL = (PYTHON, "-m", "devices.conformance.trial")
 NCCL = (
     *(PYTHON, "-m", "equipoise", "conformance", "--quiet"),
     *("--backend", "cudasim:BACKEND", "--communicator", "cudasim.nccl:NCCL", "--ranks", "4"),
@@ -31,7 +31,7 @@ NCCL = (
 )
 """What is NCCL's own, over a stand-in for NCCL."""
 STEER = ("--steer", "npusim.steering:steer")
-TESTS = ("tests/backends", "tests/demo", "tests/integrations/vllm/test_routed_rows.py")
+TESTS = ("tests/backends", "tests/demo", "tests/devices/test_routed_rows.py")
 LONGEST = 1800.0
 LONGEST_DEEP = 36_000.0
 """Seconds that a step may take."""
@@ -75,7 +75,7 @@ def quick(tests: Sequence[str]) -> tuple[Step, ...]:
         Step((*NCCL, "--cases", "3"), "lazy"),
         Step((*NCCL, "--cases", "1"), "delay"),
         Step((*TRIAL, "--of", "nccl", "--rank-runs", "1", "--healthy", "0"), "lazy"),
-        Step((PYTHON, "tests/conformance/ascend/serve.py", "4"), "eager"),
+        Step((PYTHON, "tests/devices/conformance/serve.py", "4"), "eager"),
         Step((PYTHON, "-m", "pytest", "-m", "npusim", *TESTS, *tests), "lazy"),
     )
 

@@ -1,12 +1,12 @@
-"""Broken backends by name, for rank processes: `conformance.ascend.planted:NAME`.
+"""Broken backends by name, for rank processes: `devices.conformance.planted:NAME`.
 
 Whoever asks for a name has its process broken for good; the driver, which asks too, undoes it.
 """
 
 from contextlib import ExitStack
 
-from conformance.ascend.breakage import Sound, patch
-from conformance.ascend.breakages import BREAKAGES
+from devices.conformance.breakage import Sound, patch
+from devices.conformance.breakages import BREAKAGES
 
 from equipoise.backends.ascend import BACKEND
 from equipoise.hal.accelerator import Backend

@@ -1,6 +1,6 @@
 """Serves a little text on so many ranks, and demands that balancing changed no bit of the output.
 
-    python -m npusim --schedule eager -- python tests/conformance/ascend/serve.py 2 4
+    python -m npusim --schedule eager -- python tests/devices/conformance/serve.py 2 4
 
 The main job with its own number of steps takes minutes on simulated devices (tox -e npusim-deep);
 this one is long enough for several epochs with moves, and too short for one in each phase.

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from conformance.ascend import everything
-from conformance.ascend.everything import Step
+from devices.conformance import everything
+from devices.conformance.everything import Step
 from npusim.errors import Refused
 
 WAITS = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {}]); time.sleep(60)"

@@ -1,7 +1,7 @@
 """Tries to catch every broken backend, many times, each from another seed.
 
-    python -m npusim --schedule lazy -- python -m conformance.ascend.trial --runs 20
-    python -m npusim --schedule lazy -- python -m conformance.ascend.trial --of nccl
+    python -m npusim --schedule lazy -- python -m devices.conformance.trial --runs 20
+    python -m npusim --schedule lazy -- python -m devices.conformance.trial --of nccl
 
 A run catches a broken backend when the property that must reject it finds a violation, or when the
 driver tells a fault. Prints a line for each, and how often the healthy backend was rejected by the
@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from conformance.ascend.breakage import Breakage, Sound, planted
+from devices.conformance.breakage import Breakage, Sound, planted
 
 from equipoise.hal import registry
 from equipoise.hal.conformance import suite
@@ -32,7 +32,7 @@ from equipoise.hal.conformance.search import Effort, Violated, search
 from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
-KINDS = {"ascend": "conformance.ascend.planted", "nccl": "cudasim.nccl_planted"}
+KINDS = {"ascend": "devices.conformance.planted", "nccl": "cudasim.nccl_planted"}
 """Modules that have the healthy backends of a kind as `SOUND`, its breakages as `BREAKAGES`, what
 undoes them as `undone`, and a broken backend by the name of each."""
 CASES = 400

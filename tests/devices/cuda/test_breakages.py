@@ -4,10 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from conformance.ascend.breakage import Breakage
 from cudasim.breakages import BREAKAGES
+from devices.conformance.breakage import Breakage
 
-pytestmark = pytest.mark.npusim
 LIMIT = 90.0
 """Seconds for one."""
 

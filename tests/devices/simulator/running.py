@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parent.parent
+from helpers.paths import SEARCH_PATH
+
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 LIMIT = 100.0
 """Seconds that a program may take."""
@@ -49,7 +50,7 @@ def launch(
     """Run the launcher itself."""
     done = subprocess.run(
         [sys.executable, "-m", "npusim", *arguments],
-        env={**os.environ, "PYTHONPATH": str(TESTS), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=limit,

@@ -9,11 +9,9 @@ import time
 from pathlib import Path
 
 import npusim
-import pytest
+from devices.simulator.running import LIMIT
 from npusim.build import ensure
-from npusim_tests.running import LIMIT
 
-pytestmark = pytest.mark.npusim
 SOURCES = Path(npusim.__file__).parent
 
 

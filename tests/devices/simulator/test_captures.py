@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from npusim_tests.running import run_program
+from devices.simulator.running import run_program
 
-pytestmark = pytest.mark.npusim
 INVALID, UNJOINED, MODEL_CAPTURED = 100000, 107025, 107026
 SUBSCRIBED, UNSUBSCRIBED = 107011, 107015
 CAPTURED, EVENT_CAPTURED, MODE, IMPLICIT = 107027, 107028, 107030, 107031

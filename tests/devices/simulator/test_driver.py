@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable
 
 import pytest
-from npusim_tests.running import Outcome, run_program
+from devices.simulator.running import Outcome, run_program
 
-pytestmark = pytest.mark.npusim
 FRESH, FREED = "a7", "db"
 INVALID, OUT_OF_MEMORY, DEVICE_EXCEPTION, TIMEOUT = 100000, 207001, 507015, 507046
 

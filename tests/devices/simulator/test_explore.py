@@ -3,10 +3,9 @@
 import re
 
 import pytest
+from devices.simulator.running import run_program
 from npusim import steering
-from npusim_tests.running import run_program
 
-pytestmark = pytest.mark.npusim
 TURN = re.compile(r"stream \d+: turn of .*")
 
 

@@ -3,10 +3,8 @@
 import sys
 
 import pytest
+from devices.simulator.running import PROGRAMS, launch, run_program
 from npusim.launch import FAULTY
-from npusim_tests.running import PROGRAMS, launch, run_program
-
-pytestmark = pytest.mark.npusim
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from helpers.paths import SEARCH_PATH
+from helpers.processes.processes import alive
 from npusim import process
 from npusim.errors import Refused
-from support.processes import alive
 
 LIMIT = 20.0
 PARENT = """
@@ -24,10 +24,9 @@ CATCHING = "trap 'echo caught; exit 9' {name}; echo ready; while :; do sleep 0.0
 
 def parent(*command: str) -> "subprocess.Popen[str]":
     """A process that runs `command` as the launcher does."""
-    tests = str(Path(__file__).resolve().parent.parent)
     return subprocess.Popen(
         [sys.executable, "-c", PARENT, *command],
-        env={**os.environ, "PYTHONPATH": tests},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
         stdout=subprocess.PIPE,
         text=True,
     )

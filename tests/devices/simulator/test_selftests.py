@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from npusim_tests.running import Outcome, launch
+from devices.simulator.running import Outcome, launch
 
-pytestmark = [pytest.mark.npusim, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 LIMIT = 380.0
 
 

@@ -1,9 +1,8 @@
 """What the real torch_npu shows of the simulated device."""
 
 import pytest
-from npusim_tests.running import Outcome, run_program
+from devices.simulator.running import Outcome, run_program
 
-pytestmark = pytest.mark.npusim
 ALIKE = ("fresh", "streams", "unrecorded_event", "out_of_memory", "replays", "external_event")
 LAUNCHED_AT_ONCE = {"TASK_QUEUE_ENABLE": "0"}
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference, read
-from vllm_runs.run import SETTINGS, TESTS, Outcome, run
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference, read
+from engines.vllm.runs.run import SETTINGS, Outcome, run
+from helpers.paths import SEARCH_PATH
 
 LIMIT = 200.0
 """Seconds that transformers may take."""
@@ -20,8 +21,8 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Referen
     """What transformers generates, by model; in a process of its own, which vLLM never enters."""
     folder = tmp_path_factory.mktemp("models")
     subprocess.run(
-        [sys.executable, "-P", "-m", "vllm_runs.reference", str(folder)],
-        env={**os.environ, **SETTINGS, "PYTHONPATH": str(TESTS)},
+        [sys.executable, "-P", "-m", "engines.vllm.runs.reference", str(folder)],
+        env={**os.environ, **SETTINGS, "PYTHONPATH": SEARCH_PATH},
         stdin=subprocess.DEVNULL,
         timeout=LIMIT,
         check=True,

@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import differs, says
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import differs, says
-from vllm_runs.run import Outcome
 
-pytestmark = marks.vllm
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0, "deadline": 30.0}
@@ -53,7 +52,7 @@ def test_experts_that_our_engine_moves_change_no_token(
     assert "engine=vllm0 epoch=" in outcome.said
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("shares", ["static", "exact"])
 def test_nor_do_they_with_other_shares(
     shares: str, references: References, run_once: RunOnce
@@ -63,7 +62,7 @@ def test_nor_do_they_with_other_shares(
     balanced_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("model", ["qwen3-moe-16", "glm4-moe"])
 def test_nor_with_more_experts_or_a_shared_one(
     model: str, references: References, run_once: RunOnce
@@ -73,7 +72,7 @@ def test_nor_with_more_experts_or_a_shared_one(
     balanced_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_a_server_of_two_data_parallel_ranks_streams_the_reference(
     references: References, run_once: RunOnce
 ) -> None:
@@ -83,7 +82,7 @@ def test_a_server_of_two_data_parallel_ranks_streams_the_reference(
     balanced_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("fault", [Fault.OUR_DROPPED_COPY, Fault.OUR_OWN_PICKS])
 def test_a_fault_of_our_engine_is_noticed(
     fault: Fault, references: References, run_once: RunOnce
@@ -92,7 +91,7 @@ def test_a_fault_of_our_engine_is_noticed(
     assert differs(outcome, references[MODEL], fault)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_where_nothing_is_switched_on_nothing_of_ours_runs(
     references: References, run_once: RunOnce
 ) -> None:

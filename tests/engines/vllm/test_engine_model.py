@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_runs import marks
 
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.settings import EngineSettings
 
-pytestmark = [*marks.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class MegaMoe:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from vllm_runs import marks
 
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.balancer.experts.config import ShareMode
@@ -17,7 +16,7 @@ from equipoise.integrations.vllm.engine_streams import EngineStreams, HostStream
 from equipoise.integrations.vllm.routed_rows import Clock
 from equipoise.integrations.vllm.settings import EngineSettings
 
-pytestmark = [*marks.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 AGAIN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 SOON = 20.0
 COUNTS = st.lists(st.integers(0, 9), min_size=2, max_size=2)

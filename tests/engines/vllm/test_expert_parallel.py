@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import counts, differs, rearranged, says
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import counts, differs, rearranged, says
-from vllm_runs.run import Outcome
 
-pytestmark = marks.vllm
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 LAYERS = 4
@@ -25,7 +24,7 @@ def test_experts_that_move_beside_the_forward_change_no_token(
     rearranged(outcome, LAYERS)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_experts_that_move_between_two_steps_change_no_token(
     references: References, run_once: RunOnce
 ) -> None:
@@ -34,7 +33,7 @@ def test_experts_that_move_between_two_steps_change_no_token(
     rearranged(outcome, 0)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_more_experts_for_each_token_change_none_either(
     references: References, run_once: RunOnce
 ) -> None:
@@ -43,7 +42,7 @@ def test_more_experts_for_each_token_change_none_either(
     rearranged(outcome, LAYERS)
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("model", ["qwen3-moe", "qwen2-moe"])
 def test_experts_that_stay_where_they_are_change_no_token(
     model: str, references: References, run_once: RunOnce
@@ -54,7 +53,7 @@ def test_experts_that_stay_where_they_are_change_no_token(
     assert outcome.of("watch") == [], "nothing rearranges"
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("use_async", [True, False])
 def test_a_dropped_copy_is_noticed(
     use_async: bool, references: References, run_once: RunOnce

@@ -4,15 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import differs, says
+from engines.vllm.runs.prompts import PROMPTS, TOKENS
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import differs, says
-from vllm_runs.prompts import PROMPTS, TOKENS
-from vllm_runs.run import Outcome
 
-pytestmark = marks.vllm
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 MODEL = "qwen3-moe"
@@ -41,14 +40,14 @@ def test_two_stages_over_our_channel_say_the_reference(
     handed_over(outcome, ALL_AT_ONCE)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_so_they_do_with_two_micro_batches(references: References, run_once: RunOnce) -> None:
     outcome = run_once("handover-two", pipeline(references[MODEL], modes.TWO_BATCHES))
     says(outcome, references[MODEL])
     handed_over(outcome, modes.TWO_BATCHES)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_ranks_that_share_a_stage_send_slices_and_have_the_whole(
     references: References, run_once: RunOnce
 ) -> None:
@@ -63,7 +62,7 @@ def test_ranks_that_share_a_stage_send_slices_and_have_the_whole(
     assert sent == [(steps, 0)] * 2 + [(0, steps)] * 2
 
 
-@marks.deep
+@pytest.mark.deep
 def test_a_wait_that_our_channel_skips_is_noticed(
     references: References, run_once: RunOnce
 ) -> None:
@@ -72,7 +71,7 @@ def test_a_wait_that_our_channel_skips_is_noticed(
     assert differs(outcome, references[MODEL], Fault.OUR_SKIPPED_WAIT)
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("model", ["qwen3"])
 def test_a_dense_model_goes_over_it_too(
     model: str, references: References, run_once: RunOnce

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import rearranged, says
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.holes import Hole
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import rearranged, says
-from vllm_runs.run import Outcome
 
-pytestmark = [*marks.vllm, marks.deep]
+pytestmark = pytest.mark.deep
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 LAYERS = 4

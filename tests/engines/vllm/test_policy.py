@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.harnesses.vllm_policy import Standing, first_map, fullest, popular, standings, window
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.vllm_policy import Standing, first_map, fullest, popular, standings, window
 
 from equipoise.balancer.experts.placement import Shape
 from equipoise.integrations.vllm import policy_part
@@ -34,7 +34,6 @@ with warnings.catch_warnings():
     from equipoise.integrations.vllm import policy as ours
     from equipoise.integrations.vllm.policy import policy_class
 
-pytestmark = pytest.mark.vllm
 
 STOCK = policies.DefaultEplbPolicy
 POLICY = policy_class(PolicySettings())
@@ -213,12 +212,11 @@ def test_vllm_moves_the_bytes_that_were_predicted_and_no_others(tmp_path: Path) 
 
 def _ranks(meeting: Path) -> list[list[list[int]]]:
     """What both ranks tell, by window."""
-    root = Path(__file__).resolve().parents[3]
-    path = os.pathsep.join([str(root / "tests"), *sys.path])
+    path = os.pathsep.join(filter(None, sys.path))
     more = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "vllm_runs.moving", str(rank), str(meeting)],
+            [sys.executable, "-m", "engines.vllm.runs.moving", str(rank), str(meeting)],
             env={**os.environ, **more},
             stdout=subprocess.PIPE,
             text=True,

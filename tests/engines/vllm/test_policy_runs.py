@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import counts, differs, says
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import counts, differs, says
-from vllm_runs.run import Outcome
 
-pytestmark = marks.vllm
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0}
@@ -50,7 +49,7 @@ def test_experts_that_our_policy_moves_beside_the_forward_change_no_token(
     planned_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_nor_do_those_that_it_moves_between_two_steps(
     references: References, run_once: RunOnce
 ) -> None:
@@ -59,14 +58,14 @@ def test_nor_do_those_that_it_moves_between_two_steps(
     planned_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_nor_with_more_experts(references: References, run_once: RunOnce) -> None:
     outcome = run_once("policy-16", planned(references["qwen3-moe-16"]))
     says(outcome, references["qwen3-moe-16"])
     planned_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("use_async", [True, False])
 def test_a_copy_that_is_dropped_is_noticed(
     use_async: bool, references: References, run_once: RunOnce

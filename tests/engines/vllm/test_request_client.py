@@ -4,7 +4,7 @@ import pytest
 from vllm_cpu.client_plays import PLAYS, perform
 
 # What vLLM imports warns of what will be deprecated.
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("play", PLAYS)

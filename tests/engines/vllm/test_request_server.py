@@ -4,15 +4,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import says
+from engines.vllm.runs.prompts import PROMPTS
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.holes import PARALLEL
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import says
-from vllm_runs.prompts import PROMPTS
-from vllm_runs.run import Outcome
 
-pytestmark = [*marks.vllm, marks.deep]
+pytestmark = pytest.mark.deep
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 SERVED = re.compile(r'^vllm:request_success_total\{engine="(\d)",.*\} (\d+)\.0$', re.MULTILINE)

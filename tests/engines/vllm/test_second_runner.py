@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import differs, says
+from engines.vllm.runs.prompts import PROMPTS, TOKENS
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import differs, says
-from vllm_runs.prompts import PROMPTS, TOKENS
-from vllm_runs.run import Outcome
 
-pytestmark = marks.vllm
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0, "deadline": 30.0}
@@ -57,7 +56,7 @@ def test_experts_that_our_engine_moves_change_no_token(
     balanced_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_stages_are_balanced_each_by_itself_and_hand_over_by_our_channel(
     references: References, run_once: RunOnce
 ) -> None:
@@ -72,7 +71,7 @@ def test_stages_are_balanced_each_by_itself_and_hand_over_by_our_channel(
     assert [rank["received_messages"] for rank in ranks] == [0, 0, steps, steps]
 
 
-@marks.deep
+@pytest.mark.deep
 def test_two_micro_batches_go_over_our_channel(references: References, run_once: RunOnce) -> None:
     case = modes.pipeline(references[MODEL], modes.TWO_BATCHES)
     case = modes.on_second_runner(modes.ours(case, handover={"deadline": 30.0}))
@@ -83,7 +82,7 @@ def test_two_micro_batches_go_over_our_channel(references: References, run_once:
     assert (first["packed_messages"], last["received_messages"]) == (steps, steps)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_a_server_of_two_data_parallel_ranks_streams_the_reference(
     references: References, run_once: RunOnce
 ) -> None:
@@ -93,7 +92,7 @@ def test_a_server_of_two_data_parallel_ranks_streams_the_reference(
     balanced_by_us(outcome)
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("fault", [Fault.OUR_DROPPED_COPY, Fault.OUR_OWN_PICKS])
 def test_a_fault_of_our_engine_is_noticed(
     fault: Fault, references: References, run_once: RunOnce
@@ -102,7 +101,7 @@ def test_a_fault_of_our_engine_is_noticed(
     assert differs(outcome, references[MODEL], fault)
 
 
-@marks.deep
+@pytest.mark.deep
 def test_without_the_stand_in_for_triton_the_runner_cannot_compute(
     references: References, run_once: RunOnce
 ) -> None:

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-from vllm_runs import marks, modes
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.judging import says
-from vllm_runs.prompts import PROMPTS, TOKENS
-from vllm_runs.run import Outcome
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import says
+from engines.vllm.runs.prompts import PROMPTS, TOKENS
+from engines.vllm.runs.run import Outcome
 
-pytestmark = marks.vllm
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 OTHERS = ("qwen3-moe-16", "qwen2-moe", "glm4-moe", "qwen3")
@@ -32,7 +31,7 @@ def test_one_process_says_the_reference(references: References, run_once: RunOnc
     assert outcome.of("watch") == [], "a stock vLLM of one process neither sends nor balances"
 
 
-@marks.deep
+@pytest.mark.deep
 @pytest.mark.parametrize("model", OTHERS)
 def test_every_model_says_its_reference(
     model: str, references: References, run_once: RunOnce

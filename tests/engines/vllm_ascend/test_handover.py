@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from vllm_ascend_cpu.faults import HANDOVER, Fault
 
-pytestmark = [pytest.mark.vllm_ascend, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
 STEPS: list[tuple[int, int, str]] = [
     (4, 8, "float32"),

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm_ascend_cpu.faults import PLANS, Fault
 
-pytestmark = [pytest.mark.vllm_ascend, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
 Table = npt.NDArray[np.int64]
 OURS = {"policy": True}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.vllm_ascend, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from vllm_cpu.client_plays import PLAYS
 
-pytestmark = [pytest.mark.vllm_ascend, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from channels.case import Making
+from exploration.channel.case import Making
 from torch import Tensor
 
 from equipoise.pipeline.departure import Departure
@@ -15,7 +15,7 @@ from equipoise.pipeline.sending import SendingEnd
 from equipoise.pipeline.shape_class import ShapeClass
 
 if TYPE_CHECKING:
-    from channels.play import Play
+    from exploration.channel.play import Play
 
 HUNDREDTH = 100
 Kept = tuple[Tensor, list[float]]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from channels.case import Fault
+from exploration.channel.case import Fault
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator

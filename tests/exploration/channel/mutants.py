@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from channels.case import Fault
+from exploration.channel.case import Fault
 
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from channels.case import Case, Fault, Manner
-from channels.play import Record, Sight, expected
+from exploration.channel.case import Case, Fault, Manner
+from exploration.channel.play import Record, Sight, expected
 
 from equipoise.hal.errors import CommunicatorFailed, MessageMismatch, StreamError
 

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from channels.case import MOST_ROWS, Case, Fault, Manner
-from channels.host import Host, Script
-from channels.maker import Maker, contents
-from channels.meddling import Meddling
-from engine.worlds import WORLDS
+from exploration.channel.case import MOST_ROWS, Case, Fault, Manner
+from exploration.channel.host import Host, Script
+from exploration.channel.maker import Maker, contents
+from exploration.channel.meddling import Meddling
+from exploration.engine.worlds import WORLDS
 from torch import Tensor
 
 from equipoise.backends.virtual.world import World

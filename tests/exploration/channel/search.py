@@ -2,12 +2,12 @@
 
 from contextlib import suppress
 
-from channels.case import Case, Fault, case_from
-from channels.mutants import Mutant
-from channels.oracle import violations
-from channels.play import play
+from exploration.channel.case import Case, Fault, case_from
+from exploration.channel.mutants import Mutant
+from exploration.channel.oracle import violations
+from exploration.channel.play import play
+from helpers.strategies.drawing import each_of
 from hypothesis import strategies as st
-from support.drawing import each_of
 
 LONGEST = 128
 """Bytes that a case is read off."""

@@ -1,17 +1,16 @@
 """Channels on the virtual accelerator: hypothesis chooses who moves next, and what goes wrong."""
 
-import os
-
 import pytest
-from channels.case import FAULTS, Case, Fault, Making, Manner
-from channels.oracle import PROPERTIES, violations
-from channels.play import play
-from channels.search import cases
+from exploration.channel.case import FAULTS, Case, Fault, Making, Manner
+from exploration.channel.oracle import PROPERTIES, violations
+from exploration.channel.play import play
+from exploration.channel.search import cases
+from helpers.strategies.drawing import each_of
+from helpers.tiers import DEEP
 from hypothesis import given, note, settings
-from support.drawing import each_of
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(1800)]
-COUNT = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 1_500
+pytestmark = pytest.mark.timeout(1800)
+COUNT = 20_000 if DEEP else 1_500
 
 
 @settings(max_examples=COUNT)

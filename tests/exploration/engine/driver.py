@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.case import Case
-from engine.lane import LaneHost, LaneWorker
+from exploration.engine.case import Case
+from exploration.engine.lane import LaneHost, LaneWorker
 
 from equipoise.backends.virtual.world import Lane, World
 from equipoise.hal.stream import Role

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from engine.case import Case, Path
-from engine.forward import HALF, WIDTH, mark
-from engine.rigged import RiggedStore
-from engine.worlds import WORLDS
+from exploration.engine.case import Case, Path
+from exploration.engine.forward import HALF, WIDTH, mark
+from exploration.engine.rigged import RiggedStore
+from exploration.engine.worlds import WORLDS
 from torch import Tensor
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator

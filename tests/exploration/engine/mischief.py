@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from engine.case import Fault, FaultKind
-from engine.driver import Driver
-from engine.seat import Seat
+from exploration.engine.case import Fault, FaultKind
+from exploration.engine.driver import Driver
+from exploration.engine.seat import Seat
 
 JOBS = {
     FaultKind.PLANNER_RAISES: "planner",

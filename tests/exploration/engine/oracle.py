@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import combinations, groupby, pairwise
 
 import numpy as np
-from engine.case import Case, FaultKind
-from engine.forward import HALF, Sight, mark
-from engine.lane import Planted
-from engine.story import Record, Story
+from exploration.engine.case import Case, FaultKind
+from exploration.engine.forward import HALF, Sight, mark
+from exploration.engine.lane import Planted
+from exploration.engine.story import Record, Story
 
 from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError

@@ -5,15 +5,15 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from engine.case import Case, FaultKind
-from engine.driver import Driver, Hang
-from engine.lane import LaneHost
-from engine.mischief import Mischief
-from engine.patches import Patches, patched
-from engine.scripted import scripted
-from engine.seat import Seat, seat
-from engine.story import Record, Story
-from engine.worlds import WORLDS
+from exploration.engine.case import Case, FaultKind
+from exploration.engine.driver import Driver, Hang
+from exploration.engine.lane import LaneHost
+from exploration.engine.mischief import Mischief
+from exploration.engine.patches import Patches, patched
+from exploration.engine.scripted import scripted
+from exploration.engine.seat import Seat, seat
+from exploration.engine.story import Record, Story
+from exploration.engine.worlds import WORLDS
 
 from equipoise.backends.virtual.world import World
 from equipoise.balancer.experts.change import Change

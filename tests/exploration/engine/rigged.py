@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.case import FaultKind
-from engine.lane import Planted
+from exploration.engine.case import FaultKind
+from exploration.engine.lane import Planted
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange

@@ -3,12 +3,12 @@
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from engine.case import Case
-from engine.oracle import violations
-from engine.patches import Patches
-from engine.play import play
-from engine.strategies import MIXED
-from support.drawing import each_of
+from exploration.engine.case import Case
+from exploration.engine.oracle import violations
+from exploration.engine.patches import Patches
+from exploration.engine.play import play
+from exploration.engine.strategies import MIXED
+from helpers.strategies.drawing import each_of
 
 
 class Found(Exception):

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.case import Case
-from engine.forward import Forward, weights
-from engine.lane import LaneWorker
-from engine.locked import way
-from engine.rigged import RiggedFabric, RiggedStore, Traps
-from engine.story import After
+from exploration.engine.case import Case
+from exploration.engine.forward import Forward, weights
+from exploration.engine.lane import LaneWorker
+from exploration.engine.locked import way
+from exploration.engine.rigged import RiggedFabric, RiggedStore, Traps
+from exploration.engine.story import After
 
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World

@@ -1,9 +1,9 @@
 """Innocent cases: every mutant must survive them, where nothing is late and nothing goes wrong."""
 
-from engine.case import Cadence, Case
-from engine.oracle import violations
-from engine.patches import Patches
-from engine.play import play
+from exploration.engine.case import Cadence, Case
+from exploration.engine.oracle import violations
+from exploration.engine.patches import Patches
+from exploration.engine.play import play
 
 from equipoise.balancer.experts.config import ShareMode
 from equipoise.balancer.experts.placement import Shape

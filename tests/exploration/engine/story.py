@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.case import Case, Fault
-from engine.forward import Sight
+from exploration.engine.case import Case, Fault
+from exploration.engine.forward import Sight
 
 from equipoise.balancer.experts.engine import EpochReport
 from equipoise.balancer.experts.layout import Retired

@@ -7,8 +7,8 @@ of them differ in what matters here. Bytes it draws evenly, and shrinks well: ze
 from collections.abc import Sequence
 from typing import TypeVar
 
-from engine.case import Cadence, Case, Fault, FaultKind, Lag, Path
-from engine.worlds import WORLDS
+from exploration.engine.case import Cadence, Case, Fault, FaultKind, Lag, Path
+from exploration.engine.worlds import WORLDS
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import ShareMode

@@ -1,11 +1,11 @@
-"""The design page's table of mutants, measured: `python -m engine.table` in `tests`."""
+"""The design page's table of mutants, measured: `python -m exploration.engine.table` in `tests`."""
 
 import logging
 from collections.abc import Iterator
 
-from engine.mutants.collection import mutants
-from engine.mutants.mutant import Mutant
-from engine.search import Search
+from exploration.engine.mutants.collection import mutants
+from exploration.engine.mutants.mutant import Mutant
+from exploration.engine.search import Search
 
 HEAD = "| Mutant | What it does instead | Property | Cases | Others that saw it by then |"
 MOST = 2_000

@@ -1,20 +1,20 @@
 """The engine on the virtual accelerator: hypothesis chooses who moves next, and what goes wrong."""
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from engine.case import Case, FaultKind
-from engine.oracle import violations
-from engine.play import play
-from engine.strategies import FAULTY, HEALTHY
+from exploration.engine.case import Case, FaultKind
+from exploration.engine.oracle import violations
+from exploration.engine.play import play
+from exploration.engine.strategies import FAULTY, HEALTHY
+from helpers.strategies.drawing import each_of
+from helpers.tiers import DEEP
 from hypothesis import given, note, settings
-from support.drawing import each_of
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
-CASES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 2_000
+pytestmark = pytest.mark.timeout(900)
+CASES = 20_000 if DEEP else 2_000
 """Interleavings: half of them without faults, half with."""
 SAMPLE = 300
 REASONS = {

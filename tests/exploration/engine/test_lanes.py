@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from engine.lane import LaneHost, LaneWorker, Planted
+from exploration.engine.lane import LaneHost, LaneWorker, Planted
 
 from equipoise.balancer.experts.jobs import Dismissed, Job, Task, at_once
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exchanging.case import PLAIN, Case
-from exchanging.script import Script
+from exploration.exchange.case import PLAIN, Case
+from exploration.exchange.script import Script
 
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.backends.virtual.world import World

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from exchanging.case import Case
-from ranks.cases.patterns import DTYPES, pattern
+from exploration.exchange.case import Case
+from helpers.rank_programs.patterns import DTYPES, pattern
 from torch import Tensor
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Generator
 from contextlib import closing
 
-from engine.patches import Patches, patched
-from exchanging.case import Case
-from exchanging.script import Ready, Script
+from exploration.engine.patches import Patches, patched
+from exploration.exchange.case import Case
+from exploration.exchange.script import Ready, Script
 from torch import Tensor
 
 from equipoise.backends.virtual.backend import VirtualBackend

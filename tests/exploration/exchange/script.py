@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from exchanging import oracle
-from exchanging.case import Case
-from ranks.cases.patterns import same
+from exploration.exchange import oracle
+from exploration.exchange.case import Case
+from helpers.rank_programs.patterns import same
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator

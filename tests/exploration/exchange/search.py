@@ -2,11 +2,11 @@
 
 from contextlib import suppress
 
-from engine.patches import Patches
-from exchanging.case import Case
-from exchanging.play import play
-from exchanging.strategies import cases
-from support.drawing import each_of
+from exploration.engine.patches import Patches
+from exploration.exchange.case import Case
+from exploration.exchange.play import play
+from exploration.exchange.strategies import cases
+from helpers.strategies.drawing import each_of
 
 
 class Found(Exception):

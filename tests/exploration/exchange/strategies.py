@@ -1,6 +1,6 @@
 """Cases that hypothesis draws."""
 
-from exchanging.case import Case, Grid, Rows
+from exploration.exchange.case import Case, Grid, Rows
 from hypothesis import strategies as st
 
 from equipoise.backends.virtual.profiles import PROFILES

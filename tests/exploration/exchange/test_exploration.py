@@ -1,15 +1,14 @@
 """The exchange on the virtual accelerator: hypothesis chooses who moves next."""
 
-import os
-
 import pytest
-from exchanging.case import Case
-from exchanging.play import play
-from exchanging.strategies import cases
+from exploration.exchange.case import Case
+from exploration.exchange.play import play
+from exploration.exchange.strategies import cases
+from helpers.tiers import DEEP
 from hypothesis import HealthCheck, given, note, settings
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
-CASES = 5_000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 250
+pytestmark = pytest.mark.timeout(900)
+CASES = 5_000 if DEEP else 250
 
 
 @settings(max_examples=CASES, suppress_health_check=[HealthCheck.too_slow])

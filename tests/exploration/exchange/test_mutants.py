@@ -2,22 +2,22 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from exchanging.case import PLAIN
-from exchanging.mutants.collection import mutants
-from exchanging.mutants.mutant import Mutant
-from exchanging.play import play
-from exchanging.search import search
+from exploration.exchange.case import PLAIN
+from exploration.exchange.mutants.collection import mutants
+from exploration.exchange.mutants.mutant import Mutant
+from exploration.exchange.play import play
+from exploration.exchange.search import search
+from helpers.paths import ROOT
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 BUDGET = 1_000
 """Cases at most."""
 MUTANTS = mutants()
 INNOCENT = replace(PLAIN, steps=[[[[[0, 3], [2, 5], [1, 4]], [[4, 1], [0, 2]], [[1, 4]]]]])
 """One batch that does not fill a message; nobody is late."""
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "design" / "exchange.md"
+PAGE = ROOT / "docs" / "design" / "exchange.md"
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 
 

@@ -13,7 +13,7 @@ class CrowdedBackend(CpuBackend):
     """The CPU, twice."""
 
     name = "crowded"
-    communicator = "support.crowded:LINKS"
+    communicator = "helpers.fakes.crowded:LINKS"
 
     def devices(self) -> int:
         """Two."""

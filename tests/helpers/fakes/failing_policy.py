@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from support.late_binding import LateBinding
+from helpers.fakes.late_binding import LateBinding
 
 from equipoise.balancer.requests.policy import (
     Assignment,

@@ -13,10 +13,10 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import Any
 
-from support.ports import free_port
+from helpers.paths import SEARCH_PATH
+from helpers.processes.ports import free_port
 
 PATIENCE = 60.0
-TESTS = Path(__file__).resolve().parent.parent
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Process:
 
 def spawn(*arguments: str) -> Process:
     """`python -m ...`, with the tests' own folder to import from."""
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([SEARCH_PATH, os.environ.get("PYTHONPATH", "")])
     child = subprocess.Popen(
         [sys.executable, "-m", *arguments],
         stdout=subprocess.PIPE,
@@ -91,7 +91,7 @@ class FakeProcess:
         self.process: Process | None = None
 
     def start(self) -> None:
-        self.process = spawn("support.fake_openai", self._told)
+        self.process = spawn("helpers.fakes.fake_openai", self._told)
         self.process.line(str(self.port))
 
     def kill(self) -> None:

@@ -1,14 +1,16 @@
 """In place of Ray: nodes that are all this machine, for `examples/ray_workers.py`.
 
-As a program: `python -m support.local_cluster UNITS,UNITS ARGUMENTS`, with the units of each node.
+As a program: `python -m helpers.fakes.local_cluster UNITS,UNITS ARGUMENTS`, with the units of
+each node.
 """
 
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from helpers.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
 ADDRESSES = ("127.0.0.1", "localhost")
 
 

@@ -14,8 +14,8 @@ from equipoise.hal import registry
 from equipoise.hal.accelerator import Backend, check_room
 from equipoise.hal.errors import UsageError
 
-KINDS = ("cuda", "ascend", "cudasim")
-"""A GPU; a simulated NPU; the CUDA backend on that."""
+KINDS = ("cuda", "ascend", pytest.param("cudasim", marks=pytest.mark.deep))
+"""A GPU; a simulated NPU; the CUDA backend on that, which tells little that the NPU does not."""
 
 
 @cache

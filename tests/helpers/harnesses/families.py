@@ -6,8 +6,8 @@ from itertools import chain
 from typing import Any
 
 import torch
-from support.expert_tensors import Part, tensors_of
-from support.threads import Seat
+from helpers.processes.threads import Seat
+from helpers.strategies.expert_tensors import Part, tensors_of
 from torch import Tensor
 
 from equipoise.balancer.experts.assembly import AtBoundary, CommitPath, UnderLock

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernel_launchers import Launchers, guarded, intact, is_clean, on_device
-from support.kernel_worlds import World, moved
+from helpers.harnesses.kernel_launchers import Launchers, guarded, intact, is_clean, on_device
+from helpers.strategies.kernel_worlds import World, moved
 from torch import Tensor
 
 from equipoise.hal import routing, routing_rules

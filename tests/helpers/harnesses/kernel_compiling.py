@@ -1,7 +1,7 @@
 """Compiles every kernel for devices that are not there, and prints what came of it as JSON.
 
-A program of its own: `python -m support.kernel_compiling 80 90 100`. Where kernels are interpreted
-they cannot be compiled, and which of the two is settled when they are defined.
+A program of its own: `python -m helpers.harnesses.kernel_compiling 80 90 100`. Where kernels are
+interpreted they cannot be compiled, and which of the two is settled when they are defined.
 """
 
 import json

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.interpreting import DEVICE
+from helpers.harnesses.interpreting import DEVICE
 from torch import Tensor
 
 REAL = "equipoise.backends.cuda.kernels"

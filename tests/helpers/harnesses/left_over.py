@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ranks.cases import faults
-from ranks.cases.faults import VICTIM
+from helpers.rank_programs import faults
+from helpers.rank_programs.faults import VICTIM
 
 BOUNDARY = ("Planning", "Agreeing", "Moving", "Committing", "Decided")
 LOCKED = ("Planning", "Agreeing", "Decided", "Updating")

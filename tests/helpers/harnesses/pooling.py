@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from support.meeting import ThreadControl, meet
+from helpers.processes.meeting import ThreadControl, meet
 from torch import Tensor
 
 from equipoise.balancer.experts.host.layout import PoolLayout

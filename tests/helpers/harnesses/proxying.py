@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import aiohttp
-from support.fake_openai import Fake, start
-from support.late_binding import LateBinding
+from helpers.fakes.fake_openai import Fake, start
+from helpers.fakes.late_binding import LateBinding
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.proxy import Proxy

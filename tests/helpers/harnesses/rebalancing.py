@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import (
     AtBoundary,

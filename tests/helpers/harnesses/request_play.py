@@ -5,8 +5,8 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
+from helpers.fakes.fake_core_client import Deployment, FakeRequest, Routed, asked, turn
 from hypothesis import strategies as st
-from support.fake_core_client import Deployment, FakeRequest, Routed, asked, turn
 
 from equipoise.balancer.requests.router import Router
 from equipoise.integrations.vllm.request_desk import Mode

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from support.slow_front import SlowFront
-from support.slow_policies import slow_front
-from support.slow_push import FastPhi
+from helpers.references.slow_front import SlowFront
+from helpers.references.slow_policies import slow_front
+from helpers.references.slow_push import FastPhi
 
 from equipoise.balancer.requests.policy import (
     Capacity,

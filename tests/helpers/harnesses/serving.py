@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from support.families import (
+from helpers.harnesses.families import (
     DRAFT,
     PER_RANK,
     RANKS,
@@ -21,7 +21,7 @@ from support.families import (
     open_all,
     settings,
 )
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.jobs import at_once as one_call

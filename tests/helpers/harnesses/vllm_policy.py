@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+from helpers.strategies.wishes import Problem, problems
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.wishes import Problem, problems
 
 from equipoise.balancer.experts.placement import Placement, Shape
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from support.rebalancing import Break, Parts
+from helpers.harnesses.rebalancing import Break, Parts
 
 from equipoise.hal.communicator import Exchange
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlLost

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.kernel_launchers import REAL, Launchers
+from helpers.harnesses.kernel_launchers import REAL, Launchers
 
 
 @dataclass(frozen=True)

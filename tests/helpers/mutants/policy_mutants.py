@@ -9,9 +9,9 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
-from support.slow_front import SlowFront, SlowRequest
-from support.slow_pool import Br0, Brh, Fit
-from support.slow_prefixes import (
+from helpers.references.slow_front import SlowFront, SlowRequest
+from helpers.references.slow_pool import Br0, Brh, Fit
+from helpers.references.slow_prefixes import (
     ByPrefix,
     Dynamo,
     LlmD,
@@ -19,7 +19,7 @@ from support.slow_prefixes import (
     TpuInference,
     to_compute,
 )
-from support.slow_push import (
+from helpers.references.slow_push import (
     FastPhi,
     Jsq,
     JsqLoad,

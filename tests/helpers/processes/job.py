@@ -83,7 +83,7 @@ class Job:
     def _start(self, where: str) -> subprocess.Popen[bytes]:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         paths = os.pathsep.join(filter(None, sys.path))
-        rank = [sys.executable, "-P", "-m", "support.job_rank", where]
+        rank = [sys.executable, "-P", "-m", "helpers.processes.job_rank", where]
         return subprocess.Popen(
             [str(MPIEXEC), "-n", str(self.size), *rank],
             stdin=subprocess.DEVNULL,

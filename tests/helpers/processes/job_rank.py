@@ -1,4 +1,4 @@
-"""One rank of a job: JSON lines from and to the driver's socket, as in `support.worker`."""
+"""One rank of a job: JSON lines from and to the driver's socket, as in `worker.py`."""
 
 import faulthandler
 import json
@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from support.worker import Desk
+from helpers.processes.worker import Desk
 
 from equipoise.hal import registry
 

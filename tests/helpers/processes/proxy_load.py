@@ -1,17 +1,16 @@
 """Many requests to servers that are processes, one of which is killed and comes back meanwhile."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.fake_process import FakeProcess, events_of
-from support.proxying import tokens_of
+from helpers.fakes.fake_process import FakeProcess, events_of
+from helpers.harnesses.proxying import tokens_of
+from helpers.tiers import DEEP
 
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 REQUESTS, AT_ONCE, WATCHDOG = (10_000, 500, 900.0) if DEEP else (1_000, 100, 100.0)
 SERVERS, TOKENS, SLOTS, PACE = 3, 12, 24, 0.005
 DOOMED = "w1"

@@ -55,7 +55,7 @@ class Ranks:
     """The pool. Not for several threads."""
 
     def __init__(self) -> None:
-        self._crew = Crew(["support.worker"])
+        self._crew = Crew(["helpers.processes.worker"])
 
     @property
     def members(self) -> dict[int, Member]:

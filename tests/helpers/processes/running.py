@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SUPPORT = Path(__file__).parent.parent
+from helpers.paths import SEARCH_PATH
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -14,7 +14,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
     )
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous

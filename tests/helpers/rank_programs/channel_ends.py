@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from ranks.cases.channels import hand_over, is_of, on_stream, place, plan, read_all, step
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
-from ranks.cases.works import meet
+from helpers.rank_programs.channels import hand_over, is_of, on_stream, place, plan, read_all, step
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.works import meet
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric

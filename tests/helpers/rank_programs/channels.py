@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
-from ranks.cases.works import meet
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.works import meet
 from torch import Tensor
 
 from equipoise.hal import registry

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from support import census
+from helpers.processes import census
 from torch import Tensor
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static

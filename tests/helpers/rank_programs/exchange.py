@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from ranks.cases.patterns import DTYPES, SOON, pattern, same
+from helpers.rank_programs.patterns import DTYPES, SOON, pattern, same
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND

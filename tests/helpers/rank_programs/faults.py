@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.breakages import (
+from helpers.harnesses.rebalancing import Break, Parts, healthy
+from helpers.mutants.breakages import (
     FalseLoads,
     FlippedByte,
     LostOnce,
@@ -26,7 +27,6 @@ from support.breakages import (
     negative,
     once_come,
 )
-from support.rebalancing import Break, Parts, healthy
 
 from equipoise.balancer.experts.balancer import (
     AtBoundary,

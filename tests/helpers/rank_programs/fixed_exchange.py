@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from exchanging import case as cases
-from exchanging import oracle
-from exchanging.naive import NaiveKernels
-from exchanging.play import Make, made_wire
-from exchanging.script import Script
-from ranks.cases.patterns import DTYPES, SOON, same
+from exploration.exchange import case as cases
+from exploration.exchange import oracle
+from exploration.exchange.naive import NaiveKernels
+from exploration.exchange.play import Make, made_wire
+from exploration.exchange.script import Script
+from helpers.rank_programs.patterns import DTYPES, SOON, same
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
 
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.demo.given import agree

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
-from ranks.cases.works import total
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.works import total
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.grouping import GroupFabric

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from ranks.cases import collectives
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
-from ranks.cases.works import meet, total
+from helpers.rank_programs import collectives
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.works import meet, total
 
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
 from equipoise.hal.control import ControlPlane

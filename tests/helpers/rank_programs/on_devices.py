@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from ranks.cases.outcomes import Outcome, outcome
-from ranks.cases.patterns import SOON
+from helpers.rank_programs.outcomes import Outcome, outcome
+from helpers.rank_programs.patterns import SOON
 from torch import Tensor
 
 from equipoise.backends.devices.collectives.ledger import LEDGER

@@ -7,8 +7,8 @@ import signal
 from typing import Any
 from unittest import mock
 
-from ranks.cases.outcomes import Outcome, outcome
-from support.pooling import LAYOUT, fill, holdings, holds, opened, sealed
+from helpers.harnesses.pooling import LAYOUT, fill, holdings, holds, opened, sealed
+from helpers.rank_programs.outcomes import Outcome, outcome
 
 from equipoise.balancer.experts.host import memory
 from equipoise.balancer.experts.host.council import Council

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from support import census
+from helpers.processes import census
 
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.balancer.experts.balancer import (

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from ranks.cases.channels import place
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
+from helpers.rank_programs.channels import place
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from ranks.cases.channels import counted, place
-from ranks.cases.outcomes import outcome
-from ranks.cases.patterns import SOON
+from helpers.rank_programs.channels import counted, place
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric

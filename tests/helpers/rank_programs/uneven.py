@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import torch.distributed as dist
-from ranks.cases.patterns import SOON, pattern, same
+from helpers.rank_programs.patterns import SOON, pattern, same
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from vllm_cpu.uneven import gather_rows, scatter_sum
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from ranks.cases.outcomes import Outcome, outcome
-from ranks.cases.patterns import SOON
+from helpers.rank_programs.outcomes import Outcome, outcome
+from helpers.rank_programs.patterns import SOON
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel

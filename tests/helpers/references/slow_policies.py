@@ -13,10 +13,10 @@ not from csrc. Where those leave a choice, what the native policies do stands, a
 
 from collections.abc import Callable, Sequence
 
-from support.slow_front import SlowFront, SlowPolicy
-from support.slow_pool import Br0, Brh, Fit
-from support.slow_prefixes import Dynamo, LlmD, SglangCache, TpuInference
-from support.slow_push import (
+from helpers.references.slow_front import SlowFront, SlowPolicy
+from helpers.references.slow_pool import Br0, Brh, Fit
+from helpers.references.slow_prefixes import Dynamo, LlmD, SglangCache, TpuInference
+from helpers.references.slow_push import (
     FastPhi,
     Jsq,
     JsqLoad,

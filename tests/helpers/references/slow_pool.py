@@ -6,8 +6,8 @@ from itertools import combinations
 from math import ceil, inf
 from operator import add
 
-from support.slow_dice import SlowLengths
-from support.slow_front import SlowFront, SlowRequest
+from helpers.references.slow_dice import SlowLengths
+from helpers.references.slow_front import SlowFront, SlowRequest
 
 from equipoise.balancer.requests.rules import PolicySettings, Predictor
 

@@ -1,7 +1,7 @@
 """The published rules that look at what is cached of a prompt; `slow_push` has what they share."""
 
-from support.slow_front import SlowFront, SlowRequest
-from support.slow_push import Push
+from helpers.references.slow_front import SlowFront, SlowRequest
+from helpers.references.slow_push import Push
 
 
 class ByPrefix(Push):

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from fractions import Fraction
 
-from support.slow_dice import Dice, SlowLengths
-from support.slow_front import SlowFront, SlowRequest
+from helpers.references.slow_dice import Dice, SlowLengths
+from helpers.references.slow_front import SlowFront, SlowRequest
 
 from equipoise.balancer.requests.rules import PolicySettings, WhenFull
 

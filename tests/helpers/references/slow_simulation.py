@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import exp, inf
 from typing import Protocol, TypeAlias
 
-from support.slow_dice import Dice
-from support.slow_policies import slow_front
+from helpers.references.slow_dice import Dice
+from helpers.references.slow_policies import slow_front
 
 from equipoise.balancer.requests.policy import Capacity, WorkerReport
 from equipoise.balancer.requests.rules import PolicySettings

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 import torch
+from helpers.harnesses.interpreting import DEVICE
 from hypothesis import strategies as st
-from support.interpreting import DEVICE
 from torch import Tensor
 
 from equipoise.hal.kernels import Tables

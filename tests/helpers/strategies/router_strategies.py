@@ -3,8 +3,8 @@
 from random import Random
 from typing import TypeAlias
 
+from helpers.harnesses.router_play import KINDS, ROOMS, SLOTS, Draw
 from hypothesis import strategies as st
-from support.router_play import KINDS, ROOMS, SLOTS, Draw
 
 from equipoise.balancer.requests.policy import Capacity
 from equipoise.balancer.requests.rules import PolicySettings, Predictor, WhenFull

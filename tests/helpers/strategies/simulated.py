@@ -5,10 +5,10 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from helpers.harnesses.native_front import NativeFront
+from helpers.references.slow_policies import slow_front
+from helpers.references.slow_simulation import MakeFront, Record, SlowSimulation
 from hypothesis import strategies as st
-from support.native_front import NativeFront
-from support.slow_policies import slow_front
-from support.slow_simulation import MakeFront, Record, SlowSimulation
 
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
 from equipoise.balancer.requests.outcome import Outcome

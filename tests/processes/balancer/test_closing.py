@@ -1,10 +1,9 @@
 """What a closed balancer leaves behind: nothing."""
 
 import pytest
-from ranks.cases import closing
-from support.ranks import Ranks
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import closing
 
-pytestmark = pytest.mark.ranks
 HELD = ("threads", "descriptors", "mappings of shared memory")
 
 

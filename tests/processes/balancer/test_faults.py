@@ -1,12 +1,11 @@
 """Something goes wrong with a rank at every transition of an epoch; the others are left whole."""
 
 import pytest
-from hypothesis import settings
-from ranks.cases import faults
-from support.left_over import LOSSES, TROUBLES, healthy, unmoved
-from support.ranks import Ranks
+from helpers.harnesses.left_over import LOSSES, TROUBLES, healthy, unmoved
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import faults
+from helpers.tiers import DEEP
 
-pytestmark = pytest.mark.ranks
 DEADLINE = 8.0
 LOST = [
     ("Committing", "killed", "boundary"),
@@ -23,7 +22,6 @@ TROUBLED = [
     ("slow", "Agreeing", "locked"),
 ]
 """Of the matrix, on every commit; all of it in the deep profile."""
-DEEP = settings.get_current_profile_name() == "deep"
 
 
 @pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks.cases import pools
-from support.pooling import holdings
-from support.ranks import Ranks
+from helpers.harnesses.pooling import holdings
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import pools
 
 from equipoise.balancer.experts.host.memory import LABEL
 
-pytestmark = pytest.mark.ranks
 WORDS = {
     0: ("layout", "offer", "reserved", "filled", "sealed", "verified"),
     1: ("layout", "answer", "reserved", "filled", "verified"),

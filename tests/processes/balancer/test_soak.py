@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from ranks.cases import soak
-from support.ranks import Ranks
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import soak
+from helpers.tiers import DEEP
 
-DEEP = settings.get_current_profile_name() == "deep"
 WARM, EPOCHS, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 60.0)
 """Epochs that move weights, before what is held is counted first and after it; seconds."""
 SLACK = {
@@ -24,7 +23,7 @@ SLACK = {
 """By how much a count may differ between two moments: an epoch and what it asks, or a page of a
 heap, is there or is not. Whatever grew by one an epoch would exceed it in the deep profile; what
 grew by as much as an epoch asks, on every commit."""
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(WATCHDOG * 2)]
+pytestmark = pytest.mark.timeout(WATCHDOG * 2)
 
 
 @pytest.mark.parametrize("commit", ["boundary", "locked"])

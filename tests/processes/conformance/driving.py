@@ -9,9 +9,9 @@ from typing import Any
 from equipoise.hal.conformance.crew import Crew
 from equipoise.hal.conformance.process import serve
 
-RANK = DRIVER = "conformance.executors.driving"
-THREADED = "conformance.executors.threaded"
-FAILING = "conformance.executors.failing"
+RANK = DRIVER = "processes.conformance.driving"
+THREADED = "processes.conformance.threaded"
+FAILING = "processes.conformance.failing"
 IMPORTED_BY = os.getpid()
 
 

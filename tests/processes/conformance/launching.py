@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import asdict
 
-from conformance.executors import planted
+from processes.conformance import planted
 
 from equipoise.backends.cpu.gloo import GlooBackend
 from equipoise.hal.communicator import Rendezvous
@@ -18,7 +18,7 @@ from equipoise.hal.conformance.faults import FAULTS
 from equipoise.hal.conformance.launched import LaunchedSubject, serve
 from equipoise.hal.conformance.search import Effort, search
 
-NAME = "conformance.executors.launching:JOINED"
+NAME = "processes.conformance.launching:JOINED"
 PLACE = "EQUIPOISE_TEST_PLACE"
 """Where this process stands: a `Rendezvous` as JSON."""
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.executors import driving
+from processes.conformance import driving
 
 from equipoise.hal.conformance.crew import Crew
 from equipoise.hal.conformance.usage import halted
 from equipoise.hal.errors import Violation
 
-pytestmark = pytest.mark.ranks
 PATIENCE = 30.0
 
 

@@ -1,10 +1,10 @@
 """Faults at random points of random programs: the survivors of each are told, and go on."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from helpers.tiers import PROFILE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ from equipoise.hal.conformance.search import Effort, Held, search
 from equipoise.hal.conformance.virtual import ControlledSubject
 from equipoise.hal.errors import Violation
 
-PROFILE = Profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+PROFILE = Profile(PROFILE)
 TRAITS = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True, True)
 ALONE = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True)
 SEND = Step("message", (3, 0, 1))
@@ -53,7 +53,6 @@ def violation(subject: ProcessSubject, case: Case) -> Violation | None:
     return None
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("fault", list(Fault))
 def test_each_fault_on_processes_ends_what_depends_on_it_only(
     processes: ProcessSubject, fault: Fault

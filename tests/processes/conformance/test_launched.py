@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.executors import launching
+from processes.conformance import launching
 
 from equipoise.backends.cpu import GLOO
 
-pytestmark = pytest.mark.ranks
 SIZE = 3
 WATCHDOG = 100.0
 
@@ -31,7 +30,7 @@ def launch(rank: int, address: tuple[str, int], folder: Path) -> "subprocess.Pop
     """Into files: a pipe that nobody reads would stop a rank that complains."""
     with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as error:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "conformance.executors.launching"],
+            [sys.executable, "-P", "-m", "processes.conformance.launching"],
             stdout=out,
             stderr=error,
             env={

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from conformance.executors import planted
+from processes.conformance import planted
 
 from equipoise.hal.conformance import ranked, usage
 from equipoise.hal.conformance.processes import ProcessSubject
@@ -12,7 +12,6 @@ from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.search import Effort, Held, Violated, search
 from equipoise.hal.errors import UsageError, Violation
 
-pytestmark = pytest.mark.ranks
 CASE = Case(program([Step("sum", (7,))], size=2))
 
 

@@ -1,7 +1,7 @@
 """A property is found again by what it is referred to as."""
 
 import pytest
-from conformance.executors import planted
+from processes.conformance import planted
 
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.reference import refer, resolve
@@ -14,7 +14,7 @@ def test_properties_of_the_suite_are_found_again() -> None:
 
 
 def test_a_property_of_another_package_goes_by_its_module_and_name() -> None:
-    assert refer(planted.SOUND) == "conformance.executors.planted:SOUND"
+    assert refer(planted.SOUND) == "processes.conformance.planted:SOUND"
     assert resolve(refer(planted.SOUND)) is planted.SOUND
 
 
@@ -22,8 +22,8 @@ def test_a_property_of_another_package_goes_by_its_module_and_name() -> None:
     "reference",
     [
         "nowhere:X",
-        "conformance.executors.planted:NONE",
-        "conformance.executors.planted:VICTIM",
+        "processes.conformance.planted:NONE",
+        "processes.conformance.planted:VICTIM",
         "ordering/none",
         "none/none",
         "none",

@@ -2,7 +2,7 @@
 
 import threading
 
-from conformance.executors import driving
+from processes.conformance import driving
 
 threading.Thread(target=threading.Event().wait).start()
 main = driving.main

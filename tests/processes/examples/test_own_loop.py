@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+pytestmark = pytest.mark.timeout(240)
+EXAMPLE = ROOT / "examples" / "own_loop.py"
 
 
 def test_experts_move_under_a_loop_of_one_s_own_and_no_row_is_another() -> None:

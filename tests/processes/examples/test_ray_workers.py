@@ -16,13 +16,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 import yaml
-from support.fake_process import PATIENCE, spawn
-from support.local_cluster import EXAMPLES, part
-from support.ports import free_port
-from support.proxying import CHAT, asked
+from helpers.fakes.fake_process import PATIENCE, spawn
+from helpers.fakes.local_cluster import EXAMPLES, part
+from helpers.harnesses.proxying import CHAT, asked
+from helpers.processes.ports import free_port
 
-pytestmark = pytest.mark.ranks
-FAKE = (sys.executable, "-m", "support.fake_openai")
+FAKE = (sys.executable, "-m", "helpers.fakes.fake_openai")
 SERVED = (*FAKE, '{"name": "w{port}", "port": {port}, "pace": 0.01}')
 UNWELL = (*FAKE, '{"name": "w", "port": {port}, "health": 503}')
 DEAD = (sys.executable, "-c", "import sys; sys.exit('no weights for {node}:{port}')")
@@ -51,7 +50,7 @@ class Run:
         given = {"port": 0, "health_interval": 0.1} if route is None else route
         config.write_text(json.dumps(given))
         options = ("--logs", str(self.logs), "--route", str(config), *arguments)
-        self.process = spawn("support.local_cluster", units, *options)
+        self.process = spawn("helpers.fakes.local_cluster", units, *options)
 
     @property
     def workers(self) -> list[str]:
@@ -275,7 +274,7 @@ def test_a_folder_for_logs_that_cannot_be_made_is_told(
 
 def test_the_stand_in_is_asked_as_ray_is() -> None:
     cluster = part("ray_launch.cluster")
-    local = __import__("support.local_cluster", fromlist=["LocalCluster"]).LocalCluster
+    local = __import__("helpers.fakes.local_cluster", fromlist=["LocalCluster"]).LocalCluster
     for name in ("nodes", "place", "call", "release", "close"):
         wanted, own, ray = (
             getattr(kind, name).__code__.co_varnames[: getattr(kind, name).__code__.co_argcount]

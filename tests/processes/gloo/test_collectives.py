@@ -7,16 +7,14 @@ the next case starts.
 from typing import Any
 
 import pytest
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import collectives
+from helpers.rank_programs.patterns import DTYPES
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import collectives
-from ranks.cases.patterns import DTYPES
-from support.drawing import few
-from support.ranks import Ranks
 
 from equipoise.backends.cpu import GLOO
-
-pytestmark = pytest.mark.ranks
 
 FEW = few(25)
 SUMMED = sorted(name for name, dtype in DTYPES.items() if dtype in GLOO.capabilities.reductions)

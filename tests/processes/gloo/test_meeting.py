@@ -1,11 +1,9 @@
 import time
 
 import pytest
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.hal.errors import CommunicatorFailed
-
-pytestmark = pytest.mark.ranks
 
 
 def test_a_communicator_that_a_peer_never_opens_fails_instead_of_waiting_for_ever() -> None:

@@ -1,12 +1,9 @@
 """Operations in flight, and what is left when they fail: clauses K1 to K5, P3, E1 to E5, E9, X3."""
 
-import pytest
-from ranks.cases import works
-from support.ranks import Ranks
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import works
 
 from equipoise.backends.cpu import GLOO
-
-pytestmark = pytest.mark.ranks
 
 
 def test_a_receive_that_was_given_up_softly_still_arrives(ranks: Ranks) -> None:

@@ -1,10 +1,8 @@
 """The control plane between processes: clauses C2, C3, C6, C8."""
 
 import pytest
-from ranks.cases import agreement
-from support.ranks import Ranks
-
-pytestmark = pytest.mark.ranks
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import agreement
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -1,8 +1,7 @@
 """Some ranks of a run, seen as a run of their own."""
 
-import pytest
-from ranks.cases import grouping
-from support.ranks import Ranks
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import grouping
 
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.communicator import Communicator, Fabric
@@ -10,7 +9,6 @@ from equipoise.hal.control import ControlPlane
 from equipoise.hal.grouping import GroupFabric
 
 
-@pytest.mark.ranks
 def test_groups_ask_the_same_and_each_is_answered_by_its_own(ranks: Ranks) -> None:
     answers = ranks.run(grouping.two_groups, 4)
     for rank, answer in enumerate(answers):
@@ -26,14 +24,12 @@ def test_groups_ask_the_same_and_each_is_answered_by_its_own(ranks: Ranks) -> No
         assert answer["still"] == 4
 
 
-@pytest.mark.ranks
 def test_what_one_group_forgets_others_remember(ranks: Ranks) -> None:
     zero, one = ranks.run(grouping.forgotten, 2)
     assert zero == ["BallotIncomplete", ["the run's"] * 2]
     assert one == ["", ["the run's"] * 2]
 
 
-@pytest.mark.ranks
 def test_groups_that_cannot_be_are_refused(ranks: Ranks) -> None:
     assert ranks.run(grouping.misnamed, 2) == [["Unsupported"] * 4] * 2
 

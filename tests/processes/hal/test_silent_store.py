@@ -13,7 +13,6 @@ from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import ControlLost
 
-pytestmark = pytest.mark.ranks
 HOLDER = """
 import sys
 from equipoise.backends.cpu.store import StoreHost

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from ranks.cases import harness
-from support import shared_memory
-from support.ranks import Case, Ranks, RanksFailed
-from support.shared_memory import left_since, segments
-
-pytestmark = pytest.mark.ranks
+from helpers.processes import shared_memory
+from helpers.processes.ranks import Case, Ranks, RanksFailed
+from helpers.processes.shared_memory import left_since, segments
+from helpers.rank_programs import harness
 
 
 def test_every_rank_answers_with_its_own_place(ranks: Ranks) -> None:

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import pytest
 import torch
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import uneven
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import uneven
-from support.ranks import Ranks
 from vllm_cpu.eplb.mapping import KNUTH, map_and_record
 from vllm_cpu.local import only_local
 
@@ -65,7 +64,6 @@ def test_experts_of_other_ranks_count_nothing(order: list[int], here: int, ids: 
     assert rows.dtype == torch.int32
 
 
-@pytest.mark.ranks
 def test_rows_are_gathered_and_sums_scattered_in_uneven_parts(ranks: Ranks, tmp_path: Path) -> None:
     alike = ranks.run(uneven.both, 3, where=str(tmp_path / "store"), cases=COUNTS)
     assert alike == [len(COUNTS)] * 3

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.job import Job
+from helpers.processes.job import Job
 
 
 @pytest.fixture(scope="session")

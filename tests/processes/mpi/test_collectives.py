@@ -4,16 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.processes.job import Job
+from helpers.rank_programs import collectives, mpi
+from helpers.rank_programs.patterns import DTYPES
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import collectives, mpi
-from ranks.cases.patterns import DTYPES
-from support.drawing import few
-from support.job import Job
 
 from equipoise.backends.mpi import BACKEND
-
-pytestmark = pytest.mark.ranks
 
 FEW = few(25)
 SUMMED = sorted(name for name, dtype in DTYPES.items() if dtype in BACKEND.capabilities.reductions)

@@ -1,20 +1,19 @@
 """How a job begins and ends, and what it leaves behind."""
 
 import pytest
-from ranks.cases import mpi
-from ranks.cases.works import close_in_flight
-from support.job import Job
-from support.processes import alive
-from support.shared_memory import left_since, segments
+from helpers.processes.job import Job
+from helpers.processes.processes import alive
+from helpers.processes.shared_memory import left_since, segments
+from helpers.rank_programs import mpi
+from helpers.rank_programs.works import close_in_flight
 
-pytestmark = pytest.mark.ranks
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
 
 def test_a_killed_rank_ends_the_job_and_leaves_neither_process_nor_memory() -> None:
     before, job = segments(), Job(3)
     processes = job.run(mpi.process_id)
-    job.order({"case": "ranks.cases.mpi:die", "deadline": 20.0, "arguments": {"rank": 1}})
+    job.order({"case": "helpers.rank_programs.mpi:die", "deadline": 20.0, "arguments": {"rank": 1}})
     with pytest.raises(AssertionError, match="rank 1 fell silent"):
         job.hear(1)
     assert job.end() != 0

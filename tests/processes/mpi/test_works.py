@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from ranks.cases import mpi, works
-from support.job import Job
+from helpers.processes.job import Job
+from helpers.rank_programs import mpi, works
 
-pytestmark = pytest.mark.ranks
 Running = Callable[[int], Job]
 
 

@@ -1,13 +1,12 @@
 """Channels between processes: P5, K1, X3, and the bugs that taught them."""
 
 import pytest
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import channel_ends, channels
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import channel_ends, channels
-from support.drawing import few
-from support.ranks import Ranks
 
-pytestmark = pytest.mark.ranks
 FEW = few(25)
 ROWS = st.lists(st.integers(0, channels.MOST), min_size=1, max_size=12)
 

@@ -1,13 +1,11 @@
 """Dispatch and combine against a dense reference: clauses G6, G7, S3 and the order of rows."""
 
 import pytest
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import exchange
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import exchange
-from support.drawing import few
-from support.ranks import Ranks
-
-pytestmark = pytest.mark.ranks
 
 FEW = few(30)
 PAYLOADS = st.lists(

@@ -2,16 +2,15 @@
 
 from dataclasses import asdict, replace
 
-import pytest
 import torch
-from exchanging.case import PLAIN, Case
-from exchanging.naive import NaiveKernels
-from exchanging.play import play
-from exchanging.strategies import cases
-from exchanging.together import Table, TableWire
+from exploration.exchange.case import PLAIN, Case
+from exploration.exchange.naive import NaiveKernels
+from exploration.exchange.play import play
+from exploration.exchange.strategies import cases
+from exploration.exchange.together import Table, TableWire
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import fixed_exchange
 from hypothesis import HealthCheck, given, note, settings
-from ranks.cases import fixed_exchange
-from support.ranks import Ranks
 
 from equipoise.hal.conformance.signatures import differences
 from equipoise.pipeline.expert_exchange.captured import CapturedKernels
@@ -28,7 +27,6 @@ def test_kernels_of_another_making_keep_the_same_exchange(case: Case) -> None:
     assert play(case, make=NaiveKernels) == {}
 
 
-@pytest.mark.ranks
 def test_kernels_of_another_making_run_among_processes(ranks: Ranks) -> None:
     grids = [[[0, 5], [2, 3]], [[2, 0], [4, 4]], [[3, 1]]]
     case = replace(PLAIN, steps=[[grids, grids[::-1]]] * 2)

@@ -3,17 +3,15 @@
 from dataclasses import asdict, replace
 
 import pytest
-from exchanging import oracle
-from exchanging.case import PLAIN, Case, Grid
-from exchanging.strategies import cases
+from exploration.exchange import oracle
+from exploration.exchange.case import PLAIN, Case, Grid
+from exploration.exchange.strategies import cases
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import fixed_exchange
+from helpers.rank_programs.patterns import same
+from helpers.strategies.drawing import few
 from hypothesis import given, note
 from hypothesis import strategies as st
-from ranks.cases import fixed_exchange
-from ranks.cases.patterns import same
-from support.drawing import few
-from support.ranks import Ranks
-
-pytestmark = pytest.mark.ranks
 
 FEW = few(30)
 

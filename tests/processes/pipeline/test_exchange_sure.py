@@ -4,14 +4,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from exchanging import oracle
-from exchanging.case import PLAIN, Case, Grid
-from exchanging.strategies import cases
+from exploration.exchange import oracle
+from exploration.exchange.case import PLAIN, Case, Grid
+from exploration.exchange.strategies import cases
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import fixed_exchange
+from helpers.strategies.drawing import few
 from hypothesis import given, note
 from hypothesis import strategies as st
-from ranks.cases import fixed_exchange
-from support.drawing import few
-from support.ranks import Ranks
 
 from equipoise.pipeline.expert_exchange.sure import Tally
 from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed
@@ -27,7 +27,6 @@ def tallies(ranks: Ranks, case: Case, where: str = "host") -> list[dict[str, Any
     return [answers[rank]["tally"] for rank in case.ranks]
 
 
-@pytest.mark.ranks
 @FEW
 @given(cases().map(lambda case: replace(case, odd=[])), st.sampled_from(["host", "stream"]))
 def test_every_step_equals_the_dense_reference_whether_it_fits_or_not(
@@ -40,7 +39,6 @@ def test_every_step_equals_the_dense_reference_whether_it_fits_or_not(
         assert (tally["fitted"], tally["rerun"]) == (len(case.steps) - over, over)
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize(("capacity", "rerun"), [(1, 2), (2, 2), (3, 0)])
 def test_one_row_too_many_on_one_rank_makes_all_ranks_run_again(
     ranks: Ranks, capacity: int, rerun: int
@@ -55,13 +53,11 @@ def test_one_row_too_many_on_one_rank_makes_all_ranks_run_again(
     assert tallies(ranks, case) == [asdict(expected)] * 3
 
 
-@pytest.mark.ranks
 def test_among_active_ranks_a_step_that_does_not_fit_runs_again_among_these(ranks: Ranks) -> None:
     case = replace(PLAIN, capacity=2, result_capacity=9, steps=[[TIGHT], [LOOSE]], active=[2, 0])
     assert [t["rerun"] for t in tallies(ranks, case)] == [1, 1]
 
 
-@pytest.mark.ranks
 def test_a_step_of_two_generations_raises_on_every_rank_and_does_not_run_again(
     ranks: Ranks,
 ) -> None:

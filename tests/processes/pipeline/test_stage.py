@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import stages
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import stages
-from support.drawing import few
-from support.ranks import Ranks
 
-pytestmark = pytest.mark.ranks
 FEW = few(20)
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 

@@ -2,16 +2,14 @@
 
 from typing import Any
 
-import pytest
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import tensor_dicts
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks.cases import tensor_dicts
-from support.drawing import few
-from support.ranks import Ranks
 
 from equipoise.pipeline.framing import LEAST, FirstParts
 
-pytestmark = pytest.mark.ranks
 FEW = few(25)
 DTYPES = st.sampled_from(["float32", "bfloat16", "int64", "uint8", "bool", "float16"])
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 64, 200]), max_size=2)

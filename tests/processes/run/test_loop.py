@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks.cases import given
-from support.ranks import Ranks
+from helpers.processes.ranks import Ranks
+from helpers.rank_programs import given
 
 from equipoise.balancer.formats import Iterations, read_statistics
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 TEXT = str(files("equipoise.demo").joinpath("text", "python.txt"))
 TRAFFIC = ("--text", TEXT, "--steps", "12", "--ranks", "2")
 

@@ -7,9 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from helpers.tiers import DEEP
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 TEXT = str(files("equipoise.demo").joinpath("text", "python.txt"))
 BARE = ("--text", TEXT, "--steps", "18", "--quiet")
 SHORT = (*BARE, "--window-size", "2", "--step-interval", "2")
@@ -32,7 +32,7 @@ MORE = {
     ),
 }
 """In the deep profile."""
-if settings.get_current_profile_name() == "deep":
+if DEEP:
     SHAPES |= MORE
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from support.ports import free_port
-from support.running import finish, start, wait_for_service
-from support.trace_format import faults
+from helpers.harnesses.trace_format import faults
+from helpers.processes.ports import free_port
+from helpers.processes.running import finish, start, wait_for_service
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 CADENCE = ("--window-size", "2", "--step-interval", "2", "--quiet")
 TEXT = str(files("equipoise.demo").joinpath("text", "python.txt"))
 SMALL = ("--text", TEXT, "--steps", "14", *CADENCE)
@@ -78,7 +78,7 @@ def test_a_run_of_one_rank_and_of_two_gives_the_same_outputs(tmp_path: Path) -> 
 
 def test_one_copy_that_is_not_committed_makes_the_outputs_differ(tmp_path: Path) -> None:
     report = tmp_path / "figures.json"
-    broken = ("--ranks", "4", "--backend", "support.faulty:FORGETFUL")
+    broken = ("--ranks", "4", "--backend", "helpers.fakes.faulty:FORGETFUL")
     where = ("--json", str(report), "--out", str(tmp_path))
     code, out, _ = finish(start(*broken, *where, *SHORT))
     figures = json.loads(report.read_text())

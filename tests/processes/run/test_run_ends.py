@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import alive
-from support.running import finish, start, wait_for_service
-from support.shared_memory import left_since, segments
+from helpers.processes.processes import alive
+from helpers.processes.running import finish, start, wait_for_service
+from helpers.processes.shared_memory import left_since, segments
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.fake_process import FakeProcess
-from support.proxy_load import DEEP, REQUESTS, SERVERS, SLOTS, TOKENS, Load, three_servers
-from support.proxying import CHAT, PATIENCE, asked
+from helpers.fakes.fake_process import FakeProcess
+from helpers.harnesses.proxying import CHAT, PATIENCE, asked
+from helpers.processes.proxy_load import REQUESTS, SERVERS, SLOTS, TOKENS, Load, three_servers
+from helpers.tiers import DEEP
 
 from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import Request, WorkerState
@@ -17,7 +18,7 @@ from equipoise.balancer.requests.router import Router
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Access, HealthSettings, Limits, RouteSettings, WorkerSettings
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000 if DEEP else 120)]
+pytestmark = pytest.mark.timeout(1000 if DEEP else 120)
 ROOM = 2_000
 """Tokens of a worker's KV cache: its slots are the tighter limit, and its tokens are counted."""
 EVERYWHERE = [f"w{number}" for number in range(SERVERS)]

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.fake_process import PATIENCE, FakeProcess, Process, events_of, spawn
-from support.proxying import CHAT, asked, error_of, tokens_of
+from helpers.fakes.fake_process import PATIENCE, FakeProcess, Process, events_of, spawn
+from helpers.harnesses.proxying import CHAT, asked, error_of, tokens_of
 
-pytestmark = pytest.mark.ranks
-POLICY = ("--policy", "support.late_binding:LateBinding")
+POLICY = ("--policy", "helpers.fakes.late_binding:LateBinding")
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from urllib.request import urlopen
 
 import aiohttp
 import pytest
-from support.fake_process import PATIENCE, FakeProcess, Process, events_of, spawn
-from support.proxy_load import (
-    DEEP,
+from helpers.fakes.fake_process import PATIENCE, FakeProcess, Process, events_of, spawn
+from helpers.harnesses.proxying import CHAT, asked, error_of
+from helpers.processes.proxy_load import (
     DOOMED,
     REQUESTS,
     SLOTS,
@@ -24,12 +24,12 @@ from support.proxy_load import (
     attempts_of,
     three_servers,
 )
-from support.proxying import CHAT, asked, error_of
+from helpers.tiers import DEEP
 
 from equipoise.serve.outcomes import Outcome
 from equipoise.serve.record import Record, read_log
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000 if DEEP else 120)]
+pytestmark = pytest.mark.timeout(1000 if DEEP else 120)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def fakes(tmp_path: Path) -> Iterator[list[FakeProcess]]:
         yield made
 
 
-@pytest.fixture(params=["fit", "br0", "support.late_binding:LateBinding"])
+@pytest.fixture(params=["fit", "br0", "helpers.fakes.late_binding:LateBinding"])
 def proxy(
     fakes: list[FakeProcess], tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Process]:

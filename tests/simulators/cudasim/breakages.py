@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from conformance.ascend.breakage import Breakage, Patch
+from devices.conformance.breakage import Breakage, Patch
 from torch import Tensor
 
 from equipoise.backends.cuda import byte_verbs, words

@@ -6,7 +6,7 @@ enough most of them show nothing.
 
 from typing import Any
 
-from conformance.ascend.breakage import Breakage, Patch
+from devices.conformance.breakage import Breakage, Patch
 
 from equipoise.backends.cuda import nccl, nccl_group, own_streams
 from equipoise.backends.cuda.own_streams import OwnStream, OwnStreams

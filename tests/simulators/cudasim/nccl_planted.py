@@ -1,11 +1,11 @@
 """Broken backends over NCCL by name, for rank processes: `cudasim.nccl_planted:NAME`.
 
-As `conformance.ascend.planted`, over the stand-ins for CUDA and NCCL.
+As `devices.conformance.planted`, over the stand-ins for CUDA and NCCL.
 """
 
 from contextlib import ExitStack
 
-from conformance.ascend.breakage import Sound, patch
+from devices.conformance.breakage import Sound, patch
 
 import cudasim
 from cudasim.nccl_breakages import BREAKAGES

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from conformance.ascend.breakage import planted
-from conformance.ascend.trial import own_faults
+from devices.conformance.breakage import planted
+from devices.conformance.trial import own_faults
 
 from cudasim import BACKEND
 from cudasim.breakages import BREAKAGES

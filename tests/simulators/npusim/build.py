@@ -63,7 +63,7 @@ def ensure() -> Path:
 def folder() -> Path:
     """Where it is built: NPUSIM_BUILD, or `build/npusim` at the top of the checkout."""
     chosen = os.environ.get("NPUSIM_BUILD")
-    return Path(chosen).resolve() if chosen else SOURCES.parents[1] / "build" / "npusim"
+    return Path(chosen).resolve() if chosen else SOURCES.parents[2] / "build" / "npusim"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from support.request_play import run
+from helpers.harnesses.request_play import run
 
 from equipoise.integrations.vllm import requests_part
 from equipoise.integrations.vllm.patching import MARK, apply, undo

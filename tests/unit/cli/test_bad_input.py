@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ports import free_port
+from helpers.processes.ports import free_port
 
 from equipoise.cli.files import try_file, try_folder
 
@@ -17,11 +17,11 @@ BAD = {
     "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
     "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
     "a lock where a step waits for its device": (
-        ("--backend", "support.faulty:FORGETFUL", "--commit", "locked"),
+        ("--backend", "helpers.fakes.faulty:FORGETFUL", "--commit", "locked"),
         "--commit locked is for --backend cpu here, not support.faulty:FORGETFUL",
     ),
     "too few devices": (
-        ("--backend", "support.crowded:BACKEND"),
+        ("--backend", "helpers.fakes.crowded:BACKEND"),
         "--ranks 4: 4 ranks need 4 devices, and crowded has 2 here: links takes one rank a device",
     ),
     "ranks that do not divide the experts": (("--ranks", "5", "--slots", "40"), "does not divide"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_openai import Fake, start
+from helpers.fakes.fake_openai import Fake, start
 
 from equipoise.cli.bench import plan_of, request_of
 from equipoise.serve.load_plan import ClosedLoop, OpenLoop

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import wheel
+from helpers.fakes import wheel
 
 from equipoise.cli.config import read_config
 from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.profile import Profile
 
-BROKEN = "support.broken_backend:BACKEND"
+BROKEN = "helpers.fakes.broken_backend:BACKEND"
 REFUSED = {
     ("--backend", "nothing"): "--backend: unknown name 'nothing'; known: ",
     ("--backend", "no.such.module:BACKEND"): "does not import",
@@ -24,7 +24,7 @@ REFUSED = {
     ("--ranks", "many"): "expected a whole number, got 'many'",
     (
         "--backend",
-        "support.crowded:BACKEND",
+        "helpers.fakes.crowded:BACKEND",
     ): "--ranks 4: 4 ranks need 4 devices, and crowded has 2",
     ("--seed", "-1"): "--seed must be at least 0, got -1",
     ("--cases", "0"): "--cases must be at least 1, got 0",
@@ -123,7 +123,7 @@ def test_every_option_has_a_default_that_help_shows() -> None:
 
 
 def test_a_probe_that_raises_is_a_violation_and_no_traceback(equipoise: Callable[..., Any]) -> None:
-    loud = "support.broken_backend:LOUD"
+    loud = "helpers.fakes.broken_backend:LOUD"
     answer = equipoise("conformance", "--backend", loud, "--only", "resources", "--quiet")
     assert answer.code == 1
     assert any(line.startswith("B1   violated") for line in answer.out.splitlines())
@@ -135,7 +135,7 @@ def test_a_device_is_steered_before_each_case_and_so_many_cases_are_played(
 ) -> None:
     wheel.TOLD.clear()
     arguments = ("--backend", "cpu", "--only", "ordering", "--cases", "3", "--quiet")
-    answer = equipoise("conformance", *arguments, "--steer", "support.wheel:steer")
+    answer = equipoise("conformance", *arguments, "--steer", "helpers.fakes.wheel:steer")
     assert answer.code == 0, answer.out + answer.err
     assert answer.out.splitlines()[0].startswith("conformance of cpu with gloo")
     assert len(wheel.TOLD) == 4 * 3, "the properties of the family, and nothing on ranks"
@@ -145,7 +145,7 @@ def test_a_device_that_cannot_be_steered_is_one_line_and_exit_code_2(
     equipoise: Callable[..., Any],
 ) -> None:
     arguments = ("--backend", "cpu", "--only", "overlap", "--quiet")
-    answer = equipoise("conformance", *arguments, "--steer", "support.wheel:into_nothing")
+    answer = equipoise("conformance", *arguments, "--steer", "helpers.fakes.wheel:into_nothing")
     assert answer.code == 2
     [line] = answer.err.splitlines()
     assert "cannot steer: OSError: the driver is not there" in line

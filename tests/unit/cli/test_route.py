@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.paths import ROOT
 
 from equipoise.balancer.requests.factory import factory_of
 from equipoise.cli.parser import build_parser
@@ -15,7 +16,6 @@ from equipoise.hal.errors import UsageError
 from equipoise.serve import needs, serving
 from equipoise.serve.settings import ClientRank, RouteSettings
 
-ROOT = Path(__file__).resolve().parents[2]
 ONE = "workers: [http://a:1]\n"
 BAD = {
     "port: 1\n": "workers are needed",
@@ -151,7 +151,7 @@ def test_workers_may_be_named_on_the_command_line() -> None:
 
 def test_a_policy_of_ones_own_takes_no_options() -> None:
     with pytest.raises(UsageError, match="are for policies by name"):
-        factory_of("support.late_binding:LateBinding", {"window": 3})
+        factory_of("helpers.fakes.late_binding:LateBinding", {"window": 3})
 
 
 def test_what_is_missing_is_named_with_how_to_get_it(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ports import free_port
+from helpers.processes.ports import free_port
 
 from equipoise.cli.options import OPTIONS, default_of
 from equipoise.demo import launcher

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.paths import ROOT
 
 from equipoise.balancer.requests.outcome import Figures
 from equipoise.balancer.requests.rules import PolicySettings
@@ -18,7 +19,6 @@ from equipoise.cli.simulate_options import BY_KEY, SimulateRequest
 from equipoise.cli.simulate_validation import known_policies
 from equipoise.report.simulation.table import WIDTH
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "examples" / "configs"
 SMALL = (
     "simulate", "--workload", "sharegpt", "--requests", "80", "--workers", "3",

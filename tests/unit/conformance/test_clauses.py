@@ -1,12 +1,13 @@
 """The suite and the contract speak of the same clauses."""
 
 import re
-from pathlib import Path
+
+from helpers.paths import ROOT
 
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.clauses import TITLES, place
 
-CONTRACT = Path(__file__).resolve().parents[2] / "docs" / "contract.md"
+CONTRACT = ROOT / "docs" / "contract.md"
 KEPT_ELSEWHERE = {"A9", "B3", "B9", "D2", "E6", "G7", "G9", "P5"}
 """Clauses that bind the balancer, the pipeline, the registry or the launcher, not a backend."""
 

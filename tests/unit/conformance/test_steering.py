@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+from helpers.fakes import wheel
 from hypothesis import strategies as st
-from support import wheel
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.hal.conformance.bench import Bench, Play, demand
@@ -69,7 +69,7 @@ def test_each_case_is_steered_by_a_schedule_of_its_own_which_may_be_long() -> No
 
 
 def test_a_device_that_cannot_be_steered_breaks_no_clause() -> None:
-    steer = steering("support.wheel:into_nothing")
+    steer = steering("helpers.fakes.wheel:into_nothing")
     with pytest.raises(UsageError, match="cannot steer: OSError: the driver is not there"):
         search(_property(_sound), DeviceSubject(BACKEND, steer), Effort(cases=5))
 
@@ -89,7 +89,7 @@ def test_what_is_steered_is_one_device_in_this_process() -> None:
         families=("ordering",),
         seed=0,
         cases=2,
-        steer="support.wheel:steer",
+        steer="helpers.fakes.wheel:steer",
     )
     with campaign.subjects(None) as subjects:
         assert list(subjects) == [Executor.DEVICE]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from helpers.processes.threads import Seat, on_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.threads import Seat, on_ranks
 from torch import Tensor
 
 from equipoise.balancer.experts.balancer import open_static
@@ -30,7 +30,6 @@ from equipoise.hal.stream import Role
 from equipoise.pipeline.exchange import ExpertExchange
 from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
 
-pytestmark = pytest.mark.ranks
 CONFIG = ModelConfig(layers=2, experts=8, top_k=3, hidden=64, heads=2, expert_width=24, context=32)
 WEIGHTS = random_weights(CONFIG, seed=7)
 PROMPTS = [

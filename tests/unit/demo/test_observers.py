@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
-from support.entries import ended
-from support.ports import free_port
+from helpers.processes.ports import free_port
+from helpers.strategies.entries import ended
 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.journal import Closed

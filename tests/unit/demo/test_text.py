@@ -4,14 +4,14 @@ import hashlib
 import re
 from importlib import import_module
 from importlib.resources import files
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.paths import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 KINDS = ("python", "english", "chinese", "tables")
 SAME_MODULE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -2,15 +2,15 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.paths import ROOT
 
 from equipoise.balancer.observe.metrics import Metrics
 
 prometheus_client = pytest.importorskip("prometheus_client")
-BOARD = Path(__file__).parent.parent.parent / "examples" / "grafana" / "equipoise-vllm.json"
+BOARD = ROOT / "examples" / "grafana" / "equipoise-vllm.json"
 SERIES = r"(equipoise_\w+)(?:\{([^}]*)\})?"
 """A name, and what it is selected by."""
 

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from support.local_cluster import part
+from helpers.fakes.local_cluster import part
 
 
 class RayError(Exception):

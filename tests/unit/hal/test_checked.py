@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.hal.checked import CheckedCommunicator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
@@ -19,7 +19,6 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.work import Work
 
-pytestmark = pytest.mark.ranks
 SOON = 20.0
 
 

@@ -1,7 +1,7 @@
 """Ranks of one machine take its devices in turn."""
 
 import pytest
-from support.crowded import LINKS
+from helpers.fakes.crowded import LINKS
 
 from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend

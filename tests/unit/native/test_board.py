@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (ROOT / "csrc" / "board.cpp", ROOT / "csrc" / "table.cpp")
 DRIVER = Path(__file__).with_name("board.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}")

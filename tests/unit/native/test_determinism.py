@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 from numpy.typing import NDArray
 
 from equipoise import _native
 
-ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("driver.cpp")
 BOUND = ("bind_", "arrays", "nanobind", "native")
 """Sources that need Python."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.linear_program import optimum
+from helpers.references.linear_program import optimum
 
 from equipoise.balancer.experts import plan
 

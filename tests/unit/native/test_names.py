@@ -2,9 +2,10 @@
 
 import re
 from collections import defaultdict
-from pathlib import Path
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+from helpers.paths import ROOT
+
+CSRC = ROOT / "csrc"
 NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
 TYPE = re.compile(r"^(?:enum )?(?:class|struct) (\w+)\b[^;]*\{", re.MULTILINE)
 

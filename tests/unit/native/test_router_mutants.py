@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.policy_mutants import MUTANTS, Mutant
-from support.router_play import difference
-from support.router_strategies import busy
+from helpers.harnesses.router_play import difference
+from helpers.mutants.policy_mutants import MUTANTS, Mutant
+from helpers.strategies.router_strategies import busy
 
 from equipoise.balancer.requests.rules import RULES
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from helpers.harnesses.router_play import Draw, difference
+from helpers.strategies.router_strategies import EVENTS, WORKERS, busy, choices
 from hypothesis import given, settings
-from support.router_play import Draw, difference
-from support.router_strategies import EVENTS, WORKERS, busy, choices
 
 from equipoise.balancer.requests.policy import Capacity
 from equipoise.balancer.requests.rules import RULES, PolicySettings

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native.test_routing import batches, outputs
+from unit.native.test_routing import batches, outputs
 
 from equipoise import _native
 from equipoise.hal import routing

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 from numpy.typing import NDArray
 
 from equipoise import _native
 
-ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("shipper.cpp")
 NAMES = ("shipment", "lots", "holders", "sources", "relief", "rounds", "table")
 WAYS = (("g++", "-O0"), ("g++", "-O2", "-march=native"), ("clang++", "-O3"))

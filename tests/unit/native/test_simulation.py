@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from helpers.strategies.simulated import difference, scenarios, workloads
 from hypothesis import given, settings
-from support.simulated import difference, scenarios, workloads
 
 from equipoise.balancer.requests.rules import RULES
 from equipoise.balancer.requests.simulation import Scenario

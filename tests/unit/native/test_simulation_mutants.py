@@ -1,8 +1,8 @@
 """The comparison of the native simulator with its specification notices every broken rule."""
 
 import pytest
-from support.simulated import difference, differs, drawn_of
-from support.simulation_mutants import MUTANTS, SimulationMutant
+from helpers.mutants.simulation_mutants import MUTANTS, SimulationMutant
+from helpers.strategies.simulated import difference, differs, drawn_of
 
 from equipoise.balancer.requests.simulation import simulate
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ def test_every_figure_that_ships_has_a_source() -> None:
 
 
 def test_the_page_lists_every_figure_with_its_source() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "advise.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "advise.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if re.match(r"\| [a-z0-9-]+ \| `[a-z0-9_]+` ", line)]
     assert rows == [
         f"| {name} | `{key}` | {value:g} | {hardware.sources[key]} |"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers.harnesses.trace_format import faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.trace_format import faults
 
 from equipoise.balancer.experts.journal import Track
 from equipoise.balancer.observe.spans import Level, Traced

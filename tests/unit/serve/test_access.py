@@ -7,8 +7,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.fake_openai import Fake
-from support.proxying import CHAT, asked, proxied, run, tokens_of
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import CHAT, asked, proxied, run, tokens_of
 
 from equipoise.hal.errors import UsageError
 from equipoise.serve.access import open_to_all, tls_of

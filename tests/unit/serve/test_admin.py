@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from support.fake_openai import Fake
-from support.proxying import Answer, Site, asked, proxied, run, settings_of
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import Answer, Site, asked, proxied, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.admin import STRANGE, is_local

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
+from helpers.fakes.late_binding import LateBinding
+from helpers.harnesses.proxying import run
 from hypothesis import given
 from hypothesis import strategies as st
-from support.late_binding import LateBinding
-from support.proxying import run
 
 from equipoise.balancer.requests.factory import PolicyFactory, factory_of
 from equipoise.balancer.requests.policy import (

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from support.fake_openai import Fake, start
-from support.proxying import (
+from helpers.fakes.fake_openai import Fake, start
+from helpers.harnesses.proxying import (
     QUICK,
     Answer,
     Site,

@@ -2,19 +2,18 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import CHAT, Site, asked, proxied, run, settings_of
+from helpers.tiers import DEEP
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_openai import Fake
-from support.proxying import CHAT, Site, asked, proxied, run, settings_of
 
 from equipoise.serve.settings import Limits, Patience
 
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\n"
 MALFORMED: Sequence[tuple[object, str]] = (
     (b"", "JSON"),

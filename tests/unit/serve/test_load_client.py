@@ -5,10 +5,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from helpers.fakes.fake_openai import Fake, start
+from helpers.harnesses.proxying import proxied, run
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_openai import Fake, start
-from support.proxying import proxied, run
 
 from equipoise.balancer.requests.workload import Workload
 from equipoise.report.ink import Ink

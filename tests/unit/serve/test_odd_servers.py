@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from support.fake_openai import Fake
-from support.proxying import Site, asked, error_of, proxied, run, settings_of, tokens_of
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import Site, asked, error_of, proxied, run, settings_of, tokens_of
 
 from equipoise.serve.settings import HealthSettings
 

@@ -3,8 +3,17 @@
 import json
 
 import pytest
-from support.fake_openai import Fake
-from support.proxying import CHAT, Site, asked, error_of, proxied, run, settings_of, tokens_of
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import (
+    CHAT,
+    Site,
+    asked,
+    error_of,
+    proxied,
+    run,
+    settings_of,
+    tokens_of,
+)
 
 from equipoise.serve.outcomes import Refused
 from equipoise.serve.proxy import worker_of

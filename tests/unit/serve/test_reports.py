@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from support.fake_openai import Fake
-from support.proxying import asked, proxied, run, settings_of
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import asked, proxied, run, settings_of
 
 from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState

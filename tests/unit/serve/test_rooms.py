@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
-from support.fake_openai import Fake, start
-from support.late_binding import LateBinding
-from support.proxying import Site, run, settings_of
+from helpers.fakes.fake_openai import Fake, start
+from helpers.fakes.late_binding import LateBinding
+from helpers.harnesses.proxying import Site, run, settings_of
 
 from equipoise.balancer.requests.factory import factory_of
 from equipoise.balancer.requests.policy import WorkerState

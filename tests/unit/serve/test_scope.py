@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.proxying import run
+from helpers.harnesses.proxying import run
 
 from equipoise.serve.scope import Interrupted, Reason, Scope
 

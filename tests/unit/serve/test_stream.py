@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.late_binding import LateBinding
-from support.proxying import run
+from helpers.fakes.late_binding import LateBinding
+from helpers.harnesses.proxying import run
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.asked import CHAT, Asked

@@ -4,8 +4,8 @@ import ctypes
 import threading
 import time
 
-from npusim_tests.programs import driver
-from npusim_tests.programs.driver import (
+from devices.simulator.programs import driver
+from devices.simulator.programs.driver import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,

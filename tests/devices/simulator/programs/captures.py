@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from npusim_tests.programs import driver
-from npusim_tests.programs.driver import (
+from devices.simulator.programs import driver
+from devices.simulator.programs.driver import (
     DEVICE_TO_DEVICE,
     HOST_TO_DEVICE,
     SIZE,

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-from npusim_tests.programs import driver
+from devices.simulator.programs import driver
 
 driver.start()
 memory = {"device memory": driver.device_memory(), "pinned memory": driver.pinned_memory(b"\1")}

@@ -2,8 +2,8 @@
 
 import ctypes
 
-from npusim_tests.programs import driver
-from npusim_tests.programs.driver import (
+from devices.simulator.programs import driver
+from devices.simulator.programs.driver import (
     EXTERNAL,
     HOST_TO_DEVICE,
     SIZE,

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-from npusim_tests.programs import driver
+from devices.simulator.programs import driver
 
 driver.start()
 host = ctypes.create_string_buffer(driver.SIZE)

@@ -1,7 +1,7 @@
 """A copy on a stream, whose page-locked source is given back before it runs."""
 
-from npusim_tests.programs import driver
-from npusim_tests.programs.driver import (
+from devices.simulator.programs import driver
+from devices.simulator.programs.driver import (
     HOST_TO_DEVICE,
     SIZE,
     call,

@@ -1,5 +1,5 @@
 """Calls a function that the simulator lacks."""
 
-from npusim_tests.programs import driver
+from devices.simulator.programs import driver
 
 driver.report(code=driver.call("rtKernelLaunch"))

@@ -5,9 +5,9 @@ With an argument (hexadecimal) the schedule is steered.
 
 import sys
 
+from devices.simulator.programs import driver
+from devices.simulator.programs.driver import DEVICE_TO_DEVICE, SIZE, copy_on, do
 from npusim.steering import steer
-from npusim_tests.programs import driver
-from npusim_tests.programs.driver import DEVICE_TO_DEVICE, SIZE, copy_on, do
 
 if len(sys.argv) > 1:
     steer(bytes.fromhex(sys.argv[1]))

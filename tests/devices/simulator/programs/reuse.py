@@ -1,7 +1,7 @@
 """A task that reads device memory which was freed meanwhile reads poison, or nothing."""
 
-from npusim_tests.programs import driver
-from npusim_tests.programs.driver import (
+from devices.simulator.programs import driver
+from devices.simulator.programs.driver import (
     DEVICE_TO_DEVICE,
     HOST_TO_DEVICE,
     SIZE,

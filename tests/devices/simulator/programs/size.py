@@ -2,7 +2,7 @@
 
 import ctypes
 
-from npusim_tests.programs import driver
+from devices.simulator.programs import driver
 
 driver.start()
 count, free, total = ctypes.c_uint32(), ctypes.c_size_t(), ctypes.c_size_t()

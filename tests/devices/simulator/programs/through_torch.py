@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 import torch
-from npusim_tests.programs.driver import faults, report
+from devices.simulator.programs.driver import faults, report
 
 DEVICE = "npu:0"
 npu = torch.get_device_module("npu")

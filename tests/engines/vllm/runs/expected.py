@@ -27,6 +27,6 @@ class Reference:
 
 
 def read(folder: Path) -> dict[str, Reference]:
-    """What `python -m vllm_runs.reference` has written."""
+    """What `python -m engines.vllm.runs.reference` has written."""
     told = json.loads((folder / NAME).read_text(encoding="utf-8"))
     return {name: Reference(**one) for name, one in told.items()}

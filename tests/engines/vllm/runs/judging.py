@@ -2,11 +2,10 @@
 
 from typing import Any
 
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.modes import REARRANGEMENTS
+from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import PLANTED, Fault
-
-from vllm_runs.expected import Reference
-from vllm_runs.modes import REARRANGEMENTS
-from vllm_runs.run import Outcome
 
 
 def says(outcome: Outcome, reference: Reference) -> None:

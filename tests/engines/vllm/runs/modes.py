@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.prompts import TOKENS
 from vllm_cpu import runner
 from vllm_cpu.holes import PARALLEL, SECOND_RUNNER, STOCK_EPLB, Hole
-
-from vllm_runs.case import Case
-from vllm_runs.expected import Reference
-from vllm_runs.prompts import TOKENS
 
 REARRANGEMENTS = 9
 """That each rank has to go through at least."""

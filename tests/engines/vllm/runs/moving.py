@@ -1,6 +1,6 @@
 """One of two ranks whose expert weights vLLM's own functions rearrange as our policy says.
 
-    python -m vllm_runs.moving RANK FILE
+    python -m engines.vllm.runs.moving RANK FILE
 
 FILE is where the ranks meet. Each row of weights says which expert of which layer it is. Prints one
 line of JSON: by window, what was received, what was predicted, and whether all rows are right.
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.vllm_policy import first_map, popular, window
+from helpers.harnesses.vllm_policy import first_map, popular, window
 from torch import Tensor
 from vllm.distributed.eplb import eplb_state
 from vllm.distributed.eplb.eplb_communicator import TorchDistNcclEplbCommunicator

@@ -1,13 +1,12 @@
-"""One case through `vllm.LLM`: `python -m vllm_runs.offline CASE ANSWERS`."""
+"""One case through `vllm.LLM`: `python -m engines.vllm.runs.offline CASE ANSWERS`."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
+from engines.vllm.runs.case import Answers, Case
+from engines.vllm.runs.orphans import end_with_parent
 from vllm import LLM, SamplingParams
-
-from vllm_runs.case import Answers, Case
-from vllm_runs.orphans import end_with_parent
 
 
 def generate(case: Case) -> Answers:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.shared_memory import mapped
+from helpers.processes.shared_memory import mapped
 
 VARIABLE = "EQUIPOISE_VLLM_RUN"
 """Set anew for each run, and inherited by all its processes: by it they are found."""

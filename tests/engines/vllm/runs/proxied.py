@@ -1,4 +1,4 @@
-"""The same with the proxy in front, ranks of one server as its workers: `vllm_runs.proxied IN OUT`.
+"""The same with the proxy in front, ranks of one server as its workers.
 
 The configuration is that of the examples, with our ports and what our model has.
 """
@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import yaml
-from support.ports import free_port
+from engines.vllm.runs.case import Answers, Case
+from engines.vllm.runs.orphans import end_with_parent
+from engines.vllm.runs.served import ask_all, get, served_by, server
+from helpers.paths import ROOT
+from helpers.processes.ports import free_port
 
-from vllm_runs.case import Answers, Case
-from vllm_runs.orphans import end_with_parent
-from vllm_runs.served import ask_all, get, served_by, server
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "configs" / "route-reports-vllm.yaml"
+EXAMPLE = ROOT / "examples" / "configs" / "route-reports-vllm.yaml"
 ROOM = 8192
 """Tokens, fewer than the cache of a rank holds: a report's part of it is told by this."""
 

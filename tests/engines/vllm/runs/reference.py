@@ -1,6 +1,6 @@
 """Greedy tokens as transformers generates them: what every run of vLLM is compared with.
 
-    python -m vllm_runs.reference FOLDER
+    python -m engines.vllm.runs.reference FOLDER
 
 makes the models in the folder and writes `reference.json` beside them. One prompt at a time,
 without a cache and without batching, in float32: nothing of what is tested takes part.
@@ -12,11 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from engines.vllm.runs.expected import NAME, Reference
+from engines.vllm.runs.models import make_models
+from engines.vllm.runs.prompts import PROMPTS, TOKENS
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-
-from vllm_runs.expected import NAME, Reference
-from vllm_runs.models import make_models
-from vllm_runs.prompts import PROMPTS, TOKENS
 
 
 def compute(folder: Path) -> dict[str, Reference]:

@@ -13,10 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vllm_cpu import faults, holes, watch
-
-from vllm_runs.case import Case
-from vllm_runs.orphans import (
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.orphans import (
     VARIABLE,
     Kin,
     end_all,
@@ -24,8 +22,9 @@ from vllm_runs.orphans import (
     segments_of,
     tell_stacks,
 )
+from helpers.paths import SEARCH_PATH
+from vllm_cpu import faults, holes, watch
 
-TESTS = Path(__file__).resolve().parent.parent
 LIMIT = 600.0
 """Seconds that a run may take."""
 LOOK = 1.0
@@ -129,9 +128,9 @@ def _started(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The driver; its standard input is a pipe that nobody writes to, see `end_with_parent`."""
     module = {
-        "offline": "vllm_runs.offline",
-        "server": "vllm_runs.served",
-        "proxied": "vllm_runs.proxied",
+        "offline": "engines.vllm.runs.offline",
+        "server": "engines.vllm.runs.served",
+        "proxied": "engines.vllm.runs.proxied",
     }[case.front]
     driver = subprocess.Popen(
         [sys.executable, "-P", "-m", module, "case.json", "answers.json"],
@@ -158,7 +157,7 @@ def _started(
 def _environment(case: Case, folder: Path, mark: str) -> dict[str, str]:
     # Absolute, since the driver runs in another folder.
     told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [str(TESTS), *(str(Path(path).resolve()) for path in told if path)]
+    paths = [SEARCH_PATH, *(str(Path(path).resolve()) for path in told if path)]
     ours = {
         VARIABLE: mark,
         COUNTERS: str(folder / "counters"),

@@ -1,4 +1,4 @@
-"""One case through `vllm serve` and streaming clients: `python -m vllm_runs.served IN OUT`."""
+"""One case through `vllm serve` and streaming clients, as a program: `served IN OUT`."""
 
 import json
 import subprocess
@@ -11,10 +11,9 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from support.ports import free_port
-
-from vllm_runs.case import Answers, Case
-from vllm_runs.orphans import end_with_parent
+from engines.vllm.runs.case import Answers, Case
+from engines.vllm.runs.orphans import end_with_parent
+from helpers.processes.ports import free_port
 
 READY = 300.0
 """Seconds within which the server answers."""

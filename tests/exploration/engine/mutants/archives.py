@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from engine.mutants.mutant import Mutant
+from exploration.engine.mutants.mutant import Mutant
 
 from equipoise.balancer.experts.archive import ArchiveHere
 from equipoise.balancer.experts.ballot import Ballot, Verdict, Wait

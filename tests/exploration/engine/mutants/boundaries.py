@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.lane import LaneTask
-from engine.mutants.mutant import Mutant
+from exploration.engine.lane import LaneTask
+from exploration.engine.mutants.mutant import Mutant
 
 from equipoise.balancer.experts.ballot import Verdict, Wait
 from equipoise.balancer.experts.engine import ExpertEngine

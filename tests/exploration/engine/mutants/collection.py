@@ -1,7 +1,7 @@
 """All mutants of the engine."""
 
-from engine.mutants import archives, boundaries, commits, locks, retirements, votes
-from engine.mutants.mutant import Mutant
+from exploration.engine.mutants import archives, boundaries, commits, locks, retirements, votes
+from exploration.engine.mutants.mutant import Mutant
 
 
 def mutants() -> tuple[Mutant, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.mutants.mutant import Mutant
+from exploration.engine.mutants.mutant import Mutant
 
 from equipoise.balancer.experts.ballot import Ballot, Commit, Stand, Verdict, Wait, judge
 from equipoise.balancer.experts.change import Change

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from engine.mutants.mutant import Mutant
+from exploration.engine.mutants.mutant import Mutant
 
 from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.gates import Gates

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.patches import Patches
+from exploration.engine.patches import Patches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.mutants.mutant import Mutant
+from exploration.engine.mutants.mutant import Mutant
 from torch import Tensor
 
 from equipoise.balancer.experts.change import Change

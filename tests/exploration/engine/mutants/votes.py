@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from engine.mutants.mutant import Mutant
+from exploration.engine.mutants.mutant import Mutant
 
 from equipoise.balancer.experts.ballot import (
     Abort,

@@ -1,7 +1,7 @@
 """All mutants of the exchange."""
 
-from exchanging.mutants import order, packing
-from exchanging.mutants.mutant import Mutant
+from exploration.exchange.mutants import order, packing
+from exploration.exchange.mutants.mutant import Mutant
 
 
 def mutants() -> tuple[Mutant, ...]:

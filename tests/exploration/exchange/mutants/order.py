@@ -1,7 +1,7 @@
 """Mutants of order: who waits for whom, and of the words that are kept until they are read."""
 
 import torch
-from exchanging.mutants.mutant import Mutant
+from exploration.exchange.mutants.mutant import Mutant
 from torch import Tensor
 
 from equipoise.hal.stream import Event, Stream

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from exchanging.mutants.mutant import Mutant
+from exploration.exchange.mutants.mutant import Mutant
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator

@@ -1,10 +1,10 @@
 """What the environment says, and what communicators take by it."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.paths import ROOT
 
 from equipoise.backends.ascend import HCCL, native
 from equipoise.backends.ascend.settings import group_buffer, link_buffer, obstacle, sums
@@ -12,7 +12,6 @@ from equipoise.backends.devices.collectives.ledger import Ledger
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
-ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 NAMES = ("HCCL_BUFFSIZE", "P2P_HCCL_BUFFSIZE", "HCCL_DETERMINISTIC", "TORCH_HCCL_BLOCKING_WAIT")
 

@@ -1,12 +1,11 @@
 """Clause R2: what our own backends leave undeclared, pinned; the contract's last table says it."""
 
 import re
-from pathlib import Path
+
+from helpers.paths import ROOT
 
 from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.hal.capabilities import SlotFormat
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def undeclared(name: str) -> set[str]:

@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 
-pytestmark = pytest.mark.ranks
 SOON = 20.0
 
 

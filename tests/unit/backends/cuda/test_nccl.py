@@ -1,12 +1,12 @@
 """What the communicator over NCCL says of itself, and by which settings: clauses B1, B2, R2."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.paths import ROOT
 
 from equipoise.backends.cuda import native
 from equipoise.backends.cuda.nccl import Nccl, NcclBackend
@@ -17,7 +17,6 @@ from equipoise.backends.devices.vendor import Device
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
-ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 NAMES = (
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_COMM_BLOCKING", "NCCL_ALGO"),

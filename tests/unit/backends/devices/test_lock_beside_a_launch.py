@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support import at_once
+from helpers.fakes import at_once
 
 from equipoise.backends.devices.lock import DeviceStreamLock
 from equipoise.backends.devices.lock_watch import Watch

@@ -4,10 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.paths import ROOT
 
 from equipoise.backends.mpi import BACKEND, backend
 from equipoise.backends.mpi.world import LAUNCHERS
@@ -15,7 +15,6 @@ from equipoise.hal import registry
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.communicator import CommunicatorBackend
 
-ROOT = Path(__file__).resolve().parents[3]
 ALONE = """
 import sys
 from equipoise.backends.mpi import BACKEND

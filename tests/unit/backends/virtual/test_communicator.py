@@ -1,7 +1,7 @@
 """Operations beside streams, and the ends of communicators and ranks."""
 
 import pytest
-from support.worlds import SECONDS, Worlds, filled, opened, settle, works_of_a_sum
+from helpers.strategies.worlds import SECONDS, Worlds, filled, opened, settle, works_of_a_sum
 
 from equipoise.hal.errors import (
     CommunicatorFailed,

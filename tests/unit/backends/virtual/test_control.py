@@ -1,7 +1,7 @@
 """The control plane in one thread, and the entry points."""
 
 import pytest
-from support.worlds import Worlds
+from helpers.strategies.worlds import Worlds
 
 from equipoise.backends.virtual import BACKEND, COMMUNICATOR
 from equipoise.hal.communicator import Rendezvous

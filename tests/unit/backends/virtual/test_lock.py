@@ -1,9 +1,9 @@
 """The stream lock and graphs on a schedule."""
 
 import pytest
+from helpers.strategies.worlds import Worlds
 from hypothesis import given
 from hypothesis import strategies as st
-from support.worlds import Worlds
 
 from equipoise.backends.virtual import BACKEND
 from equipoise.backends.virtual.lock import VirtualStreamLock

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from helpers.strategies.worlds import SECONDS, Worlds, filled, opened, settle, works_of_a_sum
 from hypothesis import given
 from hypothesis import strategies as st
-from support.worlds import SECONDS, Worlds, filled, opened, settle, works_of_a_sum
 
 from equipoise.backends.virtual import BACKEND
 from equipoise.hal.communicator import Exchange, Parcel

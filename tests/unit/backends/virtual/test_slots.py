@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.worlds import Worlds
+from helpers.strategies.worlds import Worlds
 
 from equipoise.backends.virtual.profiles import PADDED_FORMATS
 from equipoise.backends.virtual.slots import VirtualSlotStore

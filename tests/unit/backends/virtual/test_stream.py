@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from helpers.strategies.worlds import Worlds
 from hypothesis import given
 from hypothesis import strategies as st
-from support.worlds import Worlds
 
 from equipoise.backends.virtual import BACKEND
 from equipoise.backends.virtual.accelerator import VirtualAccelerator

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from helpers.references.published import published
+from helpers.strategies.wishes import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.published import published
-from support.wishes import Problem, problems
 
 from equipoise.compat.deepseek import rebalance_experts
 from equipoise.hal.errors import PlacementError

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from helpers.references.published import is_double, published, rank_loads
+from helpers.strategies.wishes import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.published import is_double, published, rank_loads
-from support.wishes import Problem, problems
 
 from equipoise.balancer.compat.rules import Wish, doubled, peaks, place
 from equipoise.balancer.experts import plan

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from helpers.references.published import copies_of, is_double, rank_loads, ranks_of
+from helpers.strategies.wishes import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.published import copies_of, is_double, rank_loads, ranks_of
-from support.wishes import Problem, problems
 
 from equipoise.compat.tensorrt_llm import (
     MoeLoadBalanceMetaInfo,

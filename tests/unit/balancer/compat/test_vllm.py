@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.strategies.wishes import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.wishes import Problem, problems
 
 from equipoise.compat.vllm import (
     EplbPolicy,

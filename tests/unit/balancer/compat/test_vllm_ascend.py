@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support import ascend_layouts as layouts
+from helpers.references import ascend_layouts as layouts
 
 from equipoise.compat.vllm_ascend import EplbPolicy, rebalance_experts
 from equipoise.hal.errors import PlacementError

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
@@ -17,7 +17,6 @@ from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.hal.errors import AgreementLost, EquipoiseError
 from equipoise.hal.slots import Segment, SlotLayout
 
-pytestmark = pytest.mark.ranks
 SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
 CONFIG = EngineConfig(
     label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2, deadline=8.0

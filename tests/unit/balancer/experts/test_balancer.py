@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
@@ -20,7 +20,6 @@ from equipoise.hal.errors import CommunicatorFailed, EngineError, StreamTimeout
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role, Stream
 
-pytestmark = pytest.mark.ranks
 SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
 STEPS = 9
 LAYOUT = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.entries import SHAPE, Kept, moved
+from helpers.strategies.entries import SHAPE, Kept, moved
 
 from equipoise.balancer.experts import chronicle as module
 from equipoise.balancer.experts.chronicle import Subject, Written, proposal_of

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.harnesses.families import settings
+from helpers.harnesses.rebalancing import rebalance, violations
 from hypothesis import given
 from hypothesis import strategies as st
-from support.families import settings
-from support.rebalancing import rebalance, violations
 
 from equipoise.balancer.experts.config import AIMED, COUNTED, Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.planning import plan
@@ -89,7 +89,6 @@ def test_a_phase_is_a_number_of_sub_windows_within_the_interval(
         settings(**known, phase=phase)
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("phase", [0, 2, 4])
 def test_epochs_open_one_step_behind_the_phase(phase: int) -> None:
     stories = rebalance(step_interval=6, phase=phase)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from support.copying import SMALL, SOON, STILL, ended, guarded, noise, threads
+from helpers.harnesses.copying import SMALL, SOON, STILL, ended, guarded, noise, threads
 
 from equipoise.balancer.experts import numa
 from equipoise.balancer.experts.copy_profile import PLAIN, Profile

@@ -3,7 +3,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.breakages import (
+from helpers.harnesses.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, violations
+from helpers.mutants.breakages import (
     BlindOnce,
     BrokenUntilBuilt,
     DropsOneCopy,
@@ -23,7 +24,6 @@ from support.breakages import (
     slightly_off,
     store,
 )
-from support.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, violations
 
 from equipoise.balancer.experts import engine
 from equipoise.balancer.experts import vote as vote_module
@@ -34,7 +34,6 @@ from equipoise.balancer.experts.states import Barred, Committing, Travelling, Vo
 from equipoise.balancer.experts.voyages import Voyages
 from equipoise.hal.errors import AgreementLost, ConfigError
 
-pytestmark = pytest.mark.ranks
 START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 
 

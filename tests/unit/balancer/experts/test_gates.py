@@ -12,8 +12,6 @@ from equipoise.hal.errors import EngineError, LockPoisoned, StreamTimeout
 from equipoise.hal.readers import Readers
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.ranks
-
 
 @pytest.fixture
 def accelerator() -> Iterator[Accelerator]:

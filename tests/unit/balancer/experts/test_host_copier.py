@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from helpers.harnesses.copying import GUARD, SMALL, SOON, STILL, guarded, noise
 from hypothesis import given
 from hypothesis import strategies as st
-from support.copying import GUARD, SMALL, SOON, STILL, guarded, noise
 
 from equipoise.balancer.experts.copy_profile import C2C, PCIE, PLAIN, UNLIMITED, Profile
 from equipoise.balancer.experts.host_copier import Copy, HostCopier

@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.meeting import ThreadControl, meet
-from support.pooling import (
+from helpers.harnesses.pooling import (
     DESCRIPTOR,
     LAYOUT,
     SOON,
@@ -28,6 +25,9 @@ from support.pooling import (
     sealed,
     weights,
 )
+from helpers.processes.meeting import ThreadControl, meet
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.balancer.experts.copy_profile import PLAIN

@@ -6,9 +6,7 @@ from threading import Event
 from typing import TypeVar
 
 import pytest
-from support.breakages import FlippedByte, SlowExchange, fabric
-from support.entries import Kept
-from support.rebalancing import (
+from helpers.harnesses.rebalancing import (
     SHAPE,
     STEPS,
     Pace,
@@ -20,6 +18,8 @@ from support.rebalancing import (
     rebalance,
     violations,
 )
+from helpers.mutants.breakages import FlippedByte, SlowExchange, fabric
+from helpers.strategies.entries import Kept
 
 from equipoise.balancer.experts.config import ShareMode
 from equipoise.balancer.experts.journal import (
@@ -39,7 +39,6 @@ from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.digest import Digest
 from equipoise.hal.errors import EngineError
 
-pytestmark = pytest.mark.ranks
 T = TypeVar("T")
 FOLLOWS = {
     "observing": {"planning"},

@@ -1,7 +1,6 @@
 import numpy as np
-import pytest
 import torch
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.jobs import ThreadWorker, finish
 from equipoise.balancer.experts.load import LoadWindow
@@ -9,7 +8,6 @@ from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.sub_windows import SubWindows
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.ranks
 SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.families import (
+from helpers.harnesses.families import (
     DRAFT,
     EXPERTS,
     RANKS,
@@ -17,8 +17,8 @@ from support.families import (
     open_all,
     settings,
 )
-from support.serving import PLAIN, Run, Story, commits, violations
-from support.threads import Seat, on_ranks
+from helpers.harnesses.serving import PLAIN, Run, Story, commits, violations
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.model_balancers import ModelBalancers
 from equipoise.balancer.experts.opening import Way
@@ -32,7 +32,6 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.ranks
 BOTH = (TARGET, DRAFT)
 THREE = 3
 LEFT_AT = {"target": 2, "draft": 4}

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import pytest
 import torch
-from support.threads import Seat, on_ranks
+from helpers.processes.threads import Seat, on_ranks
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -19,7 +18,6 @@ from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 
-pytestmark = pytest.mark.ranks
 WAIT = 20.0
 ROUNDS, HERE, PARCEL = 5, 6, 2
 SLOTS = 2 * ROUNDS + HERE

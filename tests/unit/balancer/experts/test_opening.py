@@ -4,11 +4,7 @@ from itertools import chain
 from time import sleep
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as settled
-from hypothesis import strategies as st
-from support.expert_tensors import KINDS
-from support.families import (
+from helpers.harnesses.families import (
     BUDGET,
     DRAFT,
     EXPERTS,
@@ -24,8 +20,12 @@ from support.families import (
     open_all,
     settings,
 )
-from support.serving import Habit, commits, serve, violations
-from support.threads import Seat, on_ranks
+from helpers.harnesses.serving import Habit, commits, serve, violations
+from helpers.processes.threads import Seat, on_ranks
+from helpers.strategies.expert_tensors import KINDS
+from hypothesis import given
+from hypothesis import settings as settled
+from hypothesis import strategies as st
 
 from equipoise.balancer.experts import gates
 from equipoise.balancer.experts.gates import StepKind
@@ -47,11 +47,9 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Role
 
-ranked = pytest.mark.ranks
 ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
 
 
-@ranked
 @ways
 @pytest.mark.parametrize("draft_role", [Role.COMPUTE, Role.AUX])
 def test_every_family_of_every_model_moves_and_holds_what_its_placement_says(
@@ -69,7 +67,6 @@ def test_every_family_of_every_model_moves_and_holds_what_its_placement_says(
     assert all(story.staged <= BUDGET for story in stories)
 
 
-@ranked
 def test_what_the_models_take_of_a_device_is_told_at_the_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -86,7 +83,6 @@ def test_what_the_models_take_of_a_device_is_told_at_the_start(
     assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
 
 
-@ranked
 @ways
 def test_closed_models_have_given_back_the_communicators_of_all_their_families(way: Way) -> None:
     def program(seat: Seat) -> None:
@@ -103,7 +99,6 @@ def test_closed_models_have_given_back_the_communicators_of_all_their_families(w
     on_ranks(RANKS, program)
 
 
-@ranked
 @ways
 def test_a_draft_that_pauses_and_steps_unevenly_moves_by_its_own_counter(way: Way) -> None:
     drafts = (3, 0, 0, 1, 2, 0)
@@ -114,7 +109,6 @@ def test_a_draft_that_pauses_and_steps_unevenly_moves_by_its_own_counter(way: Wa
     assert all(commits(stories[0], "target"))
 
 
-@ranked
 @ways
 @settled(max_examples=6, deadline=None)
 @given(kinds=st.lists(KINDS.map(tuple), min_size=1, max_size=3))
@@ -128,7 +122,6 @@ def test_whatever_experts_consist_of_their_slots_hold_what_is_promised(
     assert commits(stories[0], "m") == commits(stories[1], "m")
 
 
-@ranked
 def test_families_of_a_model_do_not_open_epochs_at_the_same_boundaries() -> None:
     (story, _) = serve()
     opened = [{report.opened for report in reports} for reports in story.reports["target"]]
@@ -159,7 +152,6 @@ class BackAtFirst(Visits):
                 give_back()  # type: ignore[operator]
 
 
-@ranked
 def test_a_layer_that_is_entered_three_times_is_not_rewritten_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,7 +164,6 @@ def test_a_layer_that_is_entered_three_times_is_not_rewritten_in_between(
     )
 
 
-@ranked
 def test_ranks_that_registered_otherwise_open_nothing() -> None:
     other = Given("draft", {0: WIDE, 1: WIDE})
 
@@ -185,7 +176,6 @@ def test_ranks_that_registered_otherwise_open_nothing() -> None:
     on_ranks(RANKS, program)
 
 
-@ranked
 def test_ranks_with_other_families_cadence_or_layout_open_nothing() -> None:
     def families(seat: Seat) -> None:
         with pytest.raises(AgreementLost, match=r"rank \d has \d families, this one \d"):
@@ -204,7 +194,6 @@ def test_ranks_with_other_families_cadence_or_layout_open_nothing() -> None:
         on_ranks(RANKS, program)
 
 
-@ranked
 def test_what_is_missing_is_said_with_the_model() -> None:
     def program(seat: Seat) -> None:
         model = DRAFT.model(seat.rank)

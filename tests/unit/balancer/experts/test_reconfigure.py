@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.processes.threads import Seat, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from support.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.assembly import Means
 from equipoise.balancer.experts.balancer import AtBoundary, ExpertBalancer, open_balancer
@@ -25,7 +25,6 @@ from equipoise.hal.checksum import checksum
 from equipoise.hal.errors import AgreementLost, ExpertsLost, PlacementError, UsageError
 from equipoise.hal.slots import Segment, SlotLayout
 
-ranked = pytest.mark.ranks
 SHAPE = Shape(layers=2, experts=4, slots=9, ranks=3)
 SAFE = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
 """Whatever rank is lost, every expert keeps a copy."""
@@ -100,7 +99,6 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
     return on_ranks(3, program)
 
 
-@ranked
 @pytest.mark.parametrize("active", [[0, 1], [0, 2], [1, 2]])
 def test_ranks_that_are_left_serve_every_expert_from_its_other_copies(active: list[int]) -> None:
     found = loses(SAFE, active, host=False)
@@ -114,7 +112,6 @@ def test_ranks_that_are_left_serve_every_expert_from_its_other_copies(active: li
         assert after.epochs >= 3, "epochs go on"
 
 
-@ranked
 def test_experts_whose_last_copy_was_lost_come_from_the_host() -> None:
     found = loses(FRAIL, [0, 1], host=True)
     for place, after in enumerate(found[:2]):
@@ -124,20 +121,17 @@ def test_experts_whose_last_copy_was_lost_come_from_the_host() -> None:
         assert after.held == [*chain(*promised)]
 
 
-@ranked
 def test_experts_that_nobody_has_any_more_are_named() -> None:
     with pytest.raises(ExpertsLost, match=r"layer 0: \[3\]; layer 1: \[3\]") as caught:
         loses(FRAIL, [0, 1], host=False)
     assert caught.value.gone == {0: (3,), 1: (3,)}
 
 
-@ranked
 def test_too_few_slots_for_all_experts_are_refused() -> None:
     with pytest.raises(PlacementError, match="3 slots cannot hold 4 experts"):
         loses(SAFE, [2], host=True)
 
 
-@ranked
 def test_ranks_that_mean_another_step_do_not_go_on() -> None:
     def program(seat: Seat) -> str:
         store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
@@ -153,7 +147,6 @@ def test_ranks_that_mean_another_step_do_not_go_on() -> None:
     assert all(on_ranks(3, program)[:2])
 
 
-@ranked
 @pytest.mark.parametrize(
     ("experts", "survive"), [(3, 1), (4, 0)], ids=["enough slots are left", "too few are left"]
 )

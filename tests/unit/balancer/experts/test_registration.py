@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.strategies.expert_tensors import KINDS, Part, raw, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
-from support.expert_tensors import KINDS, Part, raw, tensors_of
 from torch import Tensor
 
 from equipoise.balancer.experts.expert_model import ExpertModel

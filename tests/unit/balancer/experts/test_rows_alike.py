@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.processes.threads import Seat, on_ranks
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drawing import few
-from support.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import open_balancer
 from equipoise.balancer.experts.config import EngineConfig, Locality, ShareMode
@@ -17,7 +17,6 @@ from equipoise.hal.errors import ConfigError
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-pytestmark = pytest.mark.ranks
 SHAPE = Shape(layers=1, experts=4, slots=8, ranks=2)
 LAYOUT = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
 ROWS = st.lists(st.integers(0, SHAPE.experts - 1), min_size=1, max_size=64)

@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.strategies.shipments import (
+    Change,
+    by_lot,
+    changes,
+    fewest_sends,
+    largest_degree,
+    routes,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from support.shipments import Change, by_lot, changes, fewest_sends, largest_degree, routes
 
 from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.balancer.experts.shipment import Leg, Receiving, Sending, Shipment, ship

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from helpers.strategies.shipments import Change, changes
 from hypothesis import given
 from hypothesis import strategies as st
-from support.shipments import Change, changes
 
 from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.shipment import Leg, Shipment

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.entries import Kept
+from helpers.strategies.entries import Kept
 
 from equipoise.balancer.experts.ballot import Abort, Move
 from equipoise.balancer.experts.jobs import Completed, Job, ThreadWorker, Titled, at_once

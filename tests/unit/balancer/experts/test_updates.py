@@ -1,9 +1,8 @@
 import pytest
-from support.rebalancing import SHAPE, Pace, by_lock, rebalance, violations
+from helpers.harnesses.rebalancing import SHAPE, Pace, by_lock, rebalance, violations
 
 from equipoise.balancer.experts.config import ShareMode
 
-pytestmark = pytest.mark.ranks
 START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
-from support.format_samples import (
+from helpers.strategies.format_samples import (
     fails,
     file_of_arrangement,
     file_of_statistics,
     small_arrangement,
     small_statistics,
 )
+from safetensors.numpy import save_file
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import files, npy

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.format_samples import fails, file_of_arrangement
+from helpers.strategies.format_samples import fails, file_of_arrangement
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import document

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.strategies.format_samples import small_arrangement, small_statistics
 from safetensors.numpy import load_file, save_file
-from support.format_samples import small_arrangement, small_statistics
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats.arrangement import Arrangement

@@ -8,14 +8,14 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
-from support.format_samples import (
+from helpers.strategies.format_samples import (
     PLACEMENT_FILES,
     STATISTICS_FILES,
     file_of_arrangement,
     file_of_statistics,
     small_arrangement,
 )
+from hypothesis import given
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats.registry import FOLDER

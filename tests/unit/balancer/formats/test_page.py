@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 from safetensors.numpy import save_file
 
 from equipoise.balancer.formats.registry import PLACEMENTS, STATISTICS
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "formats.md"
+PAGE = ROOT / "docs" / "formats.md"
 ROW = re.compile(r"^\| `([a-z-]+)` \|(.*)\|$", re.MULTILINE)
 
 

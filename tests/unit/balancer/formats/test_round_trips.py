@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from support.format_samples import (
+from helpers.strategies.format_samples import (
     PLACEMENT_FILES,
     STATISTICS_FILES,
     arrangements,
     small_arrangement,
     statistics,
 )
+from hypothesis import given
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan

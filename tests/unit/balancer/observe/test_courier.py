@@ -4,7 +4,7 @@ import logging
 import threading
 
 import pytest
-from support.entries import Kept, ended, entered, rows, steps, summed
+from helpers.strategies.entries import Kept, ended, entered, rows, steps, summed
 
 from equipoise.balancer.experts.journal import Balance, Entry, Lost, Settled, Stepped
 from equipoise.balancer.observe.courier import Courier

@@ -4,9 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from support.entries import (
+from helpers.strategies.entries import (
     SHAPE,
     SLOT_BYTES,
     SUB_WINDOW,
@@ -17,6 +15,8 @@ from support.entries import (
     steps,
     summed,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise import _native
 from equipoise.balancer.experts.journal import Balance, Closed, Entry, Settled, Stalled

@@ -4,12 +4,12 @@ import json
 import logging
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
+from helpers.strategies.entries import entered, record
 from hypothesis import given
 from hypothesis import strategies as st
-from support.entries import entered, record
 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.journal import Balance, Settled
@@ -68,7 +68,7 @@ def test_an_aborted_epoch_is_a_warning_with_its_reason(caplog: pytest.LogCapture
 
 
 def test_the_page_explains_every_key_of_a_line() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "observability.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     seconds = dict.fromkeys(set(PHASES) - {"barred"}, 0.1)
     whole = record(outcome="plans differ", actual=0.1, stall=0.1, seconds=seconds)
     for key in ("engine", *fields_of(whole)):

@@ -3,12 +3,12 @@
 import re
 import sys
 from math import isnan
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from support.entries import record
+from helpers.paths import ROOT
+from helpers.strategies.entries import record
 
 from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Skipped, Stalled
 from equipoise.balancer.observe.metrics import (
@@ -21,7 +21,7 @@ from equipoise.balancer.observe.metrics import (
 )
 from equipoise.balancer.observe.reasons import LABELS
 
-PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
+PAGE = ROOT / "docs" / "observability.md"
 MOST_SERIES = 110
 """Of an engine on a rank, whatever happens."""
 GAUGES = (

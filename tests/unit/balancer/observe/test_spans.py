@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from support.entries import record
+from helpers.strategies.entries import record
 
 from equipoise.balancer.experts.journal import Balance, Passed, Settled, Span, Track, now
 from equipoise.balancer.observe.spans import SpanBook, Traced, wall_clock_lead

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from support.entries import entered, record
+from helpers.strategies.entries import entered, record
 
 from equipoise.balancer.experts.journal import Balance, Settled
 from equipoise.balancer.observe.wandb import WandbJournal, WandbMissing

@@ -3,13 +3,13 @@
 import ast
 import re
 from importlib import import_module
-from pathlib import Path
 from time import sleep
 from typing import Any
 
 import pytest
-from support.families import BUDGET, PER_RANK, RANKS, TARGET, settings
-from support.threads import Seat, on_ranks
+from helpers.harnesses.families import BUDGET, PER_RANK, RANKS, TARGET, settings
+from helpers.paths import ROOT
+from helpers.processes.threads import Seat, on_ranks
 
 from equipoise.balancer.experts.berth import Berth
 from equipoise.balancer.experts.journal import Stepped, now
@@ -21,8 +21,7 @@ from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.metrics import Metrics
 from equipoise.balancer.observe.spans import SpanBook
 
-pytestmark = pytest.mark.ranks
-PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
+PAGE = ROOT / "docs" / "observability.md"
 STEPS = 40
 SLOW = 0.05
 """Seconds that a step within an epoch is said to take; one outside takes none."""

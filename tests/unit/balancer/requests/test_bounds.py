@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.strategies.simulated import clusters, scenarios, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated import clusters, scenarios, workloads
 
 from equipoise.balancer.requests.bounds import best_assignment, work_bound
 from equipoise.balancer.requests.cluster import Cluster, Prefill, StepTime

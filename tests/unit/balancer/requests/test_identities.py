@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.harnesses.staging import arrivals, full, loaded, resize
+from helpers.strategies.simulated import clusters, same, scenarios, workloads
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.simulated import clusters, same, scenarios, workloads
-from support.staging import arrivals, full, loaded, resize
 
 from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.strategies.simulated import same, scenarios, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated import same, scenarios, workloads
 
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
 from equipoise.balancer.requests.outcome import Figures, Outcome

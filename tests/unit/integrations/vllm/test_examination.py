@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
-from support.fake_engine import engine
+from helpers.fakes.fake_engine import engine
 
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm import compatibility, examination

@@ -11,16 +11,17 @@ from pathlib import Path
 from signal import SIGKILL
 
 import pytest
+from engines.vllm.runs import orphans
+from engines.vllm.runs.case import Case, Front
+from engines.vllm.runs.orphans import Kin
+from engines.vllm.runs.run import run
+from engines.vllm.runs.served import flags
+from helpers.paths import SEARCH_PATH
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm_cpu import faults
 from vllm_cpu.faults import Fault
 from vllm_cpu.holes import PARALLEL, SECOND_RUNNER, STOCK_EPLB, VARIABLE, Hole, filled, named
-from vllm_runs import orphans
-from vllm_runs.case import Case, Front
-from vllm_runs.orphans import Kin
-from vllm_runs.run import TESTS, run
-from vllm_runs.served import flags
 
 PATIENCE = 20.0
 SLEEPER = "import time; time.sleep(100)"
@@ -52,7 +53,7 @@ def sleeper(mark: str, program: str = SLEEPER, *words: str) -> subprocess.Popen[
     """A process of a run, in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", program, *words],
-        env={**os.environ, orphans.VARIABLE: mark, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, orphans.VARIABLE: mark, "PYTHONPATH": SEARCH_PATH},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -131,7 +132,7 @@ def test_a_process_without_the_mark_is_found_by_its_leader() -> None:
 
 def test_a_driver_ends_with_its_parent_and_leaves_nothing(segment: Path) -> None:
     mark = uuid.uuid4().hex
-    program = f"from vllm_runs import orphans; orphans.end_with_parent(); {SLEEPER}"
+    program = f"from engines.vllm.runs import orphans; orphans.end_with_parent(); {SLEEPER}"
     with sleeper(mark, program) as driver, sleeper(mark, MAPPER, str(segment)) as worker:
         assert worker.stdout is not None
         worker.stdout.readline()

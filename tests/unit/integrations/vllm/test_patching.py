@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.fake_engine import engine
+from helpers.fakes.fake_engine import engine
 
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.patching import MARK, Patch, apply, undo

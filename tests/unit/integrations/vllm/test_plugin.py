@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_engine import CONFIGURATION, WORKERS, configuration, engine
+from helpers.fakes.fake_engine import CONFIGURATION, WORKERS, configuration, engine
 
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import compatibility, plugin

@@ -3,13 +3,10 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.vllm_policy import (
+from helpers.harnesses.vllm_policy import (
     Standing,
     balanced,
     fetched,
@@ -19,6 +16,8 @@ from support.vllm_policy import (
     standings,
     window,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from equipoise import _native
 from equipoise.balancer.compat.rules import doubled, peaks
@@ -35,7 +34,7 @@ ELSEWHERE = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "
 AGAIN = """
 import sys
 from hashlib import sha256
-from support.vllm_policy import first_map, popular, window
+from helpers.harnesses.vllm_policy import first_map, popular, window
 from equipoise.balancer.experts.placement import Shape
 from equipoise.integrations.vllm.policy_plan import propose
 from equipoise.integrations.vllm.settings import PolicySettings
@@ -145,8 +144,7 @@ def test_what_is_level_enough_stays_and_what_has_drifted_moves_a_little() -> Non
 
 
 def test_another_process_finds_the_same() -> None:
-    root = Path(__file__).resolve().parents[3]
-    path = os.pathsep.join([str(root / "tests"), *sys.path])
+    path = os.pathsep.join(filter(None, sys.path))
     answers = set()
     for more in ({}, ELSEWHERE):
         done = subprocess.run(

@@ -7,12 +7,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.fakes.failing_policy import Failing
+from helpers.fakes.fake_core_client import FakeRequest, Release, asked, deploy, turn
+from helpers.fakes.late_binding import LateBinding
+from helpers.harnesses.request_play import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
 from hypothesis import given
 from hypothesis import strategies as st
-from support.failing_policy import Failing
-from support.fake_core_client import FakeRequest, Release, asked, deploy, turn
-from support.late_binding import LateBinding
-from support.request_play import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
 
 from equipoise.balancer.requests.rules import RULES
 from equipoise.integrations.vllm.counters import COUNTERS
@@ -229,7 +229,7 @@ def test_a_policy_that_fails_loses_nothing_and_is_not_called_again(
     kind: str, failing: int, acts: list[Act]
 ) -> None:
     async def work() -> None:
-        play = Play(deploy(SLOTS, ENGINES, policy=f"support.failing_policy:{kind}"))
+        play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policy:{kind}"))
         desk, before = play.site.clients[0].desk, COUNTERS.read()["routing_failures"]
         policy = desk.policy
         assert isinstance(policy, Failing)
@@ -246,7 +246,7 @@ def test_a_policy_that_fails_loses_nothing_and_is_not_called_again(
 
 def test_an_assignment_that_cannot_be_is_a_failure_of_the_policy() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="support.failing_policy:Absurd")
+        site = deploy(1, 2, policy="helpers.fakes.failing_policy:Absurd")
         await site.clients[0].add_request_async(asked("one"))
         assert site.clients[0].desk.mode is Mode.ENGINE
         assert len([one for each in site.engines for one in each.seen]) == 1
@@ -296,7 +296,7 @@ def test_a_dead_engine_tells_everybody_itself(engine_names: list[str]) -> None:
 
 def test_reports_reach_the_policy_once_each_with_tokens_of_the_cache() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="support.late_binding:LateBinding")
+        site = deploy(1, 2, policy="helpers.fakes.late_binding:LateBinding")
         client = site.clients[0]
         policy = client.desk.policy
         assert isinstance(policy, LateBinding)
@@ -359,7 +359,7 @@ def test_a_client_that_asks_for_nothing_is_as_it_was() -> None:
 @given(size=st.integers(0, 30))
 def test_no_request_is_told_to_be_larger_than_a_rank(room: int | None, size: int) -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="support.late_binding:LateBinding", room=room)
+        site = deploy(1, 2, policy="helpers.fakes.late_binding:LateBinding", room=room)
         await site.clients[0].add_request_async(asked("one", size=size))
         [ticket] = site.clients[0].desk.tickets
         assert ticket.size == max(1, size if room is None else min(size, room))

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from helpers.fakes.fake_core_client import FakeEngine, Routed, configuration, patched
+from helpers.fakes.fake_core_client import Release as Client
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_core_client import FakeEngine, Routed, configuration, patched
-from support.fake_core_client import Release as Client
 
 from equipoise.balancer.requests.policy import WorkerReport
 from equipoise.hal.errors import EngineUnsupported

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+from helpers.fakes.late_binding import LateBinding
 from hypothesis import given
 from hypothesis import strategies as st
-from support.late_binding import LateBinding
 
 from equipoise.balancer.requests.policy import Assignment, Decision, Request, RequestId
 from equipoise.hal.errors import RequestError

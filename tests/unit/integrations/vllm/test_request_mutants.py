@@ -1,12 +1,12 @@
-"""The checks of `support.request_play` see every mistake below, and none where there is none."""
+"""The checks of `request_play` see every mistake below, and none where there is none."""
 
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
-from support.fake_core_client import Release, deploy
-from support.request_play import ENGINES, LATER, SLOTS, Play, drawn, run
+from helpers.fakes.fake_core_client import Release, deploy
+from helpers.harnesses.request_play import ENGINES, LATER, SLOTS, Play, drawn, run
 
 from equipoise.integrations.vllm import request_desk
 from equipoise.integrations.vllm.request_desk import Desk

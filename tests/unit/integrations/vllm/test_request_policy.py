@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_core_client import configuration, deploy
-from support.late_binding import LateBinding
+from helpers.fakes.fake_core_client import configuration, deploy
+from helpers.fakes.late_binding import LateBinding
 
 from equipoise.balancer.requests.router import Router
 from equipoise.balancer.requests.rules import RULES, WhenFull
@@ -60,7 +60,7 @@ def test_options_reach_the_policy() -> None:
 
 
 def test_a_policy_of_somebody_else_is_made_of_slots() -> None:
-    [client] = deploy(2, 2, policy="support.late_binding:LateBinding").clients
+    [client] = deploy(2, 2, policy="helpers.fakes.late_binding:LateBinding").clients
     assert isinstance(client.desk.policy, LateBinding)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_engine import engine
+from helpers.fakes.fake_engine import engine
 
 from equipoise.integrations.vllm.symbols import Symbol, problems, signature_of
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.fake_engine import configuration
+from helpers.fakes.fake_engine import configuration
 
 from equipoise.hal.errors import EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import plugin

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from helpers.references import ascend_layouts as layouts
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ascend_layouts as layouts
 
 from equipoise.hal.errors import PlacementError
 from equipoise.integrations.vllm.settings import PolicySettings

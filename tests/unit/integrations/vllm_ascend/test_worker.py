@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.fake_ascend import NPUWorker, ascend
-from support.fake_engine import configuration
+from helpers.fakes.fake_ascend import NPUWorker, ascend
+from helpers.fakes.fake_engine import configuration
 
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
 from equipoise.integrations import vllm_ascend

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from exchanging.bench import CASE, SOON, Bench, bench
+from exploration.exchange.bench import CASE, SOON, Bench, bench
 
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.errors import ExchangeError

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from exchanging import oracle
-from exchanging.case import PLAIN, Case, Grid
-from exchanging.together import Table, TableWire
+from exploration.exchange import oracle
+from exploration.exchange.case import PLAIN, Case, Grid
+from exploration.exchange.together import Table, TableWire
+from helpers.rank_programs.patterns import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks.cases.patterns import same
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND

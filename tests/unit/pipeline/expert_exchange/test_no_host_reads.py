@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from exchanging.case import PLAIN
-from exchanging.together import Table, TableWire
+from exploration.exchange.case import PLAIN
+from exploration.exchange.together import Table, TableWire
 from torch import Tensor
 
 from equipoise.hal.stream import Event, Role

@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from exchanging import oracle
-from exchanging.bench import CASE, SOON, Bench, bench
-from exchanging.script import Script
+from exploration.exchange import oracle
+from exploration.exchange.bench import CASE, SOON, Bench, bench
+from exploration.exchange.script import Script
+from helpers.rank_programs.patterns import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks.cases.patterns import same
 
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.hal.errors import ExchangeMisuse

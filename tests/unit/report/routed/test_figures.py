@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from helpers.strategies.trips import LOGS, trip
 from hypothesis import given
-from support.trips import LOGS, trip
 
 from equipoise.report.ink import Ink
 from equipoise.report.routed.figures import figures_of

@@ -4,8 +4,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from helpers.strategies.trips import LOGS, trip
 from hypothesis import given, settings
-from support.trips import LOGS, trip
 
 from equipoise.report.routed.curves import CLASSES, classes_of, wait_by_size
 from equipoise.report.routed.figures import figures_of

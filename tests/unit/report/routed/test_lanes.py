@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
+from helpers.strategies.trips import LOGS, trip
 from hypothesis import given
-from support.trips import LOGS, trip
 
 from equipoise.report.routed.gantt import parts
 from equipoise.report.routed.lanes import MOST_REQUESTS, MOST_WORKERS, excerpt_of, packed

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from helpers.strategies.trips import LOGS, START, trip
 from hypothesis import given
-from support.trips import LOGS, START, trip
 
 from equipoise.report.routed.loads import loads_of
 from equipoise.report.routed.trips import Routed, Trip

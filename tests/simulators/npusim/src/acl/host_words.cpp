@@ -1,5 +1,5 @@
 // Words of page-locked host memory that streams wait for and write. CANN's values are words of
-// device memory; CUDA's may be either, and its backend is tried on this device too (tests/cudasim).
+// device memory; CUDA's may be either, and its backend is tried on this device too (tests/simulators/cudasim).
 
 #include "../core/engine.h"
 #include "../core/memory.h"

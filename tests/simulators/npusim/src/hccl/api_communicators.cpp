@@ -135,7 +135,7 @@ HCCL_API int HcclCommDestroy(void* communicator) {
   return guarded("HcclCommDestroy", [&] { destroy(communicator); });
 }
 
-// No function of HCCL's, which has none like it: for the stand-in for NCCL (tests/cudasim).
+// No function of HCCL's, which has none like it: for the stand-in for NCCL (tests/simulators/cudasim).
 HCCL_API int npusim_abort_communicator(void* communicator) {
   return guarded("npusim_abort_communicator", [&] { npusim::hccl::abort(communicator); });
 }

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from helpers.strategies.drawing import few
+from helpers.strategies.kernel_worlds import WORD, int32
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drawing import few
-from support.kernel_worlds import WORD, int32
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 import triton
 import triton.language as tl
-from support.kernel_launchers import on_device
+from helpers.harnesses.kernel_launchers import on_device
 
 from equipoise.backends.cuda.kernels import bits
 from equipoise.hal.kernels import Salt

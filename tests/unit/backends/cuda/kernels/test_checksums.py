@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from helpers.harnesses.kernel_checks import check_checksum, check_checksum_rows
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drawing import few
-from support.kernel_checks import check_checksum, check_checksum_rows
 from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.kernel_launchers import REAL, Launchers, guarded, on_device
+from helpers.harnesses.kernel_launchers import REAL, Launchers, guarded, on_device
 
 from equipoise.hal.checksum import as_int64, checksum
 

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from helpers.harnesses.kernel_checks import check_commits
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drawing import few
-from support.kernel_checks import check_commits
 from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.interpreting import DEVICE
-from support.kernel_launchers import REAL, Launchers
+from helpers.harnesses.interpreting import DEVICE
+from helpers.harnesses.kernel_launchers import REAL, Launchers
 
 from equipoise.hal.kernels import Tables
 

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -36,10 +35,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """All of them, compiled in one process, in which kernels are not interpreted."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     environment.pop("TRITON_INTERPRET", None)
-    tests = Path(__file__).parents[3]
-    environment["PYTHONPATH"] = os.pathsep.join([str(tests), *sys.path])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     ended = subprocess.run(
-        [sys.executable, "-m", "support.kernel_compiling", *TARGETS],
+        [sys.executable, "-m", "helpers.harnesses.kernel_compiling", *TARGETS],
         env=environment,
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from support import at_once
+from helpers.fakes import at_once
 from torch import Tensor
 
 from equipoise.backends.cuda import launching, native

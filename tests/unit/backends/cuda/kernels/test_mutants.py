@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernel_checks import (
+from helpers.harnesses.kernel_checks import (
     check_apportioned,
     check_checksum,
     check_commits,
@@ -16,14 +16,14 @@ from support.kernel_checks import (
     check_solver,
     check_turns,
 )
-from support.kernel_worlds import World, installed, int32
+from helpers.strategies.kernel_worlds import World, installed, int32
 from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.interpreting import DEVICE
-from support.kernel_launchers import REAL, Launchers
-from support.kernel_mutants import MUTANTS, Mutant
+from helpers.harnesses.interpreting import DEVICE
+from helpers.harnesses.kernel_launchers import REAL, Launchers
+from helpers.mutants.kernel_mutants import MUTANTS, Mutant
 
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import build_table, mix32

@@ -2,17 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.drawing import few
-from support.kernel_checks import (
+from helpers.harnesses.kernel_checks import (
     check_apportioned,
     check_count,
     check_hashed,
     check_rule,
     check_turns,
 )
-from support.kernel_worlds import (
+from helpers.strategies.drawing import few
+from helpers.strategies.kernel_worlds import (
     MOST_REPLICAS,
     WORD,
     Shape,
@@ -23,10 +21,12 @@ from support.kernel_worlds import (
     tables,
     worlds,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.kernel_launchers import REAL, Launchers, is_clean, on_device
+from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean, on_device
 
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import RoutingTable, build_table, mix32, route_apportioned, route_hashed

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from helpers.harnesses.kernel_checks import check_solver
+from helpers.strategies.drawing import few
+from helpers.strategies.kernel_worlds import World, installed, int32, worlds
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drawing import few
-from support.kernel_checks import check_solver
-from support.kernel_worlds import World, installed, int32, worlds
 from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.kernel_launchers import REAL, Launchers, guarded, on_device
+from helpers.harnesses.kernel_launchers import REAL, Launchers, guarded, on_device
 
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import RoutingTable, build_table, solve_cumulative

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from support.interpreting import DEVICE
-from support.kernel_launchers import REAL, Launchers, is_clean
+from helpers.harnesses.interpreting import DEVICE
+from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean
 
 from equipoise.backends.cuda.kernels import warming
 from equipoise.hal.kernels import Tables

@@ -6,8 +6,7 @@ import os
 import threading
 
 import pytest
-from support.meeting import ThreadControl, meet
-from support.pooling import (
+from helpers.harnesses.pooling import (
     DESCRIPTOR,
     LAYOUT,
     SOON,
@@ -19,6 +18,7 @@ from support.pooling import (
     refused,
     sealed,
 )
+from helpers.processes.meeting import ThreadControl, meet
 
 from equipoise.balancer.experts.host import gathering, memory
 from equipoise.balancer.experts.host.layout import PoolLayout

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.pooling import holdings
-from support.shared_memory import left_since, segments
+from helpers.harnesses.pooling import holdings
+from helpers.processes.shared_memory import left_since, segments
 
 from equipoise.balancer.experts.host import memory
 from equipoise.balancer.experts.host.memory import HugePages, Mapping

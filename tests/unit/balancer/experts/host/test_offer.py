@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.pooling import LAYOUT, holdings
+from helpers.harnesses.pooling import LAYOUT, holdings
 
 from equipoise.balancer.experts.host import memory, offer
 from equipoise.balancer.experts.host.door import Door, knock

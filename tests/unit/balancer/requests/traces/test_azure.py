@@ -9,8 +9,8 @@ from unittest.mock import patch
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from helpers.strategies.format_samples import fails
 from hypothesis import given
-from support.format_samples import fails
 
 from equipoise.balancer.requests.traces import read_trace, source
 from equipoise.balancer.requests.workload import TOKENS_MOST

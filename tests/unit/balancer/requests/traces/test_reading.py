@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
+from helpers.strategies.format_samples import fails
 from hypothesis import given
-from support.format_samples import fails
 
 from equipoise.balancer.requests.catalogue import FORMATS
 from equipoise.balancer.requests.traces import read_trace, source

@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
+from helpers.strategies.format_samples import fails
 from hypothesis import given
-from support.format_samples import fails
 
 from equipoise.balancer.requests.traces import conversations, read_trace, source
 
