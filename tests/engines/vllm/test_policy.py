@@ -214,19 +214,13 @@ def _ranks(meeting: Path) -> list[list[list[int]]]:
     """What both ranks tell, by window."""
     path = os.pathsep.join(filter(None, sys.path))
     more = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "engines.vllm.runs.moving", str(rank), str(meeting)],
-            env={**os.environ, **more},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        answers = [rank.communicate(timeout=140)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait(10)
-    return [json.loads(answer.splitlines()[-1]) for answer in answers]
+    told = subprocess.run(
+        [sys.executable, "-m", "engines.vllm.runs.moving", str(meeting)],
+        env={**os.environ, **more},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=140,
+        check=True,
+    )
+    found: list[list[list[int]]] = json.loads(told.stdout.splitlines()[-1])
+    return found

@@ -1,4 +1,4 @@
-"""Ranks that have vllm-ascend, started once: to import it takes half a minute."""
+"""Ranks that have vllm-ascend, which is imported once: that takes half a minute."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from helpers.processes.ranks import Case, Ranks
 
 WATCHDOG = 400.0
-"""Seconds that a rank may take: the first case imports vllm-ascend in all of them."""
+"""Seconds that a rank may take."""
 DEADLINE = 60.0
 
 Play = Callable[..., list[Any]]
@@ -17,7 +17,7 @@ Play = Callable[..., list[Any]]
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Ranks]:
     """The processes."""
-    ranks = Ranks()
+    ranks = Ranks("vllm_ascend_cpu.rank")
     yield ranks
     ranks.close()
 

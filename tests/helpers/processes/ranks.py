@@ -52,10 +52,15 @@ class Case:
 
 
 class Ranks:
-    """The pool. Not for several threads."""
+    """The pool. Not for several threads.
 
-    def __init__(self) -> None:
-        self._crew = Crew(["helpers.processes.worker"])
+    Args:
+        module: whose `main` each rank runs; imported once, in the process that ranks are forked
+            from.
+    """
+
+    def __init__(self, module: str = "helpers.processes.worker") -> None:
+        self._crew = Crew([module])
 
     @property
     def members(self) -> dict[int, Member]:

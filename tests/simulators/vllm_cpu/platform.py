@@ -1,5 +1,6 @@
 """The platform: vLLM's CPU with other collectives, another worker, and EPLB if asked for."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms.cpu import CpuPlatform
@@ -11,6 +12,8 @@ if TYPE_CHECKING:  # It asks for the platform while it is imported.
 
 STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 WORKER = "vllm_cpu.worker.FilledWorker"
+START = "VLLM_WORKER_MULTIPROC_METHOD"
+"""How vLLM starts its workers: `fork`, unless a platform says otherwise, or `spawn`."""
 OWN = "vllm_cpu"
 """The key of `additional_config` that is ours: `{"vllm_cpu": {"eplb": {...}}}`."""
 
@@ -27,8 +30,15 @@ class FilledCpu(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """What vLLM checks, then our worker in place of the CPU's, and EPLB."""
+        """What vLLM checks, then our worker in place of the CPU's, and EPLB.
+
+        `VLLM_WORKER_MULTIPROC_METHOD` stays what it was: the CPU's platform always spawns workers,
+        which costs an import of vLLM each. A worker with one OpenMP thread can be forked.
+        """
+        method = os.environ.get(START)
         super().check_and_update_config(vllm_config)
+        if method is not None:
+            os.environ[START] = method
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == STOCK_WORKER:
             parallel.worker_cls = WORKER

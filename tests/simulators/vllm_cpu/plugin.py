@@ -1,9 +1,15 @@
 """What vLLM calls: once where it looks for a platform, and once in each of its processes."""
 
+import time
+
 from vllm_cpu.faults import plant, planted
 from vllm_cpu.holes import Hole, filled
 from vllm_cpu.runner import stand_in_for_backend
 from vllm_cpu.watch import watch_all
+
+
+NAP = 0.0005
+"""Seconds between two looks into a queue of messages: a step of a test's model takes 10 to 100 times that."""
 
 
 def platform() -> str | None:
@@ -23,6 +29,17 @@ def prepare() -> None:
     Raises `ValueError` for an unknown hole or fault, which ends the process. Holes are filled by
     the platform and by the worker.
     """
-    filled()
+    if filled():
+        sleep_where_vllm_spins()
     watch_all()
     plant(planted())
+
+
+def sleep_where_vllm_spins() -> None:
+    """Let who waits for a message between processes sleep for `NAP`, and leave the core to others.
+
+    vLLM yields instead, in a loop: where ranks are more than cores, half of a run is this loop.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    shm_broadcast.sched_yield = lambda: time.sleep(NAP)

@@ -30,7 +30,7 @@ class Watch:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / f"watch-{os.getpid()}.json"
+        self._folder = folder
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.first: list[list[int]] = []
@@ -57,9 +57,11 @@ class Watch:
     def _keep(self) -> None:
         """Write the file, whole."""
         told = {"rank": _rank(), "counts": self.counts, "first": self.first, "maps": self.maps}
-        half = self._path.with_suffix(".half")
+        # By the process that writes: one that was forked writes a file of its own.
+        path = self._folder / f"watch-{os.getpid()}.json"
+        half = path.with_suffix(".half")
         half.write_text(json.dumps(told), encoding="utf-8")
-        half.rename(self._path)
+        half.rename(path)
 
 
 def watch_all() -> None:

@@ -1,14 +1,16 @@
-"""One of two ranks whose expert weights vLLM's own functions rearrange as our policy says.
+"""Two ranks whose expert weights vLLM's own functions rearrange as our policy says.
 
-    python -m engines.vllm.runs.moving RANK FILE
+    python -m engines.vllm.runs.moving FILE
 
 FILE is where the ranks meet. Each row of weights says which expert of which layer it is. Prints one
-line of JSON: by window, what was received, what was predicted, and whether all rows are right.
+line of JSON: by rank and window, what was received, what was predicted, and whether all rows are
+right. The ranks are forked from a process that has imported vLLM.
 """
 
 import json
 import sys
 from datetime import timedelta
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,13 +69,18 @@ def model_state(placement: Tensor) -> Any:
     )
 
 
-def main(rank: int, meeting: str) -> None:
+Told = list[list[int]]
+"""By window."""
+
+
+def move(rank: int, meeting: str) -> Told:
     """Four windows: the first moves much, the second nothing, and then the traffic is another."""
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{meeting}", limit, world_size=2, rank=rank)
     policy = policy_class(PolicySettings())
     old = torch.from_numpy(first_map(SHAPE)).long()
-    weights, model, told = rows(old, rank), model_state(old), []
+    weights, model = rows(old, rank), model_state(old)
+    told: Told = []
     for number in range(WINDOWS):
         load = torch.from_numpy(window(popular(number // 2, SHAPE.layers, SHAPE.experts), number))
         before = COUNTERS.read()["policy_moves"]
@@ -89,9 +96,16 @@ def main(rank: int, meeting: str) -> None:
         moves = COUNTERS.read()["policy_moves"] - before
         told.append([carrier.received, moves * BYTES, right and committed(model, new)])
         old = new
-    print(json.dumps(told), flush=True)
     dist.destroy_process_group()
+    return told
+
+
+def main(meeting: str) -> None:
+    """The program."""
+    with get_context("fork").Pool(SHAPE.ranks) as ranks:
+        told = ranks.starmap(move, [(rank, meeting) for rank in range(SHAPE.ranks)], chunksize=1)
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1])

@@ -1,6 +1,8 @@
 """One case through `vllm.LLM`: `python -m engines.vllm.runs.offline CASE ANSWERS`."""
 
+import gc
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from vllm import LLM, SamplingParams
 
 def generate(case: Case) -> Answers:
     """All rounds, then the questions."""
+    if case.holes:
+        prepare_to_fork()
     engine = LLM(**case.arguments)
     sampling = SamplingParams(temperature=0.0, max_tokens=case.tokens, ignore_eos=True)
     prompts: list[Any] = [{"prompt_token_ids": ids} for ids in case.prompts]
@@ -20,6 +24,13 @@ def generate(case: Case) -> Answers:
         rounds.append([list(output.outputs[0].token_ids) for output in outputs])
     asked = {name: engine.collective_rpc(name) for name in case.asks}
     return Answers(rounds, asked)
+
+
+def prepare_to_fork() -> None:
+    """Import what workers import; and keep collections in workers off the pages that they share."""
+    import_module("vllm_cpu.worker")
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> int:

@@ -41,8 +41,12 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
     "PYTHONFAULTHANDLER": "1",
+    # Some functions of vLLM's are compiled whatever `enforce_eager` says: 10 s of g++ a run.
+    "TORCH_COMPILE_DISABLE": "1",
 }
-"""Of every run: no network, and as many threads as there are ranks."""
+"""Of every run: no network, no compiler, and as many threads as there are ranks."""
+OFFLINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+"""Where the driver is the engine: its workers are forked from it, and vLLM is imported once."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +170,7 @@ def _environment(case: Case, folder: Path, mark: str) -> dict[str, str]:
         faults.VARIABLE: case.fault or "",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    # The engine in the driver's process: one interpreter less to start.
-    inside = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if case.front == "offline" else {}
+    inside = OFFLINE if case.front == "offline" else {}
     return {**os.environ, **SETTINGS, **inside, **ours, **case.environment}
 
 
