@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from helpers.tiers import DEEP
 
 from equipoise.backends.virtual.backend import VirtualBackend
 from equipoise.backends.virtual.device import AliasingDevice
@@ -18,7 +19,7 @@ from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.search import Effort, Undeclared, Violated, search
 from equipoise.hal.conformance.virtual import ControlledSubject
 
-CASES = 10
+CASES = 10 if DEEP else 3
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -39,7 +39,7 @@ CASES = 400
 """Most cases of a run; it ends with the first violation."""
 HEALTHY_CASES = 6
 """Of a run on the healthy backend."""
-DEADLINES = {Pace.CALM: 6.0, Pace.BRISK: 2.0}
+DEADLINES = {Pace.CALM: 1.5, Pace.BRISK: 1.0}
 """Seconds: a run that ends in a deadlock lasts so long."""
 
 

@@ -14,9 +14,9 @@ from helpers.tiers import DEEP
 from hypothesis import given, note, settings
 
 pytestmark = pytest.mark.timeout(900)
-CASES = 20_000 if DEEP else 2_000
+CASES = 20_000 if DEEP else 400
 """Interleavings: half of them without faults, half with."""
-SAMPLE = 300
+SAMPLE = 200
 REASONS = {
     "a rank still drains an aborted epoch",
     "move failed",
