@@ -55,5 +55,5 @@ def test_it_is_found_by_its_entry_point(installed: dict[str, str]) -> None:
 def test_it_keeps_the_contract(installed: dict[str, str]) -> None:
     ours = [sys.executable, "-m", "equipoise", "conformance", "--quiet"]
     told = call([*ours, "--backend", "inline", "--ranks", "2", *FAMILIES], installed)
-    assert told.splitlines()[-1].startswith("the contract is kept: ")
+    assert "contract is kept: " in told.splitlines()[-1]
     assert "unsupported" in told

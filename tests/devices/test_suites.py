@@ -47,7 +47,7 @@ def over(schedule: str, *command: str) -> str:
 
 def kept(schedule: str, *arguments: str) -> None:
     told = over(schedule, *EQUIPOISE, "conformance", "--quiet", *arguments, *FEW)
-    assert told.splitlines()[-1].startswith("the contract is kept: ")
+    assert "contract is kept: " in told.splitlines()[-1]
 
 
 @pytest.mark.parametrize("schedule", [LAZY, *MORE])
@@ -65,7 +65,7 @@ def test_nccl_communicator_keeps_the_contract(schedule: str) -> None:
     kept(schedule, *NCCL)
 
 
-@pytest.mark.parametrize("kind", ["ascend", "nccl"])
+@pytest.mark.parametrize("kind", ["ascend", pytest.param("nccl", marks=pytest.mark.deep)])
 def test_suite_rejects_every_broken_backend(kind: str) -> None:
     runs = () if DEEP else ("--runs", "3", "--rank-runs", "1", "--healthy", "0")
     over(LAZY, sys.executable, "-m", "devices.conformance.trial", "--of", kind, *runs)
