@@ -199,6 +199,7 @@ MUTANTS = (
         broken="A rank that is still connecting is cut off by one that is through and leaves.",
         property="a-rank-may-close-what-it-has-just-opened",
         subject=network_with(communicator=OpeningNeedsEverybodyStill),
+        also=("closing-ends-what-is-in-flight",),  # its ranks close while others still open
     ),
     Mutant(
         name="results-overwrite-what-is-still-read",
