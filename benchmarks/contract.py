@@ -203,7 +203,7 @@ def rejected_by(name: str, claims: list[str]) -> list[str]:
     from equipoise.hal.conformance.search import Effort, Violated, search
 
     mutant = next(mutant for mutant in collect() if mutant.name == name)
-    quick = Effort(cases=OTHERS, seed=SEED, shrinking=0.0)
+    quick = Effort(cases=OTHERS, seed=SEED, shrinking=0)
     found = {claim: search(suite.find(claim), mutant.subject(), quick) for claim in claims}
     return [claim for claim, verdict in found.items() if isinstance(verdict, Violated)]
 
