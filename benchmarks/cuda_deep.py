@@ -32,8 +32,8 @@ RANKS = 4
 """Of the largest group that is tested, where there are so many devices."""
 PYTEST = ("-m", "pytest", "-q", "-m", "cuda", "--timeout", "7200", "-o", "junit_family=xunit1")
 TESTS = {
-    "faults": "tests/backends/devices/test_engine.py",
-    "channels": "tests/backends/devices/test_channels.py",
+    "faults": "tests/devices/test_engine.py",
+    "channels": "tests/devices/test_channels.py",
 }
 ENDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 Figures = dict[str, Any]

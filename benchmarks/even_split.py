@@ -3,7 +3,7 @@
     python benchmarks/even_split.py
 
 The shape that vllm-ascend's policies are compared on, with the loads and start layouts of
-`tests/support/ascend_layouts.py`. max/mean is that of the ranks, mean over layers, on the load
+`tests/helpers/references/ascend_layouts.py`. max/mean is that of the ranks, mean over layers, on the load
 planned on; moves are slots whose expert was not on their rank. `drop-in` is the function that the
 engine calls; beside it greedy's plan, its ranks and slots named so that the fewest move, and the
 swift-like rule. For Zipf 0.8 plans for many targets, mean over seeds: with an even split, and with
@@ -25,7 +25,7 @@ from shapes import SHAPES
 from stopwatch import cpu
 
 sys.path.insert(0, str(ROOT / "tests"))
-from support import ascend_layouts as layouts
+from helpers.references import ascend_layouts as layouts
 
 from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.layout import Layout, even_shares

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.references.linear_program import optimum as by_linear_program
 from hypothesis import given
 from hypothesis import strategies as st
-from support.linear_program import optimum as by_linear_program
 
 from equipoise.hal.stream import Role
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.processes.threads import Seat, on_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.threads import Seat, on_ranks
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import CommunicatorFailed, ResultPending

@@ -88,7 +88,7 @@ def test_a_small_machine_runs_nothing_twice(
         (("--limit", "nan"), "not nan"),
         (("--ranks", "0"), "--ranks is 1 to 64, not 0"),
         (("--backend", "abacus"), "abacus"),
-        (("--backend", "support.crowded:BACKEND", "--ranks", "3"), "has 2 device(s) here"),
+        (("--backend", "helpers.fakes.crowded:BACKEND", "--ranks", "3"), "has 2 device(s) here"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_hours_are_spent(
