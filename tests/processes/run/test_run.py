@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 from helpers.harnesses.trace_format import faults
 from helpers.processes.ports import free_port
-from helpers.processes.running import finish, start, wait_for_service
+from helpers.processes.running import call, finish, start, wait_for_service
 
 pytestmark = pytest.mark.timeout(300)
 TEXTS = files("equipoise.demo").joinpath("text")
@@ -96,13 +96,15 @@ def test_a_run_moves_experts_and_changes_no_bit(
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
-def test_a_run_of_one_rank_and_of_two_gives_the_same_outputs(tmp_path: Path) -> None:
+def test_a_run_of_one_rank_and_of_two_gives_the_same_outputs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     outputs = []
     for ranks in ("1", "2"):
         report = tmp_path / f"{ranks}.json"
         where = ("--json", str(report), "--out", str(tmp_path))
         few = (*CADENCE, "--steps", "4", "--variants", "exact", "--quiet")
-        finish(start("--ranks", ranks, *TABLES, *few, *where))
+        call(capfd, "run", "--ranks", ranks, *TABLES, *few, *where)
         figures = json.loads(report.read_text())
         assert figures["outputs_identical"] is True
         outputs.append((figures["reference_outputs"], figures["variants"]["exact"]["outputs"]))
@@ -111,11 +113,13 @@ def test_a_run_of_one_rank_and_of_two_gives_the_same_outputs(tmp_path: Path) -> 
 
 @short_or_four
 def test_one_copy_that_is_not_committed_makes_the_outputs_differ(
-    tmp_path: Path, served: tuple[str, ...]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], served: tuple[str, ...]
 ) -> None:
     report = tmp_path / "figures.json"
     where = ("--json", str(report), "--out", str(tmp_path))
-    code, out, _ = finish(start(*served, "--backend", "helpers.fakes.faulty:FORGETFUL", *where))
+    code, out, _ = call(
+        capfd, "run", *served, "--backend", "helpers.fakes.faulty:FORGETFUL", *where
+    )
     figures = json.loads(report.read_text())
     assert figures["slots_moved"] > 0
     assert figures["outputs_identical"] is False
@@ -125,11 +129,11 @@ def test_one_copy_that_is_not_committed_makes_the_outputs_differ(
 
 @short_or_four
 def test_a_run_that_rewrites_layers_under_locks_changes_no_bit(
-    tmp_path: Path, served: tuple[str, ...]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], served: tuple[str, ...]
 ) -> None:
     report = tmp_path / "figures.json"
     where = ("--json", str(report), "--out", str(tmp_path))
-    code, out, err = finish(start(*served, "--commit", "locked", *where))
+    code, out, err = call(capfd, "run", *served, "--commit", "locked", *where)
     assert code == 0, out + err
     figures = json.loads(report.read_text())
     assert figures["slots_moved"] > 0
@@ -144,11 +148,11 @@ def test_a_run_that_rewrites_layers_under_locks_changes_no_bit(
     ],
 )
 def test_a_run_whose_slots_retire_for_want_of_staging_changes_no_bit(
-    tmp_path: Path, served: tuple[str, ...]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], served: tuple[str, ...]
 ) -> None:
     report = tmp_path / "figures.json"
     where = ("--json", str(report), "--out", str(tmp_path))
-    code, out, err = finish(start(*served, "--in-flight", "120KiB", "--log-epochs", *where))
+    code, out, err = call(capfd, "run", *served, "--in-flight", "120KiB", "--log-epochs", *where)
     assert code == 0, out + err
     assert " retired=" in err
     figures = json.loads(report.read_text())
