@@ -30,12 +30,12 @@ from evidence import ROOT, save  # noqa: E402
 PYTEST = ("-m", "pytest", "-q", "--timeout", "7200", "-o", "junit_family=xunit1")
 """The newer family of reports has no place for what tests record."""
 SUITES = {
-    "exploration": (*PYTEST, "tests/engine/test_exploration.py"),
-    "faults": (*PYTEST, "tests/ranks/test_faults.py"),
-    "soak": (*PYTEST, "tests/ranks/test_soak.py"),
-    "ascend": (*PYTEST, "tests/backends/devices/test_engine.py"),
-    "channels": (*PYTEST, "tests/channels/test_exploration.py"),
-    "exchanges": (*PYTEST, "tests/pipeline/expert_exchange/test_interleavings.py"),
+    "exploration": (*PYTEST, "tests/exploration/engine/test_exploration.py"),
+    "faults": (*PYTEST, "tests/processes/balancer/test_faults.py"),
+    "soak": (*PYTEST, "tests/processes/balancer/test_soak.py"),
+    "ascend": (*PYTEST, "tests/devices/test_engine.py"),
+    "channels": (*PYTEST, "tests/exploration/channel/test_exploration.py"),
+    "exchanges": (*PYTEST, "tests/exploration/exchange/test_exploration.py"),
 }
 """What each is, for Python."""
 SIMULATED = ("-m", "npusim", "--schedule", "lazy", "--")

@@ -30,10 +30,14 @@ NO_DEVICE = 2
 CONFORMANCE = ("-m", "equipoise", "conformance", "--backend", BACKEND, "--quiet", "--ranks")
 RANKS = 4
 """Of the largest group that is tested, where there are so many devices."""
-PYTEST = ("-m", "pytest", "-q", "-m", "cuda", "--timeout", "7200", "-o", "junit_family=xunit1")
+PYTEST = (
+    *("-m", "pytest", "-q", "-m", "", "-k", "cuda and not cudasim"),
+    *("--timeout", "7200", "-o", "junit_family=xunit1"),
+)
+"""The tests that need a GPU, deep ones among them."""
 TESTS = {
-    "faults": "tests/backends/devices/test_engine.py",
-    "channels": "tests/backends/devices/test_channels.py",
+    "faults": "tests/devices/test_engine.py",
+    "channels": "tests/devices/test_channels.py",
 }
 ENDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 Figures = dict[str, Any]

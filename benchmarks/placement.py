@@ -315,7 +315,7 @@ def unchanged(shape: Shape, trials: Sequence[Trial]) -> dict[str, int]:
 
 def gaps(shape: Shape, trial: Trial) -> dict[str, float]:
     """By how much shares miss the optimum that HiGHS finds: the largest over layers."""
-    from support.linear_program import optima
+    from helpers.references.linear_program import optima
 
     def gap(load: Counts, layout: Layout) -> float:
         missed = imbalance(load, layout, shape.ranks) - optima(load, layout.placement, shape.ranks)

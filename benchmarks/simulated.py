@@ -91,7 +91,7 @@ def suites() -> Figures:
 
 def broken() -> Figures:
     """How often each broken backend was caught."""
-    figures, code = measured(over("lazy", "-m", "conformance.ascend.trial"))
+    figures, code = measured(over("lazy", "-m", "devices.conformance.trial"))
     return {**figures, "exit_code": code}
 
 

@@ -8,15 +8,19 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from helpers.processes.ranks import Ranks
+from helpers.tiers import PROFILE
 from hypothesis import HealthCheck, settings
-from support.ranks import Ranks
 
+# torch's store looks up the name of every peer; where a name server drops datagrams, each drop
+# costs 5 s. Over TCP none is lost. Read at a process's first look-up.
+os.environ.setdefault("RES_OPTIONS", "use-vc")
 # No deadline: tests share the machine with other work, and no test asserts a time.
 settings.register_profile("ci", deadline=None)
 settings.register_profile(
     "deep", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(PROFILE)
 
 
 @pytest.fixture(scope="session", autouse=True)

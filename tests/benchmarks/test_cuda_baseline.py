@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.harnesses.interpreting import DEVICE, interpret_without_device
+from helpers.strategies.drawing import few
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drawing import few
-from support.interpreting import DEVICE, interpret_without_device
 
 from equipoise.hal.routing import build_table
 from equipoise.hal.routing_rules import RowHash, route_by_row_hash

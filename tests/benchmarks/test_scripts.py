@@ -24,7 +24,7 @@ QUICK = {
     "on_hardware": "on_hardware.py --backend virtual --only doctor --out {tmp}/report.tar.gz",
 }
 """Arguments of each."""
-pytestmark = [pytest.mark.deep, pytest.mark.ranks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("name", QUICK)

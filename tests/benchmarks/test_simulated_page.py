@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.ascend.breakages import BREAKAGES
+from devices.conformance.breakages import BREAKAGES
 from npusim.selftest import races
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"

@@ -11,8 +11,6 @@ from conformance.smoke import smoke
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.search import Effort, Held, Violated, search
 
-pytestmark = pytest.mark.conformance
-
 CASES = 400
 """Enough for any mutant with near certainty; the search ends with the first violation."""
 MOST_STEPS = 8

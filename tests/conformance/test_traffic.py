@@ -1,6 +1,5 @@
 """The traffic of group properties: what is drawn, and what every rank computes for itself."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +15,6 @@ from equipoise.hal.conformance.traffic import (
     payload,
     triples,
 )
-
-pytestmark = pytest.mark.conformance
 
 TRAITS = Traits(EVERYTHING, EVERY_OPERATION, (1, 2, 3, 4), controlled=True)
 STEPS = st.lists(operations(TRAITS), max_size=8)

@@ -1,0 +1,78 @@
+"""Vendors' traps: whoever copes keeps the contract, and the trap bites whoever does not."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.tiers import DEEP
+
+from equipoise.backends.virtual.backend import VirtualBackend
+from equipoise.backends.virtual.device import AliasingDevice
+from equipoise.backends.virtual.event import LaggingMark, OneShotMark, Signal
+from equipoise.backends.virtual.linking import LinkingOutbox
+from equipoise.backends.virtual.network import Network
+from equipoise.backends.virtual.operation import Operation
+from equipoise.backends.virtual.parts import HEALTHY, Parts
+from equipoise.backends.virtual.profiles import PROFILES
+from equipoise.backends.virtual.queue import Reports
+from equipoise.backends.virtual.serial import SerialCommunicator, SerialNetwork
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.search import Effort, Undeclared, Violated, search
+from equipoise.hal.conformance.virtual import ControlledSubject
+
+CASES = 10 if DEEP else 3
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_keeps_whatever_it_declares(name: str) -> None:
+    backend = PROFILES[name]
+    subject = ControlledSubject(backend)
+    verdicts = {c.name: search(c, subject, Effort(cases=CASES)) for c in suite.properties()}
+    assert {claim: v for claim, v in verdicts.items() if isinstance(v, Violated)} == {}
+    assert sum(isinstance(v, Undeclared) for v in verdicts.values()) < len(verdicts) // 2
+
+
+class Unread(Reports):
+    """Believes a lagging query even when the host has synchronised."""
+
+    def flush(self) -> None:
+        """Nothing is delivered early."""
+
+
+class SharedSignal(OneShotMark):
+    """Lets all waiters share one native event."""
+
+    def await_by(self) -> Signal:
+        return self._signals[0] if self._signals else super().await_by()
+
+
+class HastyNetwork(SerialNetwork):
+    """Counts the deadline of an operation that could not even start."""
+
+    def due(self) -> list[Operation]:
+        return Network.due(self)
+
+
+@pytest.mark.parametrize(
+    ("parts", "claim"),
+    [
+        (
+            replace(HEALTHY, mark=LaggingMark, reports=Unread),
+            "one-signal-lets-one-waiter-go-on",
+        ),
+        (
+            replace(HEALTHY, mark=SharedSignal),
+            "launches-run-in-the-order-that-streams-and-events-give",
+        ),
+        (replace(HEALTHY, device=AliasingDevice), "declared-streams-run-side-by-side"),
+        (replace(HEALTHY, outbox=LinkingOutbox), "sends-need-not-wait-for-receives"),
+        (
+            replace(HEALTHY, network=HastyNetwork, communicator=SerialCommunicator),
+            "what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        ),
+    ],
+    ids=["lagging-query", "shared-signal", "aliasing-pool", "blocking-links", "serial-groups"],
+)
+def test_the_trap_bites_whoever_does_not_cope(parts: Parts, claim: str) -> None:
+    backend = VirtualBackend(parts)
+    subject = ControlledSubject(backend)
+    assert isinstance(search(suite.find(claim), subject, Effort(cases=400, shrinking=0)), Violated)

@@ -1,0 +1,107 @@
+"""The opened NPU: clauses A13, B1, B2, B4, B6, E5, R2."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from equipoise.backends.ascend import BACKEND, native
+from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.hal.capabilities import Available, SlotFormat
+from equipoise.hal.errors import BackendUnavailable, LockPoisoned, Unsupported
+from equipoise.hal.stream import Role
+
+SOON = 20.0
+
+
+def test_the_backend_says_what_it_found() -> None:
+    answer = BACKEND.probe()
+    assert isinstance(answer, Available)
+    assert "torch_npu 2." in answer.detail
+    assert BACKEND.devices() >= 1
+
+
+def test_a_device_that_is_not_there_cannot_be_opened() -> None:
+    for index in (-1, BACKEND.devices()):
+        with pytest.raises(BackendUnavailable, match="no device"):
+            BACKEND.open(index)
+
+
+def test_what_is_declared_is_what_there_is(npu: AscendAccelerator) -> None:
+    told = BACKEND.capabilities
+    assert (told.streams, told.stream_lock, told.graph_capture) == (len(Role), True, True)
+    assert told.copy_independent_of_launch
+    assert told.pinned_memory
+    assert npu.pinned(3).is_pinned()
+    assert told.slot_formats == frozenset(SlotFormat)
+
+
+def test_a_driver_without_value_waits_has_no_lock(
+    npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "value_waits", lambda: False)
+    assert not BACKEND.capabilities.stream_lock
+    assert not BACKEND.capabilities.copy_independent_of_launch
+    with pytest.raises(Unsupported, match="aclrtValueWait"):
+        npu.stream_lock(SOON)
+
+
+def test_the_device_tells_where_it_is_and_what_it_has(npu: AscendAccelerator) -> None:
+    assert npu.name == "ascend:0"
+    assert npu.device == torch.device("npu", 0)
+    assert npu.topology().index == 0
+    before = npu.memory()
+    assert 0 < before.free <= before.total
+    kept = torch.empty(64 << 20, dtype=torch.uint8, device=npu.device)
+    assert npu.memory().free <= before.free - kept.nbytes
+
+
+def test_pages_of_the_pool_are_page_locked_and_wait_for_their_copies(
+    npu: AscendAccelerator,
+) -> None:
+    pool, stream, lock = npu.host_pool(64, 1), npu.stream(Role.COPY), npu.stream_lock(SOON)
+    page, event = pool.take(SOON), npu.event()
+    assert page.data.is_pinned()
+    target = torch.empty(64, dtype=torch.uint8, device=npu.device)
+    page.data.fill_(5)
+    lock.acquire(stream)
+    stream.launch(lambda: target.copy_(page.data, non_blocking=True))
+    stream.record(event)
+    page.give_back(event)
+    taken = list[object]()
+    taker = threading.Thread(target=lambda: taken.append(pool.take(SOON).data.fill_(6)))
+    taker.start()
+    taker.join(0.1)
+    assert not taken
+    lock.signal(0)
+    taker.join(SOON)
+    stream.synchronize(SOON)
+    assert set(target.tolist()) == {5}
+
+
+def test_closing_lets_go_of_streams_that_wait_and_tells_the_movers() -> None:
+    opened = BACKEND.open(0)
+    lock = opened.stream_lock(SOON)
+    lock.acquire(opened.stream(Role.COMPUTE))
+    opened.close()
+    opened.close()
+    with pytest.raises(LockPoisoned):
+        lock.signal(0)
+
+
+def test_a_process_ends_that_leaves_a_stream_waiting() -> None:
+    """torch_npu waits for the device at the end, and would wait for ever."""
+    script = """
+from equipoise.backends.ascend import BACKEND
+from equipoise.hal.stream import Role
+opened = BACKEND.open(0)
+opened.stream_lock(600.0).acquire(opened.stream(Role.COMPUTE))
+print("left", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "left"
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,332 @@
+"""Kernels of the NPU against the reference: clauses D4, G1 to G6."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equipoise.backends.ascend import BACKEND, bits, native
+from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.backends.devices.stream import DeviceStream
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.errors import StreamFailed, StreamTimeout
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import (
+    RoutingTable,
+    build_table,
+    count_experts,
+    mix32,
+    route_apportioned,
+    route_hashed,
+    solve_cumulative,
+)
+from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
+from equipoise.hal.stream import Role
+
+SOON = 20.0
+BRIEF = 0.05
+EXPERTS, SLOTS, RANKS, LAYERS = 5, 8, 2, 2
+ANY_SHARES = st.lists(st.integers(0, 65536), min_size=SLOTS, max_size=SLOTS)
+ANY_IDS = st.lists(st.integers(-2, EXPERTS + 1), max_size=80)
+
+
+@pytest.fixture(scope="module")
+def open_npu() -> AscendAccelerator:
+    """Stays open: hypothesis plays many examples on it."""
+    return BACKEND.open(0)
+
+
+def table(weights: list[int]) -> RoutingTable:
+    """Experts over the slots in turn; the first replica takes what the weights leave over."""
+    placement = torch.arange(SLOTS, dtype=torch.int32) % EXPERTS
+    shares = torch.zeros(SLOTS, dtype=torch.int32)
+    for expert in range(EXPERTS):
+        slots = (placement == expert).nonzero().flatten().tolist()
+        for slot in slots[1:]:
+            shares[slot] = weights[slot] // len(slots)
+        shares[slots[0]] = 65536 - int(shares[slots].sum())
+    return build_table(placement, shares, EXPERTS)
+
+
+def update(layer: int, made: RoutingTable) -> TableUpdate:
+    return TableUpdate((layer,), made.start[None], made.replicas[None], made.cumulative[None])
+
+
+def on(npu: AscendAccelerator, values: Tensor) -> Tensor:
+    made = values.to(npu.device)
+    native.npu().current_stream().synchronize()
+    return made
+
+
+def fresh(npu: AscendAccelerator) -> Tables:
+    made = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, npu.device)
+    native.npu().current_stream().synchronize()
+    return made
+
+
+def outputs(npu: AscendAccelerator, tokens: int) -> tuple[Tensor, Tensor]:
+    made = (on(npu, torch.full((n,), -1, dtype=torch.int32)) for n in (tokens, EXPERTS))
+    return next(made), next(made)
+
+
+@settings(max_examples=20)
+@given(ANY_IDS, ANY_SHARES, st.integers(0, 3), st.sampled_from((0, 7, 2**32 - 1)))
+def test_routing_equals_the_reference(
+    open_npu: AscendAccelerator, drawn: list[int], weights: list[int], rank: int, step: int
+) -> None:
+    npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
+    made, ids, live = table(weights), torch.tensor(drawn, dtype=torch.int32), fresh(npu)
+    npu.kernels.commit_tables(update(1, made), live, stream)
+    slots, counts = outputs(npu, ids.numel())
+    npu.kernels.route_and_count(on(npu, ids), live, Salt(rank, 1, step), slots, counts, stream)
+    stream.synchronize(SOON)
+    assert slots.tolist() == route_hashed(ids, made, rank, 1, step)[0].tolist()
+    assert counts.tolist() == count_experts(ids, EXPERTS).tolist()
+    slots, counts = outputs(npu, ids.numel())
+    shares = on(npu, made.cumulative)
+    npu.kernels.route_apportioned(
+        on(npu, ids), live, shares, Salt(rank, 1, step), slots, counts, stream
+    )
+    stream.synchronize(SOON)
+    assert slots.tolist() == route_apportioned(ids, made, rank, 1)[0].tolist()
+    assert counts.tolist() == count_experts(ids, EXPERTS).tolist()
+
+
+@settings(max_examples=20)
+@given(ANY_IDS, st.sampled_from((1, 40)), st.integers(0, 5), st.sampled_from((0, 7, 2**31 - 1)))
+def test_rules_of_other_engines_equal_the_reference(
+    open_npu: AscendAccelerator, drawn: list[int], repeat: int, number: int, rows: int
+) -> None:
+    npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
+    made, ids, live = table([0] * SLOTS), torch.tensor(drawn * repeat).int(), fresh(npu)
+    npu.kernels.commit_tables(update(1, made), live, stream)
+    counted = torch.tensor([rows], dtype=torch.int32)
+    turns = BlockTurns(number)
+    for rule, reference in (
+        (turns, turns),
+        (RowHash(number + 1, on(npu, counted)), RowHash(number + 1, counted)),
+    ):
+        slots, counts = outputs(npu, ids.numel())
+        npu.kernels.route_by_rule(rule, on(npu, ids), live, 1, slots, counts, stream)
+        stream.synchronize(SOON)
+        due = route_by_rule(ids, made, reference)
+        assert slots.tolist() == due[0].tolist()
+        assert counts.tolist() == due[1].tolist()
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 1 << 24), min_size=EXPERTS, max_size=EXPERTS), st.booleans())
+def test_shares_equal_the_reference_on_any_stream(
+    open_npu: AscendAccelerator, load: list[int], other: bool
+) -> None:
+    npu, stream = open_npu, open_npu.stream(Role.AUX if other else Role.COMPUTE)
+    made, live = table([30000] * SLOTS), fresh(npu)
+    npu.kernels.commit_tables(update(0, made), live, stream)
+    out = on(npu, torch.zeros(SLOTS, dtype=torch.int32))
+    npu.kernels.solve_shares(on(npu, torch.tensor(load)), live, 0, out, stream)
+    stream.synchronize(SOON)
+    assert out.tolist() == solve_cumulative(torch.tensor(load), made, RANKS).tolist()
+
+
+@settings(max_examples=20)
+@given(st.binary(max_size=70), st.integers(0, 3))
+def test_checksums_equal_the_reference(
+    open_npu: AscendAccelerator, data: bytes, offset: int
+) -> None:
+    npu, stream = open_npu, open_npu.stream(Role.COPY)
+    values = torch.tensor([0] * offset + list(data), dtype=torch.uint8)
+    out = on(npu, torch.zeros(1, dtype=torch.int64))
+    npu.kernels.checksum(on(npu, values)[offset:], out, stream)
+    stream.synchronize(SOON)
+    assert out.tolist() == [as_int64(checksum(values[offset:]))]
+
+
+def test_large_data_is_summed_in_chunks(
+    npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bits, "CHUNK", 3)
+    data = torch.arange(50, dtype=torch.uint8)
+    assert int(bits.fingerprint(on(npu, data))) == as_int64(checksum(data))
+
+
+def test_hashes_equal_the_reference(npu: AscendAccelerator) -> None:
+    index = torch.tensor([0, 1, 2**16, 2**32 - 1])
+    made = bits.mix32(on(npu, index), 3, -1, 2**40 + 5)
+    assert made.tolist() == mix32(index, 3, -1, 2**40 + 5).tolist()
+
+
+def test_strided_data_has_no_checksum(npu: AscendAccelerator) -> None:
+    data = on(npu, torch.zeros(8, dtype=torch.uint8))[::2]
+    with pytest.raises(ValueError, match="C-contiguous"):
+        npu.kernels.checksum(data, on(npu, torch.zeros(1)), npu.stream(Role.COPY))
+
+
+def test_every_commit_fills_the_other_set_and_leaves_other_layers_alone(
+    npu: AscendAccelerator,
+) -> None:
+    stream, live = npu.stream(Role.COMPUTE), fresh(npu)
+    first, second = table([0] * SLOTS), table([65536] * SLOTS)
+    both = TableUpdate(
+        (1, 0),
+        torch.stack([first.start, second.start]),
+        torch.stack([first.replicas, second.replicas]),
+        torch.stack([first.cumulative, second.cumulative]),
+    )
+    npu.kernels.commit_tables(both, live, stream)
+    npu.kernels.commit_tables(update(1, second), live, stream)
+    stream.synchronize(SOON)
+    assert live.generation.tolist() == [1, 2]
+    assert live.cumulative[1, 0].tolist() == second.cumulative.tolist()
+    assert live.cumulative[1, 1].tolist() == first.cumulative.tolist()
+    assert live.cumulative[0, 1].tolist() == second.cumulative.tolist()
+    assert live.replicas[0, 0].tolist() == [0] * SLOTS
+
+
+def test_the_generation_words_are_written_last(npu: AscendAccelerator) -> None:
+    """Order on the stream is order of the calls."""
+    live, written = fresh(npu), list[int]()
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.__name__.startswith("index_copy_"):
+                written.append(args[0].untyped_storage().data_ptr())
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        npu.kernels.commit_tables(update(0, table([1] * SLOTS)), live, npu.stream(Role.COMPUTE))
+    parts = (live.start, live.replicas, live.cumulative, live.generation)
+    assert written == [part.untyped_storage().data_ptr() for part in parts]
+
+
+def test_an_update_is_taken_at_the_call(npu: AscendAccelerator) -> None:
+    stream, live, lock = npu.stream(Role.COMPUTE), fresh(npu), npu.stream_lock(SOON)
+    made = table([1] * SLOTS)
+    due = made.cumulative.tolist()
+    lock.acquire(stream)
+    npu.kernels.commit_tables(update(0, made), live, stream)
+    made.cumulative.fill_(-1)
+    lock.signal(0)
+    stream.synchronize(SOON)
+    assert live.cumulative[1, 0].tolist() == due
+
+
+def test_a_layer_may_be_named_once(npu: AscendAccelerator) -> None:
+    made = table([1] * SLOTS)
+    twice = TableUpdate(
+        (0, 0),
+        made.start.expand(2, -1),
+        made.replicas.expand(2, -1),
+        made.cumulative.expand(2, -1),
+    )
+    with pytest.raises(ValueError, match="each once"):
+        npu.kernels.commit_tables(twice, fresh(npu), npu.stream(Role.COMPUTE))
+
+
+def launch_all(npu: AscendAccelerator, stream: DeviceStream, live: Tables) -> dict[object, Tensor]:
+    """Every kernel, on fresh outputs."""
+    ids = on(npu, torch.arange(16, dtype=torch.int32) % EXPERTS)
+    slots, counts = outputs(npu, 16)
+    load, shares = on(npu, torch.arange(EXPERTS)), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
+    total = on(npu, torch.zeros(1, dtype=torch.int64))
+    rule = RowHash(2, on(npu, torch.tensor([3], dtype=torch.int32)))
+    ruled, turned = outputs(npu, 16), outputs(npu, 16)
+    npu.kernels.solve_shares(load, live, 0, shares, stream)
+    npu.kernels.route_apportioned(ids, live, shares, Salt(0, 0, 0), slots, counts, stream)
+    npu.kernels.route_by_rule(rule, ids, live, 0, *ruled, stream)
+    npu.kernels.route_by_rule(BlockTurns(1), ids, live, 0, *turned, stream)
+    npu.kernels.checksum(slots, total, stream)
+    results: dict[object, Tensor] = {
+        "shares": shares,
+        "slots": slots,
+        "counts": counts,
+        "total": total,
+    }
+    return results | dict(enumerate((*ruled, *turned)))
+
+
+def test_no_kernel_waits_for_the_stream_and_all_may_be_captured(npu: AscendAccelerator) -> None:
+    stream, live = npu.stream(Role.COMPUTE), fresh(npu)
+    npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
+    eager = launch_all(npu, stream, live)
+    stream.synchronize(SOON)
+    due = {name: made.tolist() for name, made in eager.items()}
+    lock, graph, captured = npu.stream_lock(SOON), npu.graph(), dict[object, Tensor]()
+    lock.acquire(stream)
+    held = launch_all(npu, stream, live)
+    graph.capture(stream, lambda: captured.update(launch_all(npu, stream, live)))
+    graph.replay(stream)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(BRIEF)
+    lock.signal(0)
+    stream.synchronize(SOON)
+    for made in (held, captured):
+        assert {name: found.tolist() for name, found in made.items()} == due
+
+
+def test_a_captured_solver_reads_what_is_there_at_each_replay(npu: AscendAccelerator) -> None:
+    stream, live, graph = npu.stream(Role.COMPUTE), fresh(npu), npu.graph()
+    made = table([9] * SLOTS)
+    npu.kernels.commit_tables(update(0, made), live, stream)
+    load, out = on(npu, torch.zeros(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
+    graph.capture(stream, lambda: npu.kernels.solve_shares(load, live, 0, out, stream))
+    for heaviest in range(EXPERTS):
+        wanted = torch.ones(EXPERTS, dtype=torch.int64)
+        wanted[heaviest] = 1000
+        load.copy_(wanted)
+        native.npu().current_stream().synchronize()
+        graph.replay(stream)
+        stream.synchronize(SOON)
+        assert out.tolist() == solve_cumulative(wanted, made, RANKS).tolist()
+
+
+def test_a_captured_solver_has_memory_of_its_own(
+    npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph may be replayed on any stream, beside what others solve."""
+    jobs, real = list[object](), native.npu()._launch_host_func
+    monkeypatch.setattr(
+        native.npu(), "_launch_host_func", lambda *args: (jobs.append(args[2]), real(*args))
+    )
+    stream, live = npu.stream(Role.COMPUTE), fresh(npu)
+    npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
+    load, out = on(npu, torch.ones(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
+    npu.kernels.solve_shares(load, live, 0, out, stream)
+    for graph in (npu.graph(), npu.graph()):
+        graph.capture(stream, lambda: npu.kernels.solve_shares(load, live, 0, out, stream))
+    stream.synchronize(SOON)
+    assert len(set(map(id, jobs))) == 3
+
+
+def test_a_solver_that_fails_fails_its_stream(npu: AscendAccelerator) -> None:
+    """The tables were never committed: no expert has a slot."""
+    stream, out = npu.stream(Role.COMPUTE), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
+    load = on(npu, torch.ones(EXPERTS, dtype=torch.int64))
+    npu.kernels.solve_shares(load, fresh(npu), 0, out, stream)
+    with pytest.raises(StreamFailed) as told:
+        stream.synchronize(SOON)
+    assert isinstance(told.value.__cause__, ValueError)
+
+
+def test_many_solvings_launch_one_callback(
+    npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch_npu keeps what it needs of a launched callback for ever."""
+    launched, real = list[object](), native.npu()._launch_host_func
+    monkeypatch.setattr(
+        native.npu(),
+        "_launch_host_func",
+        lambda *args: (launched.append(args), real(*args)),
+    )
+    stream, live = npu.stream(Role.COMPUTE), fresh(npu)
+    npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
+    load, out = on(npu, torch.ones(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
+    for _ in range(5):
+        npu.kernels.solve_shares(load, live, 0, out, stream)
+    stream.synchronize(SOON)
+    assert len(launched) == 1

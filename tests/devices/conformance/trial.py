@@ -1,0 +1,192 @@
+"""Tries to catch every broken backend, many times, each from another seed.
+
+    python -m npusim --schedule lazy -- python -m devices.conformance.trial --runs 20
+    python -m npusim --schedule lazy -- python -m devices.conformance.trial --of nccl
+
+A run catches a broken backend when the property that must reject it finds a violation, or when the
+driver tells a fault. Prints a line for each, and how often the healthy backend was rejected by the
+same properties, which must be never.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from devices.conformance.breakage import Breakage, Sound, planted
+
+from equipoise.hal import registry
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.device import DeviceSubject
+from equipoise.hal.conformance.processes import ProcessSubject
+from equipoise.hal.conformance.property import Pace
+from equipoise.hal.conformance.search import Effort, Violated, search
+from equipoise.hal.conformance.subject import Subject
+
+FAULTS = "NPUSIM_FAULTS"
+KINDS = {"ascend": "devices.conformance.planted", "nccl": "cudasim.nccl_planted"}
+"""Modules that have the healthy backends of a kind as `SOUND`, its breakages as `BREAKAGES`, what
+undoes them as `undone`, and a broken backend by the name of each."""
+CASES = 400
+"""Most cases of a run; it ends with the first violation."""
+HEALTHY_CASES = 6
+"""Of a run on the healthy backend."""
+DEADLINES = {Pace.CALM: 1.5, Pace.BRISK: 1.0}
+"""Seconds: a run that ends in a deadlock lasts so long."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How often a backend was caught.
+
+    Attributes:
+        name: of the breakage, or of the property for the healthy backend.
+        runs: how many runs.
+        caught: in how many of them it was.
+        clauses: which clauses it was said to violate.
+        seconds: of all runs.
+    """
+
+    name: str
+    runs: int
+    caught: int
+    clauses: tuple[str, ...]
+    seconds: float
+
+
+@contextmanager
+def own_faults() -> Iterator[Path]:
+    """Faults that are meant to happen go to a file of their own."""
+    before = os.environ.get(FAULTS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "faults"
+        os.environ[FAULTS] = str(path)
+        try:
+            yield path
+        finally:
+            os.environ.pop(FAULTS)
+            if before is not None:
+                os.environ[FAULTS] = before
+
+
+class Trial:
+    """Tries broken backends of one kind, and the healthy one.
+
+    Args:
+        kind: whose.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._module = KINDS[kind]
+        self._planted: Any = import_module(self._module)
+        self._sound: Sound = self._planted.SOUND
+        self.breakages: Sequence[Breakage] = self._planted.BREAKAGES
+
+    def broken(self, breakage: Breakage, runs: int) -> Score:
+        """Try to catch it."""
+        here = planted(breakage) if breakage.ranks == 1 else nullcontext()
+        with own_faults() as faults, here:
+            name = f"{self._module}:{breakage.name}"
+            with closing(self._subject(name, breakage.ranks)) as tried:
+                self._planted.undone.close()
+                claim = breakage.property
+                return score(breakage.name, claim, tried, range(runs), CASES, faults)
+
+    def healthy(self, property_name: str, ranks: int, runs: int) -> Score:
+        """The same property on the healthy backend."""
+        with own_faults() as faults, closing(self._subject(self._sound.backend, ranks)) as tried:
+            return score(property_name, property_name, tried, range(runs), HEALTHY_CASES, faults)
+
+    def _subject(self, backend: str, ranks: int) -> Subject:
+        """One device of this process, or rank processes with a backend by name."""
+        if ranks == 1:
+            return DeviceSubject(registry.accelerator(self._sound.backend))
+        return ProcessSubject(backend, self._sound.communicator, ranks, DEADLINES)
+
+
+def score(
+    name: str, claim: str, tried: Subject, seeds: Sequence[int], cases: int, faults: Path
+) -> Score:
+    """Search once from every seed."""
+    caught, clauses, began = 0, set(), time.monotonic()
+    for seed in seeds:
+        before = told(faults)
+        verdict = search(suite.find(claim), tried, Effort(cases=cases, seed=seed, shrinking=0.0))
+        if isinstance(verdict, Violated):
+            clauses.add(verdict.clause)
+        caught += isinstance(verdict, Violated) or told(faults) > before
+    seconds = round(time.monotonic() - began, 1)
+    return Score(name, len(seeds), caught, tuple(sorted(clauses)), seconds)
+
+
+def told(faults: Path) -> int:
+    """How many bytes of faults there are."""
+    return faults.stat().st_size if faults.exists() else 0
+
+
+def line(score: Score) -> str:
+    """One line of the table."""
+    clauses = " ".join(score.clauses)
+    return f"{score.name:55} {score.caught:3} of {score.runs:3}  {score.seconds:7.1f} s  {clauses}"
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these only")
+    parser.add_argument("--of", choices=sorted(KINDS), default="ascend", help="which backends")
+    parser.add_argument("--runs", type=int, default=20, help="of each on one device (20)")
+    parser.add_argument("--rank-runs", type=int, default=20, help="of each on several ranks (20)")
+    parser.add_argument("--healthy", type=int, default=1, help="runs of the healthy backend (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there too")
+    return parser.parse_args(arguments)
+
+
+def chosen_of(trial: Trial, names: Sequence[str]) -> list[Breakage]:
+    """Those of that name, all by default. Ends the program when there is none."""
+    known = [breakage.name for breakage in trial.breakages]
+    if strange := sorted(set(names) - set(known)):
+        sys.exit(f"unknown: {', '.join(strange)}; known: {', '.join(known)}")
+    return [breakage for breakage in trial.breakages if not names or breakage.name in names]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 0 when every broken backend was caught in every run, and no healthy one."""
+    chosen = options(arguments)
+    trial = Trial(chosen.of)
+    tried = chosen_of(trial, chosen.names)
+    runs = {1: chosen.runs}
+    caught = [show(trial.broken(b, runs.get(b.ranks, chosen.rank_runs))) for b in tried]
+    used = sorted({(breakage.property, breakage.ranks) for breakage in tried})
+    sound = [show(trial.healthy(*claim, chosen.healthy)) for claim in used if chosen.healthy]
+    if chosen.json:
+        told = zip(tried, caught, strict=True)
+        rows = {
+            "broken": [
+                {**asdict(row), "instead": b.broken, "property": b.property, "ranks": b.ranks}
+                for b, row in told
+            ],
+            "healthy": [asdict(row) for row in sound],
+        }
+        chosen.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return int(any(row.caught < row.runs for row in caught) or any(row.caught for row in sound))
+
+
+def show(found: Score) -> Score:
+    """Print it at once: a run may take minutes."""
+    print(line(found), flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The build: on demand, by one process at a time, and loud when it fails."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import npusim
+from devices.simulator.running import LIMIT
+from npusim.build import ensure
+
+SOURCES = Path(npusim.__file__).parent
+
+
+def copy_sources(root: Path) -> Path:
+    """The simulator without its C++, so that little is compiled."""
+    to = root / "tests"
+    shutil.copytree(SOURCES, to / "npusim", ignore=shutil.ignore_patterns("src", "__py*"))
+    for header in ("errors.h", "fault.h"):
+        (to / "npusim" / "src" / "core").mkdir(parents=True, exist_ok=True)
+        shutil.copy(SOURCES / "src" / "core" / header, to / "npusim" / "src" / "core")
+    return to / "npusim"
+
+
+def build(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Build that copy."""
+    return subprocess.run(
+        [sys.executable, "-m", "npusim.build"],
+        env=_environment(folder) | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NPUSIM_BUILD", "CXX")}
+    return {**inherited, "PYTHONPATH": str(folder.parent)}
+
+
+def test_the_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) -> None:
+    folder = copy_sources(tmp_path)
+    listing = (folder / "symbols.txt").read_text(encoding="utf-8")
+    changed = listing.replace("aclInit\n", "aclInitialise\n")
+    (folder / "symbols.txt").write_text(changed, encoding="utf-8")
+    done = build(folder)
+    assert done.returncode == 2
+    assert "added:   aclInit\n" in done.stderr
+    assert "removed: aclInitialise\n" in done.stderr
+    assert "--update" in done.stderr
+
+
+def test_what_the_compiler_says_is_shown_in_full(tmp_path: Path) -> None:
+    folder = copy_sources(tmp_path)
+    (folder / "src" / "core" / "broken.cpp").write_text("int broken() { return nothing; }\n")
+    done = build(folder)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "src/core/broken.cpp:1:" in done.stderr
+    assert "nothing" in done.stderr
+
+
+def test_a_machine_without_a_compiler_is_told_in_one_line(tmp_path: Path) -> None:
+    done = build(copy_sources(tmp_path), CXX="/no/such/compiler")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "npusim: no C++ compiler is installed: install g++, or name one in CXX"
+    ]
+
+
+def test_another_compiler_builds_anew_and_must_make_libraries(tmp_path: Path) -> None:
+    folder = copy_sources(tmp_path)
+    shutil.copy(SOURCES / "src" / "core" / "fault.cpp", folder / "src" / "core")  # stubs call it
+    done = build(folder, CXX="env g++")
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "lib64" / "libascendcl.so").exists()
+    done = build(folder, CXX="/bin/true")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "npusim: /bin/true made no libascendcl.so: is it a C++ compiler?"
+    ]
+
+
+def test_an_interrupted_build_is_told_in_one_line(tmp_path: Path) -> None:
+    folder = copy_sources(tmp_path)
+    compiler, begun = tmp_path / "compiler", tmp_path / "begun"
+    compiler.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    compiler.chmod(0o700)
+    building = subprocess.Popen(
+        [sys.executable, "-m", "npusim", "--schedule", "eager", "--", "true"],
+        env=_environment(folder) | {"CXX": str(compiler)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    expiry = time.monotonic() + LIMIT
+    while not begun.exists() and time.monotonic() < expiry:
+        time.sleep(0.02)
+    os.killpg(building.pid, signal.SIGINT)  # as a terminal does
+    said = building.communicate(timeout=LIMIT)[1]
+    assert building.returncode == 130
+    assert said.splitlines() == ["npusim: interrupted"]
+
+
+def test_several_that_build_at_once_all_get_it() -> None:
+    command = [sys.executable, "-m", "npusim.build"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [process.communicate(timeout=LIMIT)[0].strip() for process in running]
+    assert said == [str(ensure())] * 3
+
+
+def test_the_installation_looks_like_one() -> None:
+    folder = ensure()
+    names = {path.name for path in (folder / "lib64").glob("*.so")}
+    assert {"libascendcl.so", "libhccl.so", "libopapi.so", "libge_runner.so"} <= names
+    assert (folder / "opp").is_dir()

@@ -1,0 +1,95 @@
+"""`python -m npusim`: exit codes, one-line errors, faults."""
+
+import sys
+
+import pytest
+from devices.simulator.running import PROGRAMS, launch, run_program
+from npusim.launch import FAULTY
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "required: --schedule"),
+        (("--schedule", "lazy"), "no command"),
+        (("--schedule", "lazy", "--"), "no command"),
+        (("--schedule", "quick", "--", "true"), "no schedule is called 'quick'"),
+        (("--schedule", "lazy", "--seed", "1", "--", "true"), "takes no seed"),
+        (("--schedule", "lazy", "--devices", "0", "--", "true"), "--devices 0 is not in 1 to 64"),
+        (("--schedule", "lazy", "--devices", "65", "--", "true"), "--devices 65 is not in 1 to 64"),
+        (("--schedule", "lazy", "--memory", "1048577", "--", "true"), "is not in 1 to 1048576"),
+        (("--schedule", "lazy", "--memory", "x", "--", "true"), "invalid int value"),
+        (("--schedule", "lazy", "--wrong", "--", "true"), "--wrong"),
+        (("--schedule", "lazy", "--", "/no/such/program"), "cannot start /no/such/program"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+    outcome = launch(*arguments)
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_help_names_the_schedules_and_the_exit_codes() -> None:
+    outcome = launch("--help")
+    assert outcome.code == 0
+    for word in ("eager", "delay[:SEED]", "lazy", "explore[:SEED]", "exit codes"):
+        assert word in outcome.out
+
+
+def test_a_command_without_faults_ends_with_its_own_code_and_nothing_printed() -> None:
+    outcome = launch("--schedule", "lazy", "--", "sh", "-c", "exit 3")
+    assert (outcome.code, outcome.out, outcome.err) == (3, "", "")
+
+
+@pytest.mark.parametrize("code", ["0", "3"])
+def test_a_fault_makes_the_exit_code_70_whatever_the_command_said(code: str) -> None:
+    outcome = run_program("faulty", "eager", arguments=("2", code))
+    assert outcome.code == FAULTY
+    assert "npusim: 2 faults, 1 different" in outcome.err
+    assert "2 x the target of a copy is no device memory" in outcome.err
+
+
+def test_a_fault_of_a_grandchild_counts() -> None:
+    inner = f"import subprocess, sys; subprocess.run({_faulty()!r}, check=True)"
+    outcome = launch("--schedule", "eager", "--", sys.executable, "-c", inner)
+    assert outcome.code == FAULTY
+    assert "1 faults" in outcome.err
+
+
+def test_a_command_that_removes_the_file_of_faults_is_no_command_without_faults() -> None:
+    outcome = launch("--schedule", "eager", "--", "sh", "-c", 'rm "$NPUSIM_FAULTS"')
+    assert outcome.code == FAULTY
+    assert outcome.err.splitlines() == [
+        "npusim: the file of faults is lost: No such file or directory"
+    ]
+
+
+def test_a_folder_that_cannot_be_built_in_is_told_in_one_line() -> None:
+    given = {"NPUSIM_BUILD": "/proc/nowhere"}
+    outcome = launch("--schedule", "eager", "--", "true", environment=given)
+    assert outcome.code == 2
+    assert outcome.err.startswith("npusim: cannot build in /proc/nowhere: ")
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_one_may_go_on_in_spite_of_faults() -> None:
+    outcome = launch("--schedule", "eager", "--keep-going", "--", *_faulty())
+    assert outcome.code == 0
+    assert "1 faults" in outcome.err
+
+
+def test_devices_and_memory_are_as_chosen() -> None:
+    facts = run_program("size", "eager", "--devices", "3", "--memory", "64").facts
+    assert facts == {"devices": 3, "total": 64 << 20}
+
+
+def test_a_function_that_is_not_implemented_is_loud() -> None:
+    outcome = run_program("missing", "eager")
+    assert outcome.code == FAULTY
+    assert "libascendcl: rtKernelLaunch was called and is a stub" in outcome.err
+    assert outcome.out.strip() == '{"code": 200001}'
+
+
+def _faulty() -> list[str]:
+    return [sys.executable, str(PROGRAMS / "faulty.py"), "1", "0"]

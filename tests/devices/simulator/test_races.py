@@ -1,0 +1,47 @@
+"""The race table as a mutation test of the simulator: it catches bugs, and spoils nothing right."""
+
+import pytest
+from npusim.selftest import races
+
+RIGHT = {"a/right": races.ROUNDS, "a/wrong": 0}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, races.Found]:
+    """The table of this machine."""
+    return races.measure()
+
+
+@pytest.mark.timeout(300)
+def test_every_race_is_caught_and_every_right_program_is_right(
+    found: dict[str, races.Found], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        print(f"\n{races.table(found)}")
+    assert races.violations(found) == []
+
+
+@pytest.mark.timeout(300)
+def test_the_table_has_six_races_under_the_lazy_schedule(found: dict[str, races.Found]) -> None:
+    assert len([case for case in found["lazy"] if case.endswith("/wrong")]) == 6
+    assert len([case for case in found["explore"] if case.endswith("/wrong")]) == 4
+
+
+def test_a_table_as_it_should_be_is_accepted() -> None:
+    assert races.violations({"lazy": RIGHT, "eager": {"a/right": 20, "a/wrong": 20}}) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "case", "correct"),
+    [
+        ("eager", "a/right", 19),
+        ("lazy", "a/right", 19),
+        ("lazy", "a/wrong", 1),
+        ("delay", "a/wrong", 20),
+        ("explore", "a/wrong", 20),
+    ],
+)
+def test_a_table_that_says_otherwise_is_not(schedule: str, case: str, correct: int) -> None:
+    assert races.violations({schedule: {**RIGHT, case: correct}}) == [
+        f"{case} under {schedule}: {correct} of 20 correct"
+    ]

@@ -1,0 +1,61 @@
+"""What the real torch_npu shows of the simulated device."""
+
+import pytest
+from devices.simulator.running import Outcome, run_program
+
+ALIKE = ("fresh", "streams", "unrecorded_event", "out_of_memory", "replays", "external_event")
+LAUNCHED_AT_ONCE = {"TASK_QUEUE_ENABLE": "0"}
+
+
+def look(*names: str, schedule: str = "lazy") -> Outcome:
+    """Look at something in a process of its own."""
+    return run_program("through_torch", schedule, arguments=names, environment=LAUNCHED_AT_ONCE)
+
+
+@pytest.fixture(scope="module", params=["lazy", "explore"])
+def seen(request: pytest.FixtureRequest) -> Outcome:
+    """What leaves the device intact, looked at in one process for each schedule."""
+    return look(*ALIKE, schedule=request.param)
+
+
+def test_a_new_tensor_holds_poison(seen: Outcome) -> None:
+    assert seen.facts["fresh"] == [0xA7] * 64
+
+
+def test_the_33rd_stream_is_the_first_again(seen: Outcome) -> None:
+    assert seen.facts["streams"] == [32, 0]
+
+
+def test_torch_npu_lets_a_wait_for_an_unrecorded_event_pass(seen: Outcome) -> None:
+    assert seen.facts["unrecorded_event"] == [True, True]
+
+
+def test_too_much_memory_raises_torchs_own_error_and_the_device_lives_on(seen: Outcome) -> None:
+    assert seen.facts["out_of_memory"] == "OutOfMemoryError"
+
+
+def test_a_replay_sees_the_inputs_of_its_time(seen: Outcome) -> None:
+    assert seen.facts["replays"] == [11, 21, 31]
+
+
+def test_an_external_event_is_waited_for_before_it_is_recorded(seen: Outcome) -> None:
+    assert seen.facts["external_event"] == [False, True]
+
+
+def test_a_capture_forbids_synchronisation() -> None:
+    raised = look("synchronisation_in_a_capture").facts["synchronisation_in_a_capture"]
+    assert "error code is 107027" in raised
+
+
+def test_an_index_out_of_range_is_told_at_every_synchronisation_from_then_on() -> None:
+    facts = look("index_out_of_range").facts["index_out_of_range"]
+    assert len(facts["raised"]) == 2
+    for raised in facts["raised"]:
+        assert "507015" in raised
+        assert "index 99 is out of bounds" in raised
+
+
+def test_a_missing_operator_is_named() -> None:
+    facts = look("missing_operator").facts["missing_operator"]
+    assert "Erfinv" in facts["raised"]
+    assert "the operator Erfinv of the older interface is not simulated" in facts["told"]

@@ -1,0 +1,69 @@
+"""Something goes wrong with a rank while experts move: on GPUs, on NPUs of the simulated driver."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from helpers.harnesses.devices import Network
+from helpers.harnesses.left_over import LOSSES, TROUBLES, healthy, unmoved
+from helpers.processes.ranks import Case, Ranks
+from helpers.rank_programs import faults
+from helpers.tiers import DEEP
+
+SIZE = 3
+LOST = [
+    ("Committing", "killed", "boundary"),
+    ("Moving", "stopped", "boundary"),
+    ("Updating", "killed", "locked"),
+    ("Agreeing", "writes are wrong", "locked"),
+]
+TROUBLED = [
+    ("bytes corrupted", "Moving", "boundary"),
+    ("message lost", "Agreeing", "boundary"),
+    ("plan differs", "Updating", "locked"),
+]
+"""Of the matrix, on every commit; all of it in the deep profile."""
+LOST_SO_FAR = count(1)
+BEARABLE = 8
+"""Losses that a process goes through: what was under way with the lost keeps its stream of 32."""
+
+
+def play(
+    ranks: Ranks,
+    network: Network,
+    program: Callable[..., Any],
+    lost: frozenset[int],
+    **arguments: str,
+) -> list[Any]:
+    network.need(SIZE)
+    return ranks.play(
+        Case(
+            program=f"{program.__module__}:{program.__qualname__}",
+            size=SIZE,
+            arguments={**arguments, "backend": network.backend},
+            deadline=8.0,
+            lost=lost,
+            spoils=bool(lost) and next(LOST_SO_FAR) % BEARABLE == 0,
+            communicator=network.communicator,
+        )
+    )
+
+
+@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
+def test_devices_that_are_left_serve_one_layout_and_go_on(
+    ranks: Ranks, network: Network, where: str, how: str, commit: str
+) -> None:
+    lost = frozenset({faults.VICTIM})
+    answers = play(ranks, network, faults.survive, lost, where=where, how=how, commit=commit)
+    healthy([answers[0], answers[2]])
+
+
+@pytest.mark.parametrize(("what", "where", "commit"), TROUBLES if DEEP else TROUBLED)
+def test_beside_a_device_with_which_something_is_wrong_all_serve_one_layout(
+    ranks: Ranks, network: Network, what: str, where: str, commit: str
+) -> None:
+    answers = play(
+        ranks, network, faults.endure, frozenset(), what=what, where=where, commit=commit
+    )
+    unmoved(answers, what)

@@ -1,0 +1,308 @@
+"""Graphs of devices: clauses B7, O3, O6, G3, V4, A11."""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from helpers.harnesses.devices import current_stream, device_of, fresh_stream
+from torch import Tensor
+
+from equipoise.backends.devices import graph as graphs
+from equipoise.backends.devices.accelerator import DeviceAccelerator
+from equipoise.backends.devices.stream import DeviceStream
+from equipoise.hal.errors import (
+    EventNotRecorded,
+    SlotLeased,
+    StreamFailed,
+    StreamTimeout,
+    Unsupported,
+)
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+SOON = 20.0
+BRIEF = 0.05
+
+
+@pytest.fixture
+def stream(device: DeviceAccelerator) -> DeviceStream:
+    return device.stream(Role.COMPUTE)
+
+
+@pytest.fixture
+def number(device: DeviceAccelerator) -> Tensor:
+    """int64 [1], zero on the device."""
+    made = torch.zeros(1, dtype=torch.int64, device=device.device)
+    current_stream(device).synchronize()
+    return made
+
+
+def append(number: Tensor, digit: int) -> None:
+    number.mul_(10).add_(digit)
+
+
+def test_what_is_captured_runs_at_each_replay_and_never_before(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    graph = device.graph()
+
+    def program() -> None:
+        for digit in (1, 2):
+            stream.launch(partial(append, number, digit))
+
+    graph.capture(stream, program)
+    stream.synchronize(SOON)
+    assert int(number) == 0
+    for _ in range(2):
+        graph.replay(stream)
+    stream.synchronize(SOON)
+    assert int(number) == 1212
+
+
+def test_a_graph_may_be_replayed_on_another_stream_and_an_empty_one_does_nothing(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    graph = device.graph()
+    graph.replay(stream)
+    graph.capture(stream, lambda: None)
+    graph.replay(stream)
+    graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
+    graph.replay(device.stream(Role.AUX))
+    device.synchronize(SOON)
+    assert int(number) == 1
+
+
+def test_only_what_the_thread_launches_on_that_stream_is_captured(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    other, graph, second = device.stream(Role.AUX), device.graph(), torch.zeros_like(number)
+    current_stream(device).synchronize()
+
+    def program() -> None:
+        stream.launch(partial(append, number, 1))
+        other.launch(partial(append, second, 2))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(stream.launch, partial(append, number, 3)).result(SOON)
+            pool.submit(stream.synchronize, SOON).result(SOON)
+
+    graph.capture(stream, program)
+    device.synchronize(SOON)
+    assert [int(number), int(second)] == [3, 2]
+    graph.replay(stream)
+    stream.synchronize(SOON)
+    assert [int(number), int(second)] == [31, 2]
+
+
+def test_a_program_that_raises_leaves_graph_and_stream_as_they_were(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    graph = device.graph()
+    graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
+
+    def program() -> None:
+        stream.launch(partial(append, number, 2))
+        raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError):
+        graph.capture(stream, program)
+    stream.launch(partial(append, number, 3))
+    graph.replay(stream)
+    stream.synchronize(SOON)
+    assert int(number) == 31
+    again = device.graph()
+    again.capture(stream, lambda: stream.launch(partial(append, number, 4)))
+
+
+def test_a_captured_event_is_recorded_at_each_replay(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    other, graph, event, lock = (
+        device.stream(Role.AUX),
+        device.graph(),
+        device.event(),
+        device.stream_lock(SOON),
+    )
+
+    def program() -> None:
+        lock.acquire(stream)
+        stream.record(event)
+        lock.release(stream)
+
+    graph.capture(stream, program)
+    with pytest.raises(EventNotRecorded):
+        other.wait(event)
+    for turn in range(2):
+        graph.replay(stream)
+        other.wait(event)
+        other.launch(partial(append, number, 1))
+        with pytest.raises(StreamTimeout):
+            other.synchronize(BRIEF)
+        lock.signal(0)
+        other.synchronize(SOON)
+        assert int(number) == (1, 11)[turn]
+        lock.wait(0, SOON)
+
+
+def test_a_captured_wait_is_for_the_point_that_is_current_at_the_replay(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    other, graph, event, lock = (
+        device.stream(Role.AUX),
+        device.graph(),
+        device.event(),
+        device.stream_lock(SOON),
+    )
+    other.record(event)
+
+    def program() -> None:
+        stream.wait(event)
+        stream.launch(partial(append, number, 1))
+
+    graph.capture(stream, program)
+    lock.acquire(other)
+    other.record(event)
+    graph.replay(stream)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(BRIEF)
+    lock.signal(0)
+    stream.synchronize(SOON)
+    assert int(number) == 1
+
+
+def test_capturing_a_wait_for_an_event_that_nobody_ever_records_raises(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    graph, event = device.graph(), device.event()
+    with pytest.raises(EventNotRecorded):
+        graph.capture(stream, lambda: stream.wait(event))
+    graph.capture(stream, lambda: (stream.record(event), stream.wait(event)))
+    graph.replay(stream)
+    stream.synchronize(SOON)
+
+
+def test_a_captured_commit_is_in_its_turn_at_every_replay(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    """It waits for the staging that another stream still fills, and leases forbid it."""
+    slot = torch.zeros(64, dtype=torch.uint8, device=device.device)
+    current_stream(device).synchronize()
+    store, graph = device.slot_store(SlotLayout(((Segment("w", slot),),), 1)), device.graph()
+    graph.capture(stream, lambda: store.commit([(0, 0)], stream))
+    copy, lock = device.stream(Role.COPY), device.stream_lock(SOON)
+    for turn in range(1, 3):
+        lock.acquire(copy)
+        store.unpack(device.pinned(64).fill_(turn), [0], copy)
+        lock.release(copy)
+        graph.replay(stream)
+        with pytest.raises(StreamTimeout):
+            stream.synchronize(BRIEF)
+        lock.signal(0)
+        lock.wait(0, SOON)
+        stream.synchronize(SOON)
+        assert set(slot.tolist()) == {turn}
+    lease = store.lease([0])
+    with pytest.raises(SlotLeased):
+        graph.replay(stream)
+    lease.release()
+    graph.replay(stream)
+    stream.synchronize(SOON)
+
+
+def test_a_replay_is_one_launch_to_an_attached_readers_commit(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    """Looks before and after a wait inside the graph see one version."""
+    slot = torch.zeros(64, dtype=torch.uint8, device=device.device)
+    seen = torch.zeros(2, 64, dtype=torch.uint8, device=device.device)
+    current_stream(device).synchronize()
+    store, graph, event = (
+        device.slot_store(SlotLayout(((Segment("w", slot),),), 1)),
+        device.graph(),
+        device.event(),
+    )
+    reader = store.attach(stream)
+
+    def program() -> None:
+        stream.launch(partial(seen[0].copy_, slot))
+        stream.record(event)
+        stream.wait(event)
+        stream.launch(partial(seen[1].copy_, slot))
+
+    graph.capture(stream, program)
+    for version in range(1, 6):
+        store.write([0], [[device.pinned(64).fill_(version)]], device.stream(Role.COPY))
+        graph.replay(stream)
+    device.synchronize(SOON)
+    assert set(seen.flatten().tolist()) == {5}
+    reader.detach()
+
+
+def test_a_dropped_graph_lives_until_its_last_replay_has_passed(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    graph, lock = device.graph(), device.stream_lock(SOON)
+    graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
+    (part,) = graph._body.parts
+    vendor = weakref.ref(part)
+    lock.acquire(stream)
+    graph.replay(stream)
+    del graph, part
+    graphs.sweep()
+    gc.collect()
+    assert vendor() is not None
+    lock.signal(0)
+    device.synchronize(SOON)
+    gc.collect()
+    assert vendor() is None
+    assert int(number) == 1
+
+
+def test_what_cannot_be_captured_is_refused(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    graph, inner = device.graph(), device.graph()
+    for program in (
+        lambda: stream.synchronize(SOON),
+        lambda: inner.capture(stream, lambda: None),
+        lambda: inner.replay(stream),
+        lambda: inner.capture(device.stream(Role.AUX), lambda: None),
+    ):
+        with pytest.raises(Unsupported):
+            graph.capture(stream, program)
+
+
+def test_a_replay_on_a_failed_stream_says_so(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    graph = device.graph()
+    graph.capture(stream, lambda: stream.launch(partial(append, number, 1)))
+    stream.launch(lambda: 1 / 0)
+    with pytest.raises(StreamFailed):
+        graph.replay(stream)
+    graph.replay(device.stream(Role.AUX))
+    device.stream(Role.AUX).synchronize(SOON)
+    assert int(number) == 1
+
+
+def test_in_an_engines_capture_launches_work_and_what_needs_the_replays_is_refused(
+    device: DeviceAccelerator, number: Tensor
+) -> None:
+    theirs, vendor = fresh_stream(device), device_of(device).vendor
+    adopted, lock = device.adopt(theirs), device.stream_lock(SOON)
+    store = device.slot_store(SlotLayout(((Segment("w", number),),), 1))
+    with vendor.current(theirs):
+        graph = vendor.begin_capture()
+        adopted.launch(partial(append, number, 1))
+        with pytest.raises(Unsupported, match="not ours"):
+            lock.acquire(adopted)
+        assert lock._lent == set()
+        with pytest.raises(Unsupported, match="not ours"):
+            store.commit([(0, 0)], adopted)
+        vendor.end_capture(graph)
+        for _ in range(2):
+            graph.replay()
+    adopted.synchronize(SOON)
+    assert int(number) == 11

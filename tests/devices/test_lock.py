@@ -1,0 +1,380 @@
+"""The stream lock of devices: clauses O5, O6, L1 to L3, L5 to L7."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from helpers.harnesses.devices import backend, current_stream, device_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.backends.devices.accelerator import DeviceAccelerator
+from equipoise.backends.devices.lock import DeviceStreamLock
+from equipoise.backends.devices.lock_watch import Watch
+from equipoise.hal.errors import (
+    LockMisuse,
+    LockPoisoned,
+    StaleEpoch,
+    StreamError,
+    StreamFailed,
+    StreamTimeout,
+)
+from equipoise.hal.stream import Event, Role, Stream
+
+SOON = 20.0
+BRIEF = 0.05
+
+
+@pytest.fixture
+def lock(device: DeviceAccelerator) -> DeviceStreamLock:
+    return device.stream_lock(SOON)
+
+
+@pytest.fixture
+def stream(device: DeviceAccelerator) -> Stream:
+    return device.stream(Role.COMPUTE)
+
+
+def zeros(device: DeviceAccelerator, count: int) -> Tensor:
+    made = torch.zeros(count, dtype=torch.int32, device=device.device)
+    current_stream(device).synchronize()
+    return made
+
+
+def passed(device: DeviceAccelerator, stream: Stream) -> Event:
+    event = device.event()
+    stream.record(event)
+    return event
+
+
+def write(device: DeviceAccelerator, slot: Tensor, number: int) -> None:
+    """As a mover does: from the host, while the model's stream may wait."""
+    page = device.pinned(slot.nbytes).view(slot.dtype).fill_(number)
+    copy = device.stream(Role.COPY)
+    copy.launch(partial(slot.copy_, page, non_blocking=True))
+    copy.synchronize(SOON)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 5), st.booleans())
+def test_mover_and_stream_take_strict_turns_and_every_round_is_seen_whole(
+    kind: str, rounds: int, captured: bool
+) -> None:
+    """The stream's part is launched ahead, or captured once and replayed."""
+    device = backend(kind).open(0)
+    assert isinstance(device, DeviceAccelerator)
+    lock, stream = device.stream_lock(SOON), device.stream(Role.COMPUTE)
+    slot, place, seen = (
+        zeros(device, 8),
+        zeros(device, 1).long(),
+        zeros(device, 8 * rounds).view(rounds, 8),
+    )
+    device.adopt(current_stream(device)).synchronize(SOON)
+
+    def read() -> None:
+        seen.index_copy_(0, place, slot[None])
+        place.add_(1)
+
+    def step() -> None:
+        lock.acquire(stream)
+        stream.launch(read)
+        lock.release(stream)
+
+    graph = device.graph()
+    graph.capture(stream, step)
+    for _ in range(rounds):
+        (lambda: graph.replay(stream))() if captured else step()
+    for number in range(1, rounds + 1):
+        write(device, slot, number)
+        lock.signal(0)
+        lock.wait(0, SOON)
+    stream.synchronize(SOON)
+    assert seen.tolist() == [[number] * 8 for number in range(1, rounds + 1)]
+    assert lock.drain(SOON) == 1
+    device.close()
+
+
+def test_a_signal_may_come_before_its_acquire(lock: DeviceStreamLock, stream: Stream) -> None:
+    lock.signal(0)
+    lock.acquire(stream)
+    stream.synchronize(SOON)
+    lock.release(stream)
+    lock.wait(0, SOON)
+
+
+def test_one_signal_releases_the_first_acquire_and_no_other(
+    device: DeviceAccelerator, lock: DeviceStreamLock
+) -> None:
+    events = []
+    for role in (Role.COMPUTE, Role.AUX):
+        lock.acquire(device.stream(role))
+        events.append(passed(device, device.stream(role)))
+        lock.release(device.stream(role))
+    lock.signal(0)
+    lock.wait(0, SOON)
+    assert [event.query() for event in events] == [True, False]
+    with pytest.raises(StreamTimeout):
+        lock.drain(BRIEF)
+    lock.signal(0)
+    lock.wait(0, SOON)
+    events[1].synchronize(SOON)
+
+
+def test_one_graph_may_wait_on_two_streams_at_once(
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
+) -> None:
+    """Both replays wait for the same word: one signal must not free both."""
+    graph, events = device.graph(), []
+    graph.capture(stream, lambda: (lock.acquire(stream), lock.release(stream)))
+    for role in (Role.COMPUTE, Role.AUX):
+        graph.replay(device.stream(role))
+        events.append(passed(device, device.stream(role)))
+    lock.signal(0)
+    lock.wait(0, SOON)
+    with pytest.raises(StreamTimeout):
+        lock.drain(BRIEF)
+    assert sum(event.query() for event in events) == 1
+    lock.signal(0)
+    lock.wait(0, SOON)
+    device.synchronize(SOON)
+
+
+def test_the_mover_does_not_write_while_the_stream_reads(
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
+) -> None:
+    """What keeps the reader reading is another lock."""
+    busy = device.stream_lock(SOON)
+    lock.acquire(stream)
+    busy.acquire(stream)
+    lock.release(stream)
+    lock.signal(0)
+    with pytest.raises(StreamTimeout, match="may read the slots"):
+        lock.wait(0, BRIEF)
+    busy.signal(0)
+    lock.wait(0, SOON)
+
+
+def test_a_verb_out_of_turn_is_a_misuse_and_changes_nothing(
+    lock: DeviceStreamLock, stream: Stream
+) -> None:
+    with pytest.raises(LockMisuse, match="that it owns"):
+        lock.wait(0, SOON)
+    lock.signal(0)
+    with pytest.raises(LockMisuse, match="out of turn"):
+        lock.signal(0)
+    lock.acquire(stream)
+    lock.release(stream)
+    lock.wait(0, SOON)
+    lock.signal(0)
+
+
+def test_a_release_without_an_acquire_hands_nothing_over(
+    lock: DeviceStreamLock, stream: Stream
+) -> None:
+    lock.release(stream)
+    stream.synchronize(SOON)
+    lock.signal(0)
+    with pytest.raises(StreamTimeout):
+        lock.wait(0, BRIEF)
+
+
+def test_a_captured_release_without_an_acquire_cannot_be_replayed(
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
+) -> None:
+    graph = device.graph()
+    graph.capture(stream, partial(lock.release, stream))
+    with pytest.raises(LockMisuse, match="no acquire"):
+        graph.replay(stream)
+    lock.acquire(stream)
+    graph.replay(stream)
+    lock.signal(0)
+    lock.wait(0, SOON)
+
+
+def test_a_late_signal_of_an_epoch_that_is_over_releases_nobody(
+    lock: DeviceStreamLock, stream: Stream
+) -> None:
+    assert lock.drain(SOON) == lock.epoch == 1
+    lock.acquire(stream)
+    with pytest.raises(StaleEpoch, match="epoch 0 in epoch 1"):
+        lock.signal(0)
+    with pytest.raises(StaleEpoch):
+        lock.wait(0, SOON)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(BRIEF)
+    lock.signal(1)
+    stream.synchronize(SOON)
+
+
+def test_draining_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> None:
+    lock.signal(0)
+    assert lock.drain(SOON) == 1
+    lock.acquire(stream)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(BRIEF)
+    lock.signal(1)
+    lock.release(stream)
+    stream.synchronize(SOON)
+    assert lock.drain(SOON) == 2
+    with pytest.raises(LockMisuse):
+        lock.wait(2, SOON)
+
+
+def test_a_stream_that_stands_for_longer_than_the_deadline_is_let_go_by_a_poison(
+    device: DeviceAccelerator, stream: Stream
+) -> None:
+    lock = device.stream_lock(BRIEF)
+    lock.check()
+    lock.acquire(stream)
+    stream.synchronize(SOON)
+    with pytest.raises(LockPoisoned, match="epoch 0"):
+        lock.check()
+
+
+def test_the_deadline_of_an_acquire_begins_when_the_stream_comes_to_it(
+    device: DeviceAccelerator, stream: Stream
+) -> None:
+    """It stands behind another lock for much longer than its deadline."""
+    ahead, lock = device.stream_lock(SOON), device.stream_lock(BRIEF)
+    ahead.acquire(stream)
+    lock.acquire(stream)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(4 * BRIEF)
+    lock.check()
+    ahead.signal(0)
+    stream.synchronize(SOON)
+    with pytest.raises(LockPoisoned):
+        lock.check()
+
+
+def test_after_a_poison_everybody_passes_and_hosts_are_told_until_the_drain(
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
+) -> None:
+    graph = device.graph()
+    graph.capture(stream, lambda: (lock.acquire(stream), lock.release(stream)))
+    for _ in range(3):
+        graph.replay(stream)
+    lock.poison()
+    for _ in range(3):
+        lock.release(stream)
+        lock.acquire(stream)
+        graph.replay(stream)
+    stream.synchronize(SOON)
+    calls: tuple[Callable[[], None], ...] = (
+        lock.check,
+        lambda: lock.signal(0),
+        lambda: lock.wait(0, SOON),
+    )
+    for call in calls:
+        with pytest.raises(LockPoisoned):
+            call()
+    assert lock.drain(SOON) == 1
+    lock.check()
+    graph.replay(stream)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(BRIEF)
+    lock.signal(1)
+    lock.wait(1, SOON)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (DeviceStreamLock.poison, LockPoisoned),
+        (lambda lock: lock.drain(SOON), StaleEpoch),
+    ],
+    ids=["poison", "drain"],
+)
+def test_a_mover_that_waits_is_woken(
+    lock: DeviceStreamLock, end: Callable[[DeviceStreamLock], object], error: type[StreamError]
+) -> None:
+    lock.signal(0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lock.wait, 0, SOON)
+        end(lock)
+        with pytest.raises(error):
+            waiting.result(SOON)
+
+
+def test_a_failed_stream_does_not_hold_up_the_drain(
+    device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
+) -> None:
+    lock.acquire(stream)
+    stream.launch(lambda: 1 / 0)
+    with pytest.raises(StreamFailed):
+        lock.release(stream)
+    lock.signal(0)
+    assert lock.drain(SOON) == 1
+    with pytest.raises(StreamFailed):
+        lock.acquire(stream)
+    assert lock.drain(SOON) == 2
+
+
+def test_a_long_run_without_a_drain_keeps_no_memory(lock: DeviceStreamLock, stream: Stream) -> None:
+    for _ in range(50):
+        lock.acquire(stream)
+        lock.release(stream)
+        lock.signal(0)
+        lock.wait(0, SOON)
+    stream.synchronize(SOON)
+    lock.acquire(stream)
+    lock.tick(0.0)
+    assert len(lock._sections) == 1
+    assert len(lock._spare) + len(lock._lent) <= 3
+    lock.signal(0)
+
+
+def test_a_program_may_take_the_lock_itself(lock: DeviceStreamLock, stream: Stream) -> None:
+    stream.launch(lambda: (lock.acquire(stream), lock.release(stream)))
+    lock.signal(0)
+    lock.wait(0, SOON)
+
+
+def test_the_watchdog_does_not_die_unheard(
+    device: DeviceAccelerator,
+    lock: DeviceStreamLock,
+    stream: Stream,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: float) -> bool:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(lock, "tick", fail)
+    lock.acquire(stream)
+    device._watch.look()
+    with pytest.raises(LockPoisoned) as told:
+        lock.check()
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    monkeypatch.undo()
+    lock.poison()
+    assert lock.drain(SOON) == 1
+
+
+def test_the_watchdog_starts_with_an_acquire_and_ends_when_told(device: DeviceAccelerator) -> None:
+    watch, before = Watch(device_of(device)), set(threading.enumerate())
+
+    class Patient:
+        ticks = 0
+
+        def tick(self, now: float) -> bool:
+            self.ticks += 1
+            return self.ticks < 3
+
+        def break_down(self, failure: BaseException) -> None:
+            raise AssertionError from failure
+
+    patient = Patient()
+    assert set(threading.enumerate()) == before
+    watch.add(patient)
+    for _ in range(10000):
+        if patient.ticks == 3:
+            break
+        threading.Event().wait(0.001)
+    watch.stop()
+    assert set(threading.enumerate()) == before
+    assert patient.ticks == 3
+    assert not watch._watched

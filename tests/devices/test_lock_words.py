@@ -1,0 +1,27 @@
+"""Words of a lock that are lent again: the signal may come before the acquire, or behind it."""
+
+from helpers.harnesses.devices import backend
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from equipoise.hal.stream import Role
+
+SOON = 20.0
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.booleans(), min_size=2, max_size=6))
+@example([True, False])
+def test_signals_may_come_early_and_late_by_turns(kind: str, early: list[bool]) -> None:
+    device = backend(kind).open(0)
+    lock, stream = device.stream_lock(SOON), device.stream(Role.COMPUTE)
+    for ahead in early:
+        if ahead:
+            lock.signal(0)
+        lock.acquire(stream)
+        if not ahead:
+            lock.signal(0)
+        lock.release(stream)
+        lock.wait(0, SOON)
+    stream.synchronize(SOON)
+    device.close()

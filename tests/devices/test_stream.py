@@ -1,0 +1,334 @@
+"""Streams and events of devices: clauses O1 to O4, E5, E7, B4, B5, C8."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.harnesses.devices import backend, current_stream, fresh_stream, handle
+from torch import Tensor
+
+from equipoise.backends.cpu import BACKEND as CPU
+from equipoise.backends.devices.accelerator import DeviceAccelerator
+from equipoise.backends.devices.stream import DeviceStream
+from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
+from equipoise.hal.stream import Role
+
+SOON = 20.0
+"""Seconds: far more than needed, far less than a test's time-out."""
+BRIEF = 0.05
+
+
+@pytest.fixture
+def stream(device: DeviceAccelerator) -> DeviceStream:
+    return device.stream(Role.COMPUTE)
+
+
+def cell(device: DeviceAccelerator) -> Tensor:
+    """int64 [1], zero on the device."""
+    made = torch.zeros(1, dtype=torch.int64, device=device.device)
+    current_stream(device).synchronize()
+    return made
+
+
+def append(number: Tensor, digit: int) -> None:
+    """One more digit, to be launched: tells who ran, and when."""
+    number.mul_(10).add_(digit)
+
+
+def fail() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+def test_what_is_launched_runs_in_order_behind_what_was_waited_for(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    other, number, event = device.stream(Role.COPY), cell(device), device.event()
+    for digit in (1, 2):
+        stream.launch(partial(append, number, digit))
+    stream.record(event)
+    other.wait(event)
+    other.launch(partial(append, number, 3))
+    other.synchronize(SOON)
+    assert int(number) == 123
+
+
+def test_recording_again_does_not_move_the_point_that_somebody_waits_for(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    """The second recording is behind a lock that nobody signals."""
+    other, event, lock = device.stream(Role.COPY), device.event(), device.stream_lock(SOON)
+    stream.record(event)
+    other.wait(event)
+    lock.acquire(stream)
+    stream.record(event)
+    other.synchronize(SOON)
+    assert not event.query()
+    with pytest.raises(StreamTimeout):
+        event.synchronize(BRIEF)
+    lock.signal(0)
+    event.synchronize(SOON)
+
+
+def test_a_host_that_waits_keeps_its_point_when_the_event_is_recorded_again(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    other, event = device.stream(Role.COPY), device.event()
+    locks = {on: device.stream_lock(SOON) for on in (stream, other)}
+    for on, lock in locks.items():
+        lock.acquire(on)
+    stream.record(event)
+    point = event.latest()
+    other.record(event)
+    locks[stream].signal(0)
+    point.wait(SOON, "the first point")
+    assert not event.query()
+    locks[other].signal(0)
+    event.synchronize(SOON)
+
+
+def test_an_event_that_was_never_recorded_is_waited_for_by_nobody(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    event = device.event()
+    assert not event.query()
+    with pytest.raises(EventNotRecorded):
+        stream.wait(event)
+    with pytest.raises(EventNotRecorded):
+        event.synchronize(SOON)
+
+
+def test_a_wait_that_cannot_end_is_given_up_at_its_time_out(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    lock = device.stream_lock(SOON)
+    lock.acquire(stream)
+    with pytest.raises(StreamTimeout, match="compute"):
+        stream.synchronize(BRIEF)
+    with pytest.raises(StreamTimeout):
+        device.synchronize(BRIEF)
+    lock.signal(0)
+    device.synchronize(SOON)
+
+
+def test_a_program_that_raises_fails_its_stream_with_the_first_cause(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    number, before, behind = cell(device), device.event(), device.event()
+    stream.record(before)
+    stream.launch(partial(append, number, 1))
+    stream.launch(fail)
+    for call in (
+        lambda: stream.launch(partial(append, number, 2)),
+        lambda: stream.record(behind),
+        lambda: stream.wait(before),
+        lambda: stream.synchronize(SOON),
+        lambda: behind.synchronize(SOON),
+        lambda: device.synchronize(SOON),
+    ):
+        with pytest.raises(StreamFailed) as told:
+            call()
+        assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert behind.query()
+    assert int(number) == 1
+
+
+def test_a_failed_stream_is_waited_for_before_it_says_so(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    lock = device.stream_lock(SOON)
+    lock.acquire(stream)
+    stream.launch(fail)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(BRIEF)
+    lock.signal(0)
+    with pytest.raises(StreamFailed):
+        stream.synchronize(SOON)
+
+
+def test_whoever_waits_for_an_event_of_a_failed_stream_fails_too(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    event, other = device.event(), device.stream(Role.AUX)
+    stream.launch(fail)
+    with pytest.raises(StreamFailed):
+        stream.record(event)
+    with pytest.raises(StreamFailed, match="on purpose"):
+        other.wait(event)
+    with pytest.raises(StreamFailed, match="on purpose"):
+        other.launch(lambda: None)
+
+
+def test_another_accelerator_of_the_device_has_streams_that_have_not_failed(
+    kind: str, device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    stream.launch(fail)
+    second = backend(kind).open(0)
+    assert isinstance(second, DeviceAccelerator)
+    fresh = second.stream(Role.COMPUTE)
+    assert fresh.wraps(stream.native)
+    fresh.launch(lambda: None)
+    fresh.synchronize(SOON)
+    second.close()
+
+
+def test_a_program_inside_a_program_runs_at_once_and_may_be_caught(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    number = cell(device)
+
+    def program() -> None:
+        append(number, 1)
+        stream.launch(partial(append, number, 2))
+        with pytest.raises(ZeroDivisionError):
+            stream.launch(fail)
+        append(number, 3)
+
+    stream.launch(program)
+    stream.synchronize(SOON)
+    assert int(number) == 123
+
+
+def test_the_stream_of_a_launch_is_the_vendors_current_one(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    seen: list[Any] = []
+    before = current_stream(device)
+    stream.launch(lambda: seen.append(current_stream(device)))
+    with device.stream(Role.AUX).current():
+        seen.append(current_stream(device))
+    assert seen == [stream.native, device.stream(Role.AUX).native]
+    assert current_stream(device) == before
+
+
+def test_threads_may_launch_on_one_stream(device: DeviceAccelerator, stream: DeviceStream) -> None:
+    number, threads, launches = cell(device), 4, 8
+
+    def work() -> None:
+        for _ in range(launches):
+            stream.launch(partial(number.add_, 1))
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work) for _ in range(threads)]:
+            done.result(SOON)
+    stream.synchronize(SOON)
+    assert int(number) == threads * launches
+
+
+def test_an_event_may_be_asked_from_a_thread_that_never_saw_the_device(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    event = device.event()
+    stream.record(event)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(event.synchronize, SOON).result(SOON)
+        assert pool.submit(event.query).result(SOON)
+
+
+def test_an_error_of_the_device_is_told_with_its_cause(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    """The driver's stream cannot be used any more after a real one, so the vendor's is doubled."""
+
+    class Broken:
+        device_index = 0
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            raise RuntimeError("error code is 507015")
+
+    stream.synchronize(SOON)
+    broken = DeviceStream(
+        Role.AUX, "broken", stream.device, stream.native, device.stream(Role.AUX).gate
+    )
+    broken._native = _Half(stream.native, Broken())
+    with pytest.raises(StreamFailed, match="507015"):
+        broken._ask_for_errors()
+    with pytest.raises(StreamFailed, match="507015"):
+        broken.launch(lambda: None)
+
+
+class _Half:
+    """A vendor's stream of which two methods are somebody else's."""
+
+    def __init__(self, real: Any, other: Any) -> None:
+        self._real, self._other = real, other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other if hasattr(self._other, name) else self._real, name)
+
+
+def test_streams_of_an_engine_are_adopted_once(device: DeviceAccelerator) -> None:
+    theirs = fresh_stream(device)
+    adopted = device.adopt(theirs)
+    assert device.adopt(theirs) is adopted
+    number, event = cell(device), device.event()
+    adopted.launch(partial(append, number, 1))
+    adopted.record(event)
+    device.stream(Role.COPY).wait(event)
+    device.stream(Role.COPY).synchronize(SOON)
+    assert int(number) == 1
+    ours = device.stream(Role.COMPUTE)
+    assert device.adopt(ours.native) is ours
+    current = torch.accelerator.current_stream(device.device)  # the same stream by another class
+    assert device.adopt(current) is device.adopt(current_stream(device))
+
+
+def test_strangers_are_refused(device: DeviceAccelerator, stream: DeviceStream) -> None:
+    with pytest.raises(TypeError, match="another backend"):
+        stream.wait(CPU.open(0).event())
+
+
+def test_streams_do_not_alias_however_often_the_device_is_opened(
+    kind: str, device: DeviceAccelerator
+) -> None:
+    """The vendor's pool begins again behind its 32nd stream."""
+    for _ in range(40):
+        backend(kind).open(0).close()
+    streams = {handle(device.stream(role).native) for role in Role}
+    assert len(streams) == len(Role)
+
+
+def test_a_launch_of_one_thread_is_whole_to_another(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    """The second thread's launch comes while the first one's program is at its middle."""
+    number, middle = cell(device), threading.Event()
+
+    def program() -> None:
+        append(number, 1)
+        middle.set()
+        append(number, 2)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(middle.wait, SOON)
+        other = pool.submit(lambda: stream.launch(partial(append, number, 3)))
+        stream.launch(program)
+        other.result(SOON)
+    stream.synchronize(SOON)
+    assert int(number) == 123
+
+
+def test_closing_ends_in_time_and_nothing_more_is_taken(
+    kind: str, device: DeviceAccelerator
+) -> None:
+    stream, lock = device.stream(Role.COMPUTE), device.stream_lock(SOON)
+    lock.acquire(stream)
+    before = threading.active_count()
+    device.close()
+    with pytest.raises(StreamFailed, match="closed"):
+        stream.launch(lambda: None)
+    assert threading.active_count() == before - 1  # the watchdog of the lock
+    fresh = backend(kind).open(0)
+    fresh.synchronize(SOON)  # the vendor's stream was let go
+    fresh.close()
+
+
+def test_what_is_no_stream_of_the_device_is_not_adopted(device: DeviceAccelerator) -> None:
+    for foreign in (torch.Stream(device="cpu"), CPU.open(0).stream(Role.AUX), object()):
+        with pytest.raises(Unsupported):
+            device.adopt(foreign)

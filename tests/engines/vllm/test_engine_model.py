@@ -1,0 +1,110 @@
+"""Layers that never ask for slots are found: by what they are, and by what they did."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.vllm.settings import EngineSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class MegaMoe:
+    """An expert path of its own, as some models have."""
+
+
+def layer(router: object, monolithic: bool = False, together: bool = False) -> Any:
+    method = SimpleNamespace(is_monolithic=monolithic)
+    experts = SimpleNamespace(quant_method=method)
+    return SimpleNamespace(
+        router=router, routed_experts=experts, do_naive_dispatch_combine=together
+    )
+
+
+def model(*layers: object) -> Any:
+    return SimpleNamespace(
+        moe_layers=layers,
+        expert_weights=[[] for _ in layers],
+        num_local_physical_experts=2,
+        num_logical_experts=2,
+    )
+
+
+def own_router() -> Any:
+    from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+
+    kind: Any = type("Chooses", (BaseRouter,), {})
+    kind.__abstractmethods__ = frozenset()
+    return kind.__new__(kind)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (MegaMoe, "layer 0: MegaMoe routes by itself"),
+        (lambda: layer(object()), "layer 0: SimpleNamespace routes by itself"),
+        (lambda: layer(own_router(), monolithic=True), "layer 0: .* routes within its kernel"),
+        (lambda: layer(own_router(), together=True), "layer 0: .* rows of all ranks .* together"),
+    ],
+)
+def test_a_layer_that_cannot_ask_is_refused(make: Callable[[], object], said: str) -> None:
+    from equipoise.integrations.vllm.engine_model import expert_model
+
+    with pytest.raises(IntegrationError, match=said):
+        expert_model(model(make()), "refused", torch.device("cpu"))
+
+
+def served_by(asks: str, rows: list[Any]) -> Any:
+    from equipoise.integrations.vllm.engine_served import Asks, Served
+    from equipoise.integrations.vllm.routed_rows import Clock
+
+    unused: Any = SimpleNamespace()
+    return Served(unused, unused, (), Clock(), (), unused, Asks(asks), rows)
+
+
+def test_a_draft_may_leave_layers_out_but_not_all() -> None:
+    rows = [SimpleNamespace(asked=asked) for asked in (False, False)]
+    served = served_by("some layer", rows)
+    served.fill([3])
+    with pytest.raises(IntegrationError, match=r"layers \[0, 1\] of 2"):
+        served.proven()
+    rows[0].asked = True
+    assert served.proven()
+
+
+def test_a_layer_that_has_computed_without_asking_is_named() -> None:
+    rows = [SimpleNamespace(asked=asked) for asked in (True, False, True)]
+    served = served_by("every layer", rows)
+    assert not served.proven(), "no forward with tokens has come by"
+    served.fill([3])
+    with pytest.raises(IntegrationError, match=r"layers \[1\] of 3 .* without asking"):
+        served.proven()
+    rows[1].asked = True
+    assert served.proven()
+
+
+def test_both_runners_make_a_state_of_ours_for_who_asked_and_of_theirs_for_all_others() -> None:
+    from vllm.distributed.eplb.eplb_state import EplbState
+    from vllm.v1.worker import gpu_model_runner
+    from vllm.v1.worker.gpu.eplb_utils import EPLBController
+
+    from equipoise.integrations.vllm.engine_part import installed
+    from equipoise.integrations.vllm.engine_state import EngineState
+
+    ours, theirs = (SimpleNamespace(enable_eplb=True, eplb_config=SimpleNamespace()) for _ in "ab")
+    device = torch.device("cpu")
+    config = SimpleNamespace(parallel_config=ours, model_config=object())
+    worker = SimpleNamespace(vllm_config=config, reload_weights=lambda: None)
+    with installed(worker, EngineSettings()):
+        second = EPLBController(ours, device)
+        second.prepare_load()
+        assert type(second.state) is EngineState
+        assert type(gpu_model_runner.EplbState(ours, device)) is EngineState
+        assert type(gpu_model_runner.EplbState(theirs, device)) is EplbState
+        with pytest.raises(IntegrationError, match="reload_weights goes by the slots"):
+            worker.reload_weights()
+    assert type(gpu_model_runner.EplbState(ours, device)) is EplbState

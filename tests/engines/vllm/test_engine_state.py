@@ -1,0 +1,216 @@
+"""What the runner says of a step reaches the counters, and what was asked for the engine."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.backends.cpu import BACKEND as CPU
+from equipoise.balancer.experts.config import ShareMode
+from equipoise.hal.stream import Role
+from equipoise.integrations.vllm.engine_streams import EngineStreams, HostStreams
+from equipoise.integrations.vllm.routed_rows import Clock
+from equipoise.integrations.vllm.settings import EngineSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+AGAIN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SOON = 20.0
+COUNTS = st.lists(st.integers(0, 9), min_size=2, max_size=2)
+STEPS = st.lists(st.tuples(COUNTS, st.booleans()), min_size=1, max_size=6)
+"""By step: rows of two experts, and whether it carried nobody's tokens."""
+
+
+@pytest.fixture
+def streams() -> Iterator[EngineStreams]:
+    accelerator = CPU.open(0)
+    yield HostStreams(accelerator.stream(Role.COMPUTE), SOON)
+    accelerator.close()
+
+
+class Balancer:
+    """As far as a step meets it: counters of two families, and boundaries."""
+
+    def __init__(self) -> None:
+        self.counters = [torch.zeros(1, 2, dtype=torch.int32) for _ in range(2)]
+        self.families = [
+            SimpleNamespace(inner=SimpleNamespace(load=SimpleNamespace(counters=one)))
+            for one in self.counters
+        ]
+        self.boundaries: list[int] = []
+
+    def boundary(self, step: int) -> None:
+        self.boundaries.append(step)
+
+
+class Worker:
+    """A state with one model in it, as `add_model` leaves it."""
+
+    def __init__(self, streams: EngineStreams) -> None:
+        from equipoise.integrations.vllm.engine_served import Asks, Served
+
+        self.balancer, self.config = Balancer(), object()
+        before = [one.clone() for one in self.balancer.counters]
+        balancer: Any = self.balancer
+        unused: Any = SimpleNamespace()
+        filled = [torch.zeros((), dtype=torch.int32) for _ in range(2)]
+        self.served = Served(balancer, unused, filled, Clock(), before, streams, Asks.EVERY_LAYER)
+        self.state = state()
+        self.state._site = SimpleNamespace(streams=streams)
+        self.state.model_states["one"] = self.served
+        self.state._by_config[id(self.config)] = self.config, self.served
+        with streams.turn():
+            self.served.open_step()
+
+    def count(self, rows: list[int]) -> None:
+        """A forward came by, with rows for the experts; twice as many in the second family."""
+        for factor, counters in enumerate(self.balancer.counters, 1):
+            counters += factor * torch.tensor([rows], dtype=torch.int32)
+
+    @property
+    def counted(self) -> list[list[int]]:
+        return [one[0].tolist() for one in self.balancer.counters]
+
+
+def state(**asked: Any) -> Any:
+    from equipoise.integrations.vllm.engine_state import EngineState
+
+    return EngineState(SimpleNamespace(), torch.device("cpu"), EngineSettings(**asked), None)
+
+
+@AGAIN
+@given(STEPS)
+def test_what_carried_nobodys_tokens_does_not_count(
+    streams: EngineStreams, steps: list[tuple[list[int], bool]]
+) -> None:
+    worker = Worker(streams)
+    for rows, dummy in steps:
+        worker.count(rows)
+        worker.state.step(is_dummy=dummy)
+    sums = [sum(rows[expert] for rows, dummy in steps if not dummy) for expert in range(2)]
+    assert worker.counted == [sums, [2 * one for one in sums]]
+    assert worker.balancer.boundaries == list(range(len(steps) + 1))
+
+
+@AGAIN
+@given(COUNTS, COUNTS)
+def test_what_the_engine_warmed_up_with_does_not_count_and_what_follows_does(
+    streams: EngineStreams, warm: list[int], real: list[int]
+) -> None:
+    worker = Worker(streams)
+    worker.count(warm)
+    worker.state.prepare_forward(worker.config, 3)
+    assert worker.counted == [[0, 0], [0, 0]]
+    worker.count(real)
+    worker.state.prepare_forward(worker.config, 3)
+    assert worker.counted == [real, [2 * one for one in real]]
+
+
+def test_a_forward_that_only_measures_memory_is_no_step(streams: EngineStreams) -> None:
+    worker = Worker(streams)
+    worker.count([1, 2])
+    worker.state.step(is_profile=True, is_dummy=True)
+    assert worker.counted == [[1, 2], [2, 4]]
+    assert (worker.served.clock.step, worker.balancer.boundaries) == (0, [0])
+
+
+@AGAIN
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_every_micro_batch_has_the_tokens_within_its_slice(
+    streams: EngineStreams, tokens: int, cut: int, padding: int
+) -> None:
+    from vllm.v1.worker.ubatch_utils import UBatchSlice
+
+    end = max(tokens, cut) + padding
+    slices = [UBatchSlice(slice(0, 1), one) for one in (slice(0, cut), slice(cut, end))]
+    worker = Worker(streams)
+    worker.state.prepare_forward(worker.config, tokens, slices)
+    found = [int(one) for one in worker.served.filled]
+    assert found == [min(tokens, cut), max(0, tokens - cut)]
+    worker.state.prepare_forward(worker.config, tokens)
+    assert int(worker.served.filled[0]) == tokens
+
+
+def test_a_layer_masks_by_the_micro_batch_that_it_is_in() -> None:
+    from vllm.distributed.eplb.eplb_state import EplbLayerState
+
+    from equipoise.integrations.vllm.engine_routing import LayerState
+
+    rows: Any = SimpleNamespace(map=lambda ids, filled: ids + filled)
+    stock = EplbLayerState()
+    stock.num_unpadded_tokens_tensors = [torch.tensor(10), torch.tensor(20)]
+    made = LayerState(rows, stock)
+    ids = torch.tensor([[1, 2]])
+    found = [made.map_and_record(ids, one).tolist() for one in range(2)]
+    assert found == [[[11, 12]], [[21, 22]]]
+    assert made.map_and_record(ids).tolist() == found[0]
+
+
+@given(st.lists(st.integers(1, 1 << 22), min_size=1, max_size=3), st.sampled_from([0.5, 1.0, 4.0]))
+def test_staging_takes_a_slot_of_every_family_at_least(slots: list[int], asked: float) -> None:
+    families = [SimpleNamespace(slot_bytes=one) for one in slots]
+    assert state(staging_mb=asked)._budget(families) == max(sum(slots), int(asked * 2**20))
+
+
+@given(st.integers(1, 400), st.integers(1, 400))
+def test_a_sub_window_divides_the_interval_and_nothing_does_nearer_to_a_quarter_of_the_window(
+    window: int, interval: int
+) -> None:
+    from equipoise.integrations.vllm.engine_served import sub_window_of
+
+    found = sub_window_of(window, interval)
+    assert found <= window
+    assert interval % found == 0
+    quarter = max(window / 4, 1.0)
+    others = [n for n in range(1, window + 1) if interval % n == 0]
+    factor = max(found / quarter, quarter / found)
+    assert all(factor <= max(n / quarter, quarter / n) + 1e-9 for n in others)
+
+
+def test_a_quarter_is_taken_where_it_divides() -> None:
+    from equipoise.integrations.vllm.engine_served import sub_window_of
+
+    assert [sub_window_of(1000, 3000), sub_window_of(1024, 3000), sub_window_of(8, 8)] == [
+        250,
+        250,
+        2,
+    ]
+
+
+def engine(window: int, interval: int) -> Any:
+    """As vLLM's `EPLBConfig`."""
+    from vllm.config.parallel import EPLBConfig
+
+    return EPLBConfig(
+        window_size=window,
+        step_interval=interval,
+        log_balancedness=True,
+        log_balancedness_interval=7,
+    )
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.floats(0, 4), st.floats(0, 4))
+def test_an_engine_is_configured_as_was_asked(
+    window: int, interval: int, gain: float, target: float
+) -> None:
+    from equipoise.integrations.vllm.engine_served import engine_config, sub_window_of
+
+    asked = EngineSettings(shares="exact", gain=gain, target=target, deadline=3.0)
+    found = engine_config(asked, engine(window, interval), 5, 2)
+    part = sub_window_of(min(window, interval), interval)
+    assert (found.sub_window, found.step_interval) == (part, interval)
+    assert found.window_size == min(window, interval) // part * part
+    assert (found.hysteresis, found.aims.target) == (round(gain * 65536), target)
+    assert (found.label, found.shares, found.rows_alike) == ("vllm5", ShareMode.EXACT, 2)
+    assert (found.log_balancedness, found.log_balancedness_interval) == (True, 7)
+    assert found.deadline == 3.0
+
+
+def test_a_sub_window_that_was_asked_for_is_taken() -> None:
+    from equipoise.integrations.vllm.engine_served import engine_config
+
+    found = engine_config(EngineSettings(sub_window=4), engine(12, 24), 0, 1)
+    assert (found.sub_window, found.window_size, found.step_interval) == (4, 12, 24)

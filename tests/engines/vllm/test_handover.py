@@ -1,0 +1,81 @@
+"""Our channel behind vLLM's pipeline: two stages say the reference, one message a step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import differs, says
+from engines.vllm.runs.prompts import PROMPTS, TOKENS
+from engines.vllm.runs.run import Outcome
+from vllm_cpu.faults import Fault
+
+RunOnce = Callable[[str, Case], Outcome]
+References = Mapping[str, Reference]
+MODEL = "qwen3-moe"
+ALL_AT_ONCE = 8
+
+
+def pipeline(reference: Reference, sequences: int = ALL_AT_ONCE) -> Case:
+    """Two stages, with our hand-over."""
+    return modes.ours(modes.pipeline(reference, sequences), handover={"deadline": 30.0})
+
+
+def handed_over(outcome: Outcome, sequences: int) -> None:
+    """Every step was one message of ours, and none was vLLM's."""
+    steps = len(outcome.rounds) * -(-len(PROMPTS) // sequences) * TOKENS
+    first, last = outcome.of("equipoise")
+    assert (first["packed_messages"], first["received_messages"]) == (steps, 0)
+    assert (last["packed_messages"], last["received_messages"]) == (0, steps)
+    assert outcome.of("watch") == []
+
+
+def test_two_stages_over_our_channel_say_the_reference(
+    references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once("handover", pipeline(references[MODEL]))
+    says(outcome, references[MODEL])
+    handed_over(outcome, ALL_AT_ONCE)
+
+
+@pytest.mark.deep
+def test_so_they_do_with_two_micro_batches(references: References, run_once: RunOnce) -> None:
+    outcome = run_once("handover-two", pipeline(references[MODEL], modes.TWO_BATCHES))
+    says(outcome, references[MODEL])
+    handed_over(outcome, modes.TWO_BATCHES)
+
+
+@pytest.mark.deep
+def test_ranks_that_share_a_stage_send_slices_and_have_the_whole(
+    references: References, run_once: RunOnce
+) -> None:
+    case = pipeline(references[MODEL])
+    case = replace(case, engine={**case.engine, **modes.SHARED_STAGE})
+    outcome = run_once("handover-shared", case)
+    says(outcome, references[MODEL])
+    steps = len(outcome.rounds) * TOKENS
+    sent = [
+        (each["packed_messages"], each["received_messages"]) for each in outcome.of("equipoise")
+    ]
+    assert sent == [(steps, 0)] * 2 + [(0, steps)] * 2
+
+
+@pytest.mark.deep
+def test_a_wait_that_our_channel_skips_is_noticed(
+    references: References, run_once: RunOnce
+) -> None:
+    case = replace(pipeline(references[MODEL]), fault=Fault.OUR_SKIPPED_WAIT)
+    outcome = run_once("handover-unwaited", case)
+    assert differs(outcome, references[MODEL], Fault.OUR_SKIPPED_WAIT)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("model", ["qwen3"])
+def test_a_dense_model_goes_over_it_too(
+    model: str, references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once(f"handover-{model}", pipeline(references[model]))
+    says(outcome, references[model])
+    handed_over(outcome, ALL_AT_ONCE)

@@ -1,0 +1,232 @@
+"""The policy inside vLLM's own functions: what they pass, what they do with the answer."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.harnesses.vllm_policy import Standing, first_map, fullest, popular, standings, window
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.placement import Shape
+from equipoise.integrations.vllm import policy_part
+from equipoise.integrations.vllm.counters import COUNTERS
+from equipoise.integrations.vllm.settings import PolicySettings
+
+pytest.importorskip("vllm", reason="vLLM is not installed", exc_type=ImportError)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what it imports in its turn
+    from vllm.distributed.eplb import policy as policies
+    from vllm.distributed.eplb.async_worker import run_rebalance_experts
+    from vllm.distributed.eplb.eplb_state import EplbStats, compute_logical_maps
+
+    from equipoise.integrations.vllm import policy as ours
+    from equipoise.integrations.vllm.policy import policy_class
+
+
+STOCK = policies.DefaultEplbPolicy
+POLICY = policy_class(PolicySettings())
+SHAPE = Shape(layers=4, experts=16, slots=20, ranks=2)
+UNHURRIED = settings(deadline=None)
+DTYPES = torch.int32, torch.int64, torch.float32, torch.float64
+
+
+def old_map() -> torch.Tensor:
+    return torch.from_numpy(first_map(SHAPE)).long()
+
+
+def load(seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(window(popular(seed, SHAPE.layers, SHAPE.experts), seed))
+
+
+def called(weight: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+    found: torch.Tensor = POLICY.rebalance_experts(weight, SHAPE.slots, 1, 1, SHAPE.ranks, old)
+    return found
+
+
+def counted(name: str) -> int:
+    return COUNTERS.read()[name]
+
+
+@pytest.fixture
+def lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    """vLLM's loggers may or may not pass lines on to the root, where caplog listens."""
+    logger = logging.getLogger("vllm.equipoise")
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level(logging.INFO, logger.name)
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+@UNHURRIED
+@given(standings(), st.sampled_from(DTYPES), st.integers(1, 9), st.integers(1, 9))
+def test_what_comes_back_is_what_the_engine_takes(
+    given: Standing, dtype: torch.dtype, groups: int, nodes: int
+) -> None:
+    """Whatever its groups and nodes are, and whether they divide anything."""
+    problem = given.problem
+    weight, old = torch.from_numpy(problem.load).to(dtype), torch.from_numpy(given.installed).long()
+    found = POLICY.rebalance_experts(weight, problem.slots, groups, nodes, problem.ranks, old)
+    assert (found.dtype, found.device.type, found.shape) == (torch.int64, "cpu", old.shape)
+    slots, copies = compute_logical_maps(found, problem.experts)
+    assert (copies > 0).all()
+    assert (slots[..., 0] >= 0).all()
+    before, after = (fullest(problem.load, each.numpy(), problem.ranks) for each in (old, found))
+    assert (after <= before + 1e-6).all()
+
+
+def test_the_async_worker_s_call_is_answered() -> None:
+    """It passes the load of logical experts, (layers, experts), whatever its docstring says."""
+    stats = EplbStats(load(), SHAPE.slots, 1, 1, SHAPE.ranks)
+    state: Any = SimpleNamespace(policy=POLICY)
+    model: Any = SimpleNamespace(eplb_stats=stats)
+    found = run_rebalance_experts(model, state, old_map(), None)
+    assert torch.equal(found, called(load(), old_map()))
+    assert not torch.equal(found, old_map())
+
+
+def test_before_there_was_any_load_nothing_moves() -> None:
+    """So it is when the engine profiles itself."""
+    moves = counted("policy_moves")
+    assert torch.equal(called(torch.zeros(4, 16, dtype=torch.int64), old_map()), old_map())
+    assert counted("policy_moves") == moves
+
+
+def test_calls_and_moves_are_counted_and_one_line_tells_of_them(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    calls, moves = counted("policy_calls"), counted("policy_moves")
+    found = called(load(), old_map())
+    changed = int((found != old_map()).sum())
+    assert (counted("policy_calls") - calls, counted("policy_moves") - moves) == (1, changed)
+    assert f"{changed} of 80 slots move, balancedness 0." in lines.text
+    assert len(lines.records) == 1
+
+
+def grown() -> torch.Tensor:
+    """What is there when a rank has joined: its slots are empty."""
+    old = old_map()
+    old[:, 16:] = -1
+    return old
+
+
+def shrunk() -> torch.Tensor:
+    """What is there when a rank is about to leave: more slots than there will be."""
+    return torch.arange(30).remainder(16).repeat(4, 1)
+
+
+@pytest.mark.parametrize("old", [grown(), shrunk()], ids=["grows", "shrinks"])
+def test_while_the_group_grows_or_shrinks_the_stock_policy_plans(
+    old: torch.Tensor, lines: pytest.LogCaptureFixture
+) -> None:
+    moves, failures = counted("policy_moves"), counted("policy_failures")
+    wanted = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
+    assert torch.equal(called(load(), old), wanted)
+    assert "the stock policy plans" in lines.text
+    assert (counted("policy_moves"), counted("policy_failures")) == (moves, failures)
+
+
+def test_without_an_old_map_there_is_a_plan() -> None:
+    found = called(load(), None)
+    assert (compute_logical_maps(found, SHAPE.experts)[1] > 0).all()
+
+
+def broken(*given: object) -> None:
+    raise MemoryError("planned")
+
+
+def test_an_exception_of_ours_leaves_what_is_installed_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ours, "propose", broken)
+    failures = counted("policy_failures")
+    assert torch.equal(called(load(), old_map().int()), old_map())
+    assert counted("policy_failures") == failures + 1
+    assert "MemoryError: planned" in lines.text
+
+
+@pytest.mark.parametrize("old", [None, grown(), shrunk()], ids=["none", "grows", "shrinks"])
+def test_an_exception_where_nothing_can_stay_is_answered_by_the_stock_policy(
+    monkeypatch: pytest.MonkeyPatch, old: torch.Tensor | None
+) -> None:
+    monkeypatch.setattr(ours, "whole", broken)
+    failures = counted("policy_failures")
+    wanted = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
+    assert torch.equal(called(load(), old), wanted)
+    assert counted("policy_failures") == failures + 1
+
+
+def test_a_load_that_is_no_number_moves_nothing() -> None:
+    weight = load().float()
+    weight[1, 2] = float("nan")
+    assert torch.equal(called(weight, old_map()), old_map())
+
+
+def test_the_policy_is_the_engine_s_for_as_long_as_it_is_switched_on() -> None:
+    with policy_part.installed(PolicySettings(target=0.5)):
+        found = policies.EPLB_POLICIES["default"]
+        assert issubclass(found, ours.EvenPolicy)
+        assert found.settings.target == 0.5
+        with policy_part.installed(PolicySettings(target=0.25)):
+            again = policies.EPLB_POLICIES["default"]
+            assert (again.settings.target, again.stock) == (0.25, STOCK)
+    assert policies.EPLB_POLICIES == {"default": STOCK}
+
+
+def test_a_policy_of_somebody_else_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Theirs(policies.DefaultEplbPolicy):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setitem(policies.EPLB_POLICIES, "default", Theirs)
+    policy_part.restore()
+    assert policies.EPLB_POLICIES["default"] is Theirs
+    with policy_part.installed(PolicySettings()):
+        assert policies.EPLB_POLICIES["default"].stock is Theirs
+    assert policies.EPLB_POLICIES["default"] is Theirs
+
+
+@pytest.mark.timeout(300)
+def test_vllm_moves_the_bytes_that_were_predicted_and_no_others(tmp_path: Path) -> None:
+    """Two ranks, its own rearrangement: an expert that stays on its rank stays in its slot."""
+    told = np.array(_ranks(tmp_path / "meeting"), dtype=np.int64)
+    received, predicted, right = told.sum(axis=0)[:, 0], told[0, :, 1], told[..., 2]
+    assert right.all()
+    assert (told[0, :, 1] == told[1, :, 1]).all()
+    assert (received == predicted).all()
+    assert (received[0] > 0, received[1], received[2] > 0) == (True, 0, True)
+
+
+def _ranks(meeting: Path) -> list[list[list[int]]]:
+    """What both ranks tell, by window."""
+    path = os.pathsep.join(filter(None, sys.path))
+    more = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "engines.vllm.runs.moving", str(rank), str(meeting)],
+            env={**os.environ, **more},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        answers = [rank.communicate(timeout=140)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait(10)
+    return [json.loads(answer.splitlines()[-1]) for answer in answers]

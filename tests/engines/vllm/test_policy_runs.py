@@ -1,0 +1,76 @@
+"""Our policy in a real vLLM's own balancer: tokens stay, experts move as ours says."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import counts, differs, says
+from engines.vllm.runs.run import Outcome
+from vllm_cpu.faults import Fault
+
+RunOnce = Callable[[str, Case], Outcome]
+References = Mapping[str, Reference]
+EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0}
+"""Moves for whatever can be gained: windows of this model are a few hundred rows."""
+MODEL = "qwen3-moe"
+
+
+def planned(reference: Reference, **settings: Any) -> Case:
+    """Two ranks, two redundant experts, a rearrangement every 8 steps; our policy."""
+    return modes.ours(modes.balanced(reference, **settings), policy=EAGER)
+
+
+def planned_by_us(outcome: Outcome) -> None:
+    """Both ranks asked our policy each time and got the same; nobody asked vLLM's."""
+    first, second = outcome.of("equipoise")
+    for rank in (first, second):
+        assert rank["policy_calls"] >= modes.REARRANGEMENTS
+        assert rank["policy_moves"] >= 1
+        assert rank["policy_failures"] == 0
+    assert first["policy_moves"] == second["policy_moves"]
+    for watched in outcome.of("watch"):
+        assert counts(watched).get("policy", 0) == 0
+        assert counts(watched)["rearrangements"] >= modes.REARRANGEMENTS
+        assert counts(watched)["map_changes"] >= 1
+    here, there = outcome.of("watch")
+    assert here["maps"] == there["maps"] != here["first"]
+    assert "equipoise policy: " in outcome.said
+
+
+def test_experts_that_our_policy_moves_beside_the_forward_change_no_token(
+    references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once("policy-async", planned(references[MODEL]))
+    says(outcome, references[MODEL])
+    planned_by_us(outcome)
+
+
+@pytest.mark.deep
+def test_nor_do_those_that_it_moves_between_two_steps(
+    references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once("policy-sync", planned(references[MODEL], use_async=False))
+    says(outcome, references[MODEL])
+    planned_by_us(outcome)
+
+
+@pytest.mark.deep
+def test_nor_with_more_experts(references: References, run_once: RunOnce) -> None:
+    outcome = run_once("policy-16", planned(references["qwen3-moe-16"]))
+    says(outcome, references["qwen3-moe-16"])
+    planned_by_us(outcome)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("use_async", [True, False])
+def test_a_copy_that_is_dropped_is_noticed(
+    use_async: bool, references: References, run_once: RunOnce
+) -> None:
+    """However little moves: what moves is read."""
+    case = planned(references[MODEL], use_async=use_async)
+    outcome = run_once(f"policy-dropped-{use_async}", replace(case, fault=Fault.DROPPED_COPY))
+    assert differs(outcome, references[MODEL], Fault.DROPPED_COPY)

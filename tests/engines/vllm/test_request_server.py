@@ -1,0 +1,110 @@
+"""A real server with two replicas, whose requests go where a policy of ours says."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.expected import Reference
+from engines.vllm.runs.judging import says
+from engines.vllm.runs.prompts import PROMPTS
+from engines.vllm.runs.run import Outcome
+from vllm_cpu.holes import PARALLEL
+
+pytestmark = pytest.mark.deep
+RunOnce = Callable[[str, Case], Outcome]
+References = Mapping[str, Reference]
+SERVED = re.compile(r'^vllm:request_success_total\{engine="(\d)",.*\} (\d+)\.0$', re.MULTILINE)
+OURS = re.compile(r"^equipoise_vllm_(\w+)(\{.*\})? (\d+)\.0$", re.MULTILINE)
+
+
+def counted(outcome: Outcome) -> dict[str, int]:
+    """Our counters as the server shows them, ranks by number behind the name."""
+    assert outcome.answers is not None
+    found: dict[str, int] = {}
+    for name, labels, count in OURS.findall(outcome.answers["metrics"]):
+        rank = "".join(re.findall(r"\d", labels))
+        found[name.removesuffix("_total") + rank] = int(count)
+    return found
+
+
+def served(outcome: Outcome) -> int:
+    """Requests that came to their end, as the engine counts them."""
+    assert outcome.answers is not None
+    return sum(int(count) for _, count in SERVED.findall(outcome.answers["metrics"]))
+
+
+def routed(outcome: Outcome, requests: int) -> None:
+    """A policy sent so many requests, to both ranks, and nothing else happened."""
+    counts = counted(outcome)
+    assert min(counts["routed_requests0"], counts["routed_requests1"]) > 0
+    assert counts["routed_requests0"] + counts["routed_requests1"] == requests
+    others = ("aborted_requests", "overdue_requests", "routing_failures", "held_requests")
+    assert {name: counts[name] for name in others} == dict.fromkeys(others, 0)
+
+
+def test_late_binding_changes_no_token_and_routes_all_requests(
+    references: References, run_once: RunOnce
+) -> None:
+    case = modes.routed(references["qwen3"], "fit")
+    outcome = run_once("routed", case)
+    says(outcome, references["qwen3"])
+    routed(outcome, case.rounds * len(PROMPTS))
+
+
+def test_two_api_servers_route_to_the_same_ranks(references: References, run_once: RunOnce) -> None:
+    case = modes.routed(references["qwen3"], {"policy": "jsq_load"}, api_server_count=2)
+    outcome = run_once("routed-by-two", case)
+    says(outcome, references["qwen3"])
+    routed(outcome, case.rounds * len(PROMPTS))
+
+
+def test_clients_that_leave_take_nothing_with_them(
+    references: References, run_once: RunOnce
+) -> None:
+    # More than there are slots, so that some are held when they go.
+    case = replace(modes.routed(references["qwen3"], "fit"), leavers=8)
+    outcome = run_once("routed-and-left", case)
+    says(outcome, references["qwen3"])
+    counts = counted(outcome)
+    # Who goes before the server has read what was asked is never known to it.
+    assert 0 < counts["aborted_requests"] <= case.rounds * case.leavers
+    assert served(outcome) == case.rounds * len(PROMPTS)
+    assert counts["held_requests"] == counts["routing_failures"] == counts["overdue_requests"] == 0
+    sent = counts["routed_requests0"] + counts["routed_requests1"]
+    assert served(outcome) <= sent < served(outcome) + counts["aborted_requests"]
+
+
+def test_ranks_that_work_in_lockstep_are_woken_for_what_was_held(
+    references: References, run_once: RunOnce
+) -> None:
+    reference = references["qwen3-moe"]
+    case = modes.routed(reference, "fit", enable_expert_parallel=True)
+    outcome = run_once("routed-experts", replace(case, holes=PARALLEL))
+    says(outcome, reference)
+    routed(outcome, case.rounds * len(PROMPTS))
+
+
+def test_nothing_is_counted_where_nothing_is_asked_for(
+    references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once("replicas", modes.data_parallel(references["qwen3"]))
+    says(outcome, references["qwen3"])
+    assert counted(outcome) == {}
+
+
+def test_the_proxy_routes_to_ranks_of_an_unchanged_server(
+    references: References, run_once: RunOnce
+) -> None:
+    case = modes.proxied(references["qwen3"])
+    outcome = run_once("proxied", case)
+    says(outcome, references["qwen3"])
+    assert counted(outcome) == {}
+    assert served(outcome) == case.rounds * len(PROMPTS)
+    assert outcome.answers is not None
+    page = outcome.answers["proxy"]
+    assert 'equipoise_route_requests_total{outcome="completed"} 18.0' in page
+    for rank in ("rank 0", "rank 1"):
+        assert f'equipoise_route_worker_report_failures{{worker="{rank}"}} 0.0' in page

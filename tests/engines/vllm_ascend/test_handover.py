@@ -1,0 +1,61 @@
+"""Our channel behind vllm-ascend's worker: real groups, real `execute_model`, every stage."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from vllm_ascend_cpu.faults import HANDOVER, Fault
+
+pytestmark = pytest.mark.timeout(900)
+Play = Callable[..., list[Any]]
+STEPS: list[tuple[int, int, str]] = [
+    (4, 8, "float32"),
+    (4, 8, "float32"),
+    (0, 8, "float32"),  # nobody's tokens: nothing is handed over
+    (7, 8, "float32"),
+    (1, 16, "bfloat16"),
+    (64, 32, "bfloat16"),
+    (4, 8, "float32"),
+    (3, 8, "float32"),
+]
+COUNT = sum(rows > 0 for rows, _, _ in STEPS)
+OURS = {"handover": {"deadline": 60.0}}
+IMPATIENT = {"handover": {"deadline": 5.0}}
+"""For stages that wait for what never comes."""
+
+
+def messages(answer: dict[str, Any]) -> tuple[int, int]:
+    """That were sent and received by our channel."""
+    return answer["counted"]["packed_messages"], answer["counted"]["received_messages"]
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_every_stage_computes_on_exactly_what_the_one_before_made(play: Play, stages: int) -> None:
+    first, *later = play("stages:execute", stages, steps=STEPS, parts=OURS)
+    assert messages(first) == (COUNT, 0)
+    for at, stage in enumerate(later, start=1):
+        assert (stage["early"], stage["absent"], stage["raised"]) == (0, [], "")
+        assert stage["right"] == [True] * COUNT
+        assert messages(stage) == (COUNT if at < stages - 1 else 0, COUNT)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_with_the_part_off_stages_do_the_same_without_us(play: Play, stages: int) -> None:
+    first, *later = play("stages:execute", stages, steps=STEPS, parts={})
+    assert [stage["right"] for stage in later] == [[True] * COUNT] * (stages - 1)
+    for stage in (first, *later):
+        assert set(stage["counted"].values()) == {0}
+
+
+def test_the_worker_waits_for_handles_of_ours_and_without_us_for_torchs(play: Play) -> None:
+    ours, _ = play("stages:execute", 2, steps=STEPS[:1], parts=OURS)
+    theirs, _ = play("stages:execute", 2, steps=STEPS[:1], parts={})
+    assert ours["handles"] == [["equipoise", "equipoise"]]
+    assert theirs["handles"] == [["torch", "torch"]]
+
+
+@pytest.mark.parametrize("fault", HANDOVER)
+def test_a_fault_in_the_hand_over_is_noticed(play: Play, fault: Fault) -> None:
+    _, last = play("stages:execute", 2, steps=STEPS, parts=IMPATIENT, fault=fault)
+    assert last["right"] != [True] * COUNT
+    assert fault is not Fault.SKIPPED_WAIT or "does not begin as a message" in last["raised"]

@@ -1,0 +1,109 @@
+"""Our policy in vllm-ascend's planner: handed out by its factory, checked by its own check."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm_ascend_cpu.faults import PLANS, Fault
+
+pytestmark = pytest.mark.timeout(900)
+Play = Callable[..., list[Any]]
+Table = npt.NDArray[np.int64]
+OURS = {"policy": True}
+SHAPE = {"ranks": 4, "experts": 16, "redundant": 4}
+STEEP = [[1000 // (place + 1) for place in range(16)], [7] * 16]
+
+
+def moved(before: Table, after: Table) -> int:
+    """Slots whose expert changes."""
+    return int((before != after).sum())
+
+
+def fullest(load: list[int], table: Table) -> float:
+    """Of one layer, max/mean of its ranks under an even split."""
+    copies = np.bincount(table.ravel(), minlength=len(load))
+    ranks = (np.array(load) / np.maximum(copies, 1))[table].sum(axis=1)
+    return float(ranks.max() / ranks.mean())
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[dict[str, int], list[list[list[int]]]]:
+    """A layout of vllm-ascend's, and loads of two layers in three cycles."""
+    ranks = draw(st.integers(2, 5))
+    slots = draw(st.integers(2, 5))
+    experts = draw(st.integers(max(slots, ranks), ranks * slots))
+    layer = st.lists(st.integers(0, 10**6), min_size=experts, max_size=experts)
+    loads = draw(st.lists(st.lists(layer, min_size=2, max_size=2), min_size=1, max_size=3))
+    return {"ranks": ranks, "experts": experts, "redundant": ranks * slots - experts}, loads
+
+
+@given(problems())
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_plan_passes_its_check_and_no_rank_holds_an_expert_twice(
+    play: Play, problem: tuple[dict[str, int], list[list[list[int]]]]
+) -> None:
+    shape, loads = problem
+    (found,) = play("planners:plan", 1, table=shape, loads=loads, parts=OURS)
+    assert found["said"] == [[]] * len(loads)
+    assert found["counted"]["policy_calls"] == len(loads)
+    assert found["counted"]["policy_failures"] == 0
+    tables = [np.array(table) for table in found["tables"]]
+    assert found["counted"]["policy_moves"] == sum(map(moved, tables, tables[1:]))
+    for table in tables:
+        assert (np.diff(np.sort(table, axis=2), axis=2) > 0).all()
+        assert all(np.unique(layer).size == shape["experts"] for layer in table)
+
+
+def test_the_planners_own_process_plans_with_our_policy_and_the_worker_counts_it(
+    play: Play,
+) -> None:
+    (found,) = play(
+        "planners:plan", 1, table=SHAPE, loads=[STEEP, STEEP], parts=OURS, where="there"
+    )
+    first, second, third = (np.array(table) for table in found["tables"])
+    assert found["policies"] == ["TablePolicy", "Policy"]
+    assert found["counted"]["policy_calls"] == 2
+    assert found["counted"]["policy_moves"] == moved(first, second) > 0
+    assert fullest(STEEP[0], second[0]) < fullest(STEEP[0], first[0])
+    assert moved(second, third) == 0
+
+
+def test_a_call_changes_no_more_slots_than_it_may(play: Play) -> None:
+    part = {"policy": {"most": 0.05}}
+    (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP] * 3, parts=part)
+    tables = [np.array(table) for table in found["tables"]]
+    assert all(moved(*pair) <= tables[0].size * 0.05 for pair in pairwise(tables))
+    assert moved(tables[0], tables[-1]) > 0
+
+
+def test_with_the_part_off_vllm_ascends_own_policy_plans(play: Play) -> None:
+    (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts={})
+    assert found["policies"] == ["SwiftBalanceEplb", "DefaultEplbPolicy"]
+    assert set(found["counted"].values()) == {0}
+
+
+def test_when_the_worker_is_shut_down_the_policies_are_the_engines_again(play: Play) -> None:
+    assert play("planners:after", 1) == [["SwiftBalanceEplb", "DefaultEplbPolicy"]]
+
+
+@pytest.mark.parametrize("fault", PLANS)
+def test_a_plan_that_its_check_would_reject_is_noticed(play: Play, fault: Fault) -> None:
+    (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts=OURS, fault=fault)
+    assert len(found["said"][0]) == 2
+    assert found["tables"][0] == found["tables"][1]
+
+
+def test_a_policy_that_fails_keeps_the_planners_process_alive_and_is_counted(play: Play) -> None:
+    (found,) = play(
+        "planners:plan", 1, table=SHAPE, loads=[STEEP] * 2, parts=OURS, fault=Fault.FAILING_POLICY
+    )
+    assert found["tables"][0] == found["tables"][1] == found["tables"][2]
+    assert found["said"] == [[], []]
+    assert found["counted"]["policy_failures"] == 2

@@ -1,0 +1,273 @@
+"""Channels with one behaviour broken each, and the property that must reject each."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from exploration.channel.case import Fault
+
+from equipoise.hal.stream import Role, Stream
+from equipoise.hal.work import Work
+from equipoise.pipeline import tensors
+from equipoise.pipeline.arrival import Awaited, HostArrival, StreamArrival
+from equipoise.pipeline.berth import Berth, Posted
+from equipoise.pipeline.buffer import Buffer
+from equipoise.pipeline.edge import Edge, Slices
+from equipoise.pipeline.gathering import Part, Whole, gather, parts_of
+from equipoise.pipeline.receiving import ReceivingEnd
+from equipoise.pipeline.sending import SendingEnd
+from equipoise.pipeline.sending_berth import SendingBerth
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+Patch = tuple[Any, str, Any]
+"""An object, one of its names, and what stands there instead."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken behaviour.
+
+    Attributes:
+        name: words with hyphens, unique.
+        broken: what it does instead, in one sentence.
+        property: the property that must reject it.
+        patches: what is broken.
+        faults: what may go wrong in the cases among which it is looked for.
+    """
+
+    name: str
+    broken: str
+    property: str
+    patches: Sequence[Patch] = field(hash=False)
+    faults: tuple[Fault, ...] = (Fault.NONE,)
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """While it is in place."""
+        before = [(at, name, getattr(at, name)) for at, name, _ in self.patches]
+        for at, name, other in self.patches:
+            setattr(at, name, other)
+        try:
+            yield
+        finally:
+            for at, name, healthy in before:
+                setattr(at, name, healthy)
+
+
+LEAVE = SendingEnd._leave
+CHECK = Awaited.check
+OUTCOME = tensors._outcome
+HAVE = Buffer._have
+
+
+def nothing(*_: object) -> None:
+    """Stands for what is left out."""
+
+
+def always(_: object) -> bool:
+    return True
+
+
+def leave_beside(end: Any, *given: Any) -> None:
+    """Packs on another stream, which the edge's does not wait for."""
+    end._edge.accelerator.stream(Role.AUX).launch(partial(LEAVE, end, *given))
+
+
+def lent_from_the_last(end: Any, shape_class: Any) -> Any:
+    berth = end._berths[(end._sequence - 1) % end._edge.depth]
+    return {f: t for f, t in berth.lend(end._layouts.of(shape_class).layout, 0).items()}
+
+
+def over_when_taken(end: Any, berth: Berth) -> bool:
+    return not isinstance(berth.state, Posted)
+
+
+class LazyGathering:
+    """Gathers where somebody first waits."""
+
+    def __init__(self, edge: Edge, slices: Slices, message: Work, parts: Sequence[Part]) -> None:
+        self._begin = partial(gather, edge, slices, message, parts)
+        self._begun: Whole | None = None
+
+    def done(self) -> bool:
+        return self._now().done()
+
+    def result(self, timeout: float) -> None:
+        self._now().result(timeout)
+
+    def wait(self, stream: Stream) -> None:
+        self._now().wait(stream)
+
+    def _now(self) -> Whole:
+        if self._begun is None:
+            self._begun = self._begin()
+        return self._begun
+
+
+def whole_later(berth: Any, posted: Posted) -> Any:
+    edge = berth._edge
+    if edge.slices is None or not posted.layout.sliced:
+        return posted.work
+    parts = parts_of(posted.layout, berth._message.memory, berth._wholes.memory)
+    return LazyGathering(edge, edge.slices, posted.work, parts)
+
+
+def without_sequence(awaited: Awaited, headers: Sequence[Sequence[int]]) -> None:
+    CHECK(replace(awaited, sequence=headers[0][1]), headers)
+
+
+def without_class(awaited: Awaited, headers: Sequence[Sequence[int]]) -> None:
+    layout = awaited.layout
+    known = replace(layout.shape_class)
+    known.__dict__["digest"] = headers[0][2]
+    CHECK(replace(awaited, layout=replace(layout, shape_class=known)), headers)
+
+
+def own_header_only(awaited: Awaited, headers: Sequence[Sequence[int]]) -> None:
+    slices = awaited.edge.slices
+    own = slices.part if slices is not None and len(headers) > 1 else 0
+    CHECK(awaited, headers[own : own + 1])
+
+
+def forgetful(pending: tensors.Pending) -> Any:
+    """Raises without keeping what it raised."""
+    came = OUTCOME(pending)
+    if isinstance(came, tensors.Failed):
+        raise type(came.error)(*came.error.args)
+    return came
+
+
+def keeping_let_go(mapping: AsyncIntermediateTensors) -> None:
+    """Lets go of nothing that failed."""
+    if not isinstance(mapping._state, tensors.Failed):
+        LET_GO(mapping)
+
+
+LET_GO = AsyncIntermediateTensors._let_go
+
+
+def fresh_room(buffer: Any, nbytes: int) -> None:
+    HAVE(buffer, nbytes)
+
+
+def newest(end: Any) -> AsyncIntermediateTensors:
+    """Takes the message that was expected last."""
+    end._waiting.rotate(1)
+    return RECEIVE(end)
+
+
+RECEIVE = ReceivingEnd.receive
+EVERY = tuple(Fault)
+MUTANTS = (
+    Mutant(
+        "buffer-sent-from-again",
+        "A step is packed into the next buffer though its last message has not left it",
+        "explained",
+        [(SendingEnd, "_make_free", nothing), (SendingEnd, "room", always)],
+    ),
+    Mutant(
+        "loan-forgotten",
+        "A buffer is packed into though its sender keeps a tensor that it was lent there",
+        "lent",
+        [(SendingBerth, "returned", always)],
+    ),
+    Mutant(
+        "lent-elsewhere",
+        "A sender is lent the buffer that its last step is sent from",
+        "whole",
+        [(SendingEnd, "outgoing", lent_from_the_last)],
+    ),
+    Mutant(
+        "packed-beside",
+        "A step is packed on another stream, while the next forward writes over it",
+        "whole",
+        [(SendingEnd, "_leave", leave_beside)],
+    ),
+    Mutant(
+        "reader-forgotten",
+        "A buffer is received into though somebody has a tensor over it",
+        "whole",
+        [(ReceivingEnd, "_over", over_when_taken)],
+    ),
+    Mutant(
+        "last-read-overtaken",
+        "A buffer is received into though the stream has not come behind the last read",
+        "whole",
+        [(ReceivingEnd, "_behind", nothing)],
+    ),
+    Mutant(
+        "read-at-once",
+        "A read on the host does not wait for the message",
+        "whole",
+        [(HostArrival, "wait", nothing), (HostArrival, "is_completed", always)],
+    ),
+    Mutant(
+        "stream-unordered",
+        "A stream that reads is not ordered behind the message",
+        "whole",
+        [(StreamArrival, "wait", nothing)],
+    ),
+    Mutant(
+        "gathered-at-first-read",
+        "Slices are gathered where somebody first reads, in whatever order that is",
+        "ends",
+        [(Berth, "_whole", whole_later)],
+    ),
+    Mutant(
+        "taken-in-another-order",
+        "The message that was expected last is taken first",
+        "read",
+        [(ReceivingEnd, "receive", newest)],
+    ),
+    Mutant(
+        "buffer-for-every-message",
+        "Memory is made for every message",
+        "steady",
+        [(Buffer, "make_room", fresh_room)],
+    ),
+    Mutant(
+        "sequence-unchecked",
+        "Nobody looks at the number of a message",
+        "whole",
+        [(Awaited, "check", without_sequence)],
+        EVERY,
+    ),
+    Mutant(
+        "class-unchecked",
+        "Nobody looks at the class of a message",
+        "whole",
+        [(Awaited, "check", without_class)],
+        EVERY,
+    ),
+    Mutant(
+        "own-header-only",
+        "A rank looks at the header of its own slice and trusts the others'",
+        "whole",
+        [(Awaited, "check", own_header_only)],
+        EVERY,
+    ),
+    Mutant(
+        "never-settled",
+        "Headers that a stream copied to the host are never looked at",
+        "whole",
+        [(StreamArrival, "settle", nothing)],
+        EVERY,
+    ),
+    Mutant(
+        "failure-forgotten",
+        "A read that has failed waits again at the next",
+        "again",
+        [(tensors, "_outcome", forgetful)],
+        EVERY,
+    ),
+    Mutant(
+        "failed-and-held",
+        "A mapping that has failed keeps its buffer as long as somebody keeps the error",
+        "ends",
+        [(AsyncIntermediateTensors, "_let_go", keeping_let_go)],
+        EVERY,
+    ),
+)
+"""Each must be rejected by its property."""

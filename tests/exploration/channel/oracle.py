@@ -1,0 +1,95 @@
+"""What a play must show, and what it may never show."""
+
+from collections.abc import Callable, Iterator
+
+from exploration.channel.case import Case, Fault, Manner
+from exploration.channel.play import Record, Sight, expected
+
+from equipoise.hal.errors import CommunicatorFailed, MessageMismatch, StreamError
+
+EXPLAINED = (CommunicatorFailed, MessageMismatch, StreamError)
+
+
+def whole(case: Case, record: Record) -> Iterator[str]:
+    """What is read of a step is what was sent, all of it, unless the read raised, or `settle`."""
+    for sight in record.sights:
+        right = expected(case, sight.rank, sight.step)
+        seen = {name: right[name] for name in sight.values}
+        if sight.values != seen and not _told(sight, record):
+            yield f"rank {sight.rank} read {sight.values} of step {sight.step}, sent was {right}"
+
+
+def read(case: Case, record: Record) -> Iterator[str]:
+    """Every step is read that a reader does not skip, once, in order; without a fault."""
+    if case.fault is not Fault.NONE:
+        return
+    for rank in range(case.parts, 2 * case.parts):
+        manners = case.manners if rank == case.parts else case.manners[::-1]
+        wanted = [n for n, manner in enumerate(manners) if manner is not Manner.SKIPS]
+        steps = [s.step for s in record.sights if s.rank == rank and len(s.values) == 2]
+        if steps != wanted:
+            yield f"rank {rank} read steps {steps} of {wanted}"
+
+
+def ends(case: Case, record: Record) -> Iterator[str]:
+    """All hosts come to an end, and without a fault nothing is left on the network."""
+    stuck = [r for r in record.stuck if not (case.fault is Fault.KILLED and r == 0)]
+    if stuck:
+        yield f"ranks {stuck} are stuck"
+    if record.left and case.fault is Fault.NONE:
+        yield f"{record.left} operations are left"
+
+
+def explained(case: Case, record: Record) -> Iterator[str]:
+    """Nobody raises where nothing is wrong, and what is raised says what was."""
+    raised = [*record.errors.values(), *(e for s in record.sights for e in s.errors)]
+    if case.fault is Fault.NONE and raised:
+        yield f"raised without a fault: {raised[0]!r}"
+    for error in raised:
+        if not isinstance(error, EXPLAINED):
+            yield f"raised for what nobody did: {error!r}"
+
+
+def again(case: Case, record: Record) -> Iterator[str]:
+    """A read that has raised raises the same at the next."""
+    for sight in record.sights:
+        if sight.errors and (len(sight.errors) != 2 or sight.errors[0] is not sight.errors[1]):
+            yield f"rank {sight.rank}, step {sight.step}: {sight.errors!r}"
+
+
+def steady(case: Case, record: Record) -> Iterator[str]:
+    """One message a step and edge, and no buffer but those of the beginning."""
+    made = {rank: count for rank, count in record.made.items() if count}
+    if made:
+        yield f"buffers were made by {made}"
+    if case.fault is Fault.NONE and set(record.messages.values()) - {len(case.rows)}:
+        yield f"{record.messages} messages for {len(case.rows)} steps"
+
+
+def lent(case: Case, record: Record) -> Iterator[str]:
+    """What a sender keeps of what it was lent stays as it wrote it, until it lets go."""
+    for seen, right in record.kept:
+        if seen != right:
+            yield f"a sender wrote {right} where it was lent, and read {seen}"
+
+
+PROPERTIES: dict[str, Callable[[Case, Record], Iterator[str]]] = {
+    "whole": whole,
+    "read": read,
+    "ends": ends,
+    "explained": explained,
+    "again": again,
+    "steady": steady,
+    "lent": lent,
+}
+
+
+def violations(case: Case, record: Record) -> dict[str, str]:
+    """The first violation of each property, by name."""
+    found = {name: next(rule(case, record), "") for name, rule in PROPERTIES.items()}
+    return {name: what for name, what in found.items() if what}
+
+
+def _told(sight: Sight, record: Record) -> bool:
+    """Whether the reader was told, by its read or before its host came to an end."""
+    return bool(sight.errors) or sight.rank in record.errors

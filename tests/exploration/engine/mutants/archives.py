@@ -1,0 +1,44 @@
+"""Mutants of forgetting: what a rank may still have to read is gone."""
+
+from contextlib import suppress
+
+from exploration.engine.mutants.mutant import Mutant
+
+from equipoise.balancer.experts.archive import ArchiveHere
+from equipoise.balancer.experts.ballot import Ballot, Verdict, Wait
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.vote import Question, vote
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import ControlLost
+
+
+def forgetful(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+    """Forget an outcome as soon as it is known here."""
+    verdict = yield from vote(control, question, ballot)
+    if not isinstance(verdict, Wait):
+        with suppress(ControlLost):
+            control.forget(question.outcome)
+    return verdict
+
+
+class Unseen(ArchiveHere):
+    """Takes it that everybody is where this rank is."""
+
+    def _all_in(self, ballots: str) -> bool:
+        return True
+
+
+MUTANTS = (
+    Mutant(
+        name="forgotten-when-known",
+        broken="the first rank that knows an outcome forgets it",
+        property="same-history",
+        patches={"engine.vote": forgetful},
+    ),
+    Mutant(
+        name="forgotten-unseen",
+        broken="earlier epochs are forgotten before every rank is seen in this one",
+        property="same-history",
+        patches={"archive.ArchiveHere": Unseen},
+    ),
+)

@@ -1,0 +1,112 @@
+"""Mutants of what happens at a boundary: verdicts that are late, work that is dropped."""
+
+from dataclasses import dataclass
+
+from exploration.engine.lane import LaneTask
+from exploration.engine.mutants.mutant import Mutant
+
+from equipoise.balancer.experts.ballot import Verdict, Wait
+from equipoise.balancer.experts.engine import ExpertEngine
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.renewal import LaggedShares, Resting, Solving
+from equipoise.balancer.experts.states import Draining, Observing, State, Voting
+
+
+class LateVerdicts(ExpertEngine):
+    """Acts on the last verdict that has come, of whatever vote or epoch, and waits for none."""
+
+    _heard: Verdict = Wait()
+
+    def _settle(self, state: Voting, step: int) -> Job[State]:
+        assert self._vote is not None
+        if self._vote.done():
+            self._heard = self._vote.result()
+        heard: LaneTask[Verdict] = LaneTask()
+        heard.end(self._heard)
+        self._vote = heard
+        return (yield from super()._settle(state, step))
+
+
+class ForgetsToDrain(ExpertEngine):
+    """Leaves an aborted epoch at once, and drops what still runs for it."""
+
+    def _abort(self, state: Voting, step: int, reason: str) -> State:
+        super()._abort(state, step, reason)
+        self._staff.mover.close()
+        return Observing()
+
+
+@dataclass(frozen=True)
+class NeverDrained(Draining):
+    """What an aborted epoch has left behind never counts as ended."""
+
+    @property
+    def done(self) -> bool:
+        return False
+
+
+class UncountedAborts(ExpertEngine):
+    """Reports an abort, and does not count it."""
+
+    def _abort(self, state: Voting, step: int, reason: str) -> State:
+        after = super()._abort(state, step, reason)
+        self.aborts.clear()
+        return after
+
+
+class SharesWhenReady(LaggedShares):
+    """Installs renewed shares when they are solved, not one boundary after their sum."""
+
+    def _take(self) -> Job[None]:
+        if isinstance(self._state, Solving) and self._state.better.done():
+            yield from super()._take()
+
+
+class SwallowsErrors(LaggedShares):
+    """Goes on with the shares it has when solving fails."""
+
+    def _take(self) -> Job[None]:
+        try:
+            yield from super()._take()
+        except Exception:
+            self._state = Resting()
+
+
+MUTANTS = (
+    Mutant(
+        name="late-signal",
+        broken="the verdict of an earlier vote is acted on, in whatever epoch",
+        property="explained",
+        patches={"assembly.ExpertEngine": LateVerdicts},
+    ),
+    Mutant(
+        name="abort-without-drain",
+        broken="what runs for an aborted epoch is dropped",
+        property="nothing-left",
+        patches={"assembly.ExpertEngine": ForgetsToDrain},
+    ),
+    Mutant(
+        name="drain-without-end",
+        broken="an aborted epoch drains for ever",
+        property="recovers",
+        patches={"engine.Draining": NeverDrained},
+    ),
+    Mutant(
+        name="abort-not-counted",
+        broken="aborts are not counted",
+        property="accounted",
+        patches={"assembly.ExpertEngine": UncountedAborts},
+    ),
+    Mutant(
+        name="shares-when-ready",
+        broken="a rank renews shares when it has solved them",
+        property="one-generation",
+        patches={"assembly.LaggedShares": SharesWhenReady},
+    ),
+    Mutant(
+        name="solver-error-swallowed",
+        broken="a rank whose solver fails keeps its shares and goes on",
+        property="one-generation",
+        patches={"assembly.LaggedShares": SwallowsErrors},
+    ),
+)

@@ -1,0 +1,16 @@
+"""All mutants of the engine."""
+
+from exploration.engine.mutants import archives, boundaries, commits, locks, retirements, votes
+from exploration.engine.mutants.mutant import Mutant
+
+
+def mutants() -> tuple[Mutant, ...]:
+    """In the order of the design page."""
+    return (
+        *votes.MUTANTS,
+        *archives.MUTANTS,
+        *commits.MUTANTS,
+        *retirements.MUTANTS,
+        *boundaries.MUTANTS,
+        *locks.MUTANTS,
+    )

@@ -1,0 +1,208 @@
+"""Mutants of what is staged and committed: when, where, in which order, and beside whom."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from exploration.engine.mutants.mutant import Mutant
+
+from equipoise.balancer.experts.ballot import Ballot, Commit, Stand, Verdict, Wait, judge
+from equipoise.balancer.experts.change import Change
+from equipoise.balancer.experts.installed import Copies, Installed
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.lots import ReadyLot
+from equipoise.balancer.experts.mover import Mover, Staged
+from equipoise.balancer.experts.shipment import Leg
+from equipoise.balancer.experts.states import Barred, Committing, Landed, Moving, Travelling, Voyage
+from equipoise.balancer.experts.voyages import Voyages
+from equipoise.balancer.experts.waits import all_of
+from equipoise.hal.slots import Reader
+from equipoise.hal.stream import Stream
+
+
+class CommitsEarly(Voyages):
+    """Installs what is staged when it casts its ballot, a boundary before the verdict."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._ahead: list[ReadyLot] = []
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        after = super().look(voyage)
+        if isinstance(after, Committing):
+            for lot in after.staged:
+                if not any(lot is early for early in self._ahead):
+                    self._ahead.append(lot)
+                    self._installed.commit(lot.change, lot.staged.copies)
+        return after
+
+    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+        installed, self._installed = self._installed, _Nowhere(self._installed)  # type: ignore[assignment]
+        try:
+            after = super().commit(state, lots, step)
+        finally:
+            self._installed = installed
+        return after
+
+
+class _Nowhere:
+    """What is committed here was installed before."""
+
+    def __init__(self, installed: Installed) -> None:
+        self.settled = installed.settled
+
+    def commit(self, change: Change, copies: Copies) -> None:
+        """Nothing is left to do."""
+
+
+class CommitsAll(Voyages):
+    """Installs all that is staged here, however many lots were agreed on."""
+
+    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+        return super().commit(state, len(state.staged), step)
+
+
+class OverlapsBuffers(Voyages):
+    """Lets a lot go beside another that fills the same buffers."""
+
+    @staticmethod
+    def _may_fly(voyage: Voyage) -> bool:
+        lot = voyage.committed + len(voyage.flying)
+        return lot < voyage.proposal.shipment.lots and len(voyage.flying) < 2
+
+
+class OverwritesSources(Voyages):
+    """Installs a lot that some rank has staged; who has not brings the weights in later."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._late: list[Any] = []
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        self._catch_up()
+        after = super().look(voyage)
+        return Committing(after.voyage, ()) if isinstance(after, Moving) else after
+
+    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+        missing = lots - len(state.staged)
+        after = super().commit(state, lots - max(missing, 0), step)
+        for _ in range(missing):
+            assert isinstance(after, Moving)
+            after = self._tables_only(after.voyage)
+        return after
+
+    def _tables_only(self, voyage: Voyage) -> Moving | Landed:
+        self._installed.commit(voyage.proposal.changes[voyage.committed], ())
+        self._late.append(voyage.flying[0])
+        done, rest = voyage.committed + 1, voyage.flying[1:]
+        return self._go_on(replace(voyage, committed=done, flying=rest))
+
+    def _catch_up(self) -> None:
+        for task in [task for task in self._late if task.done()]:
+            self._late.remove(task)
+            if task.exception() is None:
+                copies = task.result().staged.copies
+                self._installed.store.commit(copies, self._installed._compute)
+
+
+def any_rank(ballots: Sequence[Ballot]) -> Verdict:
+    """A lot may be committed when one rank has staged it."""
+    verdict = judge(ballots)
+    most = max(len(ballot.staged) for ballot in ballots)
+    moving = {ballot.stand for ballot in ballots} == {Stand.MOVING}
+    return Commit(most) if moving and most and isinstance(verdict, Wait) else verdict
+
+
+class TablesFirst(Installed):
+    """Flips generations, and holds readers for the copying of the weights only."""
+
+    def commit(self, change: Change, copies: Copies) -> None:
+        self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
+        held = self.readers.hold(self._compute)
+        if copies:
+            self.store.commit(copies, self._compute)
+        self._compute.record(self._settled)
+        self.readers.follow(held, self._settled)
+        self._layout = change.on(self._layout)
+
+
+class _Forgotten:
+    def detach(self) -> None:
+        """Nobody had heard of it."""
+
+
+class ForgetsReaders(Installed):
+    """Commits without regard to attached streams."""
+
+    def attach(self, stream: Stream) -> Reader:
+        stream.wait(self._settled)
+        return _Forgotten()
+
+
+class AcknowledgesUnread(Mover):
+    """Says that a lot is staged before the copy stream has come to its end."""
+
+    def _land(self, leg: Leg, hold: Any) -> Job[Staged]:
+        early: Any = all_of(self._accelerator, self._copy)
+        landing = super()._land(leg, hold)
+        due = next(landing)
+        while True:
+            yield early
+            early = due  # each wait is for what came before the last part
+            try:
+                due = landing.send(None)
+            except StopIteration as end:
+                staged: Staged = end.value
+                return staged
+
+
+MUTANTS = (
+    Mutant(
+        name="early-commit",
+        broken="a rank commits a boundary before the verdict",
+        property="decided",
+        patches={"assembly.Voyages": CommitsEarly},
+    ),
+    Mutant(
+        name="commit-of-all",
+        broken="a rank commits all that it has staged, not what was agreed on",
+        property="one-generation",
+        patches={"assembly.Voyages": CommitsAll},
+    ),
+    Mutant(
+        name="staging-reused",
+        broken="a third lot is let go before the first is committed",
+        property="right-weights",
+        patches={"voyages.FLYING": 3},
+    ),
+    Mutant(
+        name="buffers-overlap",
+        broken="two lots fly that need the same buffers",
+        property="right-weights",
+        patches={"assembly.Voyages": OverlapsBuffers},
+    ),
+    Mutant(
+        name="source-overwritten",
+        broken="a lot is committed when one rank has staged it, not all",
+        property="right-weights",
+        patches={"assembly.Voyages": OverwritesSources, "vote.judge": any_rank},
+    ),
+    Mutant(
+        name="tables-before-weights",
+        broken="generations flip before slots are copied",
+        property="one-generation",
+        patches={"assembly.Installed": TablesFirst},
+    ),
+    Mutant(
+        name="reader-forgotten",
+        broken="attached streams are not held",
+        property="right-weights",
+        patches={"assembly.Installed": ForgetsReaders},
+    ),
+    Mutant(
+        name="acknowledged-unread",
+        broken="a lot counts as staged before the copy stream has come to its end",
+        property="explained",
+        patches={"assembly.Mover": AcknowledgesUnread},
+    ),
+)

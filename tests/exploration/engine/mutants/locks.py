@@ -1,0 +1,140 @@
+"""Mutants of the locked path: who waits for whom, and what is looked at."""
+
+from collections.abc import Mapping, Sequence
+
+from exploration.engine.case import FaultKind
+from exploration.engine.mutants.mutant import Mutant, with_fault
+
+from equipoise.balancer.experts.change import Change
+from equipoise.balancer.experts.gates import Gates
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.states import Updating
+from equipoise.balancer.experts.updates import Updates
+from equipoise.balancer.experts.waits import Released
+from equipoise.balancer.experts.writers import Supply
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.slots import SlotStore
+
+
+class NotDrained(Updates):
+    """Ends an epoch when its tables are installed, whoever still holds a lock."""
+
+    def _drained(self, state: Updating) -> bool:
+        return True
+
+
+class WritesAtOnce(Updates):
+    """Writes a layer without waiting for the step that still reads it."""
+
+    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        for layer in change.layers:
+            yield from self._fill(layer, layout.placement)
+            yield Released(self._gates.locks[layer])
+            self._gates.locks[layer].signal(epochs[layer])
+
+
+class SignalsFirst(Updates):
+    """Lets the next step read, then writes."""
+
+    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        for layer in change.layers:
+            yield Released(self._gates.locks[layer])
+            self._gates.locks[layer].signal(epochs[layer])
+            yield from self._fill(layer, layout.placement)
+
+
+class IgnoresErrors(Updates):
+    """Goes on when a write has failed: its layer is handed back as it is."""
+
+    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        for layer in change.layers:
+            yield Released(self._gates.locks[layer])
+            try:
+                yield from self._fill(layer, layout.placement)
+            except Exception:
+                self._gates.locks[layer].signal(epochs[layer])
+                continue
+            self._gates.locks[layer].signal(epochs[layer])
+
+
+class HalfGates(Gates):
+    """Locks the step that hands a layer over, and not the one behind."""
+
+    def locked(self, layer: int, step: int) -> bool:
+        return self._first.get(layer) == step
+
+    def _check_over(self, layer: int, step: int) -> None:
+        """Believes that all is well."""
+
+
+class LonelyGates(Gates):
+    """Only the compute stream is behind the lock."""
+
+    def _take(self, lock: StreamLock) -> None:
+        lock.acquire(self._compute)
+
+    def _give_back(self, lock: StreamLock) -> None:
+        lock.release(self._compute)
+
+
+def unchecked(
+    accelerator: Accelerator,
+    store: SlotStore,
+    supply: Supply,
+    layer: int,
+    slots: Sequence[int],
+    experts: Sequence[int],
+) -> Job[None]:
+    """Write, and believe it."""
+    if slots:
+        sources = [supply.source.view(layer, expert) for expert in experts]
+        yield from supply.writer.write(slots, sources)
+
+
+MUTANTS = (
+    Mutant(
+        name="late-signal-of-a-lock",
+        broken="an epoch ends while its movers may still signal",
+        property="explained",
+        patches={"assembly.Updates": NotDrained},
+    ),
+    Mutant(
+        name="written-while-read",
+        broken="a layer is written while a step reads it",
+        property="right-weights",
+        patches={"assembly.Updates": WritesAtOnce},
+    ),
+    Mutant(
+        name="signal-before-write",
+        broken="a step may read a layer that is yet to be written",
+        property="right-weights",
+        patches={"assembly.Updates": SignalsFirst},
+    ),
+    Mutant(
+        name="write-error-ignored",
+        broken="a layer whose writing failed is handed back as it is",
+        property="right-weights",
+        patches={"assembly.Updates": IgnoresErrors},
+        reaches=with_fault(FaultKind.WRITE_FAILS),
+    ),
+    Mutant(
+        name="write-not-checked",
+        broken="nobody looks at what was written",
+        property="right-weights",
+        patches={"updates.write_checked": unchecked},
+    ),
+    Mutant(
+        name="half-a-gate",
+        broken="the step behind the hand-over does not wait for the mover",
+        property="right-weights",
+        patches={"assembly.Gates": HalfGates},
+    ),
+    Mutant(
+        name="reader-past-the-gate",
+        broken="attached streams read without the lock",
+        property="right-weights",
+        patches={"assembly.Gates": LonelyGates},
+    ),
+)

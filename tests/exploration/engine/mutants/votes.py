@@ -1,0 +1,152 @@
+"""Mutants of the vote: who is asked, what is compared, and who is obeyed."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from exploration.engine.mutants.mutant import Mutant
+
+from equipoise.balancer.experts.ballot import (
+    Abort,
+    Ballot,
+    Commit,
+    LotMark,
+    Verdict,
+    Wait,
+    judge,
+    to_decision,
+)
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.vote import Question, _wish, vote
+from equipoise.balancer.experts.waits import Gathered
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
+
+Blank = Callable[[LotMark], LotMark]
+
+
+def without_vote(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+    """Settle for a commit when the own staging is full, and do so."""
+    if not ballot.staged:
+        return (yield from vote(control, question, ballot))
+    with suppress(ControlLost):
+        control.cast(question.ballots, ballot.to_bytes())
+        control.decide(question.outcome, to_decision(Commit(len(ballot.staged))))
+    return Commit(len(ballot.staged))
+
+
+def own_wish(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+    """Write the wish down, and obey it whatever the answer is."""
+    try:
+        control.cast(question.ballots, ballot.to_bytes())
+        wish = yield from _wish(control, question)
+        if not isinstance(wish, Wait):
+            control.decide(question.outcome, to_decision(wish))
+        return wish
+    except ControlLost as error:
+        raise AgreementLost(str(error)) from error
+
+
+def guessing(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+    """Take it for an abort when the outcome cannot be learnt."""
+    try:
+        return (yield from vote(control, question, ballot))
+    except AgreementLost:
+        return Abort("guessed")
+
+
+def impatient(ballots: str, outcome: str, last: bool, ranks: tuple[int, ...]) -> Question:
+    """Nobody's patience ever ends."""
+    return Question(ballots, outcome, False, ranks)
+
+
+def endless(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+    """Wait for ballots again, each time that they do not come."""
+    try:
+        control.cast(question.ballots, ballot.to_bytes())
+        while True:
+            with suppress(BallotIncomplete):
+                yield Gathered(control, question.ballots, question.ranks)
+                break
+        return (yield from vote(control, question, ballot))
+    except ControlLost as error:
+        raise AgreementLost(str(error)) from error
+
+
+def blind_to_bytes(ballots: Sequence[Ballot]) -> Verdict:
+    """Nobody compares what was sent with what was received."""
+    return judge([_blanked(ballot, _without_sums) for ballot in ballots])
+
+
+def blind_to_tables(ballots: Sequence[Ballot]) -> Verdict:
+    """Nobody compares the tables of a lot."""
+    return judge([_blanked(ballot, _without_tables) for ballot in ballots])
+
+
+def blind_to_plans(ballots: Sequence[Ballot]) -> Verdict:
+    """Nobody compares plans."""
+    return judge([replace(ballot, digest="") for ballot in ballots])
+
+
+def _without_sums(mark: LotMark) -> LotMark:
+    return replace(mark, sent=0, received=0)
+
+
+def _without_tables(mark: LotMark) -> LotMark:
+    return replace(mark, tables="")
+
+
+def _blanked(ballot: Ballot, blank: Blank) -> Ballot:
+    return replace(ballot, staged=tuple(map(blank, ballot.staged)))
+
+
+MUTANTS = (
+    Mutant(
+        name="no-vote",
+        broken="a rank commits when its own staging is full",
+        property="one-generation",
+        patches={"engine.vote": without_vote},
+    ),
+    Mutant(
+        name="own-wish",
+        broken="a rank does what it wished, not what was decided first",
+        property="same-history",
+        patches={"engine.vote": own_wish},
+    ),
+    Mutant(
+        name="guess",
+        broken="a rank that cannot learn the outcome takes it for an abort",
+        property="same-history",
+        patches={"engine.vote": guessing},
+    ),
+    Mutant(
+        name="no-patience",
+        broken="an epoch may wait for ever",
+        property="accounted",
+        patches={"engine.Question": impatient},
+    ),
+    Mutant(
+        name="endless-vote",
+        broken="a ballot that is lost is waited for again and again",
+        property="no-hang",
+        patches={"engine.vote": endless},
+    ),
+    Mutant(
+        name="bytes-not-compared",
+        broken="nobody compares staged bytes with those of their sources",
+        property="right-weights",
+        patches={"vote.judge": blind_to_bytes},
+    ),
+    Mutant(
+        name="tables-not-compared",
+        broken="nobody compares the tables that are committed",
+        property="one-generation",
+        patches={"vote.judge": blind_to_tables},
+    ),
+    Mutant(
+        name="plans-not-compared",
+        broken="nobody compares plans",
+        property="explained",
+        patches={"vote.judge": blind_to_plans},
+    ),
+)

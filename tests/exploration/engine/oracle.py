@@ -1,0 +1,250 @@
+"""What may never be seen: each property says in words where a record breaks it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import combinations, groupby, pairwise
+
+import numpy as np
+from exploration.engine.case import Case, FaultKind
+from exploration.engine.forward import HALF, Sight, mark
+from exploration.engine.lane import Planted
+from exploration.engine.story import Record, Story
+
+from equipoise.balancer.experts.journal import COMMITTED
+from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError
+
+Property = Callable[[Record], Iterator[str]]
+ENDS_RANKS = frozenset(
+    {
+        FaultKind.STOPPED,
+        FaultKind.KILLED,
+        FaultKind.CLERK_RAISES,
+        FaultKind.SOLVER_RAISES,
+        FaultKind.STORE_CUT,
+        FaultKind.STORE_LOST,
+    }
+)
+"""Faults after which a rank stops; its peers cannot serve without it."""
+PASSING = frozenset(
+    {
+        FaultKind.PLANNER_RAISES,
+        FaultKind.BALLOT_LOST,
+        FaultKind.HASTY_CLERK,
+        FaultKind.OTHER_PLAN,
+        FaultKind.OTHER_TABLES,
+        FaultKind.BLOB_FLIPPED,
+        FaultKind.STAGING_FLIPPED,
+        FaultKind.WRITE_FLIPPED,
+        FaultKind.SLOW,
+    }
+)
+"""Faults that cost an epoch or two, and leave everything whole."""
+SETTLING = 3
+"""Eager boundaries after which ranks that ended an epoch apart are together again."""
+REWRITES = frozenset({FaultKind.MOVER_RAISES, FaultKind.WRITE_FAILS})
+"""The same where slots are rewritten in place: behind the decision there is no way back."""
+BEHIND = ("a rank still drains an aborted epoch", "a rank is still in the epoch before")
+"""Reasons for which a rank that comes late to an epoch is left out of it, with all others."""
+REASONS: dict[FaultKind, tuple[str, ...]] = {
+    FaultKind.PLANNER_RAISES: ("planner failed",),
+    FaultKind.MOVER_RAISES: ("move failed", "staged bytes differ"),
+    FaultKind.BALLOT_LOST: ("no ballot",),
+    FaultKind.HASTY_CLERK: ("no ballot",),
+    FaultKind.OTHER_PLAN: ("plans differ",),
+    FaultKind.OTHER_TABLES: ("tables differ",),
+    FaultKind.BLOB_FLIPPED: ("staged bytes differ",),
+    FaultKind.STAGING_FLIPPED: ("staged bytes differ",),
+    FaultKind.MESSAGE_LOST: ("move failed", "staged bytes differ"),
+    FaultKind.EXCHANGE_EXPIRES: ("move failed",),
+}
+"""What a fault may be aborted for."""
+
+
+def one_generation(record: Record) -> Iterator[str]:
+    """In one step all streams of all ranks route a layer by the same tables."""
+    for (step, layer), sights in _by_layer(record).items():
+        for what, seen in (
+            ("generations", {sight.generation for sight in sights}),
+            ("tables", {sight.table for sight in sights}),
+            ("shares", {sight.shares for sight in sights}),
+        ):
+            if len(seen) > 1:
+                yield f"step {step}, layer {layer}: {what} differ"
+
+
+def right_weights(record: Record) -> Iterator[str]:
+    """Every slot that the table names which the same stream read holds, whole, that expert."""
+    for story in record.stories:
+        for sight in _valid(record, story):
+            expected = _expected(record.case, sight.layer, sight.table, sight.rank)
+            first, second = (_read(expected, half) for half in (sight.first, sight.second))
+            if first != expected or second != expected:
+                kind = "wrong" if first == second else "torn"
+                where = f"step {sight.step}, rank {sight.rank}, {sight.reader}"
+                yield f"{where}: layer {sight.layer} is {kind}"
+
+
+def same_history(record: Record) -> Iterator[str]:
+    """Ranks have the same installed behind each boundary, and end epochs alike."""
+    for one, other in combinations(record.stories, 2):
+        for step, (mine, yours) in enumerate(zip(one.after, other.after, strict=False)):
+            if mine != yours:
+                yield f"boundary {step}: ranks {one.rank} and {other.rank} have other layouts"
+                break
+        ours, theirs = _outcomes(one), _outcomes(other)
+        for number in ours.keys() & theirs.keys():
+            if ours[number] != theirs[number]:
+                yield f"epoch {number}: {ours[number]} and {theirs[number]}"
+
+
+def accounted(record: Record) -> Iterator[str]:
+    """Every epoch ends within bounds, and each abort is counted by its reason."""
+    for story in record.stories:
+        ended = Counter(r.outcome for r in story.reports if r.outcome != COMMITTED)
+        if ended != Counter(story.aborts):
+            yield f"rank {story.rank} counts {story.aborts} where epochs ended {dict(ended)}"
+        numbers = [report.number for report in story.reports]
+        if len(numbers) != len(set(numbers)):
+            yield f"rank {story.rank} reports an epoch twice"
+        yield from _too_long(record, story)
+
+
+def explained(record: Record) -> Iterator[str]:
+    """Epochs abort for what went wrong and for nothing else; ranks stop only if one had to."""
+    allowed = {reason for fault in record.struck for reason in REASONS.get(fault.kind, ())}
+    if record.case.patience < record.case.tail:
+        allowed.add("out of patience")
+    aborted = False
+    for story in record.stories:
+        for reason in story.aborts:
+            aborted = True
+            if not reason.startswith((*allowed, *BEHIND)) and not _lost(record):
+                yield f"rank {story.rank} aborts for {reason!r}"
+        if story.error is not None and not (_lost(record) and _may_end(story.error)):
+            yield f"rank {story.rank} ends by {story.error!r}"
+    patient = record.case.patience >= record.case.tail and not record.case.locked
+    if record.struck == () and aborted and patient:
+        yield "an abort without a fault"
+
+
+def decided(record: Record) -> Iterator[str]:
+    """What is committed was decided, and what was decided is committed by whoever serves on."""
+    word = b"move" if record.case.locked else b"commit"
+    decisions = sum(decision.startswith(word) for decision in record.decisions.values())
+    most = decisions * (record.case.shape.layers if record.case.locked else 1)
+    for story in record.stories:
+        changes = sum(
+            a.placement != b.placement or bool(a.retired - b.retired)
+            for a, b in pairwise(story.after)
+        )
+        if changes > most:
+            yield f"rank {story.rank} commits {changes} times where {decisions} were decided"
+        last = story.open is not None  # its vote may have ended behind the last boundary
+        serves = not story.gone and story.error is None
+        if serves and not record.case.locked and changes < decisions - last:
+            yield f"rank {story.rank} commits {changes} times, though {decisions} were decided"
+
+
+def recovers(record: Record) -> Iterator[str]:
+    """When faults that break nothing for good are over, epochs commit again."""
+    if record.armed or any(fault.kind not in PASSING for fault in record.struck):
+        return
+    settled = record.case.steps + (SETTLING if record.struck else 1)
+    aborted = [r for story in record.stories for r in story.reports if r.outcome != COMMITTED]
+    late = [report.step + SETTLING for report in aborted if report.opened < settled]
+    for story in record.stories:
+        for report in story.reports:
+            if report.opened >= max([settled, *late]) and report.outcome != COMMITTED:
+                yield f"rank {story.rank}: epoch {report.number} still aborts: {report.outcome}"
+
+
+def no_hang(record: Record) -> Iterator[str]:
+    """Somebody can always move, at the latest when deadlines strike; and there is an end."""
+    if record.hang:
+        yield record.hang
+
+
+def nothing_left(record: Record) -> Iterator[str]:
+    """What was launched and issued has ended, where nothing was lost for good."""
+    whole = all(fault.kind in PASSING for fault in record.struck)
+    if record.left and not record.hang and whole:
+        yield f"{record.left} launches and operations never end"
+
+
+PROPERTIES: dict[str, Property] = {
+    "one-generation": one_generation,
+    "right-weights": right_weights,
+    "same-history": same_history,
+    "accounted": accounted,
+    "explained": explained,
+    "decided": decided,
+    "recovers": recovers,
+    "no-hang": no_hang,
+    "nothing-left": nothing_left,
+}
+
+
+def violations(record: Record) -> dict[str, str]:
+    """The properties that the record breaks, each with the first place where it does."""
+    found = {name: next(broken(record), "") for name, broken in PROPERTIES.items()}
+    return {name: what for name, what in found.items() if what}
+
+
+def _by_layer(record: Record) -> dict[tuple[int, int], list[Sight]]:
+    seen: dict[tuple[int, int], list[Sight]] = defaultdict(list)
+    for story in record.stories:
+        for sight in _valid(record, story):
+            seen[sight.step, sight.layer].append(sight)
+    return seen
+
+
+def _expected(case: Case, layer: int, table: bytes, rank: int) -> bytes:
+    """The first (and the second) halves of the rank's slots of that layer; 0 of unnamed ones."""
+    shape = case.shape
+    words = np.frombuffer(table, dtype=np.int32).tolist()
+    start, replicas = words[: shape.experts + 1], words[shape.experts + 1 :]
+    held = [0] * shape.slots
+    for expert in range(shape.experts):
+        for slot in replicas[start[expert] : start[expert + 1]]:
+            held[slot] = mark(layer, expert, shape.experts)
+    size = shape.slots_per_rank
+    return b"".join(bytes([held[slot]]) * HALF for slot in range(rank * size, (rank + 1) * size))
+
+
+def _read(expected: bytes, half: bytes) -> bytes:
+    """Halves of slots; nobody looks at those that the table does not name."""
+    return bytes(seen if due else 0 for due, seen in zip(expected, half, strict=True))
+
+
+def _outcomes(story: Story) -> dict[int, tuple[str, int]]:
+    """How each epoch ended: for what reason, and with how many bytes."""
+    return {report.number: (report.outcome, report.bytes) for report in story.reports}
+
+
+def _too_long(record: Record, story: Story) -> Iterator[str]:
+    """No stage of an epoch lasts longer than patience; and eager steps end what is healthy."""
+    most = record.case.patience + 1
+    for stage, boundaries in groupby(story.stages):
+        count = sum(1 for _ in boundaries)
+        if stage and count > most:
+            yield f"rank {story.rank}: {stage} is voted on at {count} boundaries"
+    if story.open is not None and not record.struck and story.open[1] <= record.case.steps:
+        yield f"rank {story.rank}: epoch {story.open[0]}, opened at {story.open[1]}, has not ended"
+
+
+def _lost(record: Record) -> bool:
+    ends = ENDS_RANKS | (REWRITES if record.case.locked else frozenset())
+    return any(fault.kind in ends for fault in record.struck)
+
+
+def _valid(record: Record, story: Story) -> Iterator[Sight]:
+    """Sights but those of steps that are void: a lock was poisoned, and the rank has stopped."""
+    end = len(story.after)
+    if record.case.locked and isinstance(story.error, AgreementLost):
+        end -= 1 + record.case.ahead
+    return (sight for sight in story.sights if sight.step < end)
+
+
+def _may_end(error: BaseException) -> bool:
+    """Fail-stop: by an error that says so."""
+    return isinstance(error, AgreementLost | CommunicatorError | StreamError | Planted)

@@ -1,0 +1,148 @@
+"""Mutants of order: who waits for whom, and of the words that are kept until they are read."""
+
+import torch
+from exploration.exchange.mutants.mutant import Mutant
+from torch import Tensor
+
+from equipoise.hal.stream import Event, Stream
+from equipoise.pipeline.expert_exchange.arrivals import Arrivals
+from equipoise.pipeline.expert_exchange.batch import Batch
+from equipoise.pipeline.expert_exchange.berth import Berth
+from equipoise.pipeline.expert_exchange.message import Messages
+from equipoise.pipeline.expert_exchange.reading import Ledger
+from equipoise.pipeline.expert_exchange.states import Arrived, Idle, Returned, Returning, Sending
+from equipoise.pipeline.expert_exchange.words import LOST, absorb
+
+
+class ReusedWhileRead(Berth):
+    """Gives the room on while somebody reads the results on another stream."""
+
+    def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
+        self._behind.clear()
+        super().dispatch(batch, ticket, stream)
+
+
+class ReusedInFlight(Berth):
+    """Gives the room on once its results have been sent, whether they came or not."""
+
+    def deliver(self, ticket: int, stream: Stream) -> Tensor:
+        state = self._own(ticket)
+        assert isinstance(state, Returning | Returned)
+        if isinstance(state, Returning):
+            self._kernels.unpack_results(state.tokens, self._room, stream)
+            stream.record(self._returned)
+            self._state = Returned(ticket, state.tokens)
+        return self._room.results[: state.tokens]
+
+
+class ListsTooEarly(Berth):
+    """Lists the entries of what has not come."""
+
+    def arrive(self, ticket: int, stream: Stream) -> Arrivals:
+        state = self._own(ticket)
+        if isinstance(state, Sending):
+            self._kernels.unpack_rows(self._room, stream)
+            stream.record(self._unpacked)
+            self._entered = (self._unpacked,)
+            self._state = Arrived(ticket, state.tokens)
+        return self._room.arrivals
+
+
+class WordsReadTooEarly(Berth):
+    """Reads the words without waiting for the stream that enters them."""
+
+    def read_words(self, stream: Stream) -> None:
+        """Whatever is there."""
+
+
+class WordsWrittenTooEarly(Berth):
+    """Lets a batch enter words that are being read."""
+
+    def follow(self, event: Event) -> None:
+        if isinstance(self._state, Idle):
+            return
+        super().follow(event)
+
+
+class NeverClears(Ledger):
+    """Keeps the words of the step before."""
+
+    def _copy(self) -> None:
+        for into, found in zip(self._host, self._rooms, strict=True):
+            into.copy_(found)
+
+
+def latest_only(told: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+    """Forgets what an earlier dispatch of the step said."""
+    told[LOST].zero_()
+    absorb(told, arrived, own, active)
+
+
+def any_generation(told: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+    """Compares no generation."""
+    absorb(told, arrived, own, torch.zeros_like(active))
+    seen = torch.where(active[:, None], arrived.lost.long(), 0).amax(0)
+    told[LOST].copy_(torch.maximum(told[LOST], seen))
+
+
+def listens_to_the_absent(told: Tensor, arrived: Messages, own: Tensor, active: Tensor) -> None:
+    """Compares the generation of ranks that never send one."""
+    absorb(told, arrived, own, torch.ones_like(active))
+
+
+MUTANTS = (
+    Mutant(
+        name="room-reused-while-read",
+        broken="the next batch does not wait for the stream that reads the results",
+        property="dense",
+        patches={"fixed.Berth": ReusedWhileRead},
+    ),
+    Mutant(
+        name="results-not-awaited",
+        broken="results are put in place, and the room given on, before they have come",
+        property="dense",
+        patches={"fixed.Berth": ReusedInFlight},
+    ),
+    Mutant(
+        name="rows-not-awaited",
+        broken="entries are listed before the rows have come",
+        property="entries",
+        patches={"fixed.Berth": ListsTooEarly},
+    ),
+    Mutant(
+        name="words-read-too-early",
+        broken="the words are read before another stream has entered the last headers",
+        property="verdict",
+        patches={"fixed.Berth": WordsReadTooEarly},
+    ),
+    Mutant(
+        name="words-written-too-early",
+        broken="a batch of the next step enters words that are being read",
+        property="verdict",
+        patches={"fixed.Berth": WordsWrittenTooEarly},
+    ),
+    Mutant(
+        name="words-never-cleared",
+        broken="a step is told the overflow of the step before",
+        property="verdict",
+        patches={"fixed.Ledger": NeverClears},
+    ),
+    Mutant(
+        name="words-not-sticky",
+        broken="a dispatch that fits hides one that did not",
+        property="verdict",
+        patches={"words.absorb": latest_only},
+    ),
+    Mutant(
+        name="generation-not-compared",
+        broken="dispatches of two generations pass for one",
+        property="generation",
+        patches={"words.absorb": any_generation},
+    ),
+    Mutant(
+        name="absent-generation-compared",
+        broken="a rank that takes no part is taken for one of another generation",
+        property="generation",
+        patches={"words.absorb": listens_to_the_absent},
+    ),
+)

@@ -1,0 +1,207 @@
+"""Mutants of what is packed and unpacked: ids, rows, places, histograms, headers."""
+
+from dataclasses import replace
+
+import torch
+from exploration.exchange.mutants.mutant import Mutant
+from torch import Tensor
+
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.stream import Stream
+from equipoise.hal.work import Work
+from equipoise.pipeline.expert_exchange import sorting, words
+from equipoise.pipeline.expert_exchange.batch import Batch
+from equipoise.pipeline.expert_exchange.format import ExchangeFormat
+from equipoise.pipeline.expert_exchange.room import Room
+from equipoise.pipeline.expert_exchange.sorting import Sorted
+from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels
+from equipoise.pipeline.expert_exchange.wire import WholeGroup
+
+
+class KeepsToItself(TorchKernels):
+    """Knows of its overflow, and tells nobody."""
+
+    def _pack_rows(self, batch: Batch, room: Room) -> None:
+        super()._pack_rows(batch, room)
+        lost = self._buffers[room.number].sent.lost
+        room.words[words.LOST].copy_(torch.maximum(room.words[words.LOST], lost[0].long()))
+        lost.zero_()
+
+
+class LeavesOldIds(TorchKernels):
+    """Writes the ids of rows that are used, and no others."""
+
+    def _pack_rows(self, batch: Batch, room: Room) -> None:
+        ids = self._buffers[room.number].sent.ids
+        seen = self._seen = getattr(self, "_seen", set[int]())
+        before = ids.clone() if room.number in seen else torch.full_like(ids, self._form.invalid)
+        seen.add(room.number)
+        super()._pack_rows(batch, room)
+        used = self._buffers[room.number].sent.rows.view(-1, 1, 1)
+        row = torch.arange(ids.shape[1]).view(1, -1, 1)
+        ids.copy_(torch.where(row < used, ids, before))
+
+
+class LoadsOfTheStepBefore(TorchKernels):
+    """Sends the histogram that the batch before had."""
+
+    def _pack_rows(self, batch: Batch, room: Room) -> None:
+        super()._pack_rows(batch, room)
+        loads = self._buffers[room.number].sent.loads
+        kept, self._kept = getattr(self, "_kept", loads.clone()), loads.clone()
+        loads.copy_(kept)
+
+
+class GenerationOfTheFirstStep(TorchKernels):
+    """Writes the generation once."""
+
+    def _pack_rows(self, batch: Batch, room: Room) -> None:
+        self._first = getattr(self, "_first", batch.generation.clone())
+        super()._pack_rows(replace(batch, generation=self._first), room)
+
+
+class LeavesOldResults(TorchKernels):
+    """Writes results where some came, and leaves the rest."""
+
+    def _unpack_results(self, tokens: int, room: Room) -> None:
+        before = room.results.clone()
+        super()._unpack_results(tokens, room)
+        form = self._form
+        places = self._buffers[room.number].places[: tokens * form.top_k]
+        for place in range(tokens * form.top_k):
+            if places[place] == form.entries:
+                token, k = divmod(place, form.top_k)
+                room.results[token, k] = before[token, k]
+
+
+class SharesBlobs(TorchKernels):
+    """Both rooms send their results from one buffer."""
+
+    def _pack_results(self, rows: Tensor, room: Room) -> None:
+        first, other = self._buffers[0], self._buffers[room.number]
+        self._buffers[room.number] = replace(
+            other, result_blobs=(first.result_blobs[0], other.result_blobs[1])
+        )
+        super()._pack_results(rows, room)
+
+
+class OutOfOrder(WholeGroup):
+    """Sends without a look at what the stream has still to pack."""
+
+    def carry(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
+        group: Communicator = self._communicator
+        return group.all_to_all(into, source)
+
+
+def one_too_many(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+    """Takes a message for full when one row more has come than fits."""
+    found = sorting.sort_batch(slots, form, active)
+    return replace(found, lost=(found.lost - 1).clamp(min=0))
+
+
+def one_too_few(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+    """Never uses the last row."""
+    found = sorting.sort_batch(slots, form, active)
+    tokens = found.tokens.clone()
+    tokens[:, -1] = slots.shape[0]
+    return replace(found, tokens=tokens)
+
+
+def row_a_choice(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+    """Counts a row for each choice of a token, also where they go to one rank."""
+    found = sorting.sort_batch(slots, form, active)
+    homes = torch.where((slots >= 0) & (slots < form.slots), slots // form.slots_per_rank, -1)
+    most = max(int((homes == r).sum()) for r in range(form.ranks) if active[r]) - form.capacity
+    lost = found.lost.clone()
+    lost[0] = max(most, 0)
+    return replace(found, lost=lost)
+
+
+def strays_uncounted(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+    """Says nothing of choices that fall on ranks that take no part."""
+    found = sorting.sort_batch(slots, form, active)
+    return replace(found, stray=torch.zeros_like(found.stray))
+
+
+def sends_to_all(slots: Tensor, form: ExchangeFormat, active: Tensor) -> Sorted:
+    """Takes every rank for active."""
+    everybody = torch.ones_like(active)
+    everybody[-1] = False
+    found = sorting.sort_batch(slots, form, everybody)
+    return replace(found, stray=sorting.sort_batch(slots, form, active).stray)
+
+
+MUTANTS = (
+    Mutant(
+        name="overflow-kept-to-itself",
+        broken="a rank's overflow is not in its headers: only that rank runs the step again",
+        property="verdict",
+        patches={"torch_kernels.TorchKernels": KeepsToItself},
+    ),
+    Mutant(
+        name="capacity-one-too-large",
+        broken="one row more than fits is not an overflow",
+        property="verdict",
+        patches={"torch_kernels.sort_batch": one_too_many},
+    ),
+    Mutant(
+        name="capacity-one-too-small",
+        broken="the last row of a message is never used",
+        property="dense",
+        patches={"torch_kernels.sort_batch": one_too_few},
+    ),
+    Mutant(
+        name="row-a-choice",
+        broken="a token takes a row for each choice, not for each rank",
+        property="verdict",
+        patches={"torch_kernels.sort_batch": row_a_choice},
+    ),
+    Mutant(
+        name="invalid-id-not-written",
+        broken="ids of unused rows are those of the batch before",
+        property="entries",
+        patches={"torch_kernels.TorchKernels": LeavesOldIds},
+    ),
+    Mutant(
+        name="zeros-not-written",
+        broken="results of invalid slots are those of the batch before",
+        property="dense",
+        patches={"torch_kernels.TorchKernels": LeavesOldResults},
+    ),
+    Mutant(
+        name="loads-of-the-step-before",
+        broken="the histogram that rides along is that of the step before",
+        property="loads",
+        patches={"torch_kernels.TorchKernels": LoadsOfTheStepBefore},
+    ),
+    Mutant(
+        name="generation-of-the-first-step",
+        broken="the header's generation is written once",
+        property="generation",
+        patches={"torch_kernels.TorchKernels": GenerationOfTheFirstStep},
+    ),
+    Mutant(
+        name="strays-uncounted",
+        broken="choices that fall on inactive ranks are not counted",
+        property="verdict",
+        patches={"torch_kernels.sort_batch": strays_uncounted},
+    ),
+    Mutant(
+        name="inactive-ranks-sent-to",
+        broken="choices that fall on inactive ranks take room in messages that nobody sends",
+        property="verdict",
+        patches={"torch_kernels.sort_batch": sends_to_all},
+    ),
+    Mutant(
+        name="one-buffer-for-results",
+        broken="a batch's results are packed over those that peers still read",
+        property="dense",
+        patches={"torch_kernels.TorchKernels": SharesBlobs},
+    ),
+    Mutant(
+        name="sent-before-packed",
+        broken="a message leaves before the stream has packed it",
+        property="dense",
+        patches={"wire.WholeGroup": OutOfOrder},
+    ),
+)

@@ -1,0 +1,20 @@
+"""The exchange on the virtual accelerator: hypothesis chooses who moves next."""
+
+import pytest
+from exploration.exchange.case import Case
+from exploration.exchange.play import play
+from exploration.exchange.strategies import cases
+from helpers.tiers import DEEP
+from hypothesis import HealthCheck, given, note, settings
+
+pytestmark = pytest.mark.timeout(900)
+CASES = 5_000 if DEEP else 250
+
+
+@settings(max_examples=CASES, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_whoever_moves_next_every_step_equals_the_dense_reference_or_says_why_not(
+    case: Case,
+) -> None:
+    note(repr(case))
+    assert play(case) == {}

@@ -1,0 +1,131 @@
+"""Compiles every kernel for devices that are not there, and prints what came of it as JSON.
+
+A program of its own: `python -m helpers.harnesses.kernel_compiling 80 90 100`. Where kernels are
+interpreted they cannot be compiled, and which of the two is settled when they are defined.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from equipoise.backends.cuda.kernels import (
+    apportioned,
+    checksums,
+    committing,
+    counting,
+    hashed,
+    ruled,
+    solver,
+)
+from equipoise.backends.cuda.kernels.workspace import Sizes, power_of_two
+
+LARGE = Sizes(experts=256, slots=288, ranks=32, elements=1 << 17, buffers=8)
+LONG = {"generation", "sums", "out", "water"}
+"""Arguments that point to int64; the others point to int32."""
+TABLES = {"LAYERS": 58, "EXPERTS": LARGE.experts, "SLOTS": LARGE.slots}
+BLOCK = {"BINS": 256, "BLOCK": 512, "ALONE": False}
+NUMBERED = {**BLOCK, "BLOCK": 256}
+SOLVER = {
+    "PER_RANK": LARGE.slots // LARGE.ranks,
+    "SWEEPS": 32,
+    "SPARE": LARGE.spare,
+    "PLURAL": power_of_two(LARGE.spare),
+    "LANES": LARGE.lanes,
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a kernel came to.
+
+    Attributes:
+        name: of the kernel.
+        target: compute capability.
+        stack: bytes of local memory a thread: spills, and arrays that are indexed.
+        ptx: the code.
+    """
+
+    name: str
+    target: int
+    stack: int
+    ptx: str
+
+
+def everything() -> list[tuple[Any, int, dict[str, Any]]]:
+    """Kernels with their warps and sizes, as a layer of 256 experts launches them."""
+    alone = {**BLOCK, "BLOCK": 1024, "ALONE": True}
+    small = {**TABLES, **NUMBERED, "STEPS": 3}
+    return [
+        (counting.count_kernel, 8, {"EXPERTS": 256, **BLOCK}),
+        (hashed.hash_kernel, 8, {**TABLES, **BLOCK, "STEPS": 3}),
+        (hashed.hash_kernel, 8, {**TABLES, **alone, "STEPS": 3}),
+        (ruled.row_hash_kernel, 8, {**TABLES, **BLOCK}),
+        (ruled.block_turns_kernel, 4, {**TABLES, **NUMBERED, "TURNS": 1024}),
+        (apportioned.count_blocks_kernel, 4, {"EXPERTS": 256, "BINS": 256, "BLOCK": 256}),
+        (apportioned.add_up_kernel, 4, {"EXPERTS": 256, "ROWS": 256, "TILE": 8}),
+        (apportioned.apportion_kernel, 4, {**TABLES, "STEPS": 3, "BLOCK": 256}),
+        (apportioned.apportion_small_kernel, 4, small),
+        (committing.commit_kernel, 8, {**TABLES, "BLOCK": 1024}),
+        (checksums.checksum_kernel, 4, {"ALIGNED": True, "BLOCK": 1024}),
+        (checksums.checksum_kernel, 4, {"ALIGNED": False, "BLOCK": 1024}),
+        (solver.solve_kernel, 1, {**TABLES, **SOLVER}),
+    ]
+
+
+def source(kernel: Any, sizes: dict[str, Any]) -> Any:
+    """The kernel with its arguments' types, all pointers on multiples of 16 bytes."""
+    types, attributes = {}, {}
+    for number, (name, parameter) in enumerate(kernel.signature.parameters.items()):
+        types[name] = type_of(name, parameter.annotation)
+        if types[name].startswith("*") or name == "stride":
+            attributes[number,] = [["tt.divisibility", 16]]
+    return ASTSource(fn=kernel, signature=types, constexprs=sizes, attrs=attributes)
+
+
+def type_of(name: str, annotation: Any) -> str:
+    if annotation is tl.constexpr:
+        return "constexpr"
+    if annotation is tl.int32:
+        return "i32"
+    if annotation is tl.int64:
+        return "i64"
+    if name == "data":
+        return "*u8"
+    return "*i64" if name in LONG else "*i32"
+
+
+def compiled(kernel: Any, warps: int, sizes: dict[str, Any], target: int) -> Compiled:
+    made = triton.compile(
+        source(kernel, sizes), target=GPUTarget("cuda", target, 32), options={"num_warps": warps}
+    )
+    return Compiled(kernel.__name__, target, stack_of(made.asm["cubin"]), made.asm["ptx"])
+
+
+def stack_of(binary: bytes) -> int:
+    """Bytes of stack and local memory, as Triton's own tool reads them off the binary."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        told = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"STACK:(\d+).*LOCAL:(\d+)", told)
+    assert found is not None, told
+    return int(found[1]) + int(found[2])
+
+
+if __name__ == "__main__":
+    targets = [int(word) for word in sys.argv[1:]]
+    results = [compiled(*one, target) for target in targets for one in everything()]
+    json.dump([asdict(result) for result in results], sys.stdout)

@@ -1,0 +1,179 @@
+"""The exchange of fixed capacity among processes, beside a dense reference."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+from exploration.exchange import case as cases
+from exploration.exchange import oracle
+from exploration.exchange.naive import NaiveKernels
+from exploration.exchange.play import Make, made_wire
+from exploration.exchange.script import Script
+from helpers.rank_programs.patterns import DTYPES, SOON, same
+from torch import Tensor
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.errors import GenerationMismatch, StreamFailed
+from equipoise.hal.stream import Role
+from equipoise.pipeline.expert_exchange.fixed import FixedExchange
+from equipoise.pipeline.expert_exchange.portable import PortableExchange
+from equipoise.pipeline.expert_exchange.sure import SureExchange
+from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels, device_memory
+from equipoise.pipeline.expert_exchange.verbs import Combining, Dispatching, TokenExchange
+
+
+def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Play a case here, if this rank takes part in it.
+
+    Args:
+        fabric: of the processes.
+        given: the case.
+        where: "host" calls from this thread, "stream" from a program of the compute stream.
+    """
+    case = cases.case(given)
+    group = fabric.open("experts")
+    if group.rank not in case.ranks:
+        return {"wrong": {}, "verdicts": []}
+    script = _script(case, group)
+    _from(where, script.accelerator, lambda: _run(script))
+    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+
+
+def other_kernels(fabric: Fabric, given: dict[str, Any]) -> dict[str, Any]:
+    """As `round_trips`, with kernels of another making."""
+    case = cases.case(given)
+    script = _script(case, fabric.open("experts"), NaiveKernels)
+    _from("host", script.accelerator, lambda: _run(script))
+    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+
+
+def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str, Any]:
+    """A rank is killed before it dispatches; the others go on among themselves."""
+    case = cases.case(given)
+    group, spare = fabric.open("experts"), fabric.open("spare")
+    script = _script(case, group)
+    if group.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    stream = script.accelerator.stream(Role.COMPUTE)
+    told = ""
+    try:
+        script.exchange.dispatch(script.batch(0, 0), stream).wait(stream)
+        script.exchange.read(stream).result(2 * SOON)
+    except StreamFailed as failure:
+        told = type(failure.__cause__).__name__
+    script.accelerator.close()
+    left = replace(case, active=[rank for rank in range(case.size) if rank != victim])
+    after = _script(left, spare)
+    _from("host", after.accelerator, lambda: _run(after))
+    return {"told": told, "wrong": after.told.wrong, "verdicts": after.told.verdicts}
+
+
+def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
+    """What `SureExchange.run` says of steps, in one of which ranks have other generations."""
+    case = cases.case(given)
+    script = _script(case, fabric.open("experts"))
+    stream = script.accelerator.stream(Role.COMPUTE)
+    among = fabric.open("fallback")
+    portable = PortableExchange(case.form(), among, script.accelerator, SOON, case.ranks)
+    sure = SureExchange(script.exchange, portable, stream)
+    said: list[str] = []
+    for step in range(len(case.steps)):
+        try:
+            sure.run(partial(_step, script, step), SOON)
+            said.append("ran")
+        except GenerationMismatch as error:
+            said.append(str(error).partition(":")[0])
+    script.accelerator.close()
+    return said
+
+
+def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Every step of a case to its end, on the portable exchange where it does not fit."""
+    case = cases.case(given)
+    group = fabric.open("experts")
+    if group.rank not in case.ranks:
+        return {"wrong": [], "tally": {}}
+    script = _script(case, group)
+    accelerator = script.accelerator
+    stream = accelerator.stream(Role.COMPUTE)
+    among = fabric.open("fallback", case.ranks)
+    portable = PortableExchange(case.form(), among, accelerator, SOON, case.ranks)
+    sure = SureExchange(script.exchange, portable, stream)
+    wrong: list[str] = []
+
+    def play() -> None:
+        for step in range(len(case.steps)):
+            found = sure.run(partial(_step, script, step), SOON)
+            stream.launch(partial(_compare, script, step, found, wrong))
+
+    _from(where, accelerator, play)
+    wrong += script.told.wrong.values()
+    return {"wrong": wrong, "tally": asdict(sure.tally)}
+
+
+def _step(script: Script, step: int, exchange: TokenExchange) -> list[Tensor]:
+    """All batches, two at a time; clones of their results, once the stream has come to it."""
+    found: list[Tensor] = []
+    numbers = range(len(script.case.steps[step]))
+    for first in numbers[::2]:
+        pair = numbers[first : first + 2]
+        sent = [exchange.dispatch(script.batch(step, n), script.stream(n)) for n in pair]
+        back = [_expert(script, step, n, d) for n, d in zip(pair, sent, strict=True)]
+        for combined in back:
+            stream = script.accelerator.stream(Role.COMPUTE)
+            results = combined.wait(stream)
+            stream.launch(partial(_keep, found, results))
+            combined.release(stream)
+    return found
+
+
+def _keep(found: list[Tensor], results: Tensor) -> None:
+    found.append(results.clone())
+
+
+def _expert(script: Script, step: int, number: int, dispatched: Dispatching) -> Combining:
+    stream = script.stream(number)
+    arrivals = dispatched.wait(stream)
+    shape, dtype = script.case.result
+    rows = torch.empty(arrivals.rows.shape[0], *shape, dtype=DTYPES[dtype])
+    stream.launch(partial(script.look_at_loads, step, number, arrivals))
+    stream.launch(lambda: rows.copy_(script.expert(arrivals)))
+    return dispatched.combine(rows, stream)
+
+
+def _compare(script: Script, step: int, found: list[Tensor], wrong: list[str]) -> None:
+    for number, results in enumerate(found):
+        expected = oracle.dense(script.case, step, number, script.rank)
+        if not same(results, expected):
+            wrong.append(f"step {step}, batch {number}: {results}, not {expected}")
+
+
+def _script(case: cases.Case, group: Communicator, make: Make = TorchKernels) -> Script:
+    accelerator, form = BACKEND.open(0), case.form()
+    memory = device_memory(accelerator.device)
+    kernels = make(form, made_wire(case, group, accelerator, SOON), memory)
+    exchange = FixedExchange(form, kernels, accelerator)
+    return Script(
+        case, group.rank, exchange, accelerator, lambda n: torch.empty(n, dtype=torch.uint8)
+    )
+
+
+def _from(where: str, accelerator: Accelerator, play: Callable[[], None]) -> None:
+    """Call it, or launch it, and end everything."""
+    if where == "host":
+        play()
+    else:
+        accelerator.stream(Role.COMPUTE).launch(play)
+    accelerator.synchronize(2 * SOON)
+    accelerator.close()
+
+
+def _run(script: Script) -> None:
+    for _ in script.play():
+        """Nothing chooses who moves next."""

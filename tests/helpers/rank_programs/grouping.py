@@ -1,0 +1,66 @@
+"""Groups of ranks that are runs of their own."""
+
+from typing import Any
+
+import torch
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.works import total
+
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.grouping import GroupFabric
+
+
+def two_groups(fabric: Fabric) -> Any:
+    """Even and odd ranks ask the same questions, under the same purposes, in their own groups."""
+    rank, size = fabric.control.rank, fabric.control.size
+    members = list(range(rank % 2, size, 2))[::-1]
+    group = GroupFabric(fabric, f"group {rank % 2}", members)
+    control = group.control
+    control.cast("who", str(rank).encode())
+    ballots = [ballot.decode() for ballot in control.collect("who", SOON)]
+    first = [ballot.decode() for ballot in control.collect("who", SOON, [0])]
+    decided = control.decide("first", str(rank % 2).encode()).decode()
+    communicator = group.open("sum")
+    sums = [total(communicator)]
+    communicator.rebuild(list(range(control.size)))
+    sums.append(total(communicator))
+    pair = group.open("pair", [1, 0])
+    sent = torch.tensor([rank])
+    gathered = torch.zeros(2, 1, dtype=torch.int64)
+    pair.all_gather(gathered, sent).result(SOON)
+    group.close()
+    control.close()
+    fabric.control.cast("still there", b"")
+    return {
+        "place": [control.rank, control.size, communicator.rank, pair.rank],
+        "ballots": ballots,
+        "first": first,
+        "decided": decided,
+        "sums": sums,
+        "gathered": gathered.flatten().tolist(),
+        "closed": outcome(lambda: communicator.barrier())["error"],
+        "still": len(fabric.control.collect("still there", SOON)),
+    }
+
+
+def forgotten(fabric: Fabric) -> Any:
+    """What one group forgets the other remembers."""
+    rank = fabric.control.rank
+    control = GroupFabric(fabric, f"group {rank}", [rank]).control
+    control.cast("q", b"mine")
+    fabric.control.cast("q", b"the run's")
+    fabric.control.collect("q", SOON)
+    if rank == 0:
+        control.forget("q")
+    fabric.control.cast("forgotten", b"")
+    fabric.control.collect("forgotten", SOON)
+    mine = outcome(lambda: control.collect("q", 0.2))["error"]
+    return [mine, [ballot.decode() for ballot in fabric.control.collect("q", SOON)]]
+
+
+def misnamed(fabric: Fabric) -> Any:
+    """Groups that cannot be."""
+    rank, size = fabric.control.rank, fabric.control.size
+    groups = [[1 - rank], [rank, rank], [rank, size], []]
+    return [outcome(lambda g=g: GroupFabric(fabric, "g", g))["error"] for g in groups]  # type: ignore[misc]

@@ -1,0 +1,279 @@
+"""What MPI does beside what every communicator does."""
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from helpers.rank_programs import collectives
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.works import meet, total
+
+from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
+from equipoise.hal.control import ControlPlane
+
+
+class Part:
+    """Some ranks of a fabric, as if they were all."""
+
+    def __init__(self, fabric: Fabric, ranks: Sequence[int]) -> None:
+        self._fabric = fabric
+        self._ranks = tuple(ranks)
+
+    @property
+    def control(self) -> ControlPlane:
+        return self._fabric.control
+
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
+        return self._fabric.open(purpose, self._ranks if ranks is None else ranks)
+
+    def close(self) -> None:
+        self._fabric.close()
+
+
+def play(fabric: Fabric, ranks: list[int], program: list[Any], order: list[int]) -> int | None:
+    """A program of collectives among `ranks`, in their order."""
+    if fabric.control.rank not in ranks:
+        return None
+    return collectives.play(Part(fabric, ranks), program, order)
+
+
+def overlapping(fabric: Fabric) -> Any:
+    """Three groups that share ranks, used in an order of each rank's own."""
+    me, groups = fabric.control.rank, {"0123": [0, 1, 2, 3], "210": [2, 1, 0], "13": [1, 3]}
+    opened = {n: fabric.open(n, ranks) for n, ranks in groups.items() if me in ranks}
+    values = {name: torch.tensor([10**me]) for name in opened}
+    mixed = sorted(opened, reverse=me % 2 == 1)
+    works = [opened[name].all_reduce(values[name]) for name in mixed]
+    for work in works:
+        work.result(SOON)
+    return {name: [opened[name].rank, int(values[name])] for name in opened}
+
+
+def refusals(fabric: Fabric) -> Any:
+    """Groups that cannot be."""
+    me, size = fabric.control.rank, fabric.control.size
+    fabric.open("once")
+    return [
+        outcome(lambda: fabric.open("once"))["error"],
+        outcome(lambda: fabric.open("twice", [me, me]))["error"],
+        outcome(lambda: fabric.open("without", [(me + 1) % size]))["error"],
+        outcome(lambda: fabric.open("beyond", [me, size]))["error"],
+    ]
+
+
+def lonely(fabric: Fabric) -> Any:
+    """Rank 1 never opens what rank 0 opens."""
+    if fabric.control.rank == 0:
+        answer = outcome(lambda: fabric.open("lonely"))
+        meet(fabric, "alone")
+        return answer
+    meet(fabric, "alone")
+    return None
+
+
+def unmatched(fabric: Fabric, op: str) -> Any:
+    """Rank 0 issues what nobody matches, with another operation of the same kind beside it."""
+    broken, sound = fabric.open("broken"), fabric.open("sound")
+    answer: dict[str, Any] = {}
+    if fabric.control.rank == 0:
+        data = torch.ones(70000)
+        calls = {
+            "irecv": lambda: broken.irecv(data, 1),
+            "isend": lambda: broken.isend(data[:1], 1),
+            "long isend": lambda: broken.isend(data, 1),
+            "exchange": lambda: broken.exchange(
+                Exchange((Parcel(1, torch.ones(9, dtype=torch.uint8)),), ())
+            ),
+            "all_reduce": lambda: broken.all_reduce(data),
+            "barrier": broken.barrier,
+        }
+        work = calls[op]()
+        answer["first"] = outcome(lambda: work.result(SOON))
+        answer["again"] = [outcome(lambda: work.result(SOON))["error"], str(work.done())]
+        answer["later"] = outcome(broken.barrier)
+    meet(fabric, "timed out")  # else rank 1 could wait for rank 0 until its own deadline
+    answer["sound"] = total(sound)
+    return answer
+
+
+def another_size(fabric: Fabric, sent: int, expected: int) -> Any:
+    """A message that is longer or shorter than its receive."""
+    group = fabric.open("sizes")
+    if group.rank == 0:
+        return outcome(lambda: group.isend(torch.zeros(sent), 1).result(SOON))
+    return outcome(lambda: group.irecv(torch.zeros(expected), 0).result(SOON))
+
+
+def cancelled(fabric: Fabric) -> Any:
+    """Everybody cancels a receive and a collective."""
+    group, sound = fabric.open("cancelled"), fabric.open("sound")
+    peer = (group.rank + 1) % group.size
+    works = [group.irecv(torch.zeros(5), peer)]
+    if group.rank == 0:
+        works.append(group.barrier())
+    for work in works:
+        work.cancel()
+    ends = [outcome(partial(work.result, SOON)) for work in works]
+    return {
+        "ends": [end["error"] for end in ends],
+        "text": ends[0]["text"],
+        "done": [work.done() for work in works],
+        "later": outcome(group.barrier)["text"],
+        "sound": total(sound),
+    }
+
+
+def aliases(fabric: Fabric) -> Any:
+    """Source and destination overlap; the result is that of sources which do not."""
+    group = fabric.open("aliases")
+    me, size = group.rank, group.size
+    wide = torch.arange(size * 3).view(size, 3) + 100 * me
+    summed = (torch.arange(size * 3).view(size, 3) * size + 50 * size * (size - 1))[me]
+    gathered = torch.zeros(size, 3, dtype=torch.int64)
+    gathered[me] = me + 1
+    group.all_gather(gathered, gathered[me]).result(SOON)
+    scattered = wide.clone()
+    group.reduce_scatter(scattered[me], scattered).result(SOON)
+    turned = wide.clone()
+    group.all_to_all(turned, turned).result(SOON)
+    round_robin = torch.full((8,), me, dtype=torch.uint8)
+    right, left = (me + 1) % size, (me - 1) % size
+    shifted = Exchange((Parcel(right, round_robin[:6]),), (Parcel(left, round_robin[2:]),))
+    group.exchange(shifted).result(SOON)
+    return [
+        gathered[:, 0].tolist() == list(range(1, size + 1)),
+        scattered[me].tolist() == summed.tolist(),
+        turned.tolist() == [[3 * me + n + 100 * r for n in range(3)] for r in range(size)],
+        round_robin.tolist() == [me] * 2 + [left] * 6,
+    ]
+
+
+def misaligned(fabric: Fabric) -> Any:
+    """Bytes and numbers at any offset, between guards."""
+    group, right = fabric.open("misaligned"), []
+    for offset in (0, 1, 2, 3, 4):
+        storage = torch.full((8 * 1000 + 8,), 255, dtype=torch.uint8)
+        bytes_ = storage[offset : offset + 1001].fill_(group.rank)
+        group.broadcast(bytes_, 1).result(SOON)
+        right.append(bytes_.eq(1).all().item() and storage[offset + 1001 :].eq(255).all().item())
+        numbers = torch.frombuffer(storage.numpy(), dtype=torch.float64, offset=offset, count=1000)
+        numbers.fill_(group.rank)
+        group.all_reduce(numbers).result(SOON)
+        summed = numbers.eq(group.size * (group.size - 1) / 2).all().item()
+        right.append(summed and storage[offset + 8000 :].eq(255).all().item())
+    return right
+
+
+def from_threads(fabric: Fabric, rounds: int) -> Any:
+    """Threads of every rank share one communicator for messages, and have one each for sums."""
+    shared, sums = fabric.open("shared"), [fabric.open(f"sum {n}") for n in range(3)]
+    me, size, wrong = shared.rank, shared.size, []
+
+    def add(group: Communicator, seed: int) -> None:
+        for number in range(rounds):
+            value = torch.tensor([me + seed + number])
+            group.all_reduce(value).result(SOON)
+            expected = size * (seed + number) + size * (size - 1) // 2
+            if int(value) != expected:
+                wrong.append(f"sum {seed}/{number}: {int(value)}")
+
+    def pass_on(group: Communicator, data: list[torch.Tensor]) -> None:
+        works = [group.isend(item, (me + 1) % size) for item in data]
+        arriving = [torch.zeros_like(item) for item in data]
+        works += [group.irecv(item, (me - 1) % size) for item in arriving]
+        for work in works:
+            work.result(SOON)
+        found.extend(int(item[0]) for item in arriving)
+
+    found: list[int] = []
+    data = [torch.full((n + 1,), n + 1) for n in range(rounds)]
+    threads = [threading.Thread(target=add, args=(g, n)) for n, g in enumerate(sums)]
+    threads += [threading.Thread(target=pass_on, args=(shared, data))]
+    threads += [threading.Thread(target=_barriers, args=(shared, rounds, wrong))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * SOON)
+    return [wrong, found == list(range(1, rounds + 1)), [t.is_alive() for t in threads]]
+
+
+def _barriers(group: Communicator, rounds: int, wrong: list[str]) -> None:
+    for _ in range(rounds):
+        error = outcome(lambda: group.barrier().result(SOON))["error"]
+        if error:
+            wrong.append(error)
+
+
+def open_from_threads(fabric: Fabric) -> Any:
+    """Two threads open communicators at once, in another order on every other rank."""
+    totals: dict[str, int] = {}
+    begun = threading.Barrier(2)
+
+    def work(name: str) -> None:
+        begun.wait(SOON)
+        totals[name] = total(fabric.open(name))
+
+    names = ["left", "right"] if fabric.control.rank % 2 else ["right", "left"]
+    threads = [threading.Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SOON)
+    return totals
+
+
+def ring(fabric: Fabric, elements: int) -> Any:
+    """Everybody sends, and only then receives."""
+    group = fabric.open("ring")
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    arriving = torch.zeros(elements)
+    sending = group.isend(torch.full((elements,), float(group.rank)), right)
+    meet(fabric, "all sends")
+    group.irecv(arriving, left).result(SOON)
+    sending.result(SOON)
+    return arriving.eq(left).all().item()
+
+
+def reopen(fabric: Fabric, rounds: int) -> Any:
+    """Communicators of one rank come and go; then one of all still works."""
+    totals, me = set(), fabric.control.rank
+    for number in range(rounds):
+        group = fabric.open(f"round {number}", [me])
+        totals.add(total(group))
+        group.close()
+    return [sorted(totals), total(fabric.open("all"))]
+
+
+def left_behind(fabric: Fabric, rounds: int) -> Any:
+    """Rank 1 never takes what rank 0 broadcast last, and then the communicator is closed."""
+    seen = []
+    for number in range(rounds):
+        unread, next_ = fabric.open(f"unread {number}"), torch.tensor([number])
+        if unread.rank == 0:
+            unread.broadcast(torch.tensor([-1]), 0).result(SOON)
+        unread.close()
+        total(fabric.open(f"meanwhile {number}"))
+        group = fabric.open(f"next {number}")
+        group.broadcast(next_, 0).result(SOON)
+        seen.append(int(next_))
+        group.close()
+    return seen
+
+
+def die(fabric: Fabric, rank: int) -> Any:
+    """One rank is killed while the others wait for it."""
+    group = fabric.open("dying")
+    meet(fabric, "all there")
+    if group.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.barrier().result(SOON)
+
+
+def process_id(fabric: Fabric) -> int:
+    """Of this rank."""
+    return os.getpid()

@@ -1,0 +1,220 @@
+"""Dictionaries between stages, as engines hand them over."""
+
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from helpers.rank_programs.channels import counted, place
+from helpers.rank_programs.outcomes import outcome
+from helpers.rank_programs.patterns import SOON
+from torch import Tensor
+
+from equipoise.hal.communicator import Fabric
+from equipoise.pipeline.tensor_dict import TensorDictGroup, open_tensor_dicts
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+WIDTH = 1 << 14
+"""Elements of a tensor whose reading takes a while."""
+Fields = list[tuple[str, list[int], str]]
+"""Name, shape and dtype of each tensor."""
+Step = dict[str, Any]
+
+
+def dictionary(number: int, fields: Fields, constants: dict[str, Any]) -> dict[str, Any]:
+    """What is handed over in a step; tensors are strided where they have two dimensions."""
+    made: dict[str, Any] = {}
+    for place_of, (name, shape, dtype) in enumerate(fields):
+        count = int(torch.tensor(shape).prod()) if shape else 1
+        values = (torch.arange(count) * 3 + 7 * number + place_of) % 120
+        tensor = values.view(shape).to(getattr(torch, dtype))
+        made[name] = tensor.t().contiguous().t() if len(shape) == 2 else tensor
+    return {**made, **constants}
+
+
+def hand_around(
+    fabric: Fabric, steps: list[tuple[Fields, dict[str, Any]]], lag: int, inference: bool
+) -> Any:
+    """Every rank hands each step to the next, the last to the first; reads are `lag` steps late."""
+    with place(fabric) as at, torch.inference_mode(inference):
+        group = open_tensor_dicts("stages", list(range(fabric.control.size)), at)
+        wrong: list[int] = []
+        late: list[tuple[int, AsyncIntermediateTensors]] = []
+        for number, (fields, constants) in enumerate(steps):
+            given = dictionary(number, fields, constants)
+            handles = group.isend_tensor_dict(given)
+            at.stream.launch(partial(_scribble, given, inference))
+            late.append((number, _receive(group)))
+            if number % 2:
+                for handle in handles[1:]:  # as engines do that keep the first apart
+                    handle.wait()
+            if len(late) > lag:
+                _check(*late.pop(0), steps, wrong)
+        for number, mapping in late:
+            _check(number, mapping, steps, wrong)
+        group.drain()
+        return wrong
+
+
+def _receive(group: TensorDictGroup) -> AsyncIntermediateTensors:
+    values, handles, postprocess = group.irecv_tensor_dict()
+    return AsyncIntermediateTensors(values, comm_handles=handles, comm_postprocess=postprocess)
+
+
+def _scribble(given: dict[str, Any], inference: bool) -> None:
+    with torch.inference_mode(inference):
+        for value in given.values():
+            if isinstance(value, Tensor):
+                value.fill_(1)
+
+
+def _check(
+    number: int,
+    mapping: AsyncIntermediateTensors,
+    steps: list[tuple[Fields, dict[str, Any]]],
+    wrong: list[int],
+) -> None:
+    expected = dictionary(number, *steps[number])
+    found: dict[str, Any] = dict(mapping.items())
+    same = found.keys() == expected.keys() and all(
+        _same(found[name], expected[name]) for name in expected
+    )
+    if not same:
+        wrong.append(number)
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, Tensor):
+        return found.dtype == expected.dtype and torch.equal(found, expected)
+    return bool(found == expected and type(found) is type(expected))
+
+
+def steady(fabric: Fabric, steps: int) -> Any:
+    """What a step costs when the steps are alike: on rank 0, which sends, and on rank 1."""
+    with place(fabric) as at, counted(at) as counts:
+        group = open_tensor_dicts("stages", [0, 1], at)
+        for number in range(4 + steps):
+            if number == 4:
+                group.drain()
+                counts.clear()
+            if fabric.control.rank == 0:
+                group.isend_tensor_dict({"hidden": torch.full((64, 64), float(number))})
+            else:
+                mapping = _receive(group)
+                assert float(mapping["hidden"][0, 0]) == number
+                mapping.release()
+        group.drain()
+        return dict(counts)
+
+
+def let_go(fabric: Fabric, backend: str, steps: int) -> Any:
+    """A reader launches what reads, and lets go of the tensors at once: nobody waits for it."""
+    with place(fabric, backend=backend) as at:
+        group, device = open_tensor_dicts("stages", [0, 1], at), at.accelerator.device
+        kept = torch.zeros(steps, WIDTH, dtype=torch.int64).to(device)
+        at.accelerator.synchronize(SOON)
+        for number in range(steps):
+            if fabric.control.rank == 0:
+                with at.stream.current():
+                    made = torch.arange(WIDTH, device=device) + number
+                group.isend_tensor_dict({"hidden": made})
+                at.stream.launch(partial(_scribble, {"hidden": made}, False))
+            else:
+                mapping = _receive(group)
+                at.stream.launch(partial(kept[number].copy_, mapping["hidden"]))
+                mapping.release()
+        group.drain()
+        at.accelerator.synchronize(SOON)
+        return [
+            row[0].item() for row in kept.cpu() if bool((row == row[0] + torch.arange(WIDTH)).all())
+        ]
+
+
+def sliced(fabric: Fabric, chosen: dict[str, bool] | None) -> Any:
+    """Two ranks on either side: what is the same on both goes in slices."""
+    rank = fabric.control.rank
+    with place(fabric, parts=2) as at:
+        stages = [rank % 2, rank % 2 + 2]
+        group = open_tensor_dicts(f"stages {rank % 2}", stages, at)
+        if rank < 2:
+            return _send_sliced(group, rank, chosen)
+        seen = []
+        for _ in range(3):
+            values, handles, postprocess = group.irecv_tensor_dict(all_gather_group=object())
+            mapping = AsyncIntermediateTensors(values, handles, postprocess)
+            seen.append({name: tensor.tolist() for name, tensor in mapping.items()})
+            mapping.release()
+        return seen
+
+
+def _send_sliced(group: TensorDictGroup, rank: int, chosen: dict[str, bool] | None) -> Any:
+    told = {}
+    for number in range(3):
+        alike = torch.arange(6.0).view(3, 2) + number
+        odd = torch.arange(3.0) + number
+        own = torch.tensor([rank, number])
+        given = {"alike": alike, "odd": odd, **({"own": own} if chosen else {})}
+        told = outcome(
+            lambda given=given: group.isend_tensor_dict(  # type: ignore[misc]
+                given, all_gather_group=object(), all_gather_tensors=chosen
+            )
+        )
+    group.drain()
+    return told
+
+
+def refused(fabric: Fabric) -> list[str]:
+    """What is not the same is declared to be, twice."""
+    rank = fabric.control.rank
+    with place(fabric, parts=2) as at:
+        group = open_tensor_dicts(f"stages {rank % 2}", [rank % 2, rank % 2 + 2], at)
+        if rank > 1:
+            return []
+        own = {"own": torch.tensor([rank, 0])}
+        calls = [partial(group.isend_tensor_dict, own, all_gather_group=object())] * 2
+        return [outcome(call)["error"] for call in calls]
+
+
+def nobody_there(fabric: Fabric) -> Any:
+    """Edges that there are not."""
+    with place(fabric) as at:
+        group = open_tensor_dicts("stages", [0, 1, 2], at)
+        other = (group.rank_in_group + 2) % 3
+        return [
+            outcome(lambda: group.isend_tensor_dict({}, dst=other))["text"],
+            outcome(lambda: group.irecv_tensor_dict(src=(other + 2) % 3))["text"],
+            group.is_first_rank,
+            group.is_last_rank,
+        ]
+
+
+def idle(fabric: Fabric, seconds: float) -> Any:
+    """Nobody asks for anything, for longer than any operation may take."""
+    with place(fabric) as at:
+        group = open_tensor_dicts("stages", [0, 1], at)
+        seen = []
+        for number in range(3):
+            if fabric.control.rank == 0:
+                group.isend_tensor_dict({"n": torch.tensor([number])})
+            else:
+                seen.append(int(_receive(group)["n"]))
+            group.drain()
+            time.sleep(seconds)
+        return seen
+
+
+def unread(fabric: Fabric, steps: int) -> Any:
+    """Rank 1 lets go of every other step without a look at it."""
+    with place(fabric) as at:
+        group = open_tensor_dicts("stages", [0, 1], at)
+        seen = []
+        for number in range(steps):
+            if fabric.control.rank == 0:
+                group.isend_tensor_dict({"n": torch.tensor([number])})
+                continue
+            mapping = _receive(group)
+            if number % 2:
+                seen.append(int(mapping["n"]))
+        group.drain()
+        at.stream.synchronize(SOON)
+        return seen

@@ -1,0 +1,167 @@
+"""Rank processes are copies of one that has imported everything; none is left behind."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.conformance import driving
+
+from equipoise.hal.conformance.crew import Crew
+from equipoise.hal.conformance.usage import halted
+from equipoise.hal.errors import Violation
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew([driving.RANK])
+    yield made
+    made.close()
+
+
+def ask(crew: Crew, rank: int, **order: object) -> dict[str, Any]:
+    crew.order({rank: order})
+    return crew.gather([rank], (), PATIENCE, lambda _rank, _how: None)[rank]
+
+
+def ended(pid: int) -> bool:
+    """Gone, or waiting for whoever inherited it to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    expiry = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < expiry
+        time.sleep(0.01)
+
+
+def wait_until_all_ended(pids: list[int]) -> None:
+    wait_until(lambda: all(map(ended, pids)))
+
+
+def test_every_rank_is_a_copy_of_one_process_and_has_what_that_imported(crew: Crew) -> None:
+    crew.start(range(3))
+    told = [ask(crew, rank) for rank in range(3)]
+    assert [one["pid"] for one in told] == [crew.members[rank].pid for rank in range(3)]
+    assert len({one["parent"] for one in told}) == 1
+    assert {one["imported_by"] for one in told} == {told[0]["parent"]}
+
+
+def test_where_an_import_starts_threads_every_rank_is_an_interpreter_of_its_own() -> None:
+    crew = Crew([driving.THREADED])
+    try:
+        crew.start(range(2))
+        told = [ask(crew, rank) for rank in range(2)]
+        assert all(one["imported_by"] == one["pid"] for one in told)
+    finally:
+        crew.close()
+
+
+def test_a_rank_has_no_descriptor_of_its_siblings(crew: Crew) -> None:
+    crew.start(range(3))
+    counts = [ask(crew, rank)["descriptors"] for rank in range(3)]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_how_a_rank_ended_is_told(crew: Crew) -> None:
+    crew.start(range(2))
+    with pytest.raises(Violation, match="rank 0 exited with 3"):
+        ask(crew, 0, exit=3)
+    crew.start(range(2))
+    with pytest.raises(Violation, match="rank 1 was killed by SIGKILL"):
+        ask(crew, 1, kill=signal.SIGKILL)
+    assert crew.members == {}
+
+
+def test_a_process_has_halted_when_all_of_it_is_stopped_or_has_ended(crew: Crew) -> None:
+    crew.start([0])
+    pid = ask(crew, 0)["pid"]
+    assert not halted(pid)
+    for how in (signal.SIGSTOP, signal.SIGKILL):
+        os.kill(pid, how)
+        wait_until(lambda: halted(pid))
+
+
+def test_a_stopped_rank_is_ended_and_replaced_by_another_copy(crew: Crew) -> None:
+    crew.start(range(2))
+    before = ask(crew, 0)
+    os.kill(before["pid"], signal.SIGSTOP)
+    crew.end([0])
+    assert ended(before["pid"])
+    crew.start(range(2))
+    after = ask(crew, 0)
+    assert after["pid"] != before["pid"]
+    assert after["parent"] == before["parent"]
+
+
+def test_what_a_rank_complains_of_before_it_serves_is_quoted() -> None:
+    crew = Crew([driving.FAILING])
+    try:
+        crew.start([0])
+        with pytest.raises(Violation, match=r"rank 0 exited with 1(?s:.*)this module is no rank"):
+            ask(crew, 0)
+    finally:
+        crew.close()
+
+
+def test_a_module_that_does_not_import_is_a_violation_that_quotes_it() -> None:
+    crew = Crew(["equipoise.nowhere"])
+    with pytest.raises(Violation, match=r"no rank can be started(?s:.*)equipoise\.nowhere"):
+        crew.start([0])
+    assert crew.members == {}
+    crew.close()
+
+
+def test_after_the_death_of_the_template_its_copies_are_gone_and_others_are_made(
+    crew: Crew,
+) -> None:
+    crew.start([0])
+    told = ask(crew, 0)
+    os.kill(told["parent"], signal.SIGKILL)
+    wait_until_all_ended([told["parent"], told["pid"]])
+    crew.end([0])
+    crew.start([0])
+    assert ask(crew, 0)["parent"] != told["parent"]
+
+
+def test_closing_leaves_no_process_thread_or_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    crew = Crew([driving.RANK])
+    crew.start(range(3))
+    told = [ask(crew, rank) for rank in range(3)]
+    os.kill(told[1]["pid"], signal.SIGSTOP)
+    crew.close()
+    assert all(ended(one["pid"]) and ended(one["parent"]) for one in told)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+@pytest.mark.parametrize("module", [driving.RANK, driving.THREADED])
+def test_nothing_outlives_a_driver_that_is_killed(module: str) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-P", "-m", driving.DRIVER, module],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert driver.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(driver.stdout, selectors.EVENT_READ)
+        assert selector.select(PATIENCE)
+    pids = [int(word) for word in driver.stdout.readline().split()]
+    assert len(pids) == 4
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    wait_until_all_ended(pids)

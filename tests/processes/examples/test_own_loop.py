@@ -1,0 +1,22 @@
+"""The example of a loop of one's own does what it says."""
+
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+pytestmark = pytest.mark.timeout(240)
+EXAMPLE = ROOT / "examples" / "own_loop.py"
+
+
+def test_experts_move_under_a_loop_of_one_s_own_and_no_row_is_another() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    *epochs, last = done.stdout.splitlines()
+    copies = [int(line.split(", ")[1].split()[0]) for line in epochs]
+    assert all("committed" in line for line in epochs)
+    assert sum(copies) > 0
+    assert float(last.rpartition(" ")[2]) < 1e-5

@@ -1,0 +1,67 @@
+"""A store that is stopped rather than gone: every call to it ends all the same."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.errors import ControlLost
+
+HOLDER = """
+import sys
+from equipoise.backends.cpu.store import StoreHost
+host = StoreHost()
+print(host.address[1], flush=True)
+sys.stdin.readline()
+"""
+DEADLINE = 2.0
+
+
+@pytest.fixture
+def silenced() -> Iterator[StoreControlPlane]:
+    """The control plane of a rank whose store has just been stopped."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        port = int(holder.stdout.readline())
+        where = Rendezvous(rank=0, size=2, host="127.0.0.1", port=port, deadline=DEADLINE)
+        plane = StoreControlPlane(where)
+        plane.cast("before", b"fine")
+        os.kill(holder.pid, signal.SIGSTOP)
+        yield plane
+        holder.kill()
+        plane.close()
+
+
+CALLS: dict[str, Callable[[StoreControlPlane], object]] = {
+    "cast": lambda plane: plane.cast("q", b"x"),
+    "collect": lambda plane: plane.collect("q", 1.0),
+    "decide": lambda plane: plane.decide("q", b"x"),
+    "forget": lambda plane: plane.forget("q"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_vote_over_a_silent_store_ends_with_an_error(
+    name: str, silenced: StoreControlPlane
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(ControlLost):
+        CALLS[name](silenced)
+    assert time.monotonic() - began < 20.0
+
+
+def test_asking_for_losses_and_leaving_end_over_a_silent_store(
+    silenced: StoreControlPlane,
+) -> None:
+    began = time.monotonic()
+    assert silenced.lost(0.5) is None
+    silenced.leave("this test is over")
+    assert time.monotonic() - began < 20.0

@@ -1,0 +1,92 @@
+"""The pool of ranks: what every other test of this folder stands on."""
+
+import mmap
+import os
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from helpers.processes import shared_memory
+from helpers.processes.ranks import Case, Ranks, RanksFailed
+from helpers.processes.shared_memory import left_since, segments
+from helpers.rank_programs import harness
+
+
+def test_every_rank_answers_with_its_own_place(ranks: Ranks) -> None:
+    answers = ranks.run(harness.where_am_i, 3, word="hello")
+    assert [(a["rank"], a["size"], a["word"], a["threads"]) for a in answers] == [
+        (rank, 3, "hello", 1) for rank in range(3)
+    ]
+
+
+def test_processes_are_reused_by_later_cases_of_any_size(ranks: Ranks) -> None:
+    first = ranks.run(harness.where_am_i, 3, word="a")
+    second = ranks.run(harness.where_am_i, 2, word="b")
+    assert [a["pid"] for a in second] == [a["pid"] for a in first[:2]]
+
+
+def test_ranks_that_raise_fail_the_case_with_their_traceback_and_the_next_has_others(
+    ranks: Ranks,
+) -> None:
+    before = ranks.run(harness.where_am_i, 2, word="")
+    with pytest.raises(RanksFailed, match=r"rank 1:\n(?s:.*)ValueError: rank 1 was told to"):
+        ranks.run(harness.raise_on, 2, rank=1)
+    assert pids(ranks.run(harness.where_am_i, 2, word="")).isdisjoint(pids(before))
+
+
+def test_ranks_that_a_case_spoils_are_replaced(ranks: Ranks) -> None:
+    name = f"{harness.where_am_i.__module__}:{harness.where_am_i.__qualname__}"
+    case = Case(program=name, size=2, arguments={"word": ""}, spoils=True)
+    assert pids(ranks.play(case)).isdisjoint(pids(ranks.play(case)))
+
+
+def test_a_rank_that_dies_unasked_fails_the_case() -> None:
+    pool = Ranks()
+    try:
+        with pytest.raises(RanksFailed, match="rank 0 was killed by SIGKILL"):
+            pool.run(harness.die_on, 1, rank=0)
+        assert pool.members == {}
+    finally:
+        pool.close()
+
+
+def test_a_rank_that_is_lost_on_purpose_is_replaced(ranks: Ranks) -> None:
+    before = ranks.run(harness.where_am_i, 2, word="")
+    assert ranks.run(harness.die_on, 2, rank=1, lost=[1]) == ["fine", None]
+    after = ranks.run(harness.where_am_i, 2, word="")
+    assert after[0] == before[0]
+    assert after[1]["pid"] != before[1]["pid"]
+
+
+def test_hanging_ranks_fail_the_case_with_their_stacks_and_leave_nothing() -> None:
+    memory = segments()
+    pool = Ranks()
+    try:
+        pids = [a["pid"] for a in pool.run(harness.where_am_i, 2, word="")]
+        with pytest.raises(RanksFailed, match=r"no answer within 0.5 s(?s:.*)in hang"):
+            pool.run(harness.hang, 2, watchdog=0.5)
+    finally:
+        pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert left_since(memory) == set()
+
+
+def pids(answers: Sequence[dict[str, Any]]) -> set[int]:
+    return {answer["pid"] for answer in answers}
+
+
+def test_shared_memory_that_nobody_maps_is_told_as_left_and_that_of_others_is_not() -> None:
+    before = segments()
+    left, used = (shared_memory.FOLDER / f"equipoise-{uuid.uuid4().hex}" for _ in range(2))
+    for path in (left, used):
+        path.write_bytes(bytes(4096))
+    try:
+        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            assert left_since(before) == {left}
+    finally:
+        left.unlink()
+        used.unlink()
+    assert left_since(before) == set()

@@ -1,0 +1,111 @@
+"""Ways in which the CUDA backend's own code would most easily be wrong, and who is to notice."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from devices.conformance.breakage import Breakage, Patch
+from torch import Tensor
+
+from equipoise.backends.cuda import byte_verbs, words
+from equipoise.backends.cuda.byte_verbs import CudaBytes
+from equipoise.backends.cuda.word import Shelf, Word
+from equipoise.backends.cuda.words import NO, YES, CudaEmptyWord, CudaFullWord
+from equipoise.hal.stream import Stream
+
+
+def _word_not_taken(patch: Patch) -> None:
+    patch(CudaFullWord, "wait", lambda self, stream: self._word.enqueue_wait(stream, YES))
+
+
+def _word_taken_first(patch: Patch) -> None:
+    def wait(self: CudaFullWord, stream: Any) -> None:
+        self._word.enqueue_write(stream, NO)
+        self._word.enqueue_wait(stream, YES)
+
+    patch(CudaFullWord, "wait", wait)
+
+
+def _acquire_that_waits_for_nothing(patch: Patch) -> None:
+    patch(CudaFullWord, "wait", lambda self, stream: None)
+
+
+def _release_by_the_host(patch: Patch) -> None:
+    patch(CudaEmptyWord, "set", lambda self, stream: self._word.store(YES))
+
+
+def _one_word_for_all(patch: Patch) -> None:
+    healthy = Shelf.take
+    kept: list[Word] = []
+
+    def take(self: Shelf) -> Word:
+        kept[:] = kept or [healthy(self)]
+        return kept[0]
+
+    patch(Shelf, "take", take)
+    full: list[CudaFullWord] = []
+
+    def shared(self: Any) -> CudaFullWord:
+        full[:] = full or [CudaFullWord(self._device)]
+        return full[0]
+
+    patch(words.CudaWords, "full", shared)
+
+
+def _wide_words_only(patch: Patch) -> None:
+    healthy = byte_verbs._by_width
+    patch(byte_verbs, "_by_width", lambda pairs: list(healthy(pairs))[:1])
+
+
+def _fingerprint_of_the_first_part(patch: Patch) -> None:
+    healthy = CudaBytes.fingerprint
+
+    def fingerprint(self: CudaBytes, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        healthy(self, parts[:1], out, stream)
+
+    patch(CudaBytes, "fingerprint", fingerprint)
+
+
+BREAKAGES = (
+    Breakage(
+        name="word_not_taken",
+        broken="an acquire leaves its word given, so that the next replay goes on by itself",
+        property="a-captured-lock-hands-over-at-every-replay",
+        plant=_word_not_taken,
+    ),
+    Breakage(
+        name="word_taken_first",
+        broken="an acquire clears its word before it waits: a signal that came first is lost",
+        property="one-signal-lets-one-waiter-go-on",
+        plant=_word_taken_first,
+    ),
+    Breakage(
+        name="acquire_that_waits_for_nothing",
+        broken="an acquire lets its stream through",
+        property="a-lock-does-what-its-model-does",
+        plant=_acquire_that_waits_for_nothing,
+    ),
+    Breakage(
+        name="release_by_the_host",
+        broken="a release is told when it is issued, not when the stream comes there",
+        property="a-captured-lock-hands-over-at-every-replay",
+        plant=_release_by_the_host,
+    ),
+    Breakage(
+        name="one_word_for_all",
+        broken="all acquires wait for one word",
+        property="one-signal-lets-one-waiter-go-on",
+        plant=_one_word_for_all,
+    ),
+    Breakage(
+        name="wide_words_only",
+        broken="pieces that are not aligned are not copied",
+        property="a-slot-is-its-segments",
+        plant=_wide_words_only,
+    ),
+    Breakage(
+        name="fingerprint_of_the_first_part",
+        broken="the fingerprint of a slot covers its first segment only",
+        property="checksums-are-those-of-the-definition",
+        plant=_fingerprint_of_the_first_part,
+    ),
+)

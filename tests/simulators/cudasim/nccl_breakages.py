@@ -1,0 +1,96 @@
+"""The ways in which a communicator over NCCL is most easily wrong.
+
+Each is one call away from the right one, NCCL refuses none, and on a GPU that happens to be quick
+enough most of them show nothing.
+"""
+
+from typing import Any
+
+from devices.conformance.breakage import Breakage, Patch
+
+from equipoise.backends.cuda import nccl, nccl_group, own_streams
+from equipoise.backends.cuda.own_streams import OwnStream, OwnStreams
+from equipoise.backends.devices.collectives.incarnation import Incarnation
+
+
+def _unanswered_message(patch: Patch) -> None:
+    patch(nccl_group.NcclGroup, "_answers", lambda self, arriving, leaving: ([], []))
+
+
+def _launch_ahead_of_its_inputs(patch: Patch) -> None:
+    patch(nccl_group.NcclGroup, "_come", lambda self: None)
+
+
+def _early_end(patch: Patch) -> None:
+    # The event stands behind nothing: the stream that it is recorded on was given nothing.
+    patch(nccl_group.NcclHandle, "ended", lambda self: True)
+
+
+def _one_stream_for_all(patch: Patch) -> None:
+    healthy = OwnStreams.take
+    kept: dict[int, OwnStream] = {}
+
+    def take(self: OwnStreams) -> OwnStream:
+        if id(self) not in kept:
+            kept[id(self)] = healthy(self)
+        return kept[id(self)]
+
+    patch(OwnStreams, "take", take)
+    patch(nccl, "bell", own_streams.new_stream)
+
+
+def _unkept_promise(patch: Patch) -> None:
+    patch(nccl.WordPromise, "wait", lambda self: None)
+
+
+def _abort_in_name_only(patch: Patch) -> None:
+    def abort(self: Any) -> None:
+        self._retired = True
+
+    patch(Incarnation, "abort", abort)
+
+
+BREAKAGES = (
+    Breakage(
+        name="unanswered_message",
+        broken="a send ends when its bytes lie in a buffer, whether anybody receives them or not",
+        property="a-soft-wait-that-gives-up-changes-nothing",
+        plant=_unanswered_message,
+        ranks=2,
+    ),
+    Breakage(
+        name="launch_ahead_of_its_inputs",
+        broken="the communicator's stream does not wait for what the caller's was given",
+        property="operations-come-after-what-the-current-stream-was-given",
+        plant=_launch_ahead_of_its_inputs,
+        ranks=2,
+    ),
+    Breakage(
+        name="early_end",
+        broken="an operation has ended as soon as it was launched",
+        property="works-end-in-any-order",
+        plant=_early_end,
+        ranks=2,
+    ),
+    Breakage(
+        name="one_stream_for_all",
+        broken="all of a device's communicators run on one stream",
+        property="sends-need-not-wait-for-receives",
+        plant=_one_stream_for_all,
+        ranks=2,
+    ),
+    Breakage(
+        name="unkept_promise",
+        broken="a stream does not wait for a message whose link is not there yet",
+        property="a-stream-waits-for-an-operation-without-the-host",
+        plant=_unkept_promise,
+        ranks=2,
+    ),
+    Breakage(
+        name="abort_in_name_only",
+        broken="an abort lets what is in flight go on to its deadline",
+        property="abort-ends-what-is-in-flight",
+        plant=_abort_in_name_only,
+        ranks=2,
+    ),
+)

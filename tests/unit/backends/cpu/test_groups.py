@@ -1,0 +1,142 @@
+"""Communicators among some ranks, and shared by threads: clauses P6, X2, X3, E2."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers.processes.threads import Seat, on_ranks
+
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.errors import CommunicatorFailed, Unsupported
+
+SOON = 20.0
+
+
+def total(group: Communicator) -> int:
+    value = torch.tensor([10**group.rank])
+    group.all_reduce(value).result(SOON)
+    return int(value)
+
+
+def test_ranks_are_numbered_by_their_place_among_those_named() -> None:
+    def program(seat: Seat) -> list[int]:
+        ranks = [3, 1] if seat.rank % 2 else [0, 2]
+        group = seat.fabric.open("halves", ranks)
+        gathered = torch.zeros(2, 1, dtype=torch.int64)
+        group.all_gather(gathered, torch.tensor([seat.rank])).result(SOON)
+        return [group.rank, group.size, *gathered.flatten().tolist(), total(group)]
+
+    assert on_ranks(4, program) == [
+        [0, 2, 0, 2, 11],
+        [1, 2, 3, 1, 11],
+        [1, 2, 0, 2, 11],
+        [0, 2, 3, 1, 11],
+    ]
+
+
+@pytest.mark.parametrize("ranks", [[1], [0, 0], [0, 2], [-1, 0], []])
+def test_ranks_without_this_one_or_beyond_the_run_are_refused(ranks: list[int]) -> None:
+    def program(seat: Seat) -> bool:
+        if seat.rank == 0:
+            with pytest.raises(Unsupported):
+                seat.fabric.open("part", ranks)
+        return True
+
+    assert on_ranks(2, program) == [True, True]
+
+
+def test_a_group_takes_the_interface_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert on_ranks(2, lambda seat: total(seat.fabric.open("named"))) == [11, 11]
+
+
+def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    with pytest.raises(CommunicatorFailed, match="GLOO_SOCKET_IFNAME=nowhere0: no such interface"):
+        on_ranks(2, lambda seat: total(seat.fabric.open("named")))
+
+
+def test_a_purpose_is_opened_once() -> None:
+    def program(seat: Seat) -> int:
+        group = seat.fabric.open("once")
+        with pytest.raises(Unsupported, match="opened before"):
+            seat.fabric.open("once")
+        return total(group)
+
+    assert on_ranks(2, program) == [11, 11]
+
+
+def test_warming_builds_known_links_only_and_not_after_a_failure() -> None:
+    def program(seat: Seat) -> bool:
+        group = seat.fabric.open("links")
+        group.warm([(0, 1), (1, 0), (0, 1)])
+        for link in ((0, 2), (-1, 0)):
+            with pytest.raises(Unsupported, match="link"):
+                group.warm([link])
+        total(group)  # a rank that leaves early could still be missed by one that is meeting
+        group.close()
+        group.close()
+        with pytest.raises(CommunicatorFailed, match="closed"):
+            group.warm([(0, 1)])
+        return True
+
+    assert on_ranks(2, program) == [True, True]
+
+
+def test_threads_of_a_rank_share_a_communicator() -> None:
+    """Each thread sends a rising sequence to the peer; none is lost, doubled or torn."""
+    each, threads = 25, 4
+
+    def program(seat: Seat) -> list[list[int]]:
+        group = seat.fabric.open("shared")
+        peer = 1 - seat.rank
+        into = [torch.zeros(2, dtype=torch.int64) for _ in range(each * threads)]
+        taken = [group.irecv(data, peer) for data in into]
+
+        def send(thread: int) -> None:
+            works = [group.isend(torch.tensor([thread, n]), peer) for n in range(each)]
+            for work in works:
+                work.result(SOON)
+
+        with ThreadPoolExecutor(threads) as pool:
+            for end in [pool.submit(send, thread) for thread in range(threads)]:
+                end.result(SOON)
+        for work in taken:
+            work.result(SOON)
+        return [data.tolist() for data in into]
+
+    for received in on_ranks(2, program):
+        by_thread = [[n for thread, n in received if thread == wanted] for wanted in range(threads)]
+        assert all(a < b for numbers in by_thread for a, b in pairwise(numbers))
+        assert [len(numbers) for numbers in by_thread] == [each] * threads
+
+
+def test_what_threads_issue_at_once_is_all_remembered_until_it_ended() -> None:
+    """Operations dropped by their threads: not one is forgotten while it is in flight (K2)."""
+
+    def program(seat: Seat) -> int:
+        group = seat.fabric.open("dropped")
+        inner, alone, together = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
+
+        def reap() -> None:
+            together.append(not alone.acquire(blocking=False))
+            time.sleep(0.001)
+            inner()
+            if not together[-1]:
+                alone.release()
+
+        group._reap = reap  # type: ignore[attr-defined]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda n: group.isend(torch.tensor([n]), 1 - seat.rank), range(40)))
+        remembered = len(group._inflight)  # type: ignore[attr-defined]
+        seat.fabric.control.cast("sent", b"")
+        seat.fabric.control.collect("sent", SOON)
+        for _ in range(40):
+            group.irecv(torch.tensor([0]), 1 - seat.rank).result(SOON)
+        assert not any(together)
+        return remembered
+
+    assert on_ranks(2, program) == [40, 40]

@@ -1,0 +1,214 @@
+"""Routing and counting on the device against the reference: clauses G1, G4, G5, G6, G8."""
+
+import pytest
+import torch
+from helpers.harnesses.kernel_checks import (
+    check_apportioned,
+    check_count,
+    check_hashed,
+    check_rule,
+    check_turns,
+)
+from helpers.strategies.drawing import few
+from helpers.strategies.kernel_worlds import (
+    MOST_REPLICAS,
+    WORD,
+    Shape,
+    World,
+    batches,
+    installed,
+    int32,
+    tables,
+    worlds,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean, on_device
+
+from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.routing import RoutingTable, build_table, mix32, route_apportioned, route_hashed
+from equipoise.hal.routing_rules import BlockTurns, RowHash
+
+KERNELS = Launchers(REAL)
+BLOCKS = st.sampled_from(((16, 32), (32, 16)))
+
+
+@st.composite
+def batched(draw: st.DrawFn) -> tuple[World, torch.Tensor]:
+    world = draw(worlds())
+    return world, draw(batches(world.table.experts))
+
+
+@few(25)
+@given(st.sampled_from((1, 5, 32, 40)), st.data(), BLOCKS)
+def test_counts_equal_the_reference(
+    experts: int, data: st.DataObject, blocks: tuple[int, int]
+) -> None:
+    ids = data.draw(batches(experts))
+    with KERNELS.small_blocks(*blocks):
+        check_count(KERNELS, ids, experts)
+
+
+@few(25)
+@given(batched(), WORD, WORD, BLOCKS)
+def test_hashed_routing_equals_the_reference(
+    case: tuple[World, torch.Tensor], rank: int, step: int, blocks: tuple[int, int]
+) -> None:
+    with KERNELS.small_blocks(*blocks):
+        check_hashed(KERNELS, *case, rank, step)
+
+
+@few(25)
+@given(batched(), WORD, st.sampled_from((0, 32, 64, 1000)), st.sampled_from((2, 4)))
+def test_apportioned_routing_equals_the_reference(
+    case: tuple[World, torch.Tensor], rank: int, small: int, rows: int
+) -> None:
+    with KERNELS.small_numbering(32, small, rows):
+        check_apportioned(KERNELS, *case, rank)
+
+
+@few(25)
+@given(batched(), st.integers(1, 9), st.integers(0, 40), BLOCKS)
+def test_the_hash_of_rows_equals_the_reference(
+    case: tuple[World, torch.Tensor], top_k: int, rows: int, blocks: tuple[int, int]
+) -> None:
+    with KERNELS.small_blocks(*blocks):
+        check_rule(KERNELS, *case, RowHash(top_k, int32([rows])))
+
+
+@few(25)
+@given(batched(), st.sampled_from((0, 1, 5, 2**31 - 1)), st.sampled_from((32, 64)))
+def test_turns_equal_the_reference(
+    case: tuple[World, torch.Tensor], offset: int, turns: int
+) -> None:
+    with KERNELS.small_numbering(32, 32, 2):
+        check_turns(KERNELS, *case, offset, turns)
+
+
+def skewed(size: int, experts: int) -> torch.Tensor:
+    """Popular experts and unpopular ones, and a little padding; always the same."""
+    source = torch.Generator().manual_seed(size)
+    drawn = torch.rand(size, generator=source) ** 2 * (experts + 1)
+    return drawn.int() - 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 257, 1023, 1025, 2500])
+def test_the_blocks_that_are_used_in_earnest_give_the_same(size: int) -> None:
+    placement = int32([*range(12), *range(4)])
+    table = build_table(placement, shares_of_two(placement, 12), 12)
+    world, ids = installed(table, 4), skewed(size, 12)
+    check_count(KERNELS, ids, 12)
+    check_hashed(KERNELS, world, ids, 1, 3)
+    check_apportioned(KERNELS, world, ids, 1)
+    check_rule(KERNELS, world, ids, RowHash(8, int32([100])))
+    check_rule(KERNELS, world, ids, BlockTurns(3))
+
+
+def shares_of_two(placement: torch.Tensor, experts: int) -> torch.Tensor:
+    """A third and two thirds where there are two replicas."""
+    shares = torch.zeros_like(placement)
+    for expert in range(experts):
+        slots = (placement == expert).nonzero().flatten()
+        shares[slots] = int32([21845, 43691] if len(slots) > 1 else [65536])
+    return shares
+
+
+def test_a_thousand_experts_fit() -> None:
+    placement = int32([*range(1024), *range(64)])
+    table = build_table(placement, shares_of_two(placement, 1024), 1024)
+    world, ids = installed(table, 32), skewed(600, 1024)
+    check_hashed(KERNELS, world, ids, 1, 3)
+    with KERNELS.small_numbering(256, 256, 4):
+        check_apportioned(KERNELS, world, ids, 1)
+
+
+def test_an_element_whose_draw_ends_a_share_goes_to_the_next_replica() -> None:
+    ids = torch.zeros(40, dtype=torch.int32)
+    draws = sorted(set((mix32(torch.arange(40), 2, 0, 9) >> 16).tolist()))
+    ends = [*draws, 65536]
+    shares = [high - low for low, high in zip([0, *ends], ends, strict=False)]
+    table = build_table(torch.zeros(len(shares), dtype=torch.int32), int32(shares), 1)
+    check_hashed(KERNELS, installed(table, 1), ids, 2, 9)
+
+
+@few(15)
+@given(tables(), st.integers(0, 20))
+def test_the_fewest_elements_find_the_ends_of_their_quotas(
+    drawn: tuple[RoutingTable, Shape], rank: int
+) -> None:
+    """With as many elements as replicas every quota is 0, 1 or 2, and rounding decides."""
+    table, shape = drawn
+    ids = torch.arange(table.experts, dtype=torch.int32).repeat(3)
+    check_apportioned(KERNELS, installed(table, shape.ranks), ids, rank)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 4, 5, 16, 17, MOST_REPLICAS])
+def test_a_run_of_any_length_is_searched(copies: int) -> None:
+    shares = [65536 // copies] * copies
+    shares[-1] += 65536 - sum(shares)
+    table = build_table(int32([1, *([0] * copies)]), int32([65536, *shares]), 2)
+    ids = int32([0] * 200)
+    check_hashed(KERNELS, installed(table, 1), ids, 0, 1)
+    check_apportioned(KERNELS, installed(table, 1), ids, 1)
+
+
+def test_one_workspace_serves_batches_of_all_sizes_in_turn() -> None:
+    table = build_table(int32([0, 1, 0, 2]), int32([30000, 65536, 35536, 65536]), 3)
+    world = installed(table, 2)
+    with KERNELS.small_blocks(16, 32), KERNELS.small_numbering(32, 64, 2):
+        workspace = KERNELS.workspace(3, 4, 2, 400)
+        for turn, size in enumerate([100, 0, 400, 5, 33, 200, 64, 128]):
+            ids, slots = skewed(size, 3), torch.empty(size, dtype=torch.int32)
+            out = (on_device(slots), on_device(torch.empty(3, dtype=torch.int32)))
+            salt = Salt(1, 0, turn)
+            KERNELS.route_hashed(on_device(ids), world.tables, salt, *out, workspace)
+            due = route_hashed(ids, table, 1, 0, turn)
+            assert [part.tolist() for part in out] == [part.tolist() for part in due]
+            shares = on_device(table.cumulative)
+            KERNELS.route_apportioned(on_device(ids), world.tables, shares, salt, *out, workspace)
+            due = route_apportioned(ids, table, 1, 0)
+            assert [part.tolist() for part in out] == [part.tolist() for part in due]
+    assert is_clean(workspace)
+
+
+def test_tables_that_were_never_committed_are_read_without_harm() -> None:
+    tables = Tables.empty(1, 3, 4, 2, on_device(torch.empty(0)).device)
+    workspace = KERNELS.workspace(3, 4, 2, 50)
+    ids = on_device(torch.arange(50, dtype=torch.int32) % 5 - 1)
+    slots, counts = torch.full_like(ids, -7), ids.new_full((3,), -7)
+    shares = tables.cumulative[0, 0]
+    salt, rest = Salt(0, 0, 0), (slots, counts, workspace)
+
+    def routed() -> set[int]:
+        found = set(slots.tolist())
+        slots.fill_(-7)
+        return found
+
+    KERNELS.route_hashed(ids, tables, salt, *rest)
+    assert routed() == {0, 4}
+    KERNELS.route_apportioned(ids, tables, shares, salt, *rest)
+    assert routed() == {0, 4}
+    for rule in (BlockTurns(1), RowHash(2, ids.new_ones(1))):
+        KERNELS.route_by_rule(rule, ids, tables, 0, *rest)
+        assert routed() == {0, 4}
+
+
+def test_a_batch_beyond_the_workspace_is_refused() -> None:
+    world = installed(build_table(int32([0]), int32([65536]), 1), 1)
+    ids = on_device(torch.zeros(300, dtype=torch.int32))
+    with pytest.raises(ValueError, match="ids: expected at most 256, got 300"):
+        KERNELS.route_apportioned(
+            ids, world.tables, None, Salt(0, 0, 0), ids, ids, KERNELS.workspace(1, 1, 1, 256)
+        )
+
+
+def test_an_offset_beyond_int32_is_refused() -> None:
+    world = installed(build_table(int32([0]), int32([65536]), 1), 1)
+    ids = on_device(torch.zeros(3, dtype=torch.int32))
+    with pytest.raises(ValueError, match="offset: expected at most 2147483647"):
+        KERNELS.route_by_rule(
+            BlockTurns(2**31), ids, world.tables, 0, ids, ids, KERNELS.workspace()
+        )

@@ -1,0 +1,38 @@
+"""Every kernel is launched once before it is needed, and nothing is the worse for it."""
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from helpers.harnesses.interpreting import DEVICE
+from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean
+
+from equipoise.backends.cuda.kernels import warming
+from equipoise.hal.kernels import Tables
+
+KERNELS = Launchers(REAL)
+
+
+@pytest.mark.parametrize("elements", [0, 5000])
+def test_warming_leaves_tables_and_workspace_as_they_were(elements: int) -> None:
+    tables = Tables.empty(2, 3, 4, 2, DEVICE)
+    tables.generation.fill_(5)
+    workspace = KERNELS.workspace(3, 4, 2, elements)
+    warming.warm(tables, workspace)
+    assert is_clean(workspace)
+    assert tables.generation.tolist() == [5, 5]
+    assert not any(bool(part.any()) for part in (tables.start, tables.cumulative))
+
+
+def test_warming_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = set[str]()
+
+    def watched(name: str) -> object:
+        return lambda *args: launched.add(name)
+
+    names = {"commit_tables", "count", "route_hashed", "route_apportioned", "route_by_rule"}
+    names |= {"solve_shares", "checksum"}
+    for name in names:
+        monkeypatch.setattr(warming, name, watched(name))
+    warming.warm(Tables.empty(1, 2, 2, 1, DEVICE), KERNELS.workspace(2, 2, 1, 10))
+    assert launched == names

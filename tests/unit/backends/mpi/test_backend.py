@@ -1,0 +1,77 @@
+"""What the MPI backend says before anything is opened."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.paths import ROOT
+
+from equipoise.backends.mpi import BACKEND, backend
+from equipoise.backends.mpi.world import LAUNCHERS
+from equipoise.hal import registry
+from equipoise.hal.capabilities import Available, Unavailable
+from equipoise.hal.communicator import CommunicatorBackend
+
+ALONE = """
+import sys
+from equipoise.backends.mpi import BACKEND
+assert BACKEND.capabilities.independent_groups
+BACKEND.probe()
+assert BACKEND.joined() is None
+assert not {"mpi4py.MPI"} & set(sys.modules), "MPI was imported"
+"""
+
+
+def test_the_backend_is_found_by_its_name() -> None:
+    assert isinstance(BACKEND, CommunicatorBackend)
+    assert registry.communicator("mpi") is BACKEND
+
+
+def test_what_is_left_undeclared_stands_in_the_contract() -> None:
+    """Clause R2."""
+    declared = BACKEND.capabilities
+    flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
+    missing = {flag for flag in flags if not getattr(declared, flag)}
+    contract = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    (row,) = [line for line in contract.splitlines() if line.startswith("| communicator `mpi` |")]
+    assert missing == set(re.findall(r"`(\w+)`", row.split("|")[2]))
+
+
+def test_what_is_declared_is_what_mpi_sums_by_itself() -> None:
+    declared = BACKEND.capabilities
+    assert declared.reductions == {
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float32, torch.float64),
+    }
+    assert declared.reductions < declared.dtypes
+
+
+def test_probing_says_what_is_missing_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert BACKEND.probe() == Unavailable("mpi4py is not installed: pip install equipoise[mpi]")
+
+
+def test_probing_says_which_version_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "find_spec", lambda name: object())
+    monkeypatch.setattr(backend, "version", lambda name: "4.9")
+    assert BACKEND.probe() == Available("mpi4py 4.9")
+
+
+def test_without_a_launcher_nothing_is_joined_and_mpi_is_not_even_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], timeout=60, env=_without_launcher())
+    assert done.returncode == 0
+
+
+def test_a_rank_may_hold_a_further_store() -> None:
+    host = BACKEND.host()
+    name, port = host.address
+    host.close()
+    assert name == "127.0.0.1"
+    assert port > 0
+
+
+def _without_launcher() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in LAUNCHERS}

@@ -1,0 +1,23 @@
+"""Worlds that are closed at the end of a test."""
+
+from collections.abc import Iterator
+
+import pytest
+from helpers.strategies.worlds import Worlds
+
+from equipoise.backends.virtual import BACKEND
+from equipoise.backends.virtual.backend import VirtualBackend
+from equipoise.backends.virtual.world import World
+
+
+@pytest.fixture
+def make_world() -> Iterator[Worlds]:
+    made: list[World] = []
+
+    def make(size: int = 1, schedule: bytes = b"", backend: VirtualBackend = BACKEND) -> World:
+        made.append(backend.world(size, schedule))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()

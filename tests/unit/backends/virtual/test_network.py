@@ -1,0 +1,155 @@
+"""The network: who meets whom, and who owns what meanwhile."""
+
+import pytest
+import torch
+from helpers.strategies.worlds import SECONDS, Worlds, filled, opened, settle, works_of_a_sum
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.backends.virtual import BACKEND
+from equipoise.hal.communicator import Exchange, Parcel
+from equipoise.hal.errors import (
+    CommunicatorFailed,
+    OperationTimeout,
+    ResultPending,
+)
+
+SOFT = 0.001
+
+
+def test_a_send_ends_only_after_its_receive_was_posted(make_world: Worlds) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    send = left.isend(filled(world, 0, 3), 1)
+    settle(world)
+    assert not send.done()
+    out = filled(world, 1, 0)
+    receive = right.irecv(out, 0)
+    settle(world)
+    assert (send.done(), receive.done(), out.tolist()) == (True, True, [3] * 8)
+
+
+def test_bytes_arrive_in_pieces(make_world: Worlds) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    out = filled(world, 1, 0)
+    works = [left.isend(filled(world, 0, 3), 1), right.irecv(out, 0)]
+    seen = []
+    while world.movable():
+        world.advance(0)
+        seen.append((out.tolist().count(3), [work.done() for work in works]))
+    assert (4, [False, False]) in seen
+    assert all(count == 8 for count, done in seen if any(done))
+
+
+def test_what_is_in_flight_keeps_its_memory_and_gives_it_back_at_the_end(
+    make_world: Worlds,
+) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    send = left.isend(filled(world, 0, 3), 1)
+    scribble = filled(world, 0, 9)
+    assert world.leftovers()["blocks"] == 2
+    out = filled(world, 1, 0)
+    right.irecv(out, 0)
+    settle(world)
+    assert out.tolist() == [3] * 8
+    del scribble, out
+    assert send.done()  # whoever still holds the work holds no memory
+    assert world.leftovers() == {"blocks": 0, "tasks": 0, "operations": 0, "events": 0}
+
+
+def test_a_receive_whose_deadline_passed_still_owns_its_memory(make_world: Worlds) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    work = right.irecv(filled(world, 1, 0), 0)
+    settle(world)
+    assert world.expire()
+    assert not world.expire()
+    with pytest.raises(OperationTimeout, match="irecv from 0 of 'main' passed its deadline"):
+        work.result(SECONDS)
+    with pytest.raises(CommunicatorFailed, match="deadline"):
+        right.barrier()
+    innocent = filled(world, 1, 7)
+    left.isend(filled(world, 0, 3), 1)  # comes late, and lands in memory that nobody reads
+    settle(world)
+    assert innocent.tolist() == [7] * 8
+    assert world.leftovers()["operations"] == 0
+
+
+def test_a_cancelled_operation_goes_on_where_nobody_sees_it(make_world: Worlds) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    work = right.irecv(filled(world, 1, 0), 0)
+    work.cancel()
+    assert work.done()
+    with pytest.raises(CommunicatorFailed, match="cancelled"):
+        work.result(0.0)
+    send = left.isend(filled(world, 0, 3), 1)
+    settle(world)
+    send.result(0.0)
+
+
+@given(st.binary(max_size=48))
+def test_a_soft_wait_gives_up_or_finds_the_end(schedule: bytes) -> None:
+    world = BACKEND.world(2, schedule)
+    works = works_of_a_sum(world)
+    try:
+        works[0].result(SOFT)
+    except ResultPending:
+        assert not works[0].done()
+    settle(world)
+    works[0].result(0.0)
+    world.close()
+
+
+def test_a_wait_as_long_as_the_deadline_lets_time_pass(make_world: Worlds) -> None:
+    world = make_world(2)
+    work = opened(world)[0].irecv(filled(world, 0, 0), 1)
+    with pytest.raises(OperationTimeout):
+        work.result(SECONDS)
+
+
+@given(st.binary(max_size=48), st.sampled_from([1, 2, 3, 5]))
+def test_a_sum_is_the_sum_on_every_schedule(schedule: bytes, size: int) -> None:
+    world = BACKEND.world(size, schedule)
+    tensors = [torch.arange(5) * (rank + 1) for rank in range(size)]
+    works = [end.all_reduce(tensor) for end, tensor in zip(opened(world), tensors, strict=True)]
+    settle(world)
+    for work, tensor in zip(works, tensors, strict=True):
+        work.result(0.0)
+        assert torch.equal(tensor, torch.arange(5) * (size * (size + 1) // 2))
+    world.close()
+
+
+def test_ranks_that_issue_different_collectives_run_into_the_deadline(
+    make_world: Worlds,
+) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    works = [left.barrier(), right.all_reduce(filled(world, 1, 1))]
+    settle(world)
+    world.expire()
+    for work in works:
+        with pytest.raises(OperationTimeout):
+            work.result(0.0)
+
+
+def test_messages_of_unequal_size_fail_both_ends_and_touch_nothing(make_world: Worlds) -> None:
+    world = make_world(2)
+    left, right = opened(world)
+    out = filled(world, 1, 0, 4)
+    works = [left.isend(filled(world, 0, 3), 1), right.irecv(out, 0)]
+    settle(world)
+    for work in works:
+        with pytest.raises(CommunicatorFailed, match="8 bytes were sent where 4 were awaited"):
+            work.result(0.0)
+    assert out.tolist() == [0] * 4
+
+
+def test_empty_blobs_do_not_travel(make_world: Worlds) -> None:
+    world = make_world(2)
+    nothing = torch.empty(0, dtype=torch.uint8)
+    work = opened(world)[0].exchange(Exchange((Parcel(1, nothing),), ()))
+    settle(world)
+    work.result(0.0)

@@ -1,0 +1,143 @@
+"""Slots, pages and kernels in micro-steps."""
+
+import pytest
+import torch
+from helpers.strategies.worlds import Worlds
+
+from equipoise.backends.virtual.profiles import PADDED_FORMATS
+from equipoise.backends.virtual.slots import VirtualSlotStore
+from equipoise.backends.virtual.world import World
+from equipoise.hal import routing
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.errors import PoolExhausted, SlotError, SlotLeased
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+SECONDS = 1.0
+WIDTH = 8
+
+
+def store_in(
+    world: World, slots: int = 2, form: SlotFormat = SlotFormat.STRIDED
+) -> VirtualSlotStore:
+    segments = [(Segment("w", world.empty(0, WIDTH).fill_(0), form),) for _ in range(slots)]
+    return world.accelerator(0).slot_store(SlotLayout(tuple(segments), staging=1))
+
+
+def slot(store: VirtualSlotStore, number: int) -> list[int]:
+    return store.layout.slots[number][0].data.tolist()
+
+
+def test_a_copy_is_made_in_pieces(make_world: Worlds) -> None:
+    world = make_world()
+    store, stream = store_in(world), world.accelerator(0).stream(Role.COMPUTE)
+    store.unpack(torch.full((WIDTH,), 5, dtype=torch.uint8), [0], stream)
+    stream.synchronize(SECONDS)
+    store.commit([(0, 1)], stream)
+    world.advance(0)
+    assert slot(store, 1) == [5] * 4 + [0] * 4
+    stream.synchronize(SECONDS)
+    assert slot(store, 1) == [5] * 8
+
+
+def test_a_leased_slot_refuses_a_replay_too(make_world: Worlds) -> None:
+    world = make_world()
+    store, device = store_in(world), world.accelerator(0)
+    stream, graph = device.stream(Role.COMPUTE), device.graph()
+    graph.capture(stream, lambda: store.commit([(0, 0)], stream))
+    lease = store.lease([0])
+    with pytest.raises(SlotLeased):
+        graph.replay(stream)
+    assert world.movable() == 0
+    lease.release()
+    graph.replay(stream)
+    stream.synchronize(SECONDS)
+
+
+def test_private_segments_are_copied_with_all_that_they_store(make_world: Worlds) -> None:
+    world = make_world(backend=PADDED_FORMATS)
+    store = store_in(world, form=SlotFormat.PRIVATE)
+    stream = world.accelerator(0).stream(Role.COPY)
+    source = world.empty(0, WIDTH)
+    stored = Segment("w", source, SlotFormat.PRIVATE).bytes.fill_(9)
+    store.write([1], [[source]], stream)
+    sums = torch.zeros(1, dtype=torch.int64)
+    store.checksum_slots([1], sums, stream)
+    stream.synchronize(SECONDS)
+    assert stored.numel() > WIDTH
+    assert torch.equal(store.layout.slots[1][0].bytes, stored)
+    assert int(sums) == as_int64(checksum(stored))
+
+
+def test_a_private_source_of_other_storage_is_refused(make_world: Worlds) -> None:
+    world = make_world()
+    store = store_in(world, form=SlotFormat.PRIVATE)
+    larger = world.empty(0, 2 * WIDTH)[:WIDTH]
+    with pytest.raises(SlotError, match="a source is"):
+        store.write([1], [[larger]], world.accelerator(0).stream(Role.COPY))
+
+
+def test_a_private_source_inside_another_tensor_is_refused(make_world: Worlds) -> None:
+    world = make_world()
+    store = store_in(world, form=SlotFormat.PRIVATE)
+    inside = world.empty(0, 2 * WIDTH)[WIDTH:]
+    with pytest.raises(SlotError):
+        store.write([1], [[inside]], world.accelerator(0).stream(Role.COPY))
+
+
+def test_a_page_comes_back_when_its_copy_has_ended(make_world: Worlds) -> None:
+    world = make_world()
+    device = world.accelerator(0)
+    pool, stream, event = device.host_pool(16, 1), device.stream(Role.COPY), device.event()
+    page = pool.take(0.0)
+    stream.hold()
+    stream.record(event)
+    page.give_back(event)
+    with pytest.raises(PoolExhausted):
+        pool.take(SECONDS)
+    stream.let_go()
+    with pytest.raises(PoolExhausted):
+        pool.take(0.0)
+    assert pool.take(SECONDS).data.numel() == 16
+
+
+def one_table() -> tuple[Tables, TableUpdate]:
+    table = routing.build_table(
+        torch.tensor([0, 1], dtype=torch.int32), torch.full((2,), 65536, dtype=torch.int32), 2
+    )
+    arrays = (t.view(1, -1) for t in (table.start, table.replicas, table.cumulative))
+    return Tables.empty(1, 2, 2, 1, torch.device("cpu")), TableUpdate((0,), *arrays)
+
+
+def test_a_commit_of_tables_writes_the_word_in_its_last_micro_step(make_world: Worlds) -> None:
+    world = make_world()
+    tables, update = one_table()
+    device = world.accelerator(0)
+    device.kernels.commit_tables(update, tables, device.stream(Role.COMPUTE))
+    words = []
+    while world.movable():
+        words.append(int(tables.generation))
+        world.advance(0)
+    assert (words, int(tables.generation)) == ([0, 0, 0, 0], 1)
+    assert torch.equal(tables.start[1, 0], update.start[0])
+
+
+def test_routing_takes_the_word_and_reads_the_tables_in_two_micro_steps(
+    make_world: Worlds,
+) -> None:
+    world = make_world()
+    tables, update = one_table()
+    device = world.accelerator(0)
+    device.kernels.commit_tables(update, tables, device.stream(Role.COMPUTE))
+    device.synchronize(SECONDS)
+    ids = torch.tensor([1, 0, 7], dtype=torch.int32)
+    slots, counts = torch.zeros(3, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    device.kernels.route_and_count(
+        ids, tables, Salt(0, 0, 0), slots, counts, device.stream(Role.COMPUTE)
+    )
+    world.advance(world.movable() - 1)
+    assert counts.tolist() == [0, 0]
+    device.synchronize(SECONDS)
+    assert (slots.tolist(), counts.tolist()) == ([1, 0, 2], [1, 1])

@@ -1,0 +1,264 @@
+"""Streams and events on a schedule."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from helpers.strategies.worlds import Worlds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.backends.virtual import BACKEND
+from equipoise.backends.virtual.accelerator import VirtualAccelerator
+from equipoise.backends.virtual.profiles import (
+    ALIASING_POOL,
+    LAGGING_QUERY,
+    ONE_SIGNAL_ONE_WAITER,
+)
+from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
+from equipoise.hal.stream import Role
+
+SECONDS = 1.0
+
+
+@pytest.fixture
+def device(make_world: Worlds) -> VirtualAccelerator:
+    return make_world().accelerator(0)
+
+
+def test_nothing_runs_before_somebody_says_so(make_world: Worlds) -> None:
+    world = make_world()
+    seen: list[str] = []
+    world.accelerator(0).stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
+    assert (seen, world.movable()) == ([], 1)
+    world.advance(0)
+    assert (seen, world.movable()) == (["ran"], 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "order"), [(b"\0", ["compute", "copy"]), (b"\1", ["copy", "compute"])]
+)
+def test_the_schedule_says_which_stream_moves(
+    make_world: Worlds, schedule: bytes, order: list[str]
+) -> None:
+    device, seen = make_world(1, schedule).accelerator(0), list[str]()
+    for role in (Role.COMPUTE, Role.COPY):
+        device.stream(role).launch(partial(seen.append, str(role)))
+    device.synchronize(SECONDS)
+    assert seen == order
+
+
+@given(st.binary(max_size=48))
+def test_an_event_orders_two_streams_on_every_schedule(schedule: bytes) -> None:
+    world = BACKEND.world(1, schedule)
+    device, seen = world.accelerator(0), list[int | str]()
+    compute, copy, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
+    for number in range(3):
+        compute.launch(partial(seen.append, number))
+    compute.record(event)
+    compute.record(event)
+    copy.wait(event)
+    copy.launch(lambda: seen.append("behind"))
+    copy.synchronize(SECONDS)
+    assert seen == [0, 1, 2, "behind"]
+    world.close()
+
+
+def test_a_waiter_keeps_the_recording_that_was_current(device: VirtualAccelerator) -> None:
+    compute, copy, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
+    seen: list[str] = []
+    compute.record(event)
+    copy.wait(event)
+    copy.launch(lambda: seen.append("released"))
+    compute.hold()
+    compute.record(event)
+    copy.synchronize(SECONDS)
+    assert seen == ["released"]
+    assert not event.query()
+    with pytest.raises(StreamTimeout):
+        event.synchronize(SECONDS)
+
+
+def test_an_unrecorded_event_cannot_be_waited_for(device: VirtualAccelerator) -> None:
+    with pytest.raises(EventNotRecorded):
+        device.stream(Role.COMPUTE).wait(device.event())
+    with pytest.raises(EventNotRecorded):
+        device.event().synchronize(SECONDS)
+
+
+def test_a_wait_of_no_time_moves_nothing(device: VirtualAccelerator) -> None:
+    stream = device.stream(Role.COMPUTE)
+    stream.launch(lambda: None)
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(0.0)
+    stream.synchronize(SECONDS)
+    stream.synchronize(0.0)
+
+
+def test_what_was_launched_before_a_hold_still_runs(device: VirtualAccelerator) -> None:
+    stream, seen = device.stream(Role.COMPUTE), []
+    stream.launch(lambda: seen.append("before"))
+    stream.hold()
+    stream.launch(lambda: seen.append("behind"))
+    with pytest.raises(StreamTimeout):
+        stream.synchronize(SECONDS)
+    assert seen == ["before"]
+    stream.let_go()
+    stream.synchronize(SECONDS)
+    assert seen == ["before", "behind"]
+
+
+def test_a_failure_skips_what_comes_later_and_is_told_at_every_call(
+    device: VirtualAccelerator,
+) -> None:
+    stream, other, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
+    seen: list[str] = []
+
+    def fall() -> None:
+        raise ZeroDivisionError("on purpose")
+
+    stream.launch(fall)
+    stream.launch(lambda: seen.append("never"))
+    stream.record(event)
+    other.wait(event)
+    calls: tuple[Callable[[], None], ...] = (
+        partial(stream.synchronize, SECONDS),
+        partial(stream.launch, fall),
+        partial(event.synchronize, SECONDS),
+        partial(other.synchronize, SECONDS),
+    )
+    for call in calls:
+        with pytest.raises(StreamFailed, match="on purpose") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, StreamFailed | ZeroDivisionError)
+    assert event.query()
+    assert seen == []
+
+
+def test_a_program_launches_on_its_own_stream_in_place(device: VirtualAccelerator) -> None:
+    stream, event = device.stream(Role.COMPUTE), device.event()
+    seen: list[str | bool] = []
+
+    def outer() -> None:
+        stream.launch(lambda: seen.append("inner"))
+        stream.record(event)
+        seen.append(event.query())
+
+    stream.launch(outer)
+    stream.launch(lambda: seen.append("next"))
+    stream.synchronize(SECONDS)
+    assert seen == ["inner", True, "next"]
+
+
+def test_a_program_that_waits_for_what_comes_later_fails(device: VirtualAccelerator) -> None:
+    stream, other, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
+    other.hold()
+    other.record(event)
+    stream.launch(lambda: stream.wait(event))
+    with pytest.raises(StreamFailed, match="never come"):
+        stream.synchronize(SECONDS)
+
+
+def test_each_host_has_a_current_stream_of_its_own(make_world: Worlds) -> None:
+    world = make_world()
+    first, second = (world.accelerator(0).stream(role) for role in (Role.COMPUTE, Role.COPY))
+    world.step_in(0, 0)
+    with first.current():
+        world.step_in(0, 1)
+        assert world.device(0).issuing() is None
+        with second.current():
+            assert world.device(0).issuing() is second
+        world.step_in(0, 0)
+        assert world.device(0).issuing() is first
+    assert world.device(0).issuing() is None
+
+
+def test_a_running_program_is_on_its_own_stream(make_world: Worlds) -> None:
+    world, seen = make_world(), []
+    stream = world.accelerator(0).stream(Role.COPY)
+    stream.launch(lambda: seen.append(world.device(0).issuing()))
+    stream.synchronize(SECONDS)
+    assert seen == [stream]
+
+
+def test_a_closed_device_takes_no_more(device: VirtualAccelerator) -> None:
+    stream, seen = device.stream(Role.COMPUTE), []
+    stream.launch(lambda: seen.append("ran"))
+    device.close()
+    device.close()
+    assert seen == ["ran"]
+    with pytest.raises(StreamFailed, match="closed"):
+        stream.launch(lambda: None)
+
+
+def test_closing_does_not_wait_for_what_can_never_run(device: VirtualAccelerator) -> None:
+    stream, event = device.stream(Role.COMPUTE), device.event()
+    stream.hold()
+    stream.record(event)
+    device.close()
+    with pytest.raises(StreamFailed):
+        event.synchronize(SECONDS)
+
+
+def test_a_lagging_query_tells_the_truth_a_micro_step_later(make_world: Worlds) -> None:
+    world = make_world(backend=LAGGING_QUERY)
+    stream, event = world.accelerator(0).stream(Role.COMPUTE), world.accelerator(0).event()
+    stream.record(event)
+    world.advance(world.movable() - 1)
+    assert (event.query(), world.movable()) == (False, 1)
+    world.advance(0)
+    assert event.query()
+
+
+def test_a_lagging_query_tells_the_truth_once_the_host_has_synchronised(
+    make_world: Worlds,
+) -> None:
+    device = make_world(backend=LAGGING_QUERY).accelerator(0)
+    stream, event = device.stream(Role.COMPUTE), device.event()
+    stream.record(event)
+    stream.synchronize(SECONDS)
+    assert event.query()
+    stream.record(event)
+    event.synchronize(SECONDS)
+    assert event.query()
+
+
+def test_every_waiter_gets_a_signal_of_its_own(make_world: Worlds) -> None:
+    device = make_world(backend=ONE_SIGNAL_ONE_WAITER).accelerator(0)
+    stream, event, seen = device.stream(Role.COMPUTE), device.event(), list[Role]()
+    stream.record(event)
+    for role in (Role.COPY, Role.COMM):
+        device.stream(role).wait(event)
+        device.stream(role).launch(partial(seen.append, role))
+    device.synchronize(SECONDS)
+    device.stream(Role.AUX).wait(event)
+    device.stream(Role.AUX).launch(partial(seen.append, Role.AUX))
+    device.synchronize(SECONDS)
+    assert seen == [Role.COPY, Role.COMM, Role.AUX]
+
+
+def test_roles_of_an_aliasing_pool_share_one_queue(make_world: Worlds) -> None:
+    world = make_world(backend=ALIASING_POOL)
+    device, seen = world.accelerator(0), list[Role]()
+    for role in Role:
+        device.stream(role).launch(partial(seen.append, role))
+    assert world.movable() == 1
+    device.synchronize(SECONDS)
+    assert seen == list(Role)
+    with pytest.raises(Unsupported):
+        device.stream_lock(SECONDS)
+
+
+def test_one_role_of_an_aliasing_pool_fails_alone(make_world: Worlds) -> None:
+    device, seen = make_world(backend=ALIASING_POOL).accelerator(0), []
+    device.stream(Role.COPY).launch(lambda: 1 // 0)
+    device.stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
+    device.stream(Role.COMPUTE).synchronize(SECONDS)
+    assert seen == ["ran"]
+    with pytest.raises(StreamFailed):
+        device.stream(Role.COPY).synchronize(SECONDS)
+
+
+def test_an_event_of_another_backend_is_a_mistake(device: VirtualAccelerator) -> None:
+    with pytest.raises(TypeError):
+        device.stream(Role.COMPUTE).record(object())  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""vllm-ascend's call: what its worker accepts, and few moves to level ranks."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.references import ascend_layouts as layouts
+
+from equipoise.compat.vllm_ascend import EplbPolicy, rebalance_experts
+from equipoise.hal.errors import PlacementError
+
+Ints = layouts.Ints
+
+
+def replanned(load: Ints, table: Ints) -> Ints:
+    changed, _, new = rebalance_experts(
+        torch.from_numpy(table), torch.from_numpy(layouts.workload(load, table))
+    )
+    found = np.array(new, dtype=np.int64)
+    assert changed == int((found != table).any())
+    accepted(table, found)
+    return found
+
+
+def accepted(before: Ints, after: Ints) -> None:
+    """What the engine's worker checks: else it keeps the old layer, and says so in its log."""
+    for old, new in zip(before, after, strict=True):
+        assert np.unique(new).size == np.unique(old).size
+        for old_rank, new_rank in zip(old, new, strict=True):
+            assert np.unique(new_rank).size == new_rank.size
+            stays = np.isin(new_rank, old_rank)
+            assert (new_rank[stays] == old_rank[stays]).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_layout_is_levelled_with_fewer_moves_than_the_default_policy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    load, table = layouts.log_normal(rng, 0.02), layouts.first_layout()
+    assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
+    found = replanned(load, table)
+    assert layouts.score(load, found).mean() <= 1.02
+    assert layouts.moves(table, found) <= 3700
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mixed_layout_is_levelled_and_its_doubles_are_parted(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = layouts.mixed_layout(rng)
+    load = layouts.log_normal(rng, 0.05)
+    assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
+    changed, _, new = rebalance_experts(table, layouts.workload(load, table))
+    found = np.array(new, dtype=np.int64)
+    assert changed == 1
+    assert (np.diff(np.sort(found, axis=2), axis=2) > 0).all()
+    assert layouts.score(load, found).mean() <= 1.02
+    assert layouts.moves(table, found) <= 3700
+
+
+def test_loads_of_zipf_are_levelled_and_the_same_loads_move_nothing() -> None:
+    load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
+    found = replanned(load, table)
+    assert layouts.score(load, found).mean() <= 1.02
+    assert (replanned(load, found) == found).all()
+
+
+def test_layers_are_listed_by_what_they_gain() -> None:
+    table = np.array([[[0, 1], [2, 3]]] * 3)
+    work = np.array([[[5, 5], [5, 5]], [[9, 9], [1, 1]], [[6, 6], [4, 4]]])
+    changed, priority, new = rebalance_experts(table, work)
+    assert (changed, priority.tolist()) == (1, [1, 2, 0])
+    assert new[0] == table[0].tolist()
+    assert isinstance(new[1][0][0], int)
+
+
+def test_stages_are_summed_and_what_is_unknown_counts_nothing() -> None:
+    table = np.array([[[0, 1], [2, 0]]])
+    stages = np.array([[[[4, 0], [1, -1]]], [[[4, -1], [1, 2]]]])
+    summed = np.array([[[8, 0], [2, 2]]])
+    assert rebalance_experts(table, stages)[2] == rebalance_experts(table, summed)[2]
+
+
+def test_nothing_was_counted_so_nothing_moves() -> None:
+    table = np.array([[[0, 1], [2, 0]]])
+    changed, priority, new = EplbPolicy().rebalance_experts(table, np.zeros((1, 2, 2)))
+    assert (changed, priority.tolist(), new) == (0, [0], table.tolist())
+
+
+def test_a_group_that_changes_its_size_is_refused_in_one_line() -> None:
+    with pytest.raises(PlacementError, match="a group that changes to 64 ranks is not planned"):
+        EplbPolicy().set_new_ep_size(64)
+
+
+@pytest.mark.parametrize(
+    ("table", "work", "said"),
+    [
+        ([[0, 1]], [[1, 1]], "must be .layers, ranks, slots of a rank., got .1, 2."),
+        ([[[0, 1]]], [[[1, 1, 1]]], r"expert_workload must be numbers \(1, 1, 2\)"),
+        ([[[0, 2, 2]]], [[[1, 1, 1]]], r"no slot for expert\(s\) \[1\]"),
+        ([[[0, 1]]], [[[1, -2]]], r"expert_workload\[0, 0, 1\] is -2, which is no count"),
+        ([[[0.0, 1.0]]], [[[1, 1]]], "current_expert_table must be integers"),
+    ],
+)
+def test_what_does_not_fit_gives_one_line(table: object, work: object, said: str) -> None:
+    with pytest.raises(PlacementError, match=said):
+        rebalance_experts(np.array(table), np.array(work))

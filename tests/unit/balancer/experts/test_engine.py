@@ -1,0 +1,312 @@
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.harnesses.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, violations
+from helpers.mutants.breakages import (
+    BlindOnce,
+    BrokenUntilBuilt,
+    DropsOneCopy,
+    FalseLoads,
+    FlippedByte,
+    FlippedOnce,
+    MuteOnce,
+    NoExchange,
+    NoStore,
+    SerialGroup,
+    SlowExchange,
+    SlowToDecide,
+    both,
+    fabric,
+    mirrored,
+    negative,
+    slightly_off,
+    store,
+)
+
+from equipoise.balancer.experts import engine
+from equipoise.balancer.experts import vote as vote_module
+from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, LotMark, Verdict, judge
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.routing_rule import RoutingRule
+from equipoise.balancer.experts.states import Barred, Committing, Travelling, Voyage
+from equipoise.balancer.experts.voyages import Voyages
+from equipoise.hal.errors import AgreementLost, ConfigError
+
+START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
+
+
+def installed_at_the_end(stories: list[Story]) -> set[tuple[tuple[int, ...], ...]]:
+    return {story.sights[-1].placement for story in stories}
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
+def test_every_rank_commits_the_same_layout_before_the_same_step(shares: ShareMode) -> None:
+    stories = rebalance(shares=shares)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert len(stories[0].commits) >= 2
+    assert installed_at_the_end(stories) != {START}
+    assert sum(report.slots for report in stories[0].reports) > 0
+
+
+@pytest.mark.parametrize("rule", [RoutingRule.ROW_HASH, RoutingRule.BLOCK_TURNS])
+def test_experts_move_under_another_engine_s_rule_too(rule: RoutingRule) -> None:
+    stories = rebalance(rule=rule)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) != {START}
+
+
+def test_a_rule_that_reads_no_shares_takes_none() -> None:
+    with pytest.raises(ConfigError, match="reads no shares"):
+        EngineConfig(
+            label="x",
+            shares=ShareMode.LAGGED,
+            rule=RoutingRule.ROW_HASH,
+            window_size=2,
+            step_interval=2,
+            sub_window=2,
+        )
+
+
+def test_bytes_are_counted_with_the_slots_that_travelled() -> None:
+    (report, *_) = rebalance()[0].reports
+    assert report.slots > 0
+    assert report.bytes == report.slots * 5 * 4
+
+
+def retired(stories: list[Story]) -> list[int]:
+    """How many slots were retired, by step; the same on all ranks."""
+    by_rank = {tuple(len(sight.retired) for sight in story.sights) for story in stories}
+    assert len(by_rank) == 1
+    return [*by_rank.pop()]
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED, ShareMode.EXACT])
+@pytest.mark.parametrize("staging", [1, 2])
+def test_slots_retire_where_a_layer_does_not_fit_the_staging(
+    shares: ShareMode, staging: int
+) -> None:
+    stories = rebalance(shares=shares, staging=staging)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits != []
+    assert installed_at_the_end(stories) != {START}
+    assert max(retired(stories)) == 0 if staging == 2 else max(retired(stories)) > 0
+    assert retired(stories)[-1] == 0
+
+
+def test_nothing_retires_where_staging_holds_a_layer() -> None:
+    assert set(retired(rebalance(staging=SHAPE.slots_per_rank))) == {0}
+
+
+def test_slots_retire_where_groups_are_not_independent_too() -> None:
+    issuers: set[str] = set()
+    serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
+    stories = rebalance(both(*serial), staging=1)
+    assert violations(stories) == []
+    assert max(retired(stories)) > 0
+    assert retired(stories)[-1] == 0
+
+
+def test_what_an_abort_leaves_half_written_stays_retired_until_it_is_filled_again() -> None:
+    stories = rebalance(fabric(".moves", FlippedOnce), staging=1)
+    assert violations(stories) == []
+    (aborted,) = [r for r in stories[0].reports if r.outcome == "staged bytes differ"]
+    left = retired(stories)
+    behind = next(r for r in stories[0].reports if r.number > aborted.number)
+    assert behind.outcome == "committed"
+    assert all(left[step] > 0 for step in range(aborted.step, behind.step))
+    assert left[-1] == 0
+
+
+def test_a_move_that_never_succeeds_leaves_what_has_retired_alone_for_good() -> None:
+    stories = rebalance(fabric(".moves", FlippedByte), staging=1)
+    assert violations(stories) == []
+    assert set(stories[0].aborts) == {"staged bytes differ"}
+    assert retired(stories)[-1] > 0
+
+
+def test_a_rank_that_plans_otherwise_leaves_the_installed_placement_everywhere() -> None:
+    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, mirrored)))
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) == {START}
+    for story in stories:
+        assert story.commits == []
+        assert set(story.aborts) == {"plans differ"}
+        assert story.aborts["plans differ"] >= 2
+
+
+def test_ranks_that_share_out_otherwise_abort_too() -> None:
+    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
+    assert violations(stories) == []
+    assert all("plans differ" in story.aborts for story in stories)
+
+
+ABORTS: dict[str, tuple[Break, str]] = {
+    "planner raises": (fabric(".loads", lambda i: FalseLoads(i, negative)), "planner failed"),
+    "staged bytes differ": (fabric(".moves", FlippedByte), "staged bytes differ"),
+    "mover raises": (fabric(".moves", NoExchange), "move failed"),
+    "ballot lost": (fabric("control", MuteOnce), "no ballot from rank(s) 1"),
+}
+
+
+@pytest.mark.parametrize("name", ABORTS)
+def test_a_fault_before_the_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
+    breakage, reason = ABORTS[name]
+    stories = rebalance(breakage, deadline=4.0)
+    assert violations(stories) == []
+    for story in stories:
+        assert reason in story.aborts
+    assert stories[0].commits == stories[1].commits
+
+
+def test_reasons_are_counted_apart_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "KINDS", 0)
+    for story in rebalance(fabric(".moves", NoExchange), deadline=4.0):
+        aborted = [report for report in story.reports if report.outcome != "committed"]
+        assert story.aborts == {engine.OTHERS: len(aborted)}
+
+
+def test_a_lost_ballot_costs_one_epoch_only() -> None:
+    stories = rebalance(fabric("control", MuteOnce), deadline=4.0)
+    assert [report.outcome for report in stories[0].reports][-1] == "committed"
+
+
+def test_a_slow_rank_commits_together_with_all_others() -> None:
+    gate = threading.Event()
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
+    stories = rebalance(fabric(".moves", lambda inner: SlowExchange(inner, gate)), pace=pace)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits[0] > 14
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
+def test_where_groups_are_not_independent_one_thread_issues_everything(shares: ShareMode) -> None:
+    """An exchange issued by a worker would come anywhere between the steps' own operations (P4)."""
+    issuers: set[str] = set()
+    serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
+    stories = rebalance(both(*serial), shares=shares)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert len(stories[0].commits) >= 2
+    assert not [name for name in issuers if name.startswith("equipoise.")]
+    assert issuers
+
+
+def test_an_exchange_that_cannot_begin_fails_the_epoch_and_not_the_step() -> None:
+    peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
+    cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
+    stories = rebalance(both(peer, cannot), deadline=4.0)
+    assert violations(stories) == []
+    assert all("move failed" in story.aborts for story in stories)
+
+
+def test_behind_a_failed_move_the_communicator_is_built_again_and_epochs_go_on() -> None:
+    # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
+    stories = rebalance(fabric(".moves", BrokenUntilBuilt), deadline=4.0)
+    assert violations(stories) == []
+    for story in stories:
+        assert story.aborts["move failed"] == 1
+        assert story.reports[-1].outcome == "committed"
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits
+
+
+def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:
+    gate = threading.Event()
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
+    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    stories = rebalance(slow, pace=pace, patience=3)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) == {START}
+    assert all("out of patience" in story.aborts for story in stories)
+    assert all("a rank still drains an aborted epoch" in story.aborts for story in stories)
+
+
+@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
+def test_a_rank_that_missed_the_ballots_goes_with_a_peer_that_saw_them(stand: str) -> None:
+    stories = rebalance(fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.5)))
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert stories[1].commits
+    assert all(story.aborts == {} for story in stories)
+
+
+@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
+def test_a_rank_that_saw_all_ballots_aborts_when_its_peer_settled_for_abort(stand: str) -> None:
+    blind = fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.0))
+    stories = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))
+    assert violations(stories) == []
+    assert all(story.aborts == {"no ballot from rank(s) 0": 1} for story in stories)
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits, "the epochs behind it go on: no exchange was left unmatched"
+
+
+def test_a_rank_that_cannot_learn_the_outcome_stops() -> None:
+    with pytest.raises(AgreementLost, match="connection lost"):
+        rebalance(both(fabric("control", NoStore), fabric("control", NoStore, rank=0)))
+
+
+class CommitsEarly(Voyages):
+    """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        after = super().look(voyage)
+        if isinstance(after, Committing) and self._rank == 1:
+            self.commit(after, len(after.staged), step=0)
+        return after
+
+
+def trusts_bytes(ballots: list[Ballot]) -> Verdict:
+    """Mutant: nobody compares checksums."""
+    verdict = judge(ballots)
+    lots = min(len(ballot.staged) for ballot in ballots)
+    return Commit(lots) if verdict == Abort("staged bytes differ") else verdict
+
+
+def unmarked(mark: LotMark) -> LotMark:
+    return replace(mark, tables="")
+
+
+def trusts_plans(ballots: list[Ballot]) -> Verdict:
+    """Mutant: nobody compares digests."""
+    blank = [replace(b, digest="", staged=tuple(map(unmarked, b.staged))) for b in ballots]
+    return judge(blank)
+
+
+def test_the_oracle_sees_a_copy_that_was_not_committed() -> None:
+    assert any("holds" in line for line in violations(rebalance(store(DropsOneCopy))))
+
+
+def test_the_oracle_sees_a_commit_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.balancer.experts.assembly.Voyages", CommitsEarly)
+    assert any("differ" in line for line in violations(rebalance()))
+
+
+def test_the_oracle_sees_staged_bytes_that_nobody_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vote_module, "judge", trusts_bytes)
+    assert violations(rebalance(fabric(".moves", FlippedByte))) != []
+
+
+def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vote_module, "judge", trusts_plans)
+    lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
+    assert any("layouts differ" in line for line in violations(rebalance(lies)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sub_window": 0}, "at least one"),
+        ({"window_size": 3}, "multiples"),
+        ({"step_interval": 2}, "shorter"),
+    ],
+)
+def test_a_cadence_that_cannot_be_kept_is_refused(wrong: dict[str, int], says: str) -> None:
+    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
+    with pytest.raises(ConfigError, match=says):
+        EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)

@@ -1,0 +1,127 @@
+"""Nothing that a journal does reaches the thread that notes."""
+
+import logging
+import threading
+
+import pytest
+from helpers.strategies.entries import Kept, ended, entered, rows, steps, summed
+
+from equipoise.balancer.experts.journal import Balance, Entry, Lost, Settled, Stepped
+from equipoise.balancer.observe.courier import Courier
+
+
+class Broken(Kept):
+    """Takes nothing."""
+
+    def note(self, entry: Entry) -> None:
+        raise RuntimeError("out of ink")
+
+    def close(self) -> None:
+        raise RuntimeError("out of ink again")
+
+
+class Slow(Kept):
+    """Takes nothing before the gate opens."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def note(self, entry: Entry) -> None:
+        assert self._gate.wait(10.0)
+        super().note(entry)
+
+
+def test_every_journal_is_told_everything_in_order_and_is_closed() -> None:
+    kept = [Kept(), Kept()]
+    courier = Courier(kept)
+    told: list[Entry] = [entered("observing"), *steps(0, 1.0, 2.0)]
+    for entry in told:
+        courier.note(entry)
+    courier.close()
+    for journal in kept:
+        assert journal.entries == told
+        assert journal.closed == 1
+
+
+def test_what_an_entry_comes_to_is_told_behind_it() -> None:
+    kept = Kept()
+    courier = Courier([kept])
+    courier.note(ended(ended=9))
+    courier.note(summed(12, rows(1, 2, 3, 4)))
+    courier.close()
+    assert [type(entry) for entry in kept.entries][2:] == [Balance, Settled]
+
+
+def test_a_journal_that_raises_costs_the_others_nothing_and_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = Kept()
+    courier = Courier([Broken(), kept])
+    with caplog.at_level(logging.ERROR):
+        for entry in steps(0, 1.0, 1.0, 1.0):
+            courier.note(entry)
+        courier.close()
+    assert len(kept.entries) == 3
+    assert kept.closed == 1
+    assert courier.failures == 4
+    assert [record.message for record in caplog.records] == [
+        "Broken failed; further failures are only counted"
+    ]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_an_entry_that_cannot_be_read_is_counted_and_the_next_is_told() -> None:
+    kept = Kept()
+    courier = Courier([kept])
+    courier.note(summed(8, rows(1, 2, 3)))  # an expert is missing
+    courier.note(Stepped(1, 0.0, 1.0))
+    courier.close()
+    assert courier.failures == 1
+    assert isinstance(kept.entries[-1], Stepped)
+
+
+def test_what_does_not_fit_is_dropped_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+    slow = Slow(gate)
+    courier = Courier([slow], capacity=4)
+    with caplog.at_level(logging.WARNING):
+        for entry in steps(0, *[1.0] * 20):
+            courier.note(entry)
+        gate.set()
+        courier.close()
+    lost = sum(entry.entries for entry in slow.entries if isinstance(entry, Lost))
+    taken = [entry for entry in slow.entries if isinstance(entry, Stepped)]
+    assert courier.lost == lost
+    assert len(taken) + lost == 20
+    assert 4 <= len(taken) <= 5
+    assert len([record for record in caplog.records if "dropped" in record.message]) == 1
+
+
+def test_who_notes_does_not_wait_for_who_writes_and_closing_is_bounded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = threading.Event()
+    courier = Courier([Slow(gate)])
+    for entry in steps(0, 1.0, 1.0):
+        courier.note(entry)
+    with caplog.at_level(logging.WARNING):
+        courier.close(timeout=0.01)
+    assert "did not keep up" in caplog.text
+    gate.set()
+    courier.close()
+
+
+def test_what_comes_after_the_close_is_counted_as_lost() -> None:
+    kept = Kept()
+    courier = Courier([kept])
+    courier.close()
+    courier.note(Stepped(1, 0.0, 1.0))
+    courier.close()
+    assert courier.lost == 1
+    assert kept.entries == []
+
+
+def test_a_queue_without_a_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity"):
+        Courier([], capacity=0)

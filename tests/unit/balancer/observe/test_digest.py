@@ -1,0 +1,171 @@
+"""What entries come to."""
+
+import math
+
+import numpy as np
+import pytest
+from helpers.strategies.entries import (
+    SHAPE,
+    SLOT_BYTES,
+    SUB_WINDOW,
+    ended,
+    entered,
+    moved,
+    rows,
+    steps,
+    summed,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise import _native
+from equipoise.balancer.experts.journal import Balance, Closed, Entry, Settled, Stalled
+from equipoise.balancer.experts.layout import Layout, even_shares, imbalance
+from equipoise.balancer.experts.placement import SHARE_ONE, Shape
+from equipoise.balancer.observe.digest import FEWEST, Digest, arrivals, balance_of, rank_loads
+
+
+def read(*entries: Entry) -> list[Entry]:
+    digest = Digest()
+    return [derived for entry in entries for derived in digest.read(entry)]
+
+
+def settled(*entries: Entry) -> list[Settled]:
+    return [entry for entry in read(*entries) if isinstance(entry, Settled)]
+
+
+def test_balancedness_sums_over_layers_first_and_imbalance_is_a_mean_over_layers() -> None:
+    # Slots hold 0 1 2 | 2 3 0, so experts 0 and 2 have a copy on each rank.
+    load = np.array([[10, 20, 10, 40], [0, 100, 0, 100]], dtype=np.int64)
+    found = balance_of(summed(8, load))
+    assert found.balancedness == pytest.approx((40 + 100) / (50 + 100))
+    assert found.imbalance == pytest.approx((50 / 40 - 1 + 0.0) / 2)
+    assert found.average == pytest.approx(140 / SUB_WINDOW)
+    assert found.largest == pytest.approx(150 / SUB_WINDOW)
+
+
+def test_a_layer_without_rows_is_left_out_and_without_any_nothing_is_known() -> None:
+    load = np.array([[10, 20, 10, 40], [0, 0, 0, 0]], dtype=np.int64)
+    assert balance_of(summed(8, load)).imbalance == pytest.approx(50 / 40 - 1)
+    nothing = balance_of(summed(8, rows(0, 0, 0, 0)))
+    assert math.isnan(nothing.imbalance)
+    assert math.isnan(nothing.balancedness)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=4, max_size=4).filter(lambda load: sum(load) > 0))
+def test_imbalance_is_what_the_planner_calls_so(load: list[int]) -> None:
+    entry = summed(8, rows(*load))
+    planned = imbalance(entry.load, entry.layout, SHAPE).mean() / SHARE_ONE
+    assert balance_of(entry).imbalance == pytest.approx(planned, abs=2e-4, rel=1e-2)
+
+
+def test_the_shares_that_the_router_applies_count_and_not_those_installed() -> None:
+    entry = summed(8, rows(60, 0, 0, 20))
+    wanted = np.array([[SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0]] * 2, dtype=np.int32)
+    even = balance_of(entry)
+    solved = balance_of(
+        type(entry)(8, SUB_WINDOW, entry.load, entry.layout, SHAPE, lambda *_: wanted)
+    )
+    loads = rank_loads(entry.load, Layout(entry.layout.placement, wanted), SHAPE)
+    assert loads.tolist() == [[60.0, 20.0]] * 2
+    assert solved.imbalance == pytest.approx(0.5)
+    assert even.imbalance == pytest.approx(0.25)
+
+
+@given(st.data())
+def test_what_came_to_each_rank_adds_up_to_what_the_engine_counts(data: st.DataObject) -> None:
+    ranks, per, layers = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.just(2)))
+    slots = ranks * per
+    shape = Shape(layers, experts=1 if slots < 3 else 3, slots=slots, ranks=ranks)
+    draw = st.lists(st.integers(0, shape.experts - 1), min_size=slots, max_size=slots)
+    before, after = (
+        np.array([data.draw(draw) for _ in range(layers)], dtype=np.int32) for _ in range(2)
+    )
+    nothing = np.full_like(before, -1)
+    assert sum(arrivals(before, nothing, place, shape) for place in range(ranks)) == 0
+    assert sum(arrivals(nothing, after, place, shape) for place in range(ranks)) == layers * slots
+    here = [arrivals(before, after, place, shape) for place in range(ranks)]
+    assert sum(here) == _native.count_moves(before, after, ranks)
+
+
+def test_rows_of_a_retired_slot_are_with_who_takes_its_tokens() -> None:
+    placement, shape = np.array([[0, 1, 0, 1]], dtype=np.int32), Shape(1, 2, 4, 2)
+    layout = Layout(placement, even_shares(placement, 2), frozenset({(0, 3)}))
+    load = np.array([[40, 60]], dtype=np.int64)
+    assert rank_loads(load, layout, shape).tolist() == [[80.0, 20.0]]
+
+
+def test_an_epoch_is_settled_by_the_first_sub_window_that_began_when_it_was_over() -> None:
+    load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
+    digest = Digest()
+    assert digest.read(ended(place=0, ended=9)) == ()
+    assert [type(entry) for entry in digest.read(early)] == [Balance]
+    balance, told = digest.read(summed(late, load))
+    assert isinstance(balance, Balance)
+    assert isinstance(told, Settled)
+    assert told.record.actual == balance.imbalance
+    assert told.record.here == SLOT_BYTES
+    assert [type(entry) for entry in digest.read(summed(13, load))] == [Balance]
+
+
+def test_an_epoch_that_moved_nothing_does_not_hide_what_became_of_the_one_before() -> None:
+    told = settled(
+        ended(ended=9), ended(number=4, ended=11, copies=0), summed(14, rows(1, 1, 1, 1))
+    )
+    assert [entry.record.number for entry in told] == [3, 4]
+    assert [entry.record.actual for entry in told] == pytest.approx([0.0, 0.0])
+
+
+def test_where_another_epoch_moved_copies_first_nobody_knows_how_the_one_before_did() -> None:
+    told = settled(ended(ended=9), ended(number=4, ended=11), summed(14, rows(1, 1, 1, 1)))
+    assert [entry.record.number for entry in told] == [3, 4]
+    assert told[0].record.actual is None
+    assert told[1].record.actual == pytest.approx(0.0)
+
+
+def test_a_rank_to_which_nothing_came_copied_nothing() -> None:
+    (told,) = settled(ended(place=1), Closed())
+    assert told.record.here == 0
+    assert arrivals(*moved(), 0, SHAPE) == 1
+
+
+def test_an_aborted_epoch_is_settled_at_once() -> None:
+    (told,) = settled(ended(outcome="plans differ"))
+    assert told.record.outcome == "plans differ"
+    assert told.record.actual is None
+
+
+@pytest.mark.parametrize("last", [Closed(), ended(number=4, outcome="plans differ")])
+def test_an_epoch_is_told_even_if_no_sub_window_comes_behind_it(last: Entry) -> None:
+    told = settled(ended(), last)
+    assert told[0].record.number == 3
+    assert told[0].record.actual is None
+
+
+def test_stall_is_what_steps_of_an_epoch_take_above_the_median_of_those_outside() -> None:
+    outside = [entered("observing"), *steps(0, *[1.0] * FEWEST, 9.0)]
+    inside = [entered("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
+    found = read(*outside, *inside, ended(), Closed())
+    stalls = [entry.seconds for entry in found if isinstance(entry, Stalled)]
+    assert stalls == pytest.approx([0.5, 1.0])
+    (told,) = [entry for entry in found if isinstance(entry, Settled)]
+    assert told.record.stall == pytest.approx(1.5)
+
+
+def test_an_epoch_without_a_stall_stalled_for_no_time() -> None:
+    outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
+    (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), Closed())
+    assert told.record.stall == 0.0
+
+
+def test_steps_that_drain_an_epoch_are_not_taken_for_usual_ones() -> None:
+    outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
+    drained = [entered("draining"), *steps(6, *[50.0] * 9), entered("observing")]
+    found = read(*outside, *drained, entered("planning", 3), *steps(15, 3.0))
+    assert [entry.seconds for entry in found if isinstance(entry, Stalled)][-1] == 2.0
+
+
+def test_before_enough_usual_steps_nothing_is_called_a_stall() -> None:
+    few = [entered("observing"), *steps(0, *[1.0] * (FEWEST - 1))]
+    (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), Closed())
+    assert told.record.stall is None

@@ -1,0 +1,188 @@
+"""Metrics as Prometheus sees them."""
+
+import re
+import sys
+from math import isnan
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from helpers.paths import ROOT
+from helpers.strategies.entries import record
+
+from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Skipped, Stalled
+from equipoise.balancer.observe.metrics import (
+    PHASES,
+    Metrics,
+    MetricsMissing,
+    PortTaken,
+    check_free,
+    export,
+)
+from equipoise.balancer.observe.reasons import LABELS
+
+PAGE = ROOT / "docs" / "observability.md"
+MOST_SERIES = 110
+"""Of an engine on a rank, whatever happens."""
+GAUGES = (
+    "equipoise_balancedness",
+    "equipoise_actual_imbalance",
+    "equipoise_predicted_imbalance",
+)
+
+
+@pytest.fixture
+def registry() -> Any:
+    client = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    return client.CollectorRegistry()
+
+
+def value(registry: Any, name: str, engine: str = "target", **labels: str) -> float:
+    found: float | None = registry.get_sample_value(name, {"engine": engine, **labels})
+    assert found is not None, name
+    return found
+
+
+def test_a_committed_epoch_counts_its_bytes_phases_and_promise(registry: Any) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Settled(record(here=700)))
+    assert value(registry, "equipoise_epochs_total") == 1
+    assert value(registry, "equipoise_slot_copy_bytes_total") == 700
+    assert value(registry, "equipoise_predicted_imbalance") == 0.1
+    assert value(registry, "equipoise_epoch_seconds_sum", phase="agreeing") == 0.5
+    assert value(registry, "equipoise_epoch_seconds_count", phase="moving") == 0
+    for reason in LABELS:
+        assert value(registry, "equipoise_epochs_aborted_total", reason=reason) == 0
+
+
+def test_an_aborted_epoch_is_counted_by_reason_and_promises_nothing(registry: Any) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Settled(record(predicted=0.3)))
+    metrics.note(Settled(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
+    metrics.note(Settled(record(outcome="the moon")))
+    assert value(registry, "equipoise_epochs_total") == 3
+    assert value(registry, "equipoise_epochs_aborted_total", reason="ballot_missing") == 1
+    assert value(registry, "equipoise_epochs_aborted_total", reason="other") == 1
+    assert value(registry, "equipoise_predicted_imbalance") == 0.3
+
+
+def test_load_stalls_boundaries_and_losses_are_told(registry: Any) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    metrics.note(Stalled(9, 0.5))
+    metrics.note(Passed(9, 1.0, 1.125))
+    metrics.note(Lost(3))
+    assert value(registry, "equipoise_balancedness") == 0.75
+    assert value(registry, "equipoise_actual_imbalance") == 0.25
+    assert value(registry, "equipoise_stall_seconds_total") == 0.5
+    assert value(registry, "equipoise_boundary_seconds_sum") == 0.125
+    assert value(registry, "equipoise_journal_lost_total") == 3
+
+
+def test_an_epoch_that_could_not_be_opened_is_counted_apart(registry: Any) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Skipped(9))
+    assert value(registry, "equipoise_epochs_skipped_total") == 1
+    assert value(registry, "equipoise_epochs_total") == 0
+
+
+def test_a_gauge_says_nothing_until_its_figure_is_known(registry: Any) -> None:
+    """A promise of 0 that nobody made would be broken by the first load."""
+    metrics = Metrics(registry, "target")
+    assert all(isnan(value(registry, name)) for name in GAUGES)
+    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    assert value(registry, "equipoise_actual_imbalance") == 0.25
+    assert isnan(value(registry, "equipoise_predicted_imbalance"))
+
+
+def test_of_an_engine_that_is_closed_the_counts_stay_and_the_gauges_say_nothing(
+    registry: Any,
+) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    metrics.note(Settled(record(predicted=0.1)))
+    metrics.close()
+    assert all(isnan(value(registry, name)) for name in GAUGES)
+    assert value(registry, "equipoise_epochs_total") == 1
+
+
+def test_engines_share_a_registry_and_are_told_apart(registry: Any) -> None:
+    target, draft = Metrics(registry, "target"), Metrics(registry, "draft")
+    target.note(Settled(record(here=700)))
+    draft.note(Settled(record(here=30, outcome="plans differ", seconds={"agreeing": 2.0})))
+    assert value(registry, "equipoise_slot_copy_bytes_total") == 700
+    assert value(registry, "equipoise_slot_copy_bytes_total", "draft") == 30
+    reason = {"reason": "plans_differ"}
+    assert value(registry, "equipoise_epochs_aborted_total", **reason) == 0
+    assert value(registry, "equipoise_epochs_aborted_total", "draft", **reason) == 1
+    assert value(registry, "equipoise_epoch_seconds_sum", "draft", phase="agreeing") == 2
+    draft.close()
+    assert value(registry, "equipoise_predicted_imbalance") == 0.1
+
+
+def test_registries_share_nothing(registry: Any) -> None:
+    other = type(registry)()
+    Metrics(registry, "target").note(Stalled(9, 0.5))
+    Metrics(other, "target")
+    assert value(other, "equipoise_stall_seconds_total") == 0
+
+
+def test_the_number_of_series_is_small_and_grows_with_nothing(registry: Any) -> None:
+    metrics = Metrics(registry, "target")
+
+    def series() -> int:
+        samples = (sample for metric in registry.collect() for sample in metric.samples)
+        return sum(not sample.name.endswith("_created") for sample in samples)
+
+    before = series()
+    for number in range(300):
+        seconds = dict.fromkeys(PHASES, 0.1)
+        metrics.note(Settled(record(number=number, outcome=f"reason {number}", seconds=seconds)))
+        metrics.note(Settled(record(number=number, seconds=seconds)))
+        metrics.note(Balance(number, 0.0, 0.1, 0.9, 1.0, 1.0))
+    assert series() == before <= MOST_SERIES
+
+
+def test_phases_are_the_states_in_which_an_epoch_can_be() -> None:
+    from equipoise.balancer.experts import states
+
+    held = (*states.Voting.__args__, states.Updating)
+    assert {state.__name__.lower() for state in held} == set(PHASES)
+
+
+def test_the_page_has_a_row_for_every_metric_and_names_every_label(registry: Any) -> None:
+    Metrics(registry, "target")
+    text = PAGE.read_text(encoding="utf-8")
+    exposed = {
+        metric.name + ("_total" if metric.type == "counter" else "")
+        for metric in registry.collect()
+    }
+    rows = set(re.findall(r"^\| `(equipoise_\w+)` \|", text, re.MULTILINE))
+    assert rows == exposed
+    assert set(re.findall(r"equipoise_\w+", text)) <= exposed
+    for label in (*PHASES, *LABELS):
+        assert f"`{label}`" in text
+
+
+def test_metrics_are_served_until_they_are_not(registry: Any) -> None:
+    Metrics(registry, "target").note(Stalled(9, 0.5))
+    exporter = export(registry, 0)
+    try:
+        with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert 'equipoise_stall_seconds_total{engine="target"} 0.5' in text.splitlines()
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
+            export(registry, exporter.port)
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
+            check_free(exporter.port)
+    finally:
+        exporter.close()
+    check_free(exporter.port)
+    with pytest.raises(OSError, match="refused"):
+        urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10)
+
+
+def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MetricsMissing, match=r"equipoise\[serve\]"):
+        Metrics(None, "target")  # type: ignore[arg-type]

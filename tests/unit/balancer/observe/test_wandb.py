@@ -1,0 +1,73 @@
+"""Weights & Biases, which is not here: a module that stands for it."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.strategies.entries import entered, record
+
+from equipoise.balancer.experts.journal import Balance, Settled
+from equipoise.balancer.observe.wandb import WandbJournal, WandbMissing
+
+
+class FakeRun:
+    """What `wandb.init` returns."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+        self.finished = 0
+
+    def log(self, fields: dict[str, Any]) -> None:
+        self.logged.append(fields)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What was begun with it."""
+    run = FakeRun()
+    seen = SimpleNamespace(begun=[], run=run)
+
+    def init(**arguments: Any) -> FakeRun:
+        seen.begun.append(arguments)
+        return run
+
+    module = ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", None)
+    module.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return seen
+
+
+def test_the_first_thing_to_log_begins_the_run_and_the_close_ends_it(
+    wandb: SimpleNamespace,
+) -> None:
+    journal = WandbJournal("mine", {"ranks": 4})
+    journal.note(entered("planning", 3))
+    assert wandb.begun == []
+    journal.note(Settled(record(actual=0.125)))
+    journal.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    journal.close()
+    journal.close()
+    assert wandb.begun == [{"project": "mine", "config": {"ranks": 4}}]
+    epoch, load = wandb.run.logged
+    assert epoch["epoch/imbalance_predicted"] == 0.1
+    assert epoch["epoch/imbalance_actual"] == 0.125
+    assert load == {"load/step": 8, "load/balancedness": 0.75, "load/imbalance": 0.25}
+    assert wandb.run.finished == 1
+
+
+def test_a_run_that_logged_nothing_is_none(wandb: SimpleNamespace) -> None:
+    WandbJournal("mine", {}).close()
+    assert wandb.begun == []
+    assert wandb.run.finished == 0
+
+
+def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.balancer.observe.wandb.find_spec", lambda name: None)
+    with pytest.raises(WandbMissing, match=r"equipoise\[wandb\]"):
+        WandbJournal("mine", {})

@@ -1,0 +1,285 @@
+"""What a simulated cluster does where something is scarce, late, noisy or empty."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.strategies.simulated import same, scenarios, workloads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
+from equipoise.balancer.requests.outcome import Figures, Outcome
+from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull
+from equipoise.balancer.requests.simulation import Saturated, Scenario, Timed, simulate
+from equipoise.balancer.requests.workload import Workload
+from equipoise.hal.errors import PolicyError, UsageError
+
+SECOND = StepTime(fixed=1.0, per_token=0.0)
+"""A step takes a second, whatever is in it."""
+JSQ = PolicySettings(name="jsq")
+every_policy = pytest.mark.parametrize("name", RULES)
+
+
+def workload(
+    *requests: tuple[int, int],
+    times: list[float] | None = None,
+    blocks: list[list[int]] | None = None,
+) -> Workload:
+    prompts, outputs = zip(*requests, strict=True)
+    arrivals = None if times is None else np.array(times)
+    hashes = None
+    if blocks is not None:
+        flat = np.array([block for row in blocks for block in row], dtype=np.int64)
+        hashes = flat, np.cumsum([0, *map(len, blocks)])
+    return Workload("given", arrivals, np.array(prompts), np.array(outputs), hashes, 4)
+
+
+def alone(**changes: object) -> Scenario:
+    """One worker with four slots, a step a second, everything there from the beginning."""
+    given = {"workers": 1, "slots": 4, "step": SECOND} | changes
+    cluster = Cluster(**given)  # type: ignore[arg-type]
+    return Scenario(cluster=cluster, policy=JSQ, arrivals=Saturated(100), trajectory=100)
+
+
+def test_a_request_makes_a_token_a_step_and_weighs_what_it_has_made() -> None:
+    outcome = simulate(workload((5, 3)), alone())
+    assert outcome.steps.loads.tolist() == [[5], [6], [7]]
+    assert outcome.steps.tokens.tolist() == [1, 1, 1]
+    assert (outcome.jobs.first[0], outcome.jobs.end[0]) == (1.0, 3.0)
+
+
+@every_policy
+def test_outputs_of_one_token_end_in_the_step_that_admits_them(name: str) -> None:
+    chosen = replace(alone(workers=2), policy=PolicySettings(name=name))
+    outcome = simulate(workload(*[(3, 1)] * 20), chosen)
+    steps = outcome.jobs.admitted_step
+    assert outcome.jobs.end.tolist() == (steps + 1.0).tolist()
+    assert outcome.steps.active.max() <= 8
+
+
+@every_policy
+def test_one_request_on_many_workers_and_many_front_ends_is_served(name: str) -> None:
+    chosen = Scenario(cluster=Cluster(workers=5), policy=PolicySettings(name=name), front_ends=7)
+    outcome = simulate(workload((9, 4)), chosen)
+    assert outcome.steps.largest.tolist() == [9, 10, 11, 12]
+    assert not outcome.jobs.failed.any()
+
+
+def test_who_was_admitted_last_goes_back_when_the_cache_is_full() -> None:
+    outcome = simulate(workload((4, 6), (4, 6)), alone(kv_tokens=12))
+    assert outcome.jobs.preemptions.tolist() == [0, 1]
+    # Two make two tokens each, and overflow with the third: the second keeps what it made.
+    assert outcome.steps.loads.ravel().tolist()[:4] == [8, 10, 12, 7]
+    assert outcome.steps.tokens.sum() == 12
+    assert outcome.jobs.end.tolist() == [6.0, 9.0]
+
+
+def test_requests_that_go_back_keep_their_order() -> None:
+    drafting = Drafting(tokens=3, acceptance=1.0)
+    three = workload((2, 8), (2, 4), (2, 4))
+    outcome = simulate(three, alone(slots=3, kv_tokens=10, drafting=drafting))
+    assert outcome.jobs.preemptions.tolist() == [0, 0, 0]
+    three = workload((2, 8), (2, 7), (2, 7))
+    outcome = simulate(three, alone(slots=3, kv_tokens=11, drafting=drafting))
+    assert outcome.jobs.preemptions.tolist() == [0, 1, 1]
+    assert outcome.jobs.end.tolist() == [2.0, 3.0, 4.0]
+    assert outcome.steps.tokens.sum() == 22
+
+
+def test_a_request_that_fills_the_cache_alone_fails_and_the_others_go_on() -> None:
+    outcome = simulate(workload((4, 90), (4, 3), (4, 3)), alone(kv_tokens=10, slots=1))
+    assert outcome.jobs.failed.tolist() == [1, 0, 0]
+    assert outcome.jobs.end.tolist() == [7.0, 10.0, 13.0]
+
+
+@every_policy
+def test_prompts_larger_than_the_cache_fail_whatever_the_backlog(name: str) -> None:
+    # They took the places of those that would have come next, and nothing could go on.
+    chosen = replace(alone(kv_tokens=8), policy=PolicySettings(name=name), arrivals=Saturated(1))
+    outcome = simulate(workload((9, 1), (99, 1), (3, 2), (50, 1)), chosen)
+    assert outcome.jobs.failed.tolist() == [1, 1, 0, 1]
+
+
+def test_a_drafted_request_that_outgrows_the_cache_beside_another_fails() -> None:
+    # It went back to the queue, where it could never be admitted again.
+    drafting = Drafting(tokens=5, acceptance=1.0)
+    outcome = simulate(workload((1, 2), (8, 30)), alone(kv_tokens=10, drafting=drafting))
+    assert outcome.jobs.failed.tolist() == [0, 1]
+
+
+def test_a_chunk_bounds_the_prompt_tokens_of_a_step() -> None:
+    step = StepTime(fixed=1.0, per_token=1.0, prompt_weight=2.0)
+    outcome = simulate(workload((10, 2)), alone(step=step, prefill=Prefill(chunk=4)))
+    # Four, four and two of the prompt at weight 2, on top of what is there.
+    assert outcome.steps.largest.tolist() == [8, 4 + 8, 8 + 4, 11]
+    assert outcome.steps.tokens.tolist() == [0, 0, 1, 1]
+
+
+def test_cached_blocks_are_not_computed_again() -> None:
+    step = StepTime(fixed=1.0, per_token=1.0, prompt_weight=1.0)
+    shared = workload((10, 1), (10, 1), blocks=[[1, 2, 3], [1, 2, 9]])
+    scenario = alone(step=step, slots=1, prefill=Prefill(chunk=100, cached_blocks=8))
+    steps = simulate(shared, scenario).steps
+    assert steps.largest.tolist() == [10, 8 + 2]
+    assert steps.loads.ravel().tolist() == [0, 8]
+    without = replace(scenario.cluster, prefill=Prefill(chunk=100))
+    assert simulate(shared, replace(scenario, cluster=without)).steps.loads.max() == 0
+
+
+def test_the_last_token_of_a_prompt_is_computed_even_if_it_is_cached() -> None:
+    scenario = alone(slots=1, prefill=Prefill(chunk=1, cached_blocks=8))
+    twice = workload((8, 1), (8, 1), blocks=[[1, 2], [1, 2]])
+    assert simulate(twice, scenario).steps.loads.ravel().tolist()[8:] == [7]
+
+
+def test_the_blocks_used_least_recently_leave_the_cache() -> None:
+    rows = [[1], [2], [1], [3], [2], [1]]
+    scenario = alone(slots=1, prefill=Prefill(chunk=100, cached_blocks=2))
+    loads = simulate(workload(*[(4, 1)] * 6, blocks=rows), scenario).steps.loads
+    # 1 is used again before 3 comes, so 3 drives 2 out; 2 comes back and drives 1 out.
+    assert loads.ravel().tolist() == [0, 0, 3, 0, 0, 0]
+
+
+def test_accepted_drafts_make_several_tokens_a_step() -> None:
+    drafting = Drafting(tokens=2, acceptance=1.0)
+    outcome = simulate(workload((5, 7)), alone(drafting=drafting))
+    assert outcome.steps.tokens.tolist() == [3, 3, 1]
+    assert outcome.steps.loads.ravel().tolist() == [5, 8, 11]
+
+
+def test_drafts_that_are_never_accepted_change_nothing() -> None:
+    drawn = workload((5, 7), (3, 2), (9, 4), (1, 1))
+    refused = Drafting(tokens=3, acceptance=0.0)
+    plain = simulate(drawn, alone(slots=2))
+    assert same(plain, simulate(drawn, alone(slots=2, drafting=refused)))
+
+
+def test_time_passes_at_once_while_nobody_is_there() -> None:
+    apart = workload((3, 2), (3, 2), times=[0.0, 1000.0])
+    outcome = simulate(apart, replace(alone(), arrivals=Timed()))
+    assert outcome.steps.clock.tolist() == [0, 1, 1000, 1001]
+    assert outcome.jobs.end.tolist() == [2.0, 1002.0]
+
+
+def test_who_waits_longer_than_it_has_patience_fails_and_leaves_its_queue() -> None:
+    scenario = replace(alone(slots=1), arrivals=Timed(), patience=2.5)
+    waiting = workload((3, 5), (3, 1), (3, 1), times=[0.0, 0.0, 3.0])
+    outcome = simulate(waiting, scenario)
+    assert outcome.jobs.failed.tolist() == [0, 1, 0]
+    assert outcome.jobs.end.tolist() == [5.0, 3.0, 6.0]
+    # Behind the steps: one, one, and in the third step it has gone and another has come.
+    assert outcome.steps.waiting.tolist() == [1, 1, 1, 1, 1, 0]
+
+
+@given(st.floats(0.001, 10), st.floats(0.01, 50))
+def test_patience_ends_whatever_the_sum_of_times_is_rounded_to(
+    start: float, patience: float
+) -> None:
+    # Nobody is told that the first has ended, so the second waits before an idle worker.
+    stale = Scenario(
+        cluster=Cluster(workers=1, slots=1, step=SECOND),
+        policy=PolicySettings(name="br0"),
+        arrivals=Timed(),
+        tell_every=1e6,
+        patience=patience,
+    )
+    two = workload((3, 1), (3, 1), times=[0.0, start])
+    assert simulate(two, stale).jobs.failed.tolist() == [0, 1]
+
+
+def test_reports_are_as_old_as_they_are_said_to_be() -> None:
+    legacy = PolicySettings(name="vllm_legacy")
+    one_each = workload((3, 9), (3, 9), (3, 9), times=[0.0, 0.5, 2.5])
+    scenario = replace(alone(workers=2), policy=legacy, arrivals=Timed(), report_every=2.0)
+    assert simulate(one_each, scenario).jobs.worker.tolist() == [0, 1, 0]
+
+
+@every_policy
+@settings(max_examples=15)
+@given(drawn=workloads(), scenario=scenarios(), ends=st.integers(2, 5))
+def test_no_worker_runs_more_than_its_slots_whoever_routes_to_it(
+    name: str, drawn: Workload, scenario: Scenario, ends: int
+) -> None:
+    chosen = replace(scenario, policy=replace(scenario.policy, name=name), front_ends=ends)
+    outcome = simulate(drawn, chosen)
+    served = outcome.jobs.failed == 0
+    begin, end = outcome.jobs.admitted[served], outcome.jobs.end[served]
+    for worker in range(chosen.cluster.workers):
+        there = outcome.jobs.worker[served] == worker
+        for clock in outcome.steps.clock:
+            running = there & (begin <= clock) & (clock < end)
+            back = outcome.jobs.preemptions[served] > 0
+            assert (running & ~back).sum() <= chosen.cluster.slots
+
+
+def test_noise_changes_the_time_of_steps_and_nothing_else() -> None:
+    drawn = workload(*[(30, 9)] * 12)
+    step = StepTime(fixed=0.0, per_token=1.0)
+    quiet = alone(workers=3, step=step)
+    loud = replace(quiet, cluster=replace(quiet.cluster, step=replace(step, noise=0.5)))
+    outcomes = [simulate(drawn, scenario) for scenario in (quiet, loud)]
+    assert np.array_equal(outcomes[0].steps.loads, outcomes[1].steps.loads)
+    assert (outcomes[0].steps.seconds != outcomes[1].steps.seconds).all()
+
+
+def test_a_run_in_which_nothing_is_served_has_no_figures() -> None:
+    outcome = simulate(workload((9, 1), (9, 1)), alone(kv_tokens=8))
+    figures = outcome.figures()
+    assert (figures.failed, figures.steps) == (1.0, 0.0)
+    unknown = [figures.throughput, figures.bound, figures.imbalance, figures.idle]
+    assert np.isnan(unknown).all()
+
+
+@settings(max_examples=40)
+@given(workloads(), scenarios())
+def test_every_run_has_figures(drawn: Workload, scenario: Scenario) -> None:
+    outcome: Outcome = simulate(drawn, scenario)
+    figures = outcome.figures()
+    assert set(Figures.names()) == set(vars(figures))
+    assert np.isnan(figures.gap) or figures.gap >= -1e-12
+
+
+@every_policy
+def test_workers_that_hold_back_never_have_a_queue(name: str) -> None:
+    policy = PolicySettings(name=name, when_full=WhenFull.HOLD)
+    step = StepTime(fixed=1.0, per_token=0.1)
+    cluster = Cluster(workers=3, slots=2, step=step)
+    scenario = Scenario(cluster=cluster, policy=policy, arrivals=Saturated(2), trajectory=1000)
+    outcome = simulate(workload(*[(1 + i % 7, 1 + i % 5) for i in range(40)]), scenario)
+    # Whoever is bound begins in that very step: no worker has more load than its active ones.
+    assert outcome.steps.waiting.max() <= 6 + 2
+    assert (outcome.jobs.first - outcome.jobs.admitted > 0).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"patience": -1.0},
+        {"tell_every": float("nan")},
+        {"report_every": float("inf")},
+        {"front_ends": 0},
+        {"seed": -1},
+        {"trajectory": -1},
+    ],
+)
+def test_scenarios_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        Scenario(**wrong)  # type: ignore[arg-type]
+
+
+def test_clusters_and_arrivals_that_make_no_sense_are_refused() -> None:
+    for make in (
+        lambda: Saturated(0),
+        lambda: Saturated(-3),
+        lambda: Prefill(chunk=0),
+        lambda: Prefill(cached_blocks=-1),
+        lambda: Drafting(tokens=-1, acceptance=0.5),
+        lambda: Drafting(tokens=1, acceptance=1.5),
+    ):
+        with pytest.raises(UsageError):
+            make()
+    with pytest.raises(PolicyError):
+        simulate(workload((1, 1)), Scenario(policy=PolicySettings(gamma=2.0)))
+    with pytest.raises(UsageError, match="no times"):
+        simulate(workload((1, 1)), Scenario(arrivals=Timed()))

@@ -1,0 +1,108 @@
+"""ShareGPT's conversations: a request for each answer, its tokens estimated."""
+
+import json
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+import pytest
+from helpers.strategies.format_samples import fails
+from hypothesis import given
+
+from equipoise.balancer.requests.traces import conversations, read_trace, source
+
+Turns = list[tuple[str, str]]
+TURNS = st.lists(
+    st.tuples(st.sampled_from(["human", "gpt", "system"]), st.text(max_size=30)), max_size=6
+)
+
+
+def conversation(turns: Turns) -> dict[str, object]:
+    """As it is in the file."""
+    return {"id": "a", "conversations": [{"from": who, "value": said} for who, said in turns]}
+
+
+def requests(turns: Turns) -> list[tuple[int, int]]:
+    """Estimated tokens of prompt and answer."""
+    found = []
+    for at, (who, said) in enumerate(turns):
+        before = sum(len(text) for _, text in turns[:at])
+        if who == "gpt" and said and before:
+            found.append((-(-before // 4), -(-len(said) // 4)))
+    return found
+
+
+@given(
+    st.lists(TURNS, max_size=6),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+    st.integers(1, 60),
+    st.none() | st.integers(1, 8),
+)
+def test_what_is_written_is_read(
+    drawn: list[Turns], indent: int | None, ascii: bool, piece: int, most: int | None
+) -> None:
+    written = [[("human", "What?"), ("gpt", "That.")], *drawn]
+    text = json.dumps([conversation(turns) for turns in written], indent=indent, ensure_ascii=ascii)
+    with tempfile.TemporaryDirectory() as folder, patch.object(source, "PIECE", piece):
+        path = Path(folder) / "a.json"
+        path.write_bytes(text.encode(errors="surrogatepass") + b" \n")
+        found = read_trace(path, "sharegpt", most)
+    expected = [pair for turns in written[:most] for pair in requests(turns)]
+    assert list(zip(found.prompts.tolist(), found.outputs.tolist(), strict=True)) == expected
+    answers = sum(who == "gpt" for turns in written[:most] for who, _ in turns)
+    silent = answers - len(expected)
+    said = f"{silent} answers had no text, or no prompt: dropped"
+    assert found.notes == ("tokens are estimated: 4 characters each", *([said] if silent else []))
+    assert (found.arrivals, found.hashes) == (None, None)
+
+
+GOOD = json.dumps(conversation([("human", "a"), ("gpt", "b")]))
+
+
+def of_turn(turn: str) -> str:
+    """A conversation of this turn."""
+    return '{"conversations": [' + turn + "]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "line 1: is not JSON: Expecting value"),
+        (f"[{GOOD}", "line 1: is not JSON: the end of the file, expected ',' or ']'"),
+        (f"[{GOOD}\n{GOOD}]", 'line 2: is not JSON: \'{"id"'),
+        (f"[{GOOD},\n]", "line 2: is not JSON: Expecting value"),
+        (f"[{GOOD},\n{GOOD[:-3]}", "line 2: is not JSON: Expecting"),
+        (f"[{GOOD},\n" + '{\n"id": "a\1b"}]', "line 3: is not JSON: Invalid control character"),
+        (f"[{GOOD}]\n\n[]", "line 3: '[]' behind the end of the list"),
+        (f"[\n{GOOD},\n5]", "line 3: is 5, expected an object"),
+        (f"[\n{GOOD},\n" + "{}]", "line 3: has no conversations"),
+        (
+            f"[{GOOD},\n" + '{"conversations": "a"}]',
+            "line 2: conversations is 'a', expected a list",
+        ),
+        (f"[{GOOD},\n" + of_turn("7") + "]", "line 2: is 7, expected an object"),
+        (f"[{GOOD},\n" + of_turn("{}") + "]", "line 2: has no from"),
+        (f"[{GOOD},\n" + of_turn('{"from": "gpt"}') + "]", "line 2: has no value"),
+        (
+            f"[{GOOD},\n" + of_turn('{"from": "gpt", "value": null}') + "]",
+            "line 2: value is None, expected a string",
+        ),
+        (f"[{GOOD}, NaN]", "line 1: is not JSON: NaN is not a number of JSON"),
+        (f"[{GOOD},\n" + "[" * 100_000, "line 2: is not JSON: it is nested too deep"),
+        ("[]", "has no requests"),
+        ("[" + of_turn('{"from": "human", "value": "a"}') + "]", "has no requests"),
+        (b'[{"conversations": "\xff"}]', "line 1: is not UTF-8 behind this line"),
+    ],
+)
+def test_a_bad_line_is_named(text: str | bytes, words: str, tmp_path: Path) -> None:
+    assert fails(tmp_path / "a.json", text, read_trace).startswith(words)
+
+
+def test_an_object_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    # What is no UTF-8 would be seen, if that much were read.
+    text = b'[{"id": "' + b"a" * 10_000 + b"\xff"
+    with patch.object(conversations, "OBJECT_MOST", 100), patch.object(source, "PIECE", 50):
+        what = fails(tmp_path / "a.json", text, read_trace)
+    assert what.startswith("line 1: is not JSON: Unterminated string")

@@ -1,0 +1,151 @@
+"""`equipoise conformance`: what it prints, writes, refuses, and ends with."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakes import wheel
+
+from equipoise.cli.config import read_config
+from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
+from equipoise.cli.parser import build_parser
+from equipoise.hal.conformance.profile import Profile
+
+BROKEN = "helpers.fakes.broken_backend:BACKEND"
+REFUSED = {
+    ("--backend", "nothing"): "--backend: unknown name 'nothing'; known: ",
+    ("--backend", "no.such.module:BACKEND"): "does not import",
+    ("--backend", "json:loads"): "is not a Backend",
+    ("--communicator", "pigeons"): "--communicator: unknown name 'pigeons'",
+    ("--ranks", "0"): "--ranks must be at least 1, got 0",
+    ("--ranks", "65"): "--ranks must be at most 64, got 65",
+    ("--ranks", "many"): "expected a whole number, got 'many'",
+    (
+        "--backend",
+        "helpers.fakes.crowded:BACKEND",
+    ): "--ranks 4: 4 ranks need 4 devices, and crowded has 2",
+    ("--seed", "-1"): "--seed must be at least 0, got -1",
+    ("--cases", "0"): "--cases must be at least 1, got 0",
+    ("--steer", "wheel"): "--steer: 'wheel' is not PACKAGE:OBJECT",
+    ("--steer", "no.such:wheel"): "--steer: 'no.such:wheel' does not import",
+    ("--backend", "virtual", "--steer", "json:loads"): "every schedule of virtual is chosen",
+    ("--profile", "night"): "expected ci or deep, got 'night'",
+    ("--only", "colours"): "expected a family (ordering, locks",
+    ("--only",): "expected at least one argument",
+    ("--json", "."): "--json: . is a folder",
+    ("--html", "/dev/null/x.html"): "--html: ",
+    (
+        "--json",
+        "a.json",
+        "--html",
+        "a.json",
+    ): "--html: a.json is the file that --json is written to",
+    ("--config", "missing.yaml"): "missing.yaml cannot be read",
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), REFUSED.items(), ids=lambda v: " ".join(v)[:40])
+def test_what_it_cannot_do_is_one_line_and_exit_code_2(
+    equipoise: Callable[..., Any], arguments: tuple[str, ...], says: str
+) -> None:
+    answer = equipoise("conformance", *arguments)
+    assert answer.code == 2
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert answer.out == ""
+
+
+def test_a_backend_that_keeps_the_contract_ends_with_that_and_exit_code_0(
+    equipoise: Callable[..., Any],
+) -> None:
+    answer = equipoise("conformance", "--backend", "virtual", "--only", "ordering", "--quiet")
+    assert answer.code == 0, answer.out
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("conformance of virtual with virtual")
+    assert any(line.startswith("O1   held") for line in lines)
+    assert lines[-1].startswith("this part of the contract is kept: ")
+    assert answer.err == ""
+
+
+def test_a_violation_is_told_with_its_program_and_exit_code_1(
+    equipoise: Callable[..., Any],
+) -> None:
+    answer = equipoise("conformance", "--backend", BROKEN, "--only", "ordering", "--quiet")
+    assert answer.code == 1
+    lines = answer.out.splitlines()
+    assert any(line.startswith("O3   violated") for line in lines)
+    assert any("wait(" in line for line in lines)
+    assert lines[-1].startswith("THE CONTRACT IS BROKEN: ")
+
+
+def test_the_files_say_what_the_terminal_says(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    answer = equipoise("conformance", "--backend", BROKEN, "--only", "ordering", "--out", "found")
+    assert answer.code == 1
+    told = json.loads((tmp_path / "found" / "conformance.json").read_text())
+    assert told["exit_code"] == 1
+    assert told["clauses"]["O3"]["status"] == "violated"
+    [violated] = [found for found in told["properties"] if found["status"] == "violated"]
+    assert violated["program"]
+    page = (tmp_path / "found" / "conformance.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert violated["what"].split()[0] in page
+    assert "verdicts: " in answer.err
+    assert "page: " in answer.err
+
+
+def test_the_command_line_goes_before_the_file_and_the_file_before_the_default(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("backend: virtual\nprofile: deep\nonly: [locks, ordering]\nout: found\n")
+    known = read_config(file, BY_KEY)
+    request = resolve({"profile": Profile.CI, "json": Path("x.json")}, known)
+    assert request == ConformanceRequest(
+        backend="virtual",
+        profile=Profile.CI,
+        only=("locks", "ordering"),
+        json=Path("x.json"),
+        html=Path("found/conformance.html"),
+    )
+
+
+def test_every_option_has_a_default_that_help_shows() -> None:
+    parser = build_parser()
+    text = " ".join(parser.format_help().split())
+    assert "conformance" in text
+    for option in BY_KEY.values():
+        assert option.shown_default, option.key
+
+
+def test_a_probe_that_raises_is_a_violation_and_no_traceback(equipoise: Callable[..., Any]) -> None:
+    loud = "helpers.fakes.broken_backend:LOUD"
+    answer = equipoise("conformance", "--backend", loud, "--only", "resources", "--quiet")
+    assert answer.code == 1
+    assert any(line.startswith("B1   violated") for line in answer.out.splitlines())
+    assert answer.err == ""
+
+
+def test_a_device_is_steered_before_each_case_and_so_many_cases_are_played(
+    equipoise: Callable[..., Any],
+) -> None:
+    wheel.TOLD.clear()
+    arguments = ("--backend", "cpu", "--only", "ordering", "--cases", "3", "--quiet")
+    answer = equipoise("conformance", *arguments, "--steer", "helpers.fakes.wheel:steer")
+    assert answer.code == 0, answer.out + answer.err
+    assert answer.out.splitlines()[0].startswith("conformance of cpu with gloo")
+    assert len(wheel.TOLD) == 4 * 3, "the properties of the family, and nothing on ranks"
+
+
+def test_a_device_that_cannot_be_steered_is_one_line_and_exit_code_2(
+    equipoise: Callable[..., Any],
+) -> None:
+    arguments = ("--backend", "cpu", "--only", "overlap", "--quiet")
+    answer = equipoise("conformance", *arguments, "--steer", "helpers.fakes.wheel:into_nothing")
+    assert answer.code == 2
+    [line] = answer.err.splitlines()
+    assert "cannot steer: OSError: the driver is not there" in line

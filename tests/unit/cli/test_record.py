@@ -1,0 +1,258 @@
+"""`equipoise record`: what it asks the ranks for, what it writes, and what it refuses."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.balancer import formats
+from equipoise.balancer.formats import Iterations, Recorder
+from equipoise.cli.options import MOVES, PLANS, WATCHING
+from equipoise.cli.options import OPTIONS as RUN_OPTIONS
+from equipoise.cli.record_options import BY_KEY, RecordRequest, resolve
+from equipoise.demo import launcher
+from equipoise.demo.progress import Progress
+from equipoise.demo.record_file import save_record
+from equipoise.demo.settings import EXPERTS, LAYERS, Balance, Recording, RunSettings
+from equipoise.hal.errors import RankLost
+
+Asked = list[tuple[RunSettings, Recording]]
+
+
+def rows(step: int, rank: int) -> np.ndarray[Any, Any]:
+    return np.arange(LAYERS * EXPERTS).reshape(LAYERS, EXPERTS) + 100 * step + rank
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Ranks that record at once, without a model."""
+    seen: Asked = []
+
+    def record_demo(settings: RunSettings, recording: Recording, progress: Progress) -> None:
+        seen.append((settings, recording))
+        progress.variant("unbalanced", settings.steps)
+        for rank in range(settings.ranks):
+            one = Recorder(
+                recording.folder,
+                rank=rank,
+                ranks=settings.ranks,
+                iterations=recording.steps,
+                layers=range(LAYERS),
+                experts=EXPERTS,
+                top_k=4,
+            )
+            for step in range(settings.steps):
+                one.record(step, rows(step, rank))
+            one.close()
+        progress.step(settings.steps, 0.25, "")
+
+    monkeypatch.setattr(launcher, "record_demo", record_demo)
+    return seen
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run of 12 steps on four ranks."""
+    from unit.cli.conftest import record_of
+
+    (tmp_path / "done").mkdir()
+    save_record(record_of(RunSettings()), tmp_path / "done" / "record.npz")
+    return tmp_path / "done"
+
+
+def test_every_rank_has_a_file_of_its_own_rows(equipoise: Callable[..., Any], asked: Asked) -> None:
+    answer = equipoise("record", "--ranks", "2", "--steps", "9", "--range", "3-5", "-o", "new/rec")
+    assert answer.code == 0, answer.err
+    found = formats.read_statistics("new/rec")
+    assert found.by_rank is not None
+    assert np.array_equal(found.by_rank, [[rows(s, rank) for s in (3, 4)] for rank in range(2)])
+    assert (found.iterations, found.top_k) == (3, 4)
+    total = f"{found.counts.sum():,}"
+    assert answer.out == (
+        f"recorded steps 3 to 4 on 2 ranks: {total} rows of 6 layers of 32 experts\n"
+    )
+    assert answer.err.splitlines()[-1] == "statistics: new/rec"
+    [(settings, _)] = asked
+    assert (settings.ranks, settings.steps, settings.balance) == (2, 9, Balance.OFF)
+
+
+def test_without_a_range_every_step_is_recorded(equipoise: Callable[..., Any]) -> None:
+    assert equipoise("record", "--steps", "7", "-o", "rec", "--quiet").err == ""
+    assert formats.read_statistics("rec").span == Iterations(0, 7)
+
+
+def test_what_is_recorded_may_be_written_in_any_format(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("record", "--steps", "3", "-o", "counts.csv")
+    assert answer.code == 0
+    assert "warning: counts.csv: csv does not carry" in answer.err
+    assert formats.read_statistics("counts.csv").windows == 3
+
+
+def test_balancing_meanwhile_is_asked_for_as_run_is(
+    equipoise: Callable[..., Any], asked: Asked
+) -> None:
+    wishes = ("--balance", "on", "--shares", "lagged", "--num-redundant-experts", "4")
+    assert equipoise("record", *wishes, "--steps", "9", "-o", "rec").code == 0
+    [(settings, _)] = asked
+    assert (settings.balance, settings.shares, settings.slots) == (Balance.ON, "lagged", 36)
+
+
+@pytest.mark.parametrize("out", ["new/rec", "new/counts.csv"])
+def test_what_cannot_be_made_is_found_before_anything_is_served(
+    equipoise: Callable[..., Any], asked: Asked, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    answer = equipoise("record", "--steps", "3", "-o", out)
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: -o: new/")
+    assert line.endswith("cannot be written: No such file or directory")
+
+
+def test_what_is_only_of_balancing_is_refused_where_nothing_is_balanced(
+    equipoise: Callable[..., Any], asked: Asked
+) -> None:
+    answer = equipoise("record", "--shares", "lagged", "--steps", "9", "-o", "rec")
+    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert "--shares has no meaning without --balance on: every expert has one slot" in answer.err
+
+
+def test_a_finished_run_gives_the_sum_of_its_ranks(
+    equipoise: Callable[..., Any], asked: Asked, finished: Path
+) -> None:
+    answer = equipoise("record", "--run", "done", "--range", "2-5", "-o", "rec")
+    assert answer.code == 0, answer.err
+    found = formats.read_statistics("rec")
+    assert found.span == Iterations(2, 5)
+    assert np.array_equal(found.counts, np.ones((3, 2, 32)))
+    assert "all were written as those of rank 0" in answer.err
+    assert "need --ranks 4" in answer.out
+    assert asked == []
+
+
+def test_the_record_of_a_run_may_be_named_itself(
+    equipoise: Callable[..., Any], finished: Path
+) -> None:
+    assert equipoise("record", "--run", "done/record.npz", "-o", "counts.npz").code == 0
+    found = formats.read_statistics("counts.npz")
+    assert (found.windows, found.by_rank, found.top_k) == (12, None, 4)
+
+
+BAD = {
+    "no output": ((), "-o is needed"),
+    "a range that ends late": (
+        ("-o", "rec", "--steps", "9", "--range", "3-10"),
+        "--range 3-10 goes beyond the 9 steps of --steps",
+    ),
+    "an empty range": (("-o", "rec", "--range", "5-5"), "expected START-STOP, whole numbers with"),
+    "a range backwards": (("-o", "rec", "--range", "5-2"), "START below STOP, got '5-2'"),
+    "one number": (("-o", "rec", "--range", "5"), "expected START-STOP"),
+    "a folder with something in it": (("-o", "full"), "-o: full is not empty"),
+    "a file as folder": (("-o", "file"), "-o: file is not a folder"),
+    "an unknown format": (("-o", "rec", "--format", "abacus"), "abacus"),
+    "a suffix that nobody writes": (("-o", "rec.pt"), "-o: rec.pt: "),
+    "no rank": (("-o", "rec", "--ranks", "0"), "--ranks must be at least 1"),
+    "no step": (("-o", "rec", "--steps", "0"), "--steps must be at least 1"),
+    "a placement": (("-o", "rec", "--placement", "p.json"), "unrecognized arguments: --placement"),
+    "a word for balance": (("-o", "rec", "--balance", "maybe"), "expected on or off, got 'maybe'"),
+    "a run that is not there": (("-o", "rec", "--run", "none"), "none is not the record of a run"),
+    "a folder without a run": (("-o", "rec", "--run", "full"), "full/record.npz is not the record"),
+    "a run and a wish": (
+        ("-o", "rec", "--run", "done", "--steps", "4"),
+        "--steps has no meaning with --run: nothing is served",
+    ),
+    "a range that the run has not": (
+        ("-o", "rec", "--run", "done", "--range", "3-13"),
+        "--range: done/record.npz: has iterations 0-12, and 3-13 is not within them",
+    ),
+    "the run's own record": (
+        ("-o", "done/record.npz", "--run", "done"),
+        "-o: done/record.npz is the file that --run is read from",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_starts_nothing(
+    equipoise: Callable[..., Any],
+    asked: Asked,
+    finished: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("")
+    (tmp_path / "file").write_text("")
+    before = sorted(os.listdir(tmp_path))
+    answer = equipoise("record", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+    assert asked == []
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_recording_that_fails_leaves_nothing_behind(
+    equipoise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(settings: RunSettings, recording: Recording, progress: Progress) -> None:
+        (recording.folder / "rank0.safetensors").write_bytes(b"half")
+        raise RankLost(1, "was killed", "step 3")
+
+    monkeypatch.setattr(launcher, "record_demo", fail)
+    answer = equipoise("record", "-o", "rec", "--quiet")
+    assert answer.code == 3
+    assert answer.err.startswith("equipoise: error: rank 1 was killed")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("rank", "says"), [("0", "recorded steps 0 to 8 on 2 ranks\n"), ("1", "")])
+def test_a_rank_of_a_launcher_writes_straight_into_the_folder(
+    equipoise: Callable[..., Any],
+    asked: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: str,
+    says: str,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    answer = equipoise("record", "--ranks", "2", "--steps", "9", "-o", "rec")
+    assert (answer.code, answer.out) == (0, says)
+    [(_, recording)] = asked
+    assert recording.folder == Path("rec")
+    assert equipoise("record", "--ranks", "2", "-o", "counts.npz").code == 2
+
+
+def test_every_option_of_record_reaches_its_request(tmp_path: Path) -> None:
+    said = {"range": Iterations(1, 2), "run": Path("r"), "out": Path("o"), "format": "csv"}
+    found = resolve(said | {"ranks": 8, "quiet": True}, {"ranks": 2, "steps": 5})
+    assert (found.range, found.run, found.out, found.format) == tuple(said.values())
+    assert (found.settings.ranks, found.settings.steps, found.progress) == (8, 5, "hidden")
+    assert resolve({}, {}) == RecordRequest(settings=RunSettings(balance=Balance.OFF))
+    absent = {"placement", "commit", "json", "html"}
+    # Every rank counts all layers.
+    absent |= {"pipeline_ranks", "micro_batches", "tensor_ranks"}
+    # A recording is short and looked at afterwards, and counts come before any copy is chosen:
+    # nothing watches it, and how experts move is nothing to it.
+    groups = WATCHING, PLANS, MOVES
+    absent |= {"exchange", "locality", "rule"} | {
+        option.key for option in RUN_OPTIONS if option.group in groups
+    }
+    assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)
+
+
+def test_a_configuration_may_say_all_of_it(
+    equipoise: Callable[..., Any], asked: Asked, tmp_path: Path
+) -> None:
+    (tmp_path / "r.yaml").write_text("range: 2-4\nout: rec\nbalance: on\nsteps: 9\n")
+    assert equipoise("record", "--config", "r.yaml", "--quiet").code == 0
+    [(settings, recording)] = asked
+    assert (settings.balance, recording.steps) == (Balance.ON, Iterations(2, 4))

@@ -1,0 +1,193 @@
+"""`equipoise route`: what it is told, and what it refuses before anything listens."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.paths import ROOT
+
+from equipoise.balancer.requests.factory import factory_of
+from equipoise.cli.parser import build_parser
+from equipoise.cli.route import request_of, settings_of
+from equipoise.cli.route_options import OPTIONS
+from equipoise.hal.errors import UsageError
+from equipoise.serve import needs, serving
+from equipoise.serve.settings import ClientRank, RouteSettings
+
+ONE = "workers: [http://a:1]\n"
+BAD = {
+    "port: 1\n": "workers are needed",
+    "workers: []": "key 'workers': expected a list of URLs or of mappings",
+    "workers: http://a:1": "key 'workers': expected a list",
+    "workers: [7]": "workers: entry 1: expected a URL or a mapping, got 7",
+    "workers: [a:1]": "workers: entry 1: url has to be http://HOST:PORT",
+    "workers: ['http://a:99999']": "workers: entry 1: url 'http://a:99999'",
+    "workers: ['http://u:p@a:1']": "must not have a query, a fragment or a user",
+    "workers: ['http://a:1?x=1']": "must not have a query",
+    "workers: ['http://a:1', 'http://a:1']": "two are called a:1: give them names",
+    "workers: [{url: 'http://a:1', slot: 3}]": "entry 1: unknown key 'slot'; did you mean slots?",
+    "workers: [{slots: 3}]": "entry 1: url has to be a text, got None",
+    "workers: [{url: 'http://a:1', slots: 0}]": "entry 1: slots has to be a whole number",
+    "workers: [{url: 'http://a:1', slots: true}]": "entry 1: slots has to be a whole number",
+    "workers: [{url: 'http://a:1', headers: {X-A: 3}}]": "header X-A has to be a text in quotes",
+    "workers: [{url: 'http://a:1', headers: {Host: a}}]": "'Host' cannot be a header here",
+    'workers: [{url: "http://a:1", headers: {X: "a\\r\\nb"}}]': "header X has to be a text",
+    "workers: [{url: 'http://a:1', headers: [X]}]": "headers have to be a mapping",
+    ONE + "port: 70000": "--port must be 0 to 65535, got 70000",
+    ONE + "tls_key: k.pem": "--tls-key needs --tls-cert",
+    ONE + "hold_timeout: 0": "--hold-timeout must be above 0",
+    ONE + "total_timeout: 1e9": "--total-timeout must be above 0, up to 604800 seconds",
+    ONE + "attempts: 0": "--attempts must be at least 1, got 0",
+    ONE + "max_header: 10": "--max-header must be at least 1024, got 10",
+    ONE + "health_interval: 0": "--health-interval must be above 0",
+    ONE + "client_rank: maybe": "key 'client_rank': expected honour or forbid, got 'maybe'",
+    ONE + "api_key_file: none.txt": "--api-key-file: none.txt cannot be read",
+    ONE + "api_key_file: empty.txt": "--api-key-file: empty.txt has no key in it",
+    ONE + "worker_key_file: two.txt": "--worker-key-file: two.txt has more than one key",
+    ONE + "api_key_file: bad.txt": "bad.txt has a key that no header can carry",
+    ONE + "policy: fitt": "--policy: unknown name 'fitt'; known: random",
+    ONE + "policy: nowhere:at_all": "--policy: 'nowhere:at_all' does not import",
+    ONE + "policy: os:sep": "--policy: 'os:sep' cannot be called",
+    ONE + "policy: os:getcwd": "--policy: 'os:getcwd' makes no policy: TypeError",
+    ONE + "policy: builtins:zip": "what 'builtins:zip' makes is no policy: it has no on_arrival",
+    ONE + "policy: vllm": "--policy vllm decides by reports of workers: --metrics is needed",
+    ONE + "policy: sglang_tokens": "--metrics is needed",
+    ONE
+    + "policy_options: {windw: 3}": "--policy-options: unknown option 'windw'; known: when_full",
+    ONE + "policy_options: {window: 1.5}": "window has to be int, got 1.5",
+    ONE + "policy_options: {window: -1}": "--policy fit: window: expected at least 1",
+    ONE + "policy_options: {when_full: x}": "when_full has to be queue or hold, got 'x'",
+    ONE + "policy_options: [window]": "key 'policy_options': expected NAME=VALUE, or a mapping",
+    ONE + "metrics: {waiting: w}": "--metrics: running is needed",
+    ONE + "metrics: {wating: w}": "--metrics: unknown key 'wating'; known: waiting, running",
+    ONE + "metrics: {waiting: w, running: 'r{'}": "running has to be a name, got 'r{'",
+    ONE + "metrics: {waiting: w, running: r}": "--metrics: tokens are needed",
+    ONE + "metrics: {waiting: w, running: r, kv_usage: k}": "kv_usage and room of worker a:1",
+    ONE + "metrics: {waiting: w, running: r, tokens: t, path: x}": "path has to be a path",
+    ONE + "metrics: {waiting: w, running: r, interval: 0}": "interval must be 0.01 to 3600 seconds",
+    ONE + "metrics: {waiting: w, running: r, timeout: .nan}": "timeout must be 0.01 to 3600",
+    "workers: [{url: 'http://a:1', name: x}, {url: 'http://a:1', name: y}]\n"
+    "metrics: {waiting: w, running: r, tokens: t}": "several workers are http://a:1: rank_label",
+    ONE + "log: .": "--log: . cannot be written: Is a directory",
+    ONE + "tls_cert: none.pem": "--tls-cert none.pem: ",
+}
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[RouteSettings]:
+    """Settings that would be served."""
+    seen: list[RouteSettings] = []
+
+    def serve(settings: RouteSettings, *_: object) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr(serving, "serve", serve)
+    return seen
+
+
+@pytest.mark.parametrize(("text", "says"), BAD.items(), ids=map(repr, BAD))
+def test_bad_input_is_one_line_and_nothing_listens(
+    equipoise: Callable[..., Any], tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "route.yaml").write_text(text)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "two.txt").write_text("a\nb\n")
+    (tmp_path / "bad.txt").write_text("clé\n")
+    answer = equipoise("route", "--config", "route.yaml")
+    assert answer.code == 2, answer.err
+    [line] = answer.err.splitlines()
+    assert line.startswith("equipoise: error: ")
+    assert says in line
+
+
+def test_options_come_from_the_file_and_the_command_line_goes_before_it(
+    equipoise: Callable[..., Any], tmp_path: Path, served: list[RouteSettings]
+) -> None:
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    (tmp_path / "route.yaml").write_text(
+        "workers:\n"
+        "  - http://a:1/\n"
+        "  - {url: 'https://b:2/base', name: b3, slots: 8, room: 99,"
+        " headers: {X-data-parallel-rank: '3'}}\n"
+        "slots: 16\nport: 7\nmax_held: 0\ntoken_timeout: 5\nlost_after: 7\nmax_body: 2MiB\n"
+        "api_key_file: keys\nclient_rank: forbid\n"
+    )
+    line = ("--config", "route.yaml", "--port", "8", "--health-timeout", "0.5")
+    assert equipoise("route", *line).code == 0
+    [settings] = served
+    first, second = settings.workers
+    assert (first.url, first.name, first.slots, first.room) == ("http://a:1", "a:1", 16, None)
+    assert (second.url, second.name, second.slots) == ("https://b:2/base", "b3", 8)
+    assert (second.room, second.rank) == (99, 3)
+    assert (settings.access.port, settings.access.keys) == (8, ("one", "two"))
+    assert (settings.limits.held, settings.limits.body) == (0, 2 << 20)
+    assert (settings.patience.token, settings.patience.hold) == (5.0, 60.0)
+    assert (settings.health.lost_after, settings.health.timeout) == (7, 0.5)
+    assert settings.client_rank is ClientRank.FORBID
+
+
+def test_every_default_is_the_one_that_help_shows() -> None:
+    settings = settings_of(request_of({"workers": ["http://a:1"]}))
+    shown = {option.key: option.shown_default for option in OPTIONS}
+    assert shown["hold_timeout"] == f"{settings.patience.hold:g}"
+    assert shown["max_body"] == f"{settings.limits.body >> 20}MiB"
+    assert shown["max_header"] == f"{settings.limits.header >> 10}KiB"
+    assert shown["lost_after"] == str(settings.health.lost_after)
+    assert shown["port"] == str(settings.access.port)
+    assert shown["slots"] == str(settings.workers[0].slots)
+
+
+def test_workers_may_be_named_on_the_command_line() -> None:
+    line = ["route", "--workers", "http://a:1", "http://b:2", "--workers", "http://c:3"]
+    arguments = build_parser().parse_args([*line, "--policy-options", "window=32", "gamma=.5"])
+    request = request_of(vars(arguments))
+    assert [one.name for one in settings_of(request).workers] == ["a:1", "b:2", "c:3"]
+    assert dict(request.policy_options) == {"window": 32, "gamma": 0.5}
+    assert callable(factory_of("fit", dict(request.policy_options)))
+
+
+def test_a_policy_of_ones_own_takes_no_options() -> None:
+    with pytest.raises(UsageError, match="are for policies by name"):
+        factory_of("helpers.fakes.late_binding:LateBinding", {"window": 3})
+
+
+def test_what_is_missing_is_named_with_how_to_get_it(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == "aiohttp" else find_spec)
+    answer = equipoise("route", "--workers", "http://a:1")
+    assert answer.code == 2
+    assert answer.err == ("equipoise: error: aiohttp is missing: pip install 'equipoise[serve]'\n")
+
+
+def test_the_shipped_example_is_one(
+    equipoise: Callable[..., Any], tmp_path: Path, served: list[RouteSettings]
+) -> None:
+    example = ROOT / "examples" / "configs" / "route.yaml"
+    (tmp_path / "keys.txt").write_text("secret\n")
+    assert equipoise("route", "--config", str(example)).code == 0
+    [settings] = served
+    assert len(settings.workers) >= 3
+    assert {one.rank for one in settings.workers} >= {0, 1}
+
+
+def test_the_example_of_the_page_is_one(
+    equipoise: Callable[..., Any], tmp_path: Path, served: list[RouteSettings]
+) -> None:
+    page = (ROOT / "docs" / "route.md").read_text(encoding="utf-8")
+    (tmp_path / "keys.txt").write_text("secret\n")
+    (tmp_path / "route.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    assert equipoise("route", "--config", "route.yaml").code == 0
+    assert served
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_the_examples_with_reports_are_taken(name: str) -> None:
+    path = ROOT / "examples" / "configs" / f"route-reports-{name}.yaml"
+    settings = settings_of(request_of({"config": path}))
+    assert settings.reports is not None
+    assert settings.reports.interval == 0.1
+    assert set(settings.reports.names) >= {settings.reports.waiting, settings.reports.running}

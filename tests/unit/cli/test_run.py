@@ -1,0 +1,211 @@
+"""`equipoise run` around a run that takes no time."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.processes.ports import free_port
+
+from equipoise.cli.options import OPTIONS, default_of
+from equipoise.demo import launcher
+from equipoise.demo.model.config import ModelConfig
+from equipoise.demo.moe import SlotWeights
+from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
+from equipoise.hal.errors import RankLost
+
+
+def test_it_ends_with_the_verdict_and_leaves_figures_and_report(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    answer = equipoise("run")
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1] == "outputs identical: yes"
+    figures = json.loads((tmp_path / "equipoise-run" / "summary.json").read_text())
+    assert figures["imbalance_unbalanced"] == pytest.approx(0.6)
+    assert "<svg" in (tmp_path / "equipoise-run" / "report.html").read_text()
+    assert asked == [RunSettings()]
+
+
+def test_figures_and_report_go_where_they_are_told_to(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    assert equipoise("run", "--json", "a/f.json", "--html", "b/r.html", "--quiet").code == 0
+    assert (tmp_path / "a" / "f.json").exists()
+    assert "equipoise run --json a/f.json" in (tmp_path / "b" / "r.html").read_text()
+    assert [path.name for path in (tmp_path / "equipoise-run").iterdir()] == ["record.npz"]
+
+
+def test_a_trace_is_written_where_it_is_asked_for(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    answer = equipoise("run", "--trace", "t/trace.json")
+    assert answer.code == 0
+    trace = json.loads((tmp_path / "t" / "trace.json").read_text())
+    assert trace["otherData"]["shares"] == "exact"
+    assert "trace: t/trace.json" in answer.err
+
+
+def test_the_trace_does_not_go_where_something_else_goes(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    answer = equipoise("run", "--trace", "same", "--json", "same")
+    assert answer.code == 2
+    assert "--trace: same is the file that --json is written to" in answer.err
+    assert asked == []
+
+
+def test_what_watches_the_run_is_passed_on(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    port = free_port(RunSettings().ranks)
+    (tmp_path / "run.yaml").write_text(f"metrics_port: {port}\nlog_balancedness: true\n")
+    words = ("--config", "run.yaml", "--log-balancedness-interval", "5", "--log-epochs")
+    assert equipoise("run", *words).code == 0
+    (settings,) = asked
+    assert settings.metrics_port == port
+    assert settings.log_balancedness
+    assert settings.log_balancedness_interval == 5
+    assert settings.log_epochs
+
+
+def test_the_memory_of_a_rank_is_told_before_it_starts(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    lines = equipoise("run").err.splitlines()
+    assert lines[0] == "device memory of a rank:"
+    assert lines.index(next(line for line in lines if "total" in line)) < lines.index(
+        next(line for line in lines if "steps" in line)
+    )
+
+
+def test_quiet_is_silent_but_for_the_table(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    loud, quiet = equipoise("run"), equipoise("run", "--quiet")
+    assert "unbalanced: 12/12 steps, imbalance 0.250" in loud.err
+    assert quiet.err == ""
+    assert quiet.out == loud.out
+
+
+def test_without_balancing_the_run_still_compares_its_outputs(
+    equipoise: Callable[..., Any], asked: list[RunSettings]
+) -> None:
+    answer = equipoise("run", "--no-balance")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "outputs identical: yes")
+
+
+def test_without_matplotlib_the_run_succeeds_and_says_how_to_get_the_report(
+    equipoise: Callable[..., Any],
+    asked: list[RunSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
+    answer = equipoise("run", "--quiet")
+    assert answer.code == 0
+    assert answer.err.splitlines() == [
+        "equipoise: no report: matplotlib is missing: pip install 'equipoise[plots]'"
+    ]
+    assert (tmp_path / "equipoise-run" / "summary.json").exists()
+    assert not (tmp_path / "equipoise-run" / "report.html").exists()
+
+
+def test_a_lost_rank_is_one_line_and_exit_code_three(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise RankLost(2, "was killed", "dispatch")
+
+    monkeypatch.setattr(launcher, "run_demo", lose)
+    answer = equipoise("run", "--quiet")
+    assert answer.code == 3
+    assert answer.err.splitlines() == ["equipoise: error: rank 2 was killed during dispatch"]
+
+
+def test_an_interrupted_run_says_so_and_no_more(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "run_demo", interrupt)
+    answer = equipoise("run", "--quiet")
+    assert (answer.code, answer.err) == (130, "equipoise: interrupted\n")
+
+
+def test_a_rank_that_another_launcher_started_leaves_the_telling_to_rank_zero(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "run_demo", lambda *_: None)
+    answer = equipoise("run")
+    assert (answer.code, answer.out) == (0, "")
+
+
+def test_figures_that_cannot_be_written_are_one_line_and_the_table_is_still_printed(
+    equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    answer = equipoise("run", "--quiet")
+    assert answer.code == 3
+    assert answer.out.splitlines()[-1] == "outputs identical: yes"
+    [line] = answer.err.splitlines()
+    assert "summary.json cannot be written: No space left on device; " in line
+    assert line.endswith("report.html cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--json", "--html"])
+def test_an_output_that_cannot_be_written_costs_none_of_the_others(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path, flag: str
+) -> None:
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("no /dev/full here")
+    outputs = {"--trace": "o/trace.json", "--json": "o/f.json", "--html": "o/r.html"}
+    words = [word for pair in {**outputs, flag: "/dev/full"}.items() for word in pair]
+    answer = equipoise("run", "--out", "o", *words)
+    assert answer.code == 3
+    assert answer.out.splitlines()[-1] == "outputs identical: yes"
+    last = answer.err.splitlines()[-1]
+    assert last == "equipoise: error: /dev/full cannot be written: No space left on device"
+    kept = {Path(path).name for name, path in outputs.items() if name != flag} | {"record.npz"}
+    assert {path.name for path in (tmp_path / "o").iterdir()} == kept
+    assert "/dev/full" not in "\n".join(answer.err.splitlines()[:-1])
+
+
+def test_the_trace_is_written_last(
+    equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    write = Path.write_text
+
+    def noted(path: Path, *given: Any, **named: Any) -> int:
+        order.append(path.name)
+        return write(path, *given, **named)
+
+    monkeypatch.setattr(Path, "write_text", noted)
+    assert equipoise("run", "--trace", "t.json").code == 0
+    assert order == ["summary.json", "report.html", "t.json"]
+
+
+def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    from equipoise.cli.main import main
+
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--help"])
+    assert left.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for option in OPTIONS:
+        assert option.name in text
+        assert f"(default: {default_of(option)})" in text
+
+
+def test_the_experts_that_options_speak_of_are_the_models() -> None:
+    assert ModelConfig().experts == EXPERTS
+    assert ModelConfig().layers == LAYERS
+    assert SlotWeights(ModelConfig(), 2).family().slot_bytes == SLOT_BYTES

@@ -1,0 +1,211 @@
+"""`equipoise simulate`: the table, the figures, the report, and what each option comes to."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.paths import ROOT
+
+from equipoise.balancer.requests.outcome import Figures
+from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.cli.config import read_config
+from equipoise.cli.simulate_options import BY_KEY, SimulateRequest
+from equipoise.cli.simulate_validation import known_policies
+from equipoise.report.simulation.table import WIDTH
+
+CONFIGS = ROOT / "examples" / "configs"
+SMALL = (
+    "simulate", "--workload", "sharegpt", "--requests", "80", "--workers", "3",
+    "--slots-per-worker", "4", "--seeds", "2", "--policies", "round_robin,br0,fit",
+)  # fmt: skip
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take seconds, and most tests look at none."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
+
+
+def test_it_prints_a_table_and_writes_figures_and_a_report(
+    equipoise: Callable[..., Any], tmp_path: Path
+) -> None:
+    answer = equipoise(*SMALL)
+    assert answer.code == 0
+    assert answer.out.startswith("sharegpt: 80 requests on 3 workers of 4 slots; 3 policies, 2 se")
+    assert "half of the 95 % confidence interval over 2 seeds" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= WIDTH
+    folder = Path("equipoise-simulate")
+    assert answer.err.splitlines()[-2:] == [
+        f"figures: {folder / 'summary.json'}",
+        f"report: {folder / 'report.html'}",
+    ]
+    found = json.loads((tmp_path / folder / "summary.json").read_text())
+    assert found["command"] == "equipoise " + " ".join(SMALL)
+    assert found["settings"]["slots_per_worker"] == 4
+    assert (found["reference"], found["seeds"]) == ("fit", [0, 1])
+    assert list(found["policies"]) == ["round_robin", "br0", "fit"]
+    page = (tmp_path / folder / "report.html").read_text()
+    assert page.count("<svg") == 5
+    assert "--slots-per-worker 4" in page
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_figures_are_there_for_every_seed_with_intervals_and_differences(
+    equipoise: Callable[..., Any],
+) -> None:
+    assert equipoise(*SMALL, "--json", "f.json", "--quiet").code == 0
+    policies = json.loads(Path("f.json").read_text())["policies"]
+    for found in policies.values():
+        assert set(found["figures"]) == set(found["intervals"]) == set(Figures.names())
+        assert all(len(values) == 2 for values in found["figures"].values())
+        values = found["figures"]["throughput"]
+        assert found["intervals"]["throughput"]["mean"] == pytest.approx(sum(values) / 2)
+    assert policies["fit"]["beside_reference"] is None
+    ours, theirs = (policies[name]["figures"]["idle"] for name in ("fit", "round_robin"))
+    relative = [b / a - 1 for a, b in zip(ours, theirs, strict=True)]
+    beside = policies["round_robin"]["beside_reference"]["idle"]
+    assert beside["mean"] == pytest.approx(sum(relative) / 2)
+    assert policies["fit"]["settings"]["window"] == PolicySettings().window
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_the_same_command_writes_the_same_figures(equipoise: Callable[..., Any]) -> None:
+    texts = []
+    for _ in range(2):
+        assert equipoise(*SMALL, "--noise", "0.1", "--quiet").code == 0
+        texts.append(Path("equipoise-simulate/summary.json").read_text())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_without_matplotlib_table_and_figures_still_come(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise(*SMALL, "--quiet")
+    assert answer.code == 0
+    assert "round_robin" in answer.out
+    assert answer.err == (
+        "equipoise: warning: no report: matplotlib is missing: pip install 'equipoise[plots]'\n"
+    )
+    assert os.listdir("equipoise-simulate") == ["summary.json"]
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_one_seed_has_no_intervals_and_says_so(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise(*SMALL, "--seeds", "1", "--json", "f.json", "--quiet")
+    assert "\u00b1" not in answer.out
+    assert "one seed: no intervals, and no difference can be told from chance" in answer.out
+    found = json.loads(Path("f.json").read_text())
+    assert found["policies"]["fit"]["intervals"]["idle"]["half"] is None
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_all_policies_are_the_default_and_the_oracle_is_one(equipoise: Callable[..., Any]) -> None:
+    words = ("simulate", "--workload", "sharegpt", "--requests", "30", "--workers", "2")
+    answer = equipoise(*words, "--slots-per-worker", "2", "--seeds", "1", "--json", "f.json")
+    assert answer.code == 0
+    policies = json.loads(Path("f.json").read_text())["policies"]
+    assert tuple(policies) == known_policies()
+    assert policies["brh_oracle"]["settings"]["predictor"] == "oracle"
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_requests_that_never_fit_are_failed_and_no_error(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise(*SMALL, "--kv-tokens", "300", "--json", "f.json", "--quiet")
+    assert answer.code == 0
+    assert "failed" in answer.out
+    failed = json.loads(Path("f.json").read_text())["policies"]["fit"]["figures"]["failed"]
+    assert all(0 < part < 1 for part in failed)
+
+
+def test_where_nothing_fits_everything_still_comes(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise(*SMALL, "--kv-tokens", "1", "--sweep", "workers", "--points", "1,2")
+    assert answer.code == 0
+    assert "no policy is better than another at anything" in answer.out
+    found = json.loads(Path("equipoise-simulate/summary.json").read_text())
+    assert found["policies"]["fit"]["figures"]["failed"] == [1.0, 1.0]
+    assert found["policies"]["fit"]["figures"]["throughput"] == [None, None]
+    assert "<h1>" in Path("equipoise-simulate/report.html").read_text()
+
+
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize(
+    ("over", "points", "heads"),
+    [
+        ("load", "0.5,1.1", "throughput, tokens/s, by load"),
+        ("workers", "2,4", "gap, %, by workers"),
+    ],
+)
+def test_a_sweep_is_a_table_of_its_own(
+    equipoise: Callable[..., Any], over: str, points: str, heads: str
+) -> None:
+    sweep = ("--sweep", over, "--points", points)
+    answer = equipoise(*SMALL, *sweep, "--json", "f.json", "--quiet")
+    assert heads in answer.out
+    found = json.loads(Path("f.json").read_text())["sweep"]
+    assert found["over"] == over
+    assert [point["value"] for point in found["points"]] == [float(x) for x in points.split(",")]
+    assert set(found["points"][0]["policies"]) == {"round_robin", "br0", "fit"}
+
+
+def test_a_sweep_is_a_picture_too(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise(*SMALL, "--sweep", "workers", "--points", "1,2", "--html", "r.html")
+    assert answer.code == 0
+    page = Path("r.html").read_text()
+    assert page.count("<svg") == 6
+    assert "More workers" in page
+
+
+def test_every_option_is_a_field_and_every_field_an_option() -> None:
+    names = {field.name for field in fields(SimulateRequest)}
+    assert set(BY_KEY) - {"quiet"} == names - {"progress"}
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_options_come_from_a_file_and_the_command_line_goes_before_it(
+    equipoise: Callable[..., Any],
+) -> None:
+    Path("c.yaml").write_text(
+        "workload: sharegpt\nrequests: 40\nworkers: 2\nslots_per_worker: 3\nseeds: 1\n"
+        "policies: [jsq, fit]\nload: 0.5\nquiet: true\n"
+    )
+    answer = equipoise("simulate", "--config", "c.yaml", "--workers", "3")
+    assert answer.code == 0
+    assert answer.out.startswith("sharegpt: 40 requests on 3 workers of 3 slots; 2 policies")
+    assert "requests come at random at 0.5 of the capacity" in answer.out
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_the_small_configuration_that_ships_runs(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("simulate", "--config", str(CONFIGS / "simulate-small.yaml"), "--quiet")
+    assert (answer.code, os.listdir("simulate-small")) == (0, ["summary.json"])
+    assert answer.out.startswith("sharegpt: 600 requests on 4 workers of 8 slots; 6 policies")
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+def test_configurations_that_ship_hold_only_options_in_their_range(size: str) -> None:
+    from equipoise.cli.simulate_setup import stage
+    from equipoise.cli.simulate_validation import validate
+
+    path = CONFIGS / f"simulate-{size}.yaml"
+    said = read_config(path, BY_KEY)
+    assert set(said) == set(yaml.safe_load(path.read_text()))
+    request = SimulateRequest(**said)
+    validate(request)
+    assert stage(request, None).trial.seeds
+
+
+def test_it_is_listed_and_explains_itself(
+    equipoise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        equipoise("simulate", "--help")
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    for option in BY_KEY.values():
+        assert option.name in text, option.name

@@ -1,0 +1,44 @@
+"""The suite and the contract speak of the same clauses."""
+
+import re
+
+from helpers.paths import ROOT
+
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.clauses import TITLES, place
+
+CONTRACT = ROOT / "docs" / "contract.md"
+KEPT_ELSEWHERE = {"A9", "B3", "B9", "D2", "E6", "G7", "G9", "P5"}
+"""Clauses that bind the balancer, the pipeline, the registry or the launcher, not a backend."""
+
+
+def contract() -> list[str]:
+    text = CONTRACT.read_text(encoding="utf-8")
+    return re.findall(r"^\| ([A-Z]\d+) \|", text, re.MULTILINE)
+
+
+def test_every_clause_of_the_contract_has_a_title_in_its_order() -> None:
+    assert list(TITLES) == contract()
+    assert sorted(TITLES, key=place) == contract()
+
+
+def test_a_title_fits_on_a_line() -> None:
+    assert max(map(len, TITLES.values())) <= 63
+
+
+def test_every_clause_is_judged_by_a_property_or_binds_somebody_else() -> None:
+    assert set(suite.clauses()) | KEPT_ELSEWHERE == set(contract())
+    assert set(suite.clauses()) & KEPT_ELSEWHERE == set()
+
+
+def test_names_of_properties_are_unique() -> None:
+    names = [claim.name for claim in suite.properties()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_contract_names_the_families_that_judge_a_clause() -> None:
+    text = CONTRACT.read_text(encoding="utf-8")
+    for clause, tested in re.findall(r"^\| ([A-Z]\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE):
+        families = [claim.family for claim in suite.properties() if clause in claim.clauses]
+        named = re.search(r"conformance \(([^)]*)\)", tested)
+        assert (named[1].split(", ") if named else []) == list(dict.fromkeys(families)), clause

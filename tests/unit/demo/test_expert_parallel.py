@@ -1,0 +1,180 @@
+"""Logits do not depend on where experts live, nor on how many ranks there are: `torch.equal`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from helpers.processes.threads import Seat, on_ranks
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from equipoise.balancer.experts.balancer import open_static
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.layout import Layout, solve_shares
+from equipoise.balancer.experts.placement import Placement, Shape
+from equipoise.demo.carriers import Carrier, FixedCarrier, PortableCarrier, fixed_exchange
+from equipoise.demo.model import (
+    Batch,
+    Decoder,
+    KVCache,
+    LocalExperts,
+    ModelConfig,
+    Sequence,
+    random_weights,
+)
+from equipoise.demo.moe import ExpertParallel, SlotWeights
+from equipoise.demo.settings import ExchangeForm
+from equipoise.hal.stream import Role
+from equipoise.pipeline.exchange import ExpertExchange
+from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
+
+CONFIG = ModelConfig(layers=2, experts=8, top_k=3, hidden=64, heads=2, expert_width=24, context=32)
+WEIGHTS = random_weights(CONFIG, seed=7)
+PROMPTS = [
+    torch.randint(1, 256, (12,), generator=torch.Generator().manual_seed(seed)) for seed in range(4)
+]
+ENGINE = EngineConfig(
+    label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2
+)
+
+
+@dataclass
+class Clock:
+    turn: int = 0
+
+
+def sequences(numbers: list[int], start: int, stop: int) -> tuple[Sequence, ...]:
+    return tuple(Sequence(i, PROMPTS[n][start:stop], start) for i, n in enumerate(numbers))
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[Tensor]:
+    """Logits of each prompt, prefilled and continued alone in one process."""
+    return [
+        torch.cat(alone)
+        for alone in (serve(LocalExperts(WEIGHTS), [n]) for n in range(len(PROMPTS)))
+    ]
+
+
+def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor]:
+    """Prefill 10 bytes of each prompt, then feed the next two one by one; logits by request."""
+    decoder, cache = Decoder(WEIGHTS), KVCache(CONFIG, 4)
+    batches = [
+        Batch(prefill=sequences(numbers, 0, 10)),
+        Batch(decode=sequences(numbers, 10, 11)),
+        Batch(decode=sequences(numbers, 11, 12)),
+    ]
+    rows: list[list[Tensor]] = [[] for _ in numbers]
+    for batch in batches:
+        logits = decoder.forward(batch, cache, moe)
+        parts = torch.split(logits, [len(sequence.tokens) for sequence in batch])
+        for request, part in zip(rows, parts, strict=True):
+            request.append(part)
+    return [torch.cat(request) for request in rows]
+
+
+def carrier_of(seat: Seat, form: ExchangeForm, shape: Shape) -> Carrier:
+    """Either form, on communicators of its own."""
+    compute, line = seat.accelerator.stream(Role.COMPUTE), seat.fabric.open("experts")
+    if form is ExchangeForm.PORTABLE:
+        return PortableCarrier(ExpertExchange(line, shape.slots_per_rank, compute, 20.0))
+    row = RowFormat((CONFIG.hidden,), torch.float32)
+    ample = ExchangeFormat.ample(
+        shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
+    )
+    exchange = fixed_exchange(line, seat.accelerator, ample, 20.0)
+    return FixedCarrier(exchange, CONFIG.layers, compute, 20.0)
+
+
+def serve_on(
+    seat: Seat,
+    layout: Layout,
+    shape: Shape,
+    held: Placement,
+    form: ExchangeForm = ExchangeForm.PORTABLE,
+) -> list[Tensor]:
+    """This rank's share of the prompts; the slots hold `held`, the tables say `layout`."""
+    weights = SlotWeights(CONFIG, shape.slots_per_rank)
+    compute = seat.accelerator.stream(Role.COMPUTE)
+    _fill(seat, weights, held, shape)
+    store = seat.accelerator.slot_store(weights.family().layout(staging=0))
+    balancer = open_static(seat.accelerator, seat.fabric, store, shape, layout, ENGINE)
+    moe = ExpertParallel(
+        balancer.router,
+        balancer.installed.generation,
+        carrier_of(seat, form, shape),
+        weights,
+        Clock(),
+        balancer.reading,
+        lambda layer, rows: None,
+    )
+    logits: list[list[Tensor]] = []
+    mine = list(range(seat.rank, len(PROMPTS), seat.size))
+    compute.launch(lambda: logits.append(serve(moe, mine)))
+    compute.synchronize(60.0)
+    return logits[0]
+
+
+def _fill(seat: Seat, weights: SlotWeights, held: Placement, shape: Shape) -> None:
+    first = seat.rank * shape.slots_per_rank
+    for layer, row in enumerate(held[:, first : first + shape.slots_per_rank]):
+        for slot, expert in enumerate(row):
+            weights.gate_up[layer, slot] = WEIGHTS.gate_up[layer, expert]
+            weights.down[layer, slot] = WEIGHTS.down[layer, expert]
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Shape, Layout]:
+    ranks = draw(st.sampled_from([1, 2, 4]))
+    per_rank = draw(st.integers(8 // ranks, 8 // ranks + 3))
+    shape = Shape(CONFIG.layers, CONFIG.experts, ranks * per_rank, ranks)
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    placement = np.stack([_placement(random, shape) for _ in range(shape.layers)])
+    load = random.integers(0, 100, (shape.layers, shape.experts))
+    return shape, Layout(placement, solve_shares(load, placement, shape))
+
+
+def _placement(random: np.random.Generator, shape: Shape) -> Placement:
+    spare = random.integers(0, shape.experts, shape.slots - shape.experts)
+    return random.permutation(np.concatenate([np.arange(shape.experts), spare])).astype(np.int32)
+
+
+@pytest.mark.parametrize("form", ExchangeForm)
+@given(layouts())
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_logits_are_equal_bit_for_bit_wherever_the_experts_live(
+    reference: list[Tensor], form: ExchangeForm, case: tuple[Shape, Layout]
+) -> None:
+    shape, layout = case
+    by_rank = on_ranks(
+        shape.ranks, lambda seat: serve_on(seat, layout, shape, layout.placement, form)
+    )
+    assert all(equal(by_rank, reference))
+
+
+@pytest.mark.parametrize("form", ExchangeForm)
+def test_one_wrong_expert_in_one_slot_changes_the_logits(
+    reference: list[Tensor], form: ExchangeForm
+) -> None:
+    shape = Shape(CONFIG.layers, CONFIG.experts, 8, 2)
+    placement = np.tile(np.arange(8, dtype=np.int32), (CONFIG.layers, 1))
+    shares = np.full_like(placement, 65536)
+    false = placement.copy()
+    false[1, [2, 3]] = [3, 2]
+    by_rank = on_ranks(
+        2, lambda seat: serve_on(seat, Layout(placement, shares), shape, false, form)
+    )
+    assert not all(equal(by_rank, reference))
+
+
+def equal(by_rank: list[list[Tensor]], reference: list[Tensor]) -> list[bool]:
+    """For each answer of each rank, whether it has the reference's bits."""
+    return [
+        torch.equal(answer, reference[number])
+        for rank, answers in enumerate(by_rank)
+        for answer, number in zip(answers, range(rank, 4, len(by_rank)), strict=True)
+    ]

@@ -1,0 +1,74 @@
+"""Attributes of an engine are replaced all or none, once, and can be put back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_engine import engine
+
+from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.vllm.patching import MARK, Patch, apply, undo
+
+
+class Thing:
+    def call(self) -> str:
+        return "theirs"
+
+    @staticmethod
+    def alone() -> str:
+        return "theirs"
+
+
+def louder(stock: Callable[..., str]) -> Callable[..., str]:
+    def ours(*given: Any) -> str:
+        return stock(*given) + ", then ours"
+
+    return ours
+
+
+def refusing(stock: object) -> object:
+    raise ValueError("cannot be made")
+
+
+CALL = Patch("vllm.place", "Thing.call", louder)
+ALONE = Patch("vllm.place", "Thing.alone", louder)
+FUNCTION = Patch("vllm.place", "function", louder)
+
+
+def place() -> dict[str, Any]:
+    return {"Thing": type("Thing", (), dict(vars(Thing))), "function": lambda: "theirs"}
+
+
+def test_what_is_replaced_calls_what_was_there_and_can_be_put_back() -> None:
+    with engine(vllm__place=place()) as made:
+        there = made["vllm.place"]
+        assert len(apply([CALL, ALONE, FUNCTION])) == 3
+        assert there.Thing().call() == there.Thing.alone() == "theirs, then ours"
+        assert there.Thing().alone() == there.function() == "theirs, then ours"
+        undo([CALL, ALONE, FUNCTION])
+        assert there.Thing().call() == there.Thing().alone() == there.function() == "theirs"
+
+
+def test_a_second_time_nothing_is_replaced() -> None:
+    with engine(vllm__place=place()) as made:
+        assert apply([CALL]) == ("vllm.place:Thing.call",)
+        assert apply([CALL]) == ()
+        assert made["vllm.place"].Thing().call() == "theirs, then ours"
+
+
+def test_where_one_cannot_be_replaced_none_is() -> None:
+    with engine(vllm__place=place()) as made:
+        broken = Patch("vllm.place", "Thing.alone", refusing)
+        with pytest.raises(IntegrationError, match=r"place:Thing.alone cannot .*cannot be made"):
+            apply([CALL, FUNCTION, broken])
+        there = made["vllm.place"]
+        assert there.Thing().call() == there.function() == "theirs"
+        assert not hasattr(there.Thing.call, MARK)
+
+
+def test_what_is_not_there_cannot_be_replaced() -> None:
+    absent = Patch("vllm.place", "Thing.absent", louder)
+    with engine(vllm__place=place()) as made:
+        with pytest.raises(IntegrationError, match=r"Thing\.absent"):
+            apply([CALL, absent])
+        assert made["vllm.place"].Thing().call() == "theirs"

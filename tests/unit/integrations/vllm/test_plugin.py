@@ -1,0 +1,252 @@
+"""The plugin in an engine that is a stand-in: what it changes, and what it refuses."""
+
+import json
+import logging
+from contextlib import nullcontext
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_engine import CONFIGURATION, WORKERS, configuration, engine
+
+from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
+from equipoise.integrations.vllm import compatibility, plugin
+from equipoise.integrations.vllm.patching import MARK
+from equipoise.integrations.vllm.settings import KEY, VARIABLE
+from equipoise.integrations.vllm.symbols import Symbol
+
+NOTHING = {"DefaultEplbPolicy": object(), "EPLB_POLICIES": {}}
+
+
+class Graphs(Enum):
+    """As the engine names what it captures."""
+
+    NONE = 0
+    FULL = 2
+
+
+class Worker:
+    """A worker without an extension."""
+
+    devices = 0
+
+
+class Extended(Worker):
+    """One that has it, as the engine puts it in."""
+
+    inits = 0
+
+    def init_worker_extension(self) -> None:
+        self.inits += 1
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tested version, whose parts have all they need, and nothing in the environment."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED[0])
+    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.PARTS, ()))
+
+
+def created(config: Any) -> Any:
+    """What the engine makes of it once the plugin is registered."""
+    with engine() as made:
+        plugin.register()
+        return made[CONFIGURATION].EngineArgs(config).create_engine_config()
+
+
+def test_where_nothing_is_asked_for_the_configuration_stays_as_it_is() -> None:
+    config = configuration({"other": 1}, enable_eplb=True)
+    assert created(config) is config
+    assert config.parallel_config.worker_extension_cls == ""
+    assert config.additional_config == {"other": 1}
+
+
+def test_what_is_asked_for_names_our_extension() -> None:
+    config = created(configuration({KEY: {"engine": True}}, enable_eplb=True))
+    assert config.parallel_config.worker_extension_cls == plugin.EXTENSION
+
+
+def test_what_is_asked_for_by_the_environment_goes_with_the_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = {"handover": True}
+    monkeypatch.setenv(VARIABLE, json.dumps(asked))
+    config = created(configuration({}, pipeline_parallel_size=2))
+    assert config.additional_config == {KEY: asked}
+
+
+@pytest.mark.parametrize(
+    ("part", "parallel", "said"),
+    [
+        ("policy", {}, "need --enable-eplb"),
+        ("engine", {}, "need --enable-eplb"),
+        ("engine", {"enable_eplb": True, "enable_elastic_ep": True}, "elastic"),
+        ("handover", {}, "--pipeline-parallel-size of at least 2"),
+        ("routing", {}, "--data-parallel-size of at least 2"),
+        ("routing", {"data_parallel_size": 2, "data_parallel_external_lb": True}, "external"),
+    ],
+)
+def test_a_part_that_would_do_nothing_is_refused(
+    part: str, parallel: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(IntegrationError, match=said):
+        created(configuration({KEY: {part: True}}, **parallel))
+
+
+@pytest.mark.parametrize(
+    ("where", "changed", "said"),
+    [
+        ("model_config", {"enable_sleep_mode": True}, "sleep mode"),
+        ("", {"weight_transfer_config": object()}, "transfer of weights"),
+        ("load_config", {"load_format": "ipc_cache"}, "ipc_cache"),
+        ("parallel_config", {"all2all_backend": "deepep_low_latency"}, "set NCCL_MAX_CTAS"),
+    ],
+)
+def test_what_is_beyond_the_engine_is_refused(
+    where: str, changed: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration({KEY: {"engine": True}}, enable_eplb=True)
+    vars(getattr(config, where) if where else config).update(changed)
+    with pytest.raises(IntegrationError, match=said):
+        created(config)
+    if "NCCL" in said:
+        monkeypatch.setenv("NCCL_MAX_CTAS", "8")
+        assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION
+
+
+@pytest.mark.parametrize(
+    ("runner", "parallel", "refused"),
+    [
+        ("generate", {"pipeline_parallel_size": 2}, True),
+        ("pooling", {"data_parallel_size": 2}, True),
+        ("generate", {"data_parallel_size": 2}, False),
+        ("pooling", {}, False),
+    ],
+)
+def test_a_runner_that_leaves_steps_out_is_refused(
+    runner: str, parallel: dict[str, int], refused: bool
+) -> None:
+    config = configuration({KEY: {"engine": True}}, enable_eplb=True, **parallel)
+    config.model_config.runner_type = runner
+    assert created(config) is config, "the second model runner counts every forward"
+    config.use_v2_model_runner = False
+    with pytest.raises(IntegrationError, match="V1") if refused else nullcontext():
+        created(config)
+
+
+@pytest.mark.parametrize("part", ["engine", "handover"])
+def test_a_graph_that_calls_around_the_worker_is_refused(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
+    config = configuration({KEY: {part: True}}, enable_eplb=True, **several)
+    assert created(config) is config
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    with pytest.raises(IntegrationError, match="Ray's compiled graph"):
+        created(config)
+
+
+@pytest.mark.parametrize(
+    ("shares", "mode", "refused"),
+    [
+        ("exact", Graphs.FULL, True),
+        ("exact", Graphs.NONE, False),
+        ("exact", None, False),
+        ("lagged", Graphs.FULL, False),
+    ],
+)
+def test_shares_that_meet_other_ranks_are_refused_where_forwards_are_captured(
+    shares: str, mode: Graphs | None, refused: bool
+) -> None:
+    config = configuration({KEY: {"engine": {"shares": shares}}}, enable_eplb=True)
+    config.compilation_config.cudagraph_mode = mode
+    wanted = pytest.raises(IntegrationError, match="--enforce-eager") if refused else nullcontext()
+    with wanted:
+        created(config)
+
+
+def test_wrong_settings_end_the_start() -> None:
+    with pytest.raises(ConfigError, match="unknown engin"):
+        created(configuration({KEY: {"engin": True}}))
+
+
+def test_an_untested_version_is_refused_with_the_tested_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compatibility, "installed", lambda: "9.9.9")
+    config = configuration({KEY: {"handover": True}}, pipeline_parallel_size=2)
+    with pytest.raises(EngineUnsupported, match=r"vLLM 9\.9\.9 \(tested: 0\.32\.0\)"):
+        created(config)
+    assert config.parallel_config.worker_extension_cls == ""
+    monkeypatch.setenv(compatibility.UNTESTED, "9.9.9")
+    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION
+
+
+def test_a_missing_symbol_of_a_part_is_named_and_nothing_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = Symbol("vllm.place", "Thing.call", "self")
+    monkeypatch.setitem(compatibility.PARTS, "handover", (wanted,))
+    config = configuration({KEY: {"handover": True}}, pipeline_parallel_size=2)
+    with pytest.raises(EngineUnsupported, match=r"vllm\.place:Thing\.call is missing"):
+        created(config)
+    assert config.parallel_config.worker_extension_cls == ""
+
+
+def test_an_extension_of_somebody_else_is_not_pushed_aside() -> None:
+    theirs = configuration(
+        {KEY: {"engine": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
+    )
+    with pytest.raises(IntegrationError, match=r"json\.JSONDecoder: a worker takes one extension"):
+        created(theirs)
+
+
+def test_an_engine_without_a_place_for_hooks_stays_as_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine() as made:
+        del made[CONFIGURATION].EngineArgs.create_engine_config
+        before = made[WORKERS].WorkerWrapperBase.init_device
+        with caplog.at_level(logging.WARNING):
+            plugin.register()
+        assert "create_engine_config is missing; it stays switched off" in caplog.text
+        monkeypatch.setenv(VARIABLE, "{}")
+        with pytest.raises(EngineUnsupported, match="create_engine_config is missing"):
+            plugin.register()
+        assert made[WORKERS].WorkerWrapperBase.init_device is before
+
+
+def test_a_hook_of_another_signature_is_named() -> None:
+    with engine() as made:
+        made[WORKERS].WorkerWrapperBase.init_device = lambda self, fast: None
+        plugin.register()
+        assert not hasattr(made[CONFIGURATION].EngineArgs.create_engine_config, "__wrapped__")
+
+
+def test_an_extended_worker_is_told_when_it_has_its_device() -> None:
+    worker = Extended()
+    with engine(vllm__distributed__eplb__policy=NOTHING) as made:
+        plugin.register()
+        made[WORKERS].WorkerWrapperBase(worker).init_device()
+    assert (worker.devices, worker.inits) == (1, 1)
+
+
+@pytest.mark.parametrize("before", [SimpleNamespace(**{MARK: "theirs"}), "theirs"])
+def test_a_worker_without_it_gets_the_policy_back_that_was_there(before: object) -> None:
+    """Ours, of an engine before, knows what it replaced; one that is not ours stays."""
+    policies: dict[str, Any] = {"default": before}
+    with engine(vllm__distributed__eplb__policy={"EPLB_POLICIES": policies}) as made:
+        plugin.register()
+        made[WORKERS].WorkerWrapperBase(Worker()).init_device()
+    assert policies == {"default": "theirs"}
+
+
+def test_registering_twice_hooks_in_once() -> None:
+    worker = Extended()
+    with engine() as made:
+        plugin.register()
+        plugin.register()
+        made[WORKERS].WorkerWrapperBase(worker).init_device()
+    assert worker.inits == 1

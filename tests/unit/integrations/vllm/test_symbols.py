@@ -1,0 +1,63 @@
+"""What is looked at before anything of an engine is touched."""
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_engine import engine
+
+from equipoise.integrations.vllm.symbols import Symbol, problems, signature_of
+
+
+def shown(a: int, /, b: int = 1, *rest: int, c: int, d: int = 2, **more: int) -> None:
+    """Every kind of parameter."""
+
+
+def named(a: int, *, c: int = 1) -> None:
+    """By name only."""
+
+
+def test_a_signature_is_told_by_names_defaults_and_stars() -> None:
+    assert signature_of(shown) == "a, b=, *rest, c, d=, **more"
+    assert signature_of(named) == "a, *, c="
+    assert signature_of(functools.partial(named, 1)) == "*, c="
+
+
+@pytest.mark.parametrize(
+    ("symbol", "said"),
+    [
+        (Symbol("vllm.absent", "x"), "vllm.absent:x is missing: No module"),
+        (Symbol("vllm.place", "absent"), "vllm.place:absent is missing"),
+        (Symbol("vllm.place", "Thing.absent"), "vllm.place:Thing.absent is missing"),
+        (
+            Symbol("vllm.place", "Thing.call", "self, b"),
+            r"vllm.place:Thing.call has the signature \(self, a\), not \(self, b\)",
+        ),
+        (Symbol("vllm.place", "number", "self"), "has no signature: it is 7"),
+    ],
+)
+def test_what_is_missing_or_otherwise_is_named(symbol: Symbol, said: str) -> None:
+    with engine(vllm__place={"Thing": Thing, "number": 7}):
+        (problem,) = problems([symbol, Symbol("vllm.place", "Thing.call", "self, a")])
+    pytest.importorskip("re")
+    import re
+
+    assert re.search(said, problem)
+
+
+class Thing:
+    def call(self, a: Any) -> None: ...
+
+
+def test_what_is_as_expected_is_not_mentioned() -> None:
+    with engine(vllm__place={"Thing": Thing, "number": 7, "held": SimpleNamespace(x=1)}):
+        found = problems(
+            [
+                Symbol("vllm.place", "Thing.call", "self, a"),
+                Symbol("vllm.place", "Thing.call"),
+                Symbol("vllm.place", "number"),
+                Symbol("vllm.place", "held.x"),
+            ]
+        )
+    assert found == ()

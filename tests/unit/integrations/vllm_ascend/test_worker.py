@@ -1,0 +1,161 @@
+"""Our worker over one that is a stand-in: when parts come and go, and what is refused before."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_ascend import NPUWorker, ascend
+from helpers.fakes.fake_engine import configuration
+
+from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
+from equipoise.integrations import vllm_ascend
+from equipoise.integrations.vllm import handover
+from equipoise.integrations.vllm.releases import Release
+from equipoise.integrations.vllm.settings import KEY, VARIABLE
+from equipoise.integrations.vllm_ascend import compatibility, policy_part
+from equipoise.integrations.vllm_ascend.worker import worker_class
+
+BALANCING = {"eplb_config": {"dynamic_eplb": True}}
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A tested release, whose parts have all that they need."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(Release, "installed", lambda release: release.tested[0])
+    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.PARTS, ()))
+    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT, ()))
+    worker_class.cache_clear()
+    with ascend():
+        yield
+    worker_class.cache_clear()
+
+
+def made(parts: Any, **parallel: Any) -> Any:
+    """A worker that has been asked for `parts`."""
+    config = configuration({KEY: parts, **BALANCING}, **parallel)
+    return vllm_ascend.Worker(config, 0, 0, "", is_driver_worker=True)
+
+
+def test_where_nothing_is_asked_for_the_worker_does_what_its_base_does() -> None:
+    worker = made(None)
+    worker.init_device()
+    worker.init_worker_extension()
+    worker.shutdown()
+    assert isinstance(worker, NPUWorker)
+    assert worker.done == ["init", "init_device", "shutdown"]
+
+
+def test_the_policy_is_there_before_the_runner_and_the_hand_over_behind_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[str] = []
+
+    @contextmanager
+    def part(name: str, *_: Any) -> Iterator[None]:
+        noted.append(f"{name} on behind {worker.done[-1]}")
+        yield
+        noted.append(f"{name} off behind {worker.done[-1]}")
+
+    monkeypatch.setattr(policy_part, "installed", lambda *given: part("policy", *given))
+    monkeypatch.setattr(handover, "installed", lambda *given: part("handover", *given))
+    worker = made({"policy": True, "handover": True}, pipeline_parallel_size=2)
+    worker.init_device()
+    worker.shutdown()
+    assert noted == [
+        "policy on behind init",
+        "handover on behind init_device",
+        "handover off behind init_device",
+        "policy off behind init_device",
+    ]
+    assert worker.done[-1] == "shutdown"
+
+
+def test_a_device_that_is_not_there_leaves_nothing_switched_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[str] = []
+
+    @contextmanager
+    def part(*_: Any) -> Iterator[None]:
+        noted.append("on")
+        try:
+            yield
+        finally:
+            noted.append("off")
+
+    def fails(self: Any) -> None:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(policy_part, "installed", part)
+    monkeypatch.setattr(NPUWorker, "init_device", fails)
+    worker = made({"policy": True})
+    with pytest.raises(RuntimeError, match="no device"):
+        worker.init_device()
+    assert noted == ["on", "off"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "said"),
+    [
+        ({"engine": True}, EngineUnsupported, "engine: vllm-ascend moves experts by itself"),
+        ({"handover": True}, IntegrationError, "--pipeline-parallel-size of at least 2"),
+        ({"polici": True}, ConfigError, "unknown polici"),
+    ],
+)
+def test_what_cannot_be_had_ends_the_start_before_the_worker_begins(
+    parts: Any, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begins(*_: Any, **__: Any) -> None:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(compatibility, "ENTRY", ())
+    monkeypatch.setattr(NPUWorker, "__init__", begins)
+    with pytest.raises(kind, match=said):
+        made(parts)
+
+
+def test_a_worker_of_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NPUWorker, "init_device", lambda self, device: None)
+    with pytest.raises(EngineUnsupported, match=r"NPUWorker.init_device has the signature \(self"):
+        made({"policy": True})
+
+
+def test_a_release_that_was_not_tested_is_refused_or_taken_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Release, "installed", lambda _: "0.30.0")
+    with pytest.raises(
+        EngineUnsupported, match=r"0\.30\.0 was not tested.*its vLLM: version 0\.30"
+    ):
+        made({"policy": True})
+    monkeypatch.setenv(compatibility.RELEASE.untested, "0.30.0")
+    monkeypatch.setenv(compatibility.BESIDE.untested, "0.30.0")
+    assert made({"policy": True}).done == ["init"]
+
+
+def test_a_worker_that_cannot_be_imported_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm_ascend.worker.worker", None)
+    with pytest.raises(EngineUnsupported, match="worker cannot be imported"):
+        _ = vllm_ascend.Worker
+
+
+def test_counters_are_of_the_process_and_of_its_planner() -> None:
+    worker = made({"policy": True})
+    before = worker.equipoise_counters()
+    worker.equipoise_tally.add("policy_moves", 5)
+    assert worker.equipoise_counters() == {**before, "policy_moves": before["policy_moves"] + 5}
+
+
+def test_the_module_imports_nothing_of_the_engine_before_the_worker_is_asked_for() -> None:
+    code = (
+        "import sys; import equipoise.integrations.vllm_ascend as ours; ours.prepare; "
+        "print([name for name in sys.modules if name.startswith(('vllm', 'torch_npu'))])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert told.stdout.strip() == "[]"

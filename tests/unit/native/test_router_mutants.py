@@ -1,0 +1,29 @@
+"""The comparison of native routers with the published rules notices every broken rule."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from helpers.harnesses.router_play import difference
+from helpers.mutants.policy_mutants import MUTANTS, Mutant
+from helpers.strategies.router_strategies import busy
+
+from equipoise.balancer.requests.rules import RULES
+
+CASES = 240
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.broken)
+def test_the_comparison_rejects(mutant: Mutant) -> None:
+    assert any(noticed(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"
+
+
+def noticed(mutant: Mutant, seed: int) -> bool:
+    chosen, workers, events = busy(seed)
+    named = replace(chosen, name=mutant.name)
+    return difference(named, workers, events, mutant.front) is not None
+
+
+def test_every_policy_has_a_mutant_and_none_is_there_twice() -> None:
+    assert {mutant.name for mutant in MUTANTS} == set(RULES)
+    assert max(Counter(mutant.broken for mutant in MUTANTS).values()) == 1

@@ -1,0 +1,146 @@
+"""Draining by hand: from this machine only, with a key where there are keys, beside health."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import Answer, Site, asked, proxied, run, settings_of
+
+from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve.admin import STRANGE, is_local
+from equipoise.serve.settings import Access
+
+SERVING, DRAINING, LOST = WorkerState.SERVING, WorkerState.DRAINING, WorkerState.LOST
+
+
+async def post(site: Site, path: str, **headers: str) -> Answer:
+    return await site.post(b"", path, **headers)
+
+
+def workers_of(site: Site) -> list[str]:
+    return [one["worker"] for fake in site.fakes for one in fake.events("end")]
+
+
+def test_a_worker_that_is_set_aside_gets_nothing_until_it_is_taken_back() -> None:
+    async def play() -> None:
+        async with proxied(Fake("w0"), Fake("w1")) as site:
+            answer = await post(site, "/workers/w0/drain")
+            assert (answer.status, b'"state": "draining"' in answer.body) == (200, True)
+            for _ in range(4):
+                assert (await site.post(asked())).status == 200
+            assert workers_of(site) == ["w1"] * 4
+            listed = (await site.get("/workers")).body
+            assert listed.count(b'"aside": true') == 1
+            assert (await post(site, "/workers/w0/serve")).status == 200
+            await post(site, "/workers/w1/drain")
+            await site.post(asked())
+            assert workers_of(site).count("w0") == 1
+
+    run(play())
+
+
+def test_what_a_worker_has_comes_to_its_end_and_what_waits_goes_elsewhere_or_waits() -> None:
+    async def play() -> None:
+        async with proxied(Fake("w0", slots=1, pace=0.02)) as site:
+            begun = asyncio.create_task(site.post(asked(stream=True)))
+            await site.until(lambda: site.fakes[0].events("token"))
+            await post(site, "/workers/w0/drain")
+            waiting = asyncio.create_task(site.post(asked()))
+            assert (await begun).body.endswith(b"data: [DONE]\n\n")
+            await site.until(lambda: site.proxy.desk.held == 1)
+            assert (await site.get("/ready")).status == 503
+            await post(site, "/workers/w0/serve")
+            assert (await waiting).status == 200
+
+    run(play())
+
+
+def test_health_and_hand_do_not_overrule_each_other() -> None:
+    async def play() -> None:
+        async with proxied(Fake("w0"), Fake("w1")) as site:
+            desk, view = site.proxy.desk, site.proxy.desk.workers[0]
+            desk.set_aside(0)
+            desk.change(0, LOST)
+            assert view.state is LOST
+            desk.change(0, SERVING)  # it is back, and has nothing that it could drain
+            assert view.state is LOST
+            desk.take_back(0)
+            assert view.state is SERVING
+            desk.change(0, DRAINING)
+            desk.set_aside(0)
+            desk.change(0, SERVING)
+            assert view.state is DRAINING
+            desk.change(0, LOST)
+            desk.take_back(0)
+            assert view.state is LOST
+            desk.change(0, SERVING)
+            assert (await site.post(asked())).status == 200
+
+    run(play())
+
+
+@pytest.mark.parametrize(
+    "path", ["/workers/w9/drain", "/workers/w0/stop", "/workers/", "/workers/drain"]
+)
+def test_what_is_not_there_is_said_so(path: str) -> None:
+    async def play() -> None:
+        async with proxied(Fake("w0")) as site:
+            answer = await post(site, path)
+            assert answer.status == 404
+            assert "POST /workers/NAME/drain or /serve" in answer.error["message"]
+            assert site.proxy.desk.workers[0].state is SERVING
+
+    run(play())
+
+
+def test_names_with_slashes_and_blanks_are_found() -> None:
+    async def play() -> None:
+        fake = Fake("w0")
+        async with proxied(fake) as first:
+            [worker] = settings_of([fake]).workers
+            named = (replace(worker, name="a:1/x y"),)
+            async with proxied(workers=named) as site:
+                assert (await post(site, "/workers/a:1/x%20y/drain")).status == 200
+                assert site.proxy.desk.workers[0].state is DRAINING
+            assert first.proxy.desk.workers[0].state is SERVING
+
+    run(play())
+
+
+def test_where_keys_are_needed_one_is_needed_here_too() -> None:
+    async def play() -> None:
+        async with proxied(Fake("w0"), access=Access(keys=("secret",))) as site:
+            assert (await post(site, "/workers/w0/drain")).status == 401
+            assert (await site.get("/workers")).status == 401
+            assert site.proxy.desk.workers[0].state is SERVING
+            answer = await post(site, "/workers/w0/drain", Authorization="Bearer secret")
+            assert answer.status == 200
+
+    run(play())
+
+
+@pytest.mark.parametrize("header", STRANGE)
+def test_a_page_in_a_browser_or_somebody_behind_a_proxy_is_refused(header: str) -> None:
+    async def play() -> None:
+        async with proxied(Fake("w0")) as site:
+            said: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
+            answer = await post(site, "/workers/w0/drain", **said)
+            assert (answer.status, answer.error["code"]) == (403, "not_local")
+            assert site.proxy.desk.workers[0].state is SERVING
+
+    run(play())
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1", False), ("", False),
+    ],
+)  # fmt: skip
+def test_only_loopback_addresses_are_this_machine(address: str, local: bool) -> None:
+    request = make_mocked_request("POST", "/workers/w0/drain")
+    assert is_local(request.clone(remote=address)) is local

@@ -1,0 +1,233 @@
+"""Requests through a proxy over real sockets: what comes back, and what is sent on."""
+
+import json
+
+import pytest
+from helpers.fakes.fake_openai import Fake
+from helpers.harnesses.proxying import (
+    CHAT,
+    Site,
+    asked,
+    error_of,
+    proxied,
+    run,
+    settings_of,
+    tokens_of,
+)
+
+from equipoise.serve.outcomes import Refused
+from equipoise.serve.proxy import worker_of
+from equipoise.serve.settings import RANK_HEADER, Access, ClientRank, Limits, WorkerSettings
+
+
+def test_an_answer_comes_whole_or_in_events() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0")) as site:
+            whole = await site.post(asked(3))
+            assert (whole.status, whole.text) == (200, "w0:0 w0:1 w0:2 ")
+            stream = await site.post(asked(3, stream=True))
+            assert tokens_of(stream.body) == ["w0:0 ", "w0:1 ", "w0:2 "]
+            assert stream.body.endswith(b"data: [DONE]\n\n")
+            assert stream.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+
+    run(work())
+
+
+def test_a_stream_is_passed_on_byte_for_byte() -> None:
+    pieces = [
+        ": hello\n\nda",
+        'ta: {"choices": [{"text": "é',
+        '"}]}\r\n\r\n',
+        "id: 7\n",
+        "data: x\n\n",
+    ]
+
+    async def work() -> None:
+        async with proxied(Fake("w0", pace=0.01)) as site:
+            answer = await site.post(asked(stream=True, fake={"w0": {"raw": pieces}}))
+            assert answer.body == "".join(pieces).encode()
+
+    run(work())
+
+
+def test_tokens_come_one_by_one_while_the_worker_makes_them() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0")) as site:
+            stall = asked(9, stream=True, fake={"w0": {"stall": 2}})
+            async with site.client.post(site.url + CHAT, json=stall) as answer:
+                got = b""
+                while len(tokens_of(got)) < 2:
+                    got += await answer.content.readany()
+                # The worker will never end: what it has made is here all the same.
+                assert tokens_of(got) == ["w0:0 ", "w0:1 "]
+
+    run(work())
+
+
+def test_completions_and_their_lists_of_tokens_are_served() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0")) as site:
+            exact = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 2}
+            assert (await site.post(exact, "/v1/completions")).status == 200
+            text = {"model": "fake", "prompt": "four score", "max_tokens": 2, "stream": True}
+            answer = await site.post(text, "/v1/completions")
+            assert len(tokens_of(answer.body)) == 2
+
+    run(work())
+
+
+def test_ids_of_requests_are_taken_or_made_and_go_both_ways() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0")) as site:
+            said = await site.post(asked(), X_Request_Id="mine-1")
+            made = await site.post(asked(), X_Request_Id="not fit: \u00e9")
+            assert said.headers["X-Request-Id"] == "mine-1"
+            assert len(made.headers["X-Request-Id"]) == 32
+            ids = [one["id"] for one in fake.events("begin")]
+            assert ids == ["mine-1", made.headers["X-Request-Id"]]
+
+    run(work())
+
+
+def test_headers_of_a_connection_end_with_it() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0")) as site:
+            await site.post(asked(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own")
+            [begun] = fake.events("begin")
+            assert begun["headers"]["x-kept"] == "2"
+            assert not {"te", "x-own"} & set(begun["headers"])
+            assert begun["headers"]["accept-encoding"] == "identity"
+
+    run(work())
+
+
+def test_questions_without_a_body_go_to_any_worker() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0"), Fake("w1")) as site:
+            models = await site.get("/v1/models")
+            assert json.loads(models.body)["data"] == [{"id": "fake"}]
+            other = await site.get("/version?of=it", Cookie="a=b")
+            assert json.loads(other.body)["path"] == "/version?of=it"
+            assert other.headers["Server"] == "equipoise"
+
+    run(work())
+
+
+def test_what_is_not_served_is_said_in_the_apis_shape() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0")) as site:
+            for path in ("/v1/embeddings", "/", "/health"):
+                answer = await site.post(asked(), path)
+                assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+    run(work())
+
+
+def test_the_proxy_says_how_it_is() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0"), Fake("w1")) as site:
+            assert json.loads((await site.get("/health")).body) == {"status": "ok"}
+            ready = await site.get("/ready")
+            assert json.loads(ready.body) == {"status": "serving", "serving_workers": 2}
+            await site.post(asked(5))
+            text = (await site.get("/metrics")).body.decode()
+            assert 'equipoise_route_requests_total{outcome="completed"} 1.0' in text
+            assert "equipoise_route_output_tokens_total 5.0" in text
+            assert 'equipoise_route_worker_state{state="serving",worker="w1"} 1.0' in text
+            for name in ("added_latency", "queue_wait", "decision", "first_answer"):
+                assert f"equipoise_route_{name}_seconds_count" in text
+            assert await site.metric("idle_ratio") == 0
+
+    run(work())
+
+
+def test_nobody_asks_without_a_key_where_one_is_needed() -> None:
+    async def work() -> None:
+        access = Access(keys=("one", "two"), worker_key="theirs")
+        async with proxied(fake := Fake("w0"), access=access) as site:
+            assert (await site.post(asked())).status == 401
+            assert (await site.get("/v1/models")).status == 401
+            for wrong in ("Bearer on", "Basic one", "one", "Bearer", "Bearer two2", "Bearer \xff"):
+                answer = await site.post(asked(), Authorization=wrong)
+                assert (answer.status, answer.error["type"]) == (401, "authentication_error")
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+            assert (await site.post(asked(), Authorization="Bearer two")).status == 200
+            assert (await site.get("/health")).status == 200
+            [begun] = fake.events("begin")
+            assert begun["headers"]["authorization"] == "Bearer theirs"
+
+    run(work())
+
+
+def test_a_clients_authorization_is_passed_on_where_the_proxy_has_none_of_its_own() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0")) as site:
+            await site.post(asked(), Authorization="Bearer clients")
+            [begun] = fake.events("begin")
+            assert begun["headers"]["authorization"] == "Bearer clients"
+
+    run(work())
+
+
+def test_ranks_of_one_server_are_workers_of_their_own() -> None:
+    async def work() -> None:
+        fake = Fake("w0")
+        async with proxied(fake) as first:
+            [one] = settings_of([fake]).workers
+            ranks = tuple(
+                WorkerSettings(url=one.url, name=f"rank {n}", headers={RANK_HEADER: str(n)})
+                for n in (3, 1)
+            )
+            async with proxied(workers=ranks) as site:
+                await _ask_for_ranks(site, fake)
+            assert (await first.get("/health")).status == 200
+
+    run(work())
+
+
+async def _ask_for_ranks(site: Site, fake: Fake) -> None:
+    assert (await site.post(asked(), X_data_parallel_rank="1")).status == 200
+    assert (await site.post(asked(data_parallel_rank=3))).status == 200
+    assert [one["headers"]["x-data-parallel-rank"] for one in fake.events("begin")] == ["1", "3"]
+    for bad in (0, -1, "1"):
+        assert (await site.post(asked(data_parallel_rank=bad))).status == 400
+    assert (await site.post(asked(), X_data_parallel_rank="one")).status == 400
+
+
+def test_a_rank_without_one_among_the_workers_is_their_number() -> None:
+    plain = tuple(WorkerSettings(url="http://w", name=str(n)) for n in range(3))
+    assert worker_of(2, plain) == 2
+    with pytest.raises(Refused, match="no data-parallel rank 3"):
+        worker_of(3, plain)
+
+
+def test_a_rank_may_be_forbidden_to_clients() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0"), client_rank=ClientRank.FORBID) as site:
+            assert (await site.post(asked(data_parallel_rank=0))).status == 400
+            assert (await site.post(asked())).status == 200
+            assert len(fake.events("begin")) == 1
+
+    run(work())
+
+
+def test_a_stream_that_is_slow_to_say_so_counts_by_what_the_worker_says() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0")) as site:
+            options = {"include_usage": True}
+            answer = await site.post(
+                asked(3, stream=True, stream_options=options, prompt_tokens=4000)
+            )
+            assert error_of(answer.body) is None
+            assert await site.metric("output_tokens_total") == 3
+
+    run(work())
+
+
+def test_an_answer_that_is_too_long_is_no_answer() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0"), limits=Limits(answer=100)) as site:
+            answer = await site.post(asked(500))
+            assert (answer.status, answer.error["code"]) == (502, "worker_failed")
+
+    run(work())
