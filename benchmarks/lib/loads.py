@@ -3,7 +3,7 @@
 The model is that of the project's placement study; its figures are fitted so that a layer of 256
 experts, 8 a rank on 32 ranks, without balancing, looks like Table 1 of TensorRT-LLM's tech blog 4:
 standard deviation of the ranks 491.6 at a mean of 1,024, max/mean - 1 of 1.564; of the slots 164.1
-at a mean of 128, and 10.948. `python benchmarks/loads.py` prints what this model gives.
+at a mean of 128, and 10.948. `python benchmarks/lib/loads.py` prints what this model gives.
 """
 
 from collections.abc import Iterator
