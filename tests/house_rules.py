@@ -24,7 +24,7 @@ LONGEST_FUNCTION = 40
 LONGEST_FILE = 400
 LONGEST_SLEEP = 1.0
 PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"})
-MEASURED_PICKLERS = ("benchmarks/handover_coordinator.py",)
+MEASURED_PICKLERS = ("benchmarks/lib/handovers.py",)
 """Where pickle is what is measured: others send it between ranks in every step."""
 # Here published signatures are kept, so their owners have to be named.
 VENDORS = frozenset(
