@@ -2,8 +2,9 @@
 
     python -m npusim --schedule eager -- python tests/devices/conformance/serve.py 2 4
 
-The main job with its own number of steps takes minutes on simulated devices (tox -e npusim-deep);
-this one is long enough for several epochs with moves, and too short for one in each phase.
+The main job with its own number of steps takes minutes on simulated devices (see
+`devices/test_suites.py`); this one is long enough for several epochs with moves, and too short for
+one in each phase.
 """
 
 import json

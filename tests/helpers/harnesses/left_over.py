@@ -29,6 +29,11 @@ HUNG = 60.0
 """Seconds within which everybody has noticed; several times what deadlines add up to."""
 
 
+def matrix_row(backend: str, commit: str, fault: str, state: str) -> dict[str, object]:
+    """A place of the matrix, for docs/deep-results.md."""
+    return {"ranks": backend, "path": commit, "fault": fault, "passed in": [state]}
+
+
 def healthy(stories: list[dict[str, Any]]) -> None:
     """They served one layout all the time, noticed the loss soon, and rebalance by themselves."""
     first, second = stories
