@@ -18,6 +18,13 @@ from equipoise.demo.variant import variants
 from equipoise.hal.errors import RankLost
 
 
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without matplotlib draws no report, which takes longer than all the rest."""
+    for name in ("matplotlib", "matplotlib.backends.backend_svg"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
 def test_it_ends_with_the_verdict_and_leaves_figures_and_report(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
@@ -39,6 +46,7 @@ def test_figures_and_report_go_where_they_are_told_to(
     assert [path.name for path in (tmp_path / "equipoise-run").iterdir()] == ["record.npz"]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_trace_is_written_where_it_is_asked_for(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
@@ -58,6 +66,7 @@ def test_the_trace_does_not_go_where_something_else_goes(
     assert asked == []
 
 
+@pytest.mark.usefixtures("no_report")
 def test_what_watches_the_run_is_passed_on(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
@@ -72,6 +81,7 @@ def test_what_watches_the_run_is_passed_on(
     assert settings.log_epochs
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_memory_of_a_rank_is_told_before_it_starts(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
@@ -91,6 +101,7 @@ def test_quiet_is_silent_but_for_the_table(
     assert quiet.out == loud.out
 
 
+@pytest.mark.usefixtures("no_report")
 def test_without_balancing_the_run_still_compares_its_outputs(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
@@ -113,6 +124,7 @@ def test_without_balancing_the_run_still_compares_its_outputs(
         (("--variants", "unbalanced"), ["unbalanced"], "none"),
     ],
 )
+@pytest.mark.usefixtures("no_report")
 def test_run_serves_and_reports_only_the_variants_that_are_asked_for(
     equipoise: Callable[..., Any],
     asked: list[RunSettings],
@@ -133,6 +145,7 @@ def test_run_serves_and_reports_only_the_variants_that_are_asked_for(
     assert [row.startswith("*") for row in rows] == [name == about for name in served]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_variants_of_a_configuration_file_are_served(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
@@ -197,11 +210,9 @@ def test_an_unknown_variant_of_a_configuration_file_is_one_line(
 def test_without_matplotlib_the_run_succeeds_and_says_how_to_get_the_report(
     equipoise: Callable[..., Any],
     asked: list[RunSettings],
-    monkeypatch: pytest.MonkeyPatch,
+    no_report: None,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
     answer = equipoise("run", "--quiet")
     assert answer.code == 0
     assert answer.err.splitlines() == [
