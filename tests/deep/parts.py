@@ -17,7 +17,6 @@ from npusim.wheels import find_torch
 PYTHON = sys.executable
 BUILD = ROOT / "build" / "deep"
 """What parts install and write, ignored by git."""
-BENCHMARKS = ROOT / "benchmarks"
 REPORT = "{report}"
 """Stands in a command for the file that its report goes to."""
 WORKERS = ("-n", "2", "--dist", "worksteal")
@@ -145,42 +144,40 @@ def engines_python() -> str:
 
 def engines() -> Sequence[Step]:
     """Both engines are in one environment, each found by a search path of its own."""
-    steps = []
-    for engine, variable in (("vllm", "DEEP_VLLM_PATH"), ("vllm_ascend", "DEEP_VLLM_ASCEND_PATH")):
-        paths = [SEARCH_PATH, *filter(None, [os.environ.get(variable)])]
-        folder = f"tests/engines/{engine}"
-        steps.append(
-            Step(
-                name=folder,
-                command=(engines_python(), "-m", "pytest", folder, *EVERYTHING),
-                limit=6 * HOUR,
-                report=Report.JUNIT,
-                environment={
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-                },
-            )
-        )
-    return steps
+    python, vllm = engines_python(), engine_paths("DEEP_VLLM_PATH")
+    return (
+        engine("tests/engines/vllm", vllm),
+        engine("tests/engines/vllm_ascend", engine_paths("DEEP_VLLM_ASCEND_PATH")),
+        Step(
+            name="benchmarks/vllm_policy.py",
+            command=(python, "benchmarks/vllm_policy.py", "--quick"),
+            limit=HOUR,
+            environment=vllm,
+        ),
+    )
+
+
+def engine(folder: str, environment: Mapping[str, str]) -> Step:
+    """pytest on the tests of one engine."""
+    return Step(
+        name=folder,
+        command=(engines_python(), "-m", "pytest", folder, *EVERYTHING),
+        limit=6 * HOUR,
+        report=Report.JUNIT,
+        environment=environment,
+    )
+
+
+def engine_paths(variable: str) -> Mapping[str, str]:
+    """Variables with which Python finds an engine in the folders that `variable` names."""
+    folders = [SEARCH_PATH, *filter(None, [os.environ.get(variable)])]
+    return {"PYTHONPATH": os.pathsep.join(folders), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def no_engines() -> str | None:
     """Whether tox has made the environment."""
     python = engines_python()
     return None if Path(python).exists() else "`tox -e engines` makes the environment; run it first"
-
-
-def benchmarks() -> Sequence[Step]:
-    """A short run of each benchmark that has one."""
-    found = [path for path in sorted(BENCHMARKS.glob("*.py")) if '"--quick"' in path.read_text()]
-    return [
-        Step(
-            name=path.stem,
-            command=(PYTHON, f"benchmarks/{path.name}", "--quick"),
-            limit=HOUR / 2,
-        )
-        for path in found
-    ]
 
 
 def types() -> Sequence[Step]:
@@ -290,7 +287,7 @@ PARTS = (
         name="benchmarks",
         proves="every benchmark runs to its end, in small",
         takes="a quarter of an hour (estimate)",
-        steps=benchmarks,
+        steps=lambda: (tests("tests/benchmarks", 3),),
     ),
     Part(
         name="types",
