@@ -133,7 +133,7 @@ def test_planted_violation_is_printed(tree: Path, name: str, text: str, expected
     [
         ("hal/b.py", '"""As in vLLM #1; NCCL hangs here."""\n\ncuda = "cuda:0"\n'),
         ("hal/b.py", "import torch\n\ntorch.load('x', weights_only=True)\n"),
-        ("benchmarks/handover_coordinator.py", "import pickle\n\nx = pickle\n"),
+        ("benchmarks/lib/handovers.py", "import pickle\n\nx = pickle\n"),
         ("tests/test_b.py", "def tell():\n    assert 1\n\n\ndef test_clock():\n    tell()\n"),
         (
             "tests/test_b.py",
@@ -142,7 +142,7 @@ def test_planted_violation_is_printed(tree: Path, name: str, text: str, expected
         ("tests/helpers/b.py", "def test_what_it_gives():\n    pass\n"),
         ("tests/test_b.py", f"def {LONG_NAME[:-1]}():\n    assert 1\n"),
         ("tests/test_b.py", "def test_items_that_wait_are_served():\n    assert 1\n"),
-        ("tests/conftest.py", f'import time\n\ntime.sleep(0.5)\nscope = "{WORD}"\n'),
+        ("tests/conftest.py", f'import time\n\ntime.sleep(0.5)\nscope = "{WORD}"  # {WORD}\n'),
         ("docs/b.md", "This works at home/work.\n"),
         ("docs/b.md", "[a](contract.md#o-order), [b](https://example.org/x)\n"),
         ("docs/design/b.md", "`hal/a.py`, `balancer/`, `somewhere/else.py`\n"),

@@ -51,12 +51,6 @@ void discard(Model* model) {
   delete model;
 }
 
-Stream* known(Engine& engine, void* handle) {
-  Stream* const stream = engine.find(handle);
-  if (stream == nullptr) throw Failure(kUnknownStream, "no such stream");
-  return stream;
-}
-
 }  // namespace
 
 namespace npusim {
@@ -73,7 +67,7 @@ NPUSIM_API int aclmdlRICaptureBegin(void* handle, int mode) {
   return guarded("aclmdlRICaptureBegin", [=] {
     Engine& engine = Engine::get();
     Lock held = engine.lock();
-    Stream* const stream = known(engine, handle);
+    Stream* const stream = engine.get(handle);
     if (stream == engine.standard(stream->device)) {
       throw Failure(kFeature, "the default stream cannot be captured");
     }
@@ -89,7 +83,7 @@ NPUSIM_API int aclmdlRICaptureGetInfo(void* handle, int* status, void** out) {
   return guarded("aclmdlRICaptureGetInfo", [=] {
     Engine& engine = Engine::get();
     Lock held = engine.lock();
-    const Stream* const stream = known(engine, handle);
+    const Stream* const stream = engine.get(handle);
     *status = stream->capture != nullptr ? 1 : 0;
     if (out != nullptr) *out = stream->capture != nullptr ? captured(stream) : nullptr;
   });
@@ -102,7 +96,7 @@ NPUSIM_API int aclmdlRICaptureEnd(void* handle, void** out) {
     Engine& engine = Engine::get();
     Lock held = engine.lock();
     *out = nullptr;
-    Stream* const stream = known(engine, handle);
+    Stream* const stream = engine.get(handle);
     if (stream->capture == nullptr) throw Failure(kStreamNotCaptured, "it is not being captured");
     Model* const model = captured(stream);
     try {

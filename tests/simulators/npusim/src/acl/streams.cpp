@@ -8,17 +8,11 @@ using namespace npusim;
 
 namespace {
 
-Stream* known(Engine& engine, void* handle) {
-  Stream* const stream = engine.find(handle);
-  if (stream == nullptr) throw Failure(kUnknownStream, "no such stream");
-  return stream;
-}
-
 int synchronize_stream(void* handle, int64_t milliseconds) {
   return guarded("aclrtSynchronizeStream", [=] {
     Engine& engine = Engine::get();
     Lock held = engine.lock();
-    Stream* const stream = known(engine, handle);
+    Stream* const stream = engine.get(handle);
     if (stream->capture != nullptr) {
       throw Failure(kStreamCaptured, "a stream is synchronised while it is captured");
     }
@@ -45,7 +39,7 @@ bool fits(uint64_t found, uint64_t wanted, uint32_t how) {
   }
 }
 
-uint64_t* word(void* pointer) {
+uint64_t* wide_word(void* pointer) {
   return reinterpret_cast<uint64_t*>(host(pointer, sizeof(uint64_t), "a value of a stream"));
 }
 
@@ -66,7 +60,7 @@ NPUSIM_API int aclrtDestroyStream(void* handle) {
   return guarded("aclrtDestroyStream", [=] {
     Engine& engine = Engine::get();
     Lock held = engine.lock();
-    engine.remove(known(engine, handle));
+    engine.remove(engine.get(handle));
   });
 }
 
@@ -83,7 +77,7 @@ NPUSIM_API int aclrtStreamQuery(void* handle, int* status) {
     Engine& engine = Engine::get();
     {
       Lock held = engine.lock();
-      Stream* const stream = known(engine, handle);
+      Stream* const stream = engine.get(handle);
       if (stream->capture != nullptr) throw Failure(kStreamCaptured, "a captured stream is asked");
       if (stream->error != 0) throw Failure(stream->error, stream->why);
       *status = engine.drained(stream) ? 0 : 1;
@@ -96,7 +90,7 @@ NPUSIM_API int aclrtStreamGetId(void* handle, int32_t* id) {
   return guarded("aclrtStreamGetId", [=] {
     Engine& engine = Engine::get();
     Lock held = engine.lock();
-    *id = known(engine, handle)->id;
+    *id = engine.get(handle)->id;
   });
 }
 
@@ -107,19 +101,19 @@ NPUSIM_API int aclrtSetStreamFailureMode(void*, uint64_t) { return kOk; }
 
 NPUSIM_API int aclrtValueWrite(void* pointer, uint64_t value, uint32_t, void* stream) {
   return guarded("aclrtValueWrite", [=] {
-    word(pointer);
+    wide_word(pointer);
     const int code = submit(stream, text("value write %llu", static_cast<unsigned long long>(value)),
-                            at_once([=] { __atomic_store_n(word(pointer), value, __ATOMIC_RELEASE); }));
+                            at_once([=] { __atomic_store_n(wide_word(pointer), value, __ATOMIC_RELEASE); }));
     if (code != kOk) throw Failure(code, recent_error());
   });
 }
 
 NPUSIM_API int aclrtValueWait(void* pointer, uint64_t value, uint32_t how, void* stream) {
   return guarded("aclrtValueWait", [=] {
-    word(pointer);
+    wide_word(pointer);
     const int code = submit(stream, text("value wait %llu", static_cast<unsigned long long>(value)),
                             [=] {
-                              const uint64_t found = __atomic_load_n(word(pointer), __ATOMIC_ACQUIRE);
+                              const uint64_t found = __atomic_load_n(wide_word(pointer), __ATOMIC_ACQUIRE);
                               return fits(found, value, how) ? Turn::kDone : Turn::kBlocked;
                             });
     if (code != kOk) throw Failure(code, recent_error());

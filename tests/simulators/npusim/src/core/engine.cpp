@@ -69,6 +69,12 @@ Stream* Engine::find(void* handle) {
   return nullptr;
 }
 
+Stream* Engine::get(void* handle) {
+  Stream* const stream = find(handle);
+  if (stream == nullptr) throw Failure(kUnknownStream, "no such stream");
+  return stream;
+}
+
 Stream* Engine::standard(int device) {
   Stream*& at = standard_.at(static_cast<size_t>(device));
   if (at == nullptr) at = add(device);

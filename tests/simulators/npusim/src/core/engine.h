@@ -55,6 +55,7 @@ class Engine {
   Stream* add(int device);
   void remove(Stream* stream);
   Stream* find(void* handle);        // null when there is no such stream; a fault says so
+  Stream* get(void* handle);         // fails when there is no such stream
   Stream* standard(int device);      // the device's default stream
   std::vector<Stream*> on(int device);
   uint64_t put(Stream* stream, Task task);  // the task's place, counted from 1

@@ -47,7 +47,7 @@ struct Blocks {
   }
 };
 
-Blocks& all() {
+Blocks& blocks() {
   static Blocks* const kept = new Blocks;
   return *kept;
 }
@@ -61,36 +61,36 @@ void* pinned_malloc(size_t bytes) {
     throw Failure(kOutOfMemory, text("no %zu bytes of host memory", bytes));
   }
   memset(at, kFresh, size);
-  std::lock_guard<std::mutex> hold(all().lock);
-  all().at[static_cast<uint8_t*>(at)] = {size, false};
+  std::lock_guard<std::mutex> hold(blocks().lock);
+  blocks().at[static_cast<uint8_t*>(at)] = {size, false};
   return at;
 }
 
 void pinned_free(void* pointer) {
-  std::lock_guard<std::mutex> hold(all().lock);
-  const auto found = all().at.find(static_cast<uint8_t*>(pointer));
-  if (found == all().at.end() || found->second.freed) {
+  std::lock_guard<std::mutex> hold(blocks().lock);
+  const auto found = blocks().at.find(static_cast<uint8_t*>(pointer));
+  if (found == blocks().at.end() || found->second.freed) {
     fault(text("%p is freed as pinned memory and is none", pointer));
     throw Failure(kInvalidParam, "a pointer that is no pinned memory");
   }
   memset(pointer, kFreed, found->second.bytes);
   found->second.freed = true;
-  all().freed.push_back(found->first);
-  all().waiting += found->second.bytes;
-  all().give_back();
+  blocks().freed.push_back(found->first);
+  blocks().waiting += found->second.bytes;
+  blocks().give_back();
 }
 
 bool is_pinned(const void* pointer) {
-  std::lock_guard<std::mutex> hold(all().lock);
+  std::lock_guard<std::mutex> hold(blocks().lock);
   const auto* const at = static_cast<const uint8_t*>(pointer);
-  const auto* const block = all().before(at + 1);
+  const auto* const block = blocks().before(at + 1);
   return block != nullptr && !block->second.freed && at < block->first + block->second.bytes;
 }
 
 void check_host(const void* pointer, size_t bytes, const char* what) {
-  std::lock_guard<std::mutex> hold(all().lock);
+  std::lock_guard<std::mutex> hold(blocks().lock);
   const auto* const from = static_cast<const uint8_t*>(pointer);
-  const auto* const block = all().before(from + bytes);
+  const auto* const block = blocks().before(from + bytes);
   if (bytes == 0 || block == nullptr) return;
   const uint8_t* const end = block->first + block->second.bytes;
   if (from >= end) return;  // pageable memory behind it
