@@ -39,7 +39,7 @@ CASES = 400
 """Most cases of a run; it ends with the first violation."""
 HEALTHY_CASES = 6
 """Of a run on the healthy backend."""
-DEADLINES = {Pace.CALM: 6.0, Pace.BRISK: 2.0}
+DEADLINES = {Pace.CALM: 1.5, Pace.BRISK: 1.0}
 """Seconds: a run that ends in a deadlock lasts so long."""
 
 
@@ -119,7 +119,7 @@ def score(
     caught, clauses, began = 0, set(), time.monotonic()
     for seed in seeds:
         before = told(faults)
-        verdict = search(suite.find(claim), tried, Effort(cases=cases, seed=seed, shrinking=0.0))
+        verdict = search(suite.find(claim), tried, Effort(cases=cases, seed=seed, shrinking=0))
         if isinstance(verdict, Violated):
             clauses.add(verdict.clause)
         caught += isinstance(verdict, Violated) or told(faults) > before

@@ -1,5 +1,6 @@
 """Looks for cases that break a property."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -9,6 +10,9 @@ from exploration.engine.patches import Patches
 from exploration.engine.play import play
 from exploration.engine.strategies import MIXED
 from helpers.strategies.drawing import each_of
+
+DRAWN = 8
+"""Cases that are drawn for each that is played."""
 
 
 class Found(Exception):
@@ -22,6 +26,7 @@ class Search:
     Attributes:
         patches: of the engine.
         wanted: the property that has to be broken.
+        reaches: whether a case is worth playing.
         played: how many cases it took.
         broken: by property, what the first case that broke it showed.
         first: by property, how many cases had been played by then.
@@ -29,18 +34,25 @@ class Search:
 
     patches: Patches
     wanted: str
+    reaches: Callable[[Case], bool] = lambda case: True
     played: int = 0
     broken: dict[str, str] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
+    _left: int = 0
 
     def run(self, cases: int) -> "Search":
-        """At most `cases`, with faults and without."""
+        """Play at most `cases`, with faults and without, of `DRAWN` times as many."""
+        self._left = cases
         with suppress(Found):
-            each_of(MIXED, cases, self._try)
+            each_of(MIXED, cases * DRAWN, self._try)
         return self
 
     def _try(self, case: Case) -> None:
         if self.wanted in self.broken:  # hypothesis plays the case that it found once more
+            raise Found
+        if not self.reaches(case):
+            return
+        if self.played == self._left:
             raise Found
         self.played += 1
         for name, what in violations(play(case, self.patches)).items():

@@ -21,7 +21,7 @@ def rows() -> Iterator[str]:
     yield HEAD
     yield "|---|---|---|---|---|"
     for mutant in mutants():
-        found = Search(mutant.patches, mutant.property).run(MOST)
+        found = Search(mutant.patches, mutant.property, mutant.reaches).run(MOST)
         others = ", ".join(name for name in found.broken if name != mutant.property)
         yield f"{row(mutant)} {found.played} | {others} |"
 

@@ -89,7 +89,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            env={**os.environ, **threads, "PYTHONPATH": paths, "RES_OPTIONS": "use-vc"},
+            env={**os.environ, **threads, "PYTHONPATH": paths},
             start_new_session=True,
         )
 

@@ -20,7 +20,6 @@ from equipoise.hal.conformance.search import Effort, Held, search
 from equipoise.hal.conformance.virtual import ControlledSubject
 from equipoise.hal.errors import Violation
 
-PROFILE = Profile(PROFILE)
 TRAITS = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True, True)
 ALONE = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True)
 SEND = Step("message", (3, 0, 1))
@@ -34,7 +33,7 @@ def told(fault: Fault, at: int = 1, victim: int = 0) -> Plot:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_faults_on_chosen_interleavings_hold(seed: int) -> None:
     subject = ControlledSubject(BACKEND)
-    cases = HOW_MANY[PROFILE][Executor.VIRTUAL]
+    cases = HOW_MANY[Profile(PROFILE)][Executor.VIRTUAL]
     assert search(FAULTS, subject, Effort(cases=cases, seed=seed)) == Held(cases)
 
 

@@ -18,7 +18,7 @@ BAD = {
     "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
     "a lock where a step waits for its device": (
         ("--backend", "helpers.fakes.faulty:FORGETFUL", "--commit", "locked"),
-        "--commit locked is for --backend cpu here, not support.faulty:FORGETFUL",
+        "--commit locked is for --backend cpu here, not helpers.fakes.faulty:FORGETFUL",
     ),
     "too few devices": (
         ("--backend", "helpers.fakes.crowded:BACKEND"),

@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A run of 12 steps on four ranks."""
-    from cli.conftest import record_of
+    from unit.cli.conftest import record_of
 
     (tmp_path / "done").mkdir()
     save_record(record_of(RunSettings()), tmp_path / "done" / "record.npz")

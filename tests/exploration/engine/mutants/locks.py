@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from exploration.engine.mutants.mutant import Mutant
+from exploration.engine.case import FaultKind
+from exploration.engine.mutants.mutant import Mutant, with_fault
 
 from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.gates import Gates
@@ -116,6 +117,7 @@ MUTANTS = (
         broken="a layer whose writing failed is handed back as it is",
         property="right-weights",
         patches={"assembly.Updates": IgnoresErrors},
+        reaches=with_fault(FaultKind.WRITE_FAILS),
     ),
     Mutant(
         name="write-not-checked",

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from exploration.engine.mutants.mutant import Mutant
+from exploration.engine.case import Case, FaultKind, Path
+from exploration.engine.mutants.mutant import Mutant, with_fault
 from torch import Tensor
 
 from equipoise.balancer.experts.change import Change
@@ -73,6 +74,12 @@ class LooksAside(Mover):
             self._store.commit(((self._aside, slot),), self._copy)
 
 
+def late_movers(case: Case) -> bool:
+    """Nothing goes wrong, and what fills slots from peers is late."""
+    late = any(lag.kind == "mover" for lag in case.lags)
+    return late and case.path is Path.BOUNDARY and not case.faults
+
+
 MUTANTS = (
     Mutant(
         name="written-in-service",
@@ -85,6 +92,7 @@ MUTANTS = (
         broken="slots retire behind what fills them",
         property="right-weights",
         patches={"assembly.Voyages": WritesWhileRead},
+        reaches=late_movers,
     ),
     Mutant(
         name="let-in-again",
@@ -103,5 +111,6 @@ MUTANTS = (
         broken="nobody looks at what was filled at once where it lies",
         property="right-weights",
         patches={"assembly.Mover": LooksAside},
+        reaches=with_fault(FaultKind.STAGING_FLIPPED),
     ),
 )

@@ -1,0 +1,37 @@
+"""Runs pytest over the simulated driver, on its strictest schedule: `python -m devices.launch`.
+
+Builds the driver where it is missing or old. What follows goes to pytest. torch_npu needs a CPU
+build of torch: where torch is another, a line says that this environment is skipped, in the form in
+which tox says so.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from npusim.errors import Refused
+from npusim.wheels import find_torch
+
+COMMAND = ("-m", "npusim", "--schedule", "lazy", "--", sys.executable, "-m", "pytest")
+
+
+def refusal() -> str | None:
+    """Why nothing can be run here."""
+    try:
+        find_torch()
+    except Refused as refused:
+        return str(refused)
+    return None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run pytest in place of this process, or say why not."""
+    if reason := refusal():
+        print(f"  devices: SKIP ({reason})")
+    else:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *COMMAND, "tests/devices", *arguments])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
