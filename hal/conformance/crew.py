@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from equipoise.hal.conformance.member import Member
-from equipoise.hal.conformance.template import Template
+from equipoise.hal.conformance.template import ANSWER, Template
 from equipoise.hal.errors import Violation
 
 Mourn = Callable[[int, str], None]
@@ -18,10 +18,12 @@ class Crew:
 
     Args:
         command: what each runs: a module that calls `process.serve`, and its arguments.
+        patience: seconds that importing the module may take.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], patience: float = ANSWER) -> None:
         self._command = tuple(command)
+        self._patience = patience
         self._template: Template | None = None
         self.members: dict[int, Member] = {}
 
@@ -35,7 +37,7 @@ class Crew:
         """One more process, which is no rank; whoever asks ends it. Raises `Violation` of E1."""
         if self._template is None or not self._template.runs():
             self._dismiss()
-            self._template = Template(self._command)
+            self._template = Template(self._command, self._patience)
         return Member(self._template)
 
     def order(self, orders: Mapping[int, dict[str, Any]]) -> None:

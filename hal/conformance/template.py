@@ -15,7 +15,7 @@ from equipoise.hal.conformance.forking import FORK, PID, REQUEST, RUNNING, WAIT,
 from equipoise.hal.errors import Violation
 
 ANSWER = 60.0
-"""Seconds that the template may take to answer: at its first answer it has imported everything."""
+"""Seconds that the template may take to answer, by default."""
 POLL = 0.005
 """Seconds between two looks at whether a copy has ended."""
 # torch's store looks up the name of every peer; where a name server drops datagrams now and then,
@@ -32,12 +32,13 @@ class Template:
 
     Args:
         command: name of the module, whose `main` a copy runs, then its arguments.
+        patience: seconds that it may take to answer; before its first answer it imports the module.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], patience: float = ANSWER) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(ANSWER)
+        self._socket.settimeout(patience)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with theirs:
             self._process = subprocess.Popen(

@@ -11,6 +11,7 @@ from engines.vllm.runs.judging import counts, differs, rearranged, says
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
 
+pytestmark = pytest.mark.deep
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 LAYERS = 4
@@ -24,7 +25,6 @@ def test_experts_that_move_beside_the_forward_change_no_token(
     rearranged(outcome, LAYERS)
 
 
-@pytest.mark.deep
 def test_experts_that_move_between_two_steps_change_no_token(
     references: References, run_once: RunOnce
 ) -> None:
@@ -33,7 +33,6 @@ def test_experts_that_move_between_two_steps_change_no_token(
     rearranged(outcome, 0)
 
 
-@pytest.mark.deep
 def test_more_experts_for_each_token_change_none_either(
     references: References, run_once: RunOnce
 ) -> None:
@@ -42,7 +41,6 @@ def test_more_experts_for_each_token_change_none_either(
     rearranged(outcome, LAYERS)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("model", ["qwen3-moe", "qwen2-moe"])
 def test_experts_that_stay_where_they_are_change_no_token(
     model: str, references: References, run_once: RunOnce
@@ -53,7 +51,6 @@ def test_experts_that_stay_where_they_are_change_no_token(
     assert outcome.of("watch") == [], "nothing rearranges"
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("use_async", [True, False])
 def test_a_dropped_copy_is_noticed(
     use_async: bool, references: References, run_once: RunOnce

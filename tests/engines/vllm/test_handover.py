@@ -12,6 +12,7 @@ from engines.vllm.runs.prompts import PROMPTS, TOKENS
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
 
+pytestmark = pytest.mark.deep
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 MODEL = "qwen3-moe"
@@ -40,14 +41,12 @@ def test_two_stages_over_our_channel_say_the_reference(
     handed_over(outcome, ALL_AT_ONCE)
 
 
-@pytest.mark.deep
 def test_so_they_do_with_two_micro_batches(references: References, run_once: RunOnce) -> None:
     outcome = run_once("handover-two", pipeline(references[MODEL], modes.TWO_BATCHES))
     says(outcome, references[MODEL])
     handed_over(outcome, modes.TWO_BATCHES)
 
 
-@pytest.mark.deep
 def test_ranks_that_share_a_stage_send_slices_and_have_the_whole(
     references: References, run_once: RunOnce
 ) -> None:
@@ -62,7 +61,6 @@ def test_ranks_that_share_a_stage_send_slices_and_have_the_whole(
     assert sent == [(steps, 0)] * 2 + [(0, steps)] * 2
 
 
-@pytest.mark.deep
 def test_a_wait_that_our_channel_skips_is_noticed(
     references: References, run_once: RunOnce
 ) -> None:
@@ -71,7 +69,6 @@ def test_a_wait_that_our_channel_skips_is_noticed(
     assert differs(outcome, references[MODEL], Fault.OUR_SKIPPED_WAIT)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("model", ["qwen3"])
 def test_a_dense_model_goes_over_it_too(
     model: str, references: References, run_once: RunOnce

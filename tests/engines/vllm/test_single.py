@@ -23,6 +23,7 @@ def test_the_reference_is_far_from_a_tie_and_varies(references: References) -> N
         assert min(len(set(tokens)) for tokens in reference.tokens) > TOKENS // 3, name
 
 
+@pytest.mark.deep
 def test_one_process_says_the_reference(references: References, run_once: RunOnce) -> None:
     case = replace(modes.single(references["qwen3-moe"]), asks=("check_health",))
     outcome = run_once("single", case)

@@ -8,7 +8,7 @@ import pytest
 from helpers.processes.ranks import Case, Ranks
 
 WATCHDOG = 400.0
-"""Seconds that a rank may take."""
+"""Seconds that a rank may take, and importing vllm-ascend."""
 DEADLINE = 60.0
 
 Play = Callable[..., list[Any]]
@@ -17,7 +17,7 @@ Play = Callable[..., list[Any]]
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Ranks]:
     """The processes."""
-    ranks = Ranks("vllm_ascend_cpu.rank")
+    ranks = Ranks("vllm_ascend_cpu.rank", patience=WATCHDOG)
     yield ranks
     ranks.close()
 

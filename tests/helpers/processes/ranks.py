@@ -12,6 +12,7 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
 from equipoise.hal.conformance.crew import Crew
 from equipoise.hal.conformance.member import Member
+from equipoise.hal.conformance.template import ANSWER
 from equipoise.hal.errors import Violation
 
 WATCHDOG = 60.0
@@ -57,10 +58,11 @@ class Ranks:
     Args:
         module: whose `main` each rank runs; imported once, in the process that ranks are forked
             from.
+        patience: seconds that importing it may take.
     """
 
-    def __init__(self, module: str = "helpers.processes.worker") -> None:
-        self._crew = Crew([module])
+    def __init__(self, module: str = "helpers.processes.worker", patience: float = ANSWER) -> None:
+        self._crew = Crew([module], patience)
 
     @property
     def members(self) -> dict[int, Member]:

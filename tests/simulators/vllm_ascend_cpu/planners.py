@@ -1,5 +1,6 @@
 """Cases for a pool of ranks: vllm-ascend's planner, with the policy that its factory hands out."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Manager
@@ -34,6 +35,9 @@ class Planner:
     """
 
     def __init__(self, kind: int, tables: Tensor) -> None:
+        # What is left of groups of earlier cases must not be freed in a process that is forked now:
+        # gloo would join threads that it does not have.
+        gc.collect()
         self._manager = Manager()
         first: dict[str, Tensor | None] = {"expert_maps": _maps(tables), "moe_load": None}
         self._shared = self._manager.dict(first)

@@ -7,9 +7,8 @@ from vllm_cpu.holes import Hole, filled
 from vllm_cpu.runner import stand_in_for_backend
 from vllm_cpu.watch import watch_all
 
-
 NAP = 0.0005
-"""Seconds between two looks into a queue of messages: a step of a test's model takes 10 to 100 times that."""
+"""Seconds between two looks into a queue of messages; a step of a test's model takes far longer."""
 
 
 def platform() -> str | None:

@@ -10,13 +10,23 @@ from engines.vllm.runs.prompts import TOKENS
 from vllm_cpu import runner
 from vllm_cpu.holes import PARALLEL, SECOND_RUNNER, STOCK_EPLB, Hole
 
-REARRANGEMENTS = 9
-"""That each rank has to go through at least."""
+INTERVAL = 8
+"""Steps between two rearrangements."""
+ROUNDS = 4
+"""In which everything is asked, where experts move."""
 TWO_BATCHES = 3
 """Sequences at once, of six: a pipeline of two stages then has two micro-batches in flight."""
 
 SHARED_STAGE = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 """Two ranks a stage, half of the experts on each."""
+
+
+def rearrangements(rounds: int) -> int:
+    """That each rank has to go through at least; some steps pass before the first, and the last."""
+    return rounds * TOKENS // INTERVAL - 3
+
+
+REARRANGEMENTS = rearrangements(ROUNDS)
 
 
 def single(reference: Reference) -> Case:
@@ -38,9 +48,10 @@ def expert_parallel(reference: Reference) -> Case:
 def balanced(reference: Reference, **settings: Any) -> Case:
     """The same with vLLM's own EPLB, two redundant experts, and a rearrangement every 8 steps."""
     case = expert_parallel(reference)
-    eplb = {"window_size": 8, "step_interval": 8, "num_redundant_experts": 2, **settings}
+    steps = {"window_size": INTERVAL, "step_interval": INTERVAL}
+    eplb = {**steps, "num_redundant_experts": 2, **settings}
     engine = {**case.engine, "additional_config": {"vllm_cpu": {"eplb": eplb}}}
-    return replace(case, engine=engine, holes=PARALLEL | STOCK_EPLB, rounds=4)
+    return replace(case, engine=engine, holes=PARALLEL | STOCK_EPLB, rounds=ROUNDS)
 
 
 def on_second_runner(case: Case) -> Case:
