@@ -226,6 +226,6 @@ def _run(arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(root / "src"), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )

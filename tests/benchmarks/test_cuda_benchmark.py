@@ -43,7 +43,7 @@ def program(code: str, *paths: Path) -> "subprocess.CompletedProcess[str]":
     told = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-c", code]
     return subprocess.run(
-        command, env=told, capture_output=True, text=True, timeout=60, check=False
+        command, env=told, capture_output=True, text=True, timeout=240, check=False
     )
 
 

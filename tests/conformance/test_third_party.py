@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "examples" / "third_party_backend"
-WATCHDOG = 240.0
+WATCHDOG = 800.0
 
 
 @pytest.fixture(scope="module")

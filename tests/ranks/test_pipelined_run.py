@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 TEXT = str(files("equipoise.demo").joinpath("text", "python.txt"))
 BARE = ("--text", TEXT, "--steps", "18", "--quiet")
 SHORT = (*BARE, "--window-size", "2", "--step-interval", "2")
@@ -50,7 +50,7 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
         [sys.executable, "-m", "equipoise", *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         check=False,
     )
 

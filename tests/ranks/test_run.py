@@ -13,7 +13,7 @@ from support.ports import free_port
 from support.running import finish, start, wait_for_service
 from support.trace_format import faults
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 CADENCE = ("--window-size", "2", "--step-interval", "2", "--quiet")
 TEXT = str(files("equipoise.demo").joinpath("text", "python.txt"))
 SMALL = ("--text", TEXT, "--steps", "14", *CADENCE)
@@ -115,7 +115,7 @@ def test_a_module_beside_the_user_is_not_taken_for_ours(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("equipoise")), "run", "--ranks", "1", "--steps", "4",
          "--no-balance", "--text", TEXT, "--out", "o", "--json", "f.json", "--quiet"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert (tmp_path / "f.json").exists(), done.stderr
 
@@ -126,7 +126,7 @@ def test_torchrun_may_start_the_ranks(tmp_path: Path) -> None:
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
          "equipoise", "run", "--ranks", "2", "--json", str(report), *SMALL,
          "--out", str(tmp_path)],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert report.exists(), launched.stderr

@@ -10,7 +10,7 @@ from ranks.cases import soak
 from support.ranks import Ranks
 
 DEEP = settings.get_current_profile_name() == "deep"
-WARM, EPOCHS, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 60.0)
+WARM, EPOCHS, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 250.0)
 """Epochs that move weights, before what is held is counted first and after it; seconds."""
 SLACK = {
     "resident": (8 if DEEP else 3) << 20,

@@ -29,7 +29,7 @@ from support.proxying import CHAT, asked, error_of
 from equipoise.serve.outcomes import Outcome
 from equipoise.serve.record import Record, read_log
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000 if DEEP else 120)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000 if DEEP else 300)]
 
 
 @pytest.fixture

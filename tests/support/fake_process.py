@@ -15,7 +15,7 @@ from typing import Any
 
 from support.ports import free_port
 
-PATIENCE = 60.0
+PATIENCE = 200.0
 TESTS = Path(__file__).resolve().parent.parent
 
 

@@ -19,7 +19,7 @@ from equipoise.hal.conformance.usage import halted
 from equipoise.hal.errors import Violation
 
 pytestmark = pytest.mark.ranks
-PATIENCE = 30.0
+PATIENCE = 200.0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from exchanging.mutants.mutant import Mutant
 from exchanging.play import play
 from exchanging.search import search
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(900)]
 BUDGET = 1_000
 """Cases at most."""
 MUTANTS = mutants()
