@@ -9,10 +9,10 @@ import pytest
 from helpers.paths import ROOT
 from helpers.tiers import DEEP
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PACKAGE = ROOT / "examples" / "third_party_backend"
-WATCHDOG = 240.0
+WATCHDOG = 800.0
 FAMILIES = () if DEEP else ("--only", "ordering", "addresses", "shapes")
 
 

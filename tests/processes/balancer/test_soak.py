@@ -9,7 +9,7 @@ from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 
 MEBI = 1 << 20
-WARM, EPOCHS, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 60.0)
+WARM, EPOCHS, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 250.0)
 """Epochs that move weights, before what is held is counted first and after it; seconds."""
 SLACK = {
     "resident": (8 if DEEP else 3) << 20,
