@@ -12,8 +12,8 @@ TEXTS = files("equipoise.demo").joinpath("text")
 CADENCE = ("--window-size", "2", "--step-interval", "2")
 TABLES = ("--text", str(TEXTS.joinpath("tables.txt")))
 PYTHON = ("--text", str(TEXTS.joinpath("python.txt")))
-SHORT = (*TABLES, "--steps", "12", *CADENCE, "--variants", "exact")
-WHOLE = (*PYTHON, "--steps", "18", *CADENCE)
+SHORT = (*TABLES, "--steps", "12", *CADENCE, "--slots", "36", "--variants", "exact")
+WHOLE = (*PYTHON, "--steps", "18", *CADENCE, "--slots", "36")
 """One phase; two epochs fit in wherever the tests run."""
 FIXED = ("--exchange", "fixed", "--locality", "prefer")
 TWO_BY_TWO = ("--pipeline-ranks", "2")
@@ -58,6 +58,7 @@ def test_every_shape_has_the_outputs_of_one_process(
     assert set(figures["variants"]) == names
     assert figures["ranks"] * figures["stages"] == 4
     assert figures["epochs"] > 0
+    assert (figures["slots_moved"] > 0) == (figures["ranks"] > 1)
     assert figures["aborts"] == {}
     assert "4 ranks" in out
 
