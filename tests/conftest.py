@@ -3,6 +3,7 @@
 `ci` by default, `deep` by HYPOTHESIS_PROFILE=deep.
 """
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from helpers.processes.ranks import Ranks
 from helpers.tiers import PROFILE
 from hypothesis import HealthCheck, settings
 
+# torch's store looks up the name of every peer; where a name server drops datagrams, each drop
+# costs 5 s. Over TCP none is lost. Read at a process's first look-up.
+os.environ.setdefault("RES_OPTIONS", "use-vc")
 # No deadline: tests share the machine with other work, and no test asserts a time.
 settings.register_profile("ci", deadline=None)
 settings.register_profile(

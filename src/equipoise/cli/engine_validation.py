@@ -13,6 +13,7 @@ from equipoise.demo.settings import (
     RoutingRule,
     RunSettings,
     Shares,
+    available_variants,
 )
 from equipoise.hal.errors import UsageError
 
@@ -58,7 +59,9 @@ def check_wishes(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
     settings, said = request.settings, request.said
     if settings.balance is Balance.OFF:
-        check_unbalanced(said, "with --no-balance")
+        alone = "variants" in said and "balance" not in said
+        check_unbalanced(said, f"with --{'variants unbalanced' if alone else 'no-balance'}")
+    _check_variants(settings)
     for key, why in WITHOUT[settings.commit].items():
         if key in said:
             name = BY_KEY[key].name
@@ -77,6 +80,35 @@ def check_unbalanced(said: Set[str], how: str) -> None:
     for key, why in UNBALANCED.items():
         if key in said:
             raise UsageError(f"{BY_KEY[key].name} has no meaning {how}: {why}")
+
+
+def _check_variants(settings: RunSettings) -> None:
+    """The variants that are asked for can be served, and the one that the run is about is there."""
+    if not settings.variants:
+        return
+    available = available_variants(settings)
+    for name in settings.variants:
+        if name not in available:
+            raise UsageError(
+                f"--variants {name} cannot be served {_limit(settings)}; "
+                f"known: {', '.join(available)}"
+            )
+    if available[-1] not in settings.variants:
+        raise UsageError(
+            f"--variants must include {available[-1]}, which the run is about"
+            f"{'' if settings.placement else ' (--shares)'}; got {', '.join(settings.variants)}"
+        )
+
+
+def _limit(settings: RunSettings) -> str:
+    """The option that decides which variants a run can serve, in words."""
+    if settings.placement is not None:
+        return "with --placement"
+    if settings.balance is Balance.OFF:
+        return "with --no-balance"
+    if settings.rule is not RoutingRule.SHARES:
+        return f"with --rule {settings.rule}"
+    return "without --placement"
 
 
 def _check_rule(settings: RunSettings) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.requests.catalogue import WORKLOADS
 from equipoise.cli import quantities
-from equipoise.demo.settings import Balance, CommitMode, ExchangeForm, Locality, RoutingRule, Shares
+from equipoise.demo.settings import (
+    Balance,
+    CommitMode,
+    ExchangeForm,
+    Locality,
+    RoutingRule,
+    Shares,
+    VariantName,
+)
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 from equipoise.serve.settings import ClientRank
@@ -80,6 +88,13 @@ def _paths_from_yaml(value: object) -> tuple[Path, ...]:
     return tuple(Path(_str_from_yaml(item)) for item in values)
 
 
+def _variants_from_yaml(value: object) -> tuple[VariantName, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError(value)
+    return tuple(VariantName(_str_from_yaml(item)) for item in values)
+
+
 def _balance_from_yaml(value: object) -> Balance:
     # YAML 1.1 reads an unquoted `on` as true.
     if isinstance(value, bool):
@@ -143,6 +158,9 @@ PATH = Kind("a path", lambda text: Path(_str_from_text(text)), lambda v: Path(_s
 TEXTS = Kind("a path or a list of paths", lambda text: Path(_str_from_text(text)), _paths_from_yaml)
 SHARES = Kind(
     " or ".join(Shares), lambda text: Shares(text), lambda value: Shares(_str_from_yaml(value))
+)
+VARIANTS = Kind(
+    f"a variant ({', '.join(VariantName)})", lambda text: VariantName(text), _variants_from_yaml
 )
 EXCHANGE = Kind(
     " or ".join(ExchangeForm),

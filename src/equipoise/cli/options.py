@@ -9,11 +9,13 @@ from equipoise.cli import kinds
 from equipoise.cli.kinds import Kind
 from equipoise.demo.settings import (
     EXPERTS,
+    Balance,
     ExchangeForm,
     Locality,
     RoutingRule,
     RunSettings,
     Shares,
+    VariantName,
 )
 from equipoise.hal.errors import UsageError
 
@@ -83,6 +85,12 @@ OPTIONS = (
     Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="static|lagged|exact",
            help="how an expert's tokens are divided among its replicas: as planned, from the "
            "last load, or on each batch's own counts"),
+    Option(key="variants", kind=kinds.VARIANTS, group=BALANCING, metavar="NAME",
+           shown_default="all that the other options allow",
+           help="which rows of the table to serve, of unbalanced, static, lagged, exact, and "
+           "placement with --placement; fewer take less time. Without --shares the run is about "
+           "the last of them in this order. Every one is compared with one process that serves "
+           "alone"),
     Option(key="locality", kind=kinds.LOCALITY, group=BALANCING, metavar="|".join(Locality),
            help="which replica is preferred where shares leave a choice: any, or those on the "
            "token's own rank, up to what they take; that goes with --shares exact"),
@@ -177,7 +185,7 @@ def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> RunRequ
     Raises UsageError where one source names both `slots` and `num_redundant_experts`.
     """
     values = merged(command_line, file)
-    settings = settings_of(_evenly(values))
+    settings = settings_of(_with_shares(values))
     return RunRequest(
         settings=settings,
         json=values.get("json", settings.out / "summary.json"),
@@ -213,10 +221,19 @@ def default_of(option: Option) -> str:
     return str({field.name: field.default for field in fields(RunSettings)}[option.key])
 
 
-def _evenly(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the only shares that go with another engine's rule, where nobody says which."""
-    ours = values.get("rule", RoutingRule.SHARES) is RoutingRule.SHARES
-    return dict(values) if ours else {"shares": Shares.STATIC} | dict(values)
+def _with_shares(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the shares that the run is about and whether it balances, where not given.
+
+    Another engine's rule goes with static shares only. Otherwise it is the last of the variants
+    that are asked for, in the order of the table; with `unbalanced` alone nothing is balanced.
+    """
+    asked = values.get("variants", ())
+    if set(asked) == {VariantName.UNBALANCED} and "placement" not in values:
+        return {"balance": Balance.OFF} | dict(values)
+    if values.get("rule", RoutingRule.SHARES) is not RoutingRule.SHARES:
+        return {"shares": Shares.STATIC} | dict(values)
+    modes = [mode for mode in Shares if VariantName(mode) in asked]
+    return ({"shares": modes[-1]} if modes else {}) | dict(values)
 
 
 def _one_slot_count(values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -19,7 +19,16 @@ from equipoise.cli import (
     route_report_options,
     simulate_options,
 )
-from equipoise.cli.kinds import FAMILY_NAMES, PATH, SETTINGS, SWITCH, TEXTS, WORKERS, Kind
+from equipoise.cli.kinds import (
+    FAMILY_NAMES,
+    PATH,
+    SETTINGS,
+    SWITCH,
+    TEXTS,
+    VARIANTS,
+    WORKERS,
+    Kind,
+)
 from equipoise.cli.options import OPTIONS, Option, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
@@ -30,6 +39,7 @@ examples:
   equipoise run                             four ranks, shipped texts, a report
   equipoise run --ranks 2 --slots 36        two ranks with four redundant experts
   equipoise run --text a.txt b.txt          your own texts, one phase each
+  equipoise run --variants exact            one way to serve instead of four
   equipoise run --config run.yaml --json figures.json
 """
 RUN = """\
@@ -140,7 +150,7 @@ DOCTOR = "Say what was found on this machine, what is missing and why."
 
 
 STATISTICS = "recorded statistics: a file or a folder"
-LISTS = (TEXTS, FAMILY_NAMES, WORKERS, SETTINGS)
+LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, WORKERS, SETTINGS)
 """Kinds of which an option takes several."""
 
 

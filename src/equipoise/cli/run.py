@@ -47,8 +47,9 @@ def run(arguments: Namespace, command: str) -> int:
 def request_of(given: Mapping[str, Any]) -> RunRequest:
     """What the command line asks for, its configuration file included."""
     options = {key: value for key, value in given.items() if key not in ("command", "config")}
-    if "text" in options:
-        options["text"] = tuple(options["text"])
+    for key in ("text", "variants"):
+        if key in options:
+            options[key] = tuple(options[key])
     return resolve(options, read_config(given["config"], BY_KEY) if "config" in given else {})
 
 

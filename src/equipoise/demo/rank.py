@@ -26,11 +26,11 @@ from equipoise.demo.record import Counts, Epoch, RunRecord, VariantRecord
 from equipoise.demo.reference import serve_alone
 from equipoise.demo.requests import Desk, outputs_digest
 from equipoise.demo.serve import Post
-from equipoise.demo.settings import Recording, RunSettings
+from equipoise.demo.settings import Recording, RunSettings, VariantName
 from equipoise.demo.site import Site
 from equipoise.demo.told import told
 from equipoise.demo.traffic import Traffic, load_phases
-from equipoise.demo.variant import UNBALANCED, Pass, Variant, serve_variant, variants
+from equipoise.demo.variant import Pass, Variant, serve_variant, variants
 from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -263,7 +263,7 @@ def _record(site: Site, served: list[Served], progress: Progress) -> RunRecord:
         top_k=config.top_k,
         slots=last.slots,
         steps=traffic.steps,
-        shares="none" if last.name == UNBALANCED else last.name,
+        shares="none" if last.name is VariantName.UNBALANCED else last.name,
         placement=site.layout.digest if site.layout else "",
         engine=told(settings),
         phases=tuple(phase.name for phase in traffic.phases),

@@ -18,6 +18,8 @@ __all__ = [
     "RoutingRule",
     "RunSettings",
     "Shares",
+    "VariantName",
+    "available_variants",
     "staging_buffers",
 ]
 EXPERTS = 32
@@ -35,6 +37,19 @@ class Balance(StrEnum):
     OFF = "off"
 
 
+class VariantName(StrEnum):
+    """A way to serve the traffic of a run, a row of its table; in the order of the table."""
+
+    UNBALANCED = "unbalanced"
+    """Every expert has one slot, and nothing moves."""
+    PLACEMENT = "placement"
+    """A given placement, served unchanged."""
+    STATIC = "static"
+    LAGGED = "lagged"
+    EXACT = "exact"
+    """Rebalanced online; the names are those of `Shares`."""
+
+
 class ExchangeForm(StrEnum):
     """Which form of the exchange carries rows to their experts."""
 
@@ -50,7 +65,8 @@ class RunSettings:
 
     `slots` counts physical experts per layer over all ranks, `window_size` and `step_interval`
     are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples, and
-    an empty `communicator` the one that goes with the backend. A `placement` is a file of the one
+    an empty `communicator` the one that goes with the backend. `variants` are the ways in which the
+    traffic is served; empty for all that this run can serve. A `placement` is a file of the one
     that is served unchanged. Rank r serves metrics on `metrics_port` + r, where there is one.
     Ranks are `pipeline_ranks` stages of equally many, each with some of the layers; of a stage,
     `tensor_ranks` serve the same requests. A step's requests are divided into `micro_batches`, as
@@ -71,6 +87,7 @@ class RunSettings:
     text: tuple[Path, ...] = ()
     slots: int = 40
     shares: Shares = Shares.EXACT
+    variants: tuple[VariantName, ...] = ()
     locality: Locality = Locality.ANY
     rule: RoutingRule = RoutingRule.SHARES
     commit: CommitMode = CommitMode.BOUNDARY
@@ -115,6 +132,22 @@ class Recording:
 
     folder: Path
     steps: Iterations
+
+
+def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
+    """The variants that a run with these settings can serve, whichever of them are asked for.
+
+    In the order in which they are served: without balancing, then each share mode, that of the run
+    last; or the given placement.
+    """
+    if run.placement is not None:
+        return VariantName.UNBALANCED, VariantName.PLACEMENT
+    if run.balance is Balance.OFF:
+        return (VariantName.UNBALANCED,)
+    # Another engine's rule reads no shares, so there is one way to serve under it.
+    ours = run.rule is RoutingRule.SHARES
+    others = [mode for mode in Shares if mode is not run.shares] if ours else []
+    return (VariantName.UNBALANCED, *(VariantName(mode) for mode in (*others, run.shares)))
 
 
 LAYERS_IN_FLIGHT = 2

@@ -35,10 +35,10 @@ from equipoise.demo.record import Counts
 from equipoise.demo.requests import most_rows
 from equipoise.demo.serve import Meter, ServeLoop
 from equipoise.demo.settings import (
-    Balance,
     ExchangeForm,
-    RoutingRule,
     RunSettings,
+    VariantName,
+    available_variants,
     staging_buffers,
 )
 from equipoise.demo.site import Site
@@ -49,35 +49,28 @@ from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat
 
 Watch = Callable[[int, Counts, float], None]
 """Told after each step: its number, this rank's (layers, experts) rows, the imbalance last seen."""
-UNBALANCED = "unbalanced"
-PLACEMENT = "placement"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One pass over the traffic; `name` is `unbalanced`, `placement`, or a share mode."""
+    """One pass over the traffic."""
 
-    name: str
+    name: VariantName
     slots: int
 
     @property
     def balanced(self) -> bool:
         """Whether an engine runs."""
-        return self.name not in (UNBALANCED, PLACEMENT)
+        return self.name not in (VariantName.UNBALANCED, VariantName.PLACEMENT)
 
 
 def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
-    """What a run serves, in order: without balancing, then each share mode, the asked one last;
-    or, where a placement was given, that one."""
-    still = Variant(UNBALANCED, experts)
-    if settings.placement is not None:
-        return still, Variant(PLACEMENT, settings.slots)
-    if settings.balance is Balance.OFF:
-        return (still,)
-    # Another engine's rule reads no shares, so there is one way to serve under it.
-    ours = settings.rule is RoutingRule.SHARES
-    others = [mode for mode in ShareMode if mode is not settings.shares] if ours else []
-    return (still, *(Variant(mode, settings.slots) for mode in (*others, settings.shares)))
+    """The variants that a run serves, in order; the one that it is about is the last."""
+    return tuple(
+        Variant(name, experts if name is VariantName.UNBALANCED else settings.slots)
+        for name in available_variants(settings)
+        if not settings.variants or name in settings.variants
+    )
 
 
 @dataclass(frozen=True)
@@ -204,7 +197,7 @@ def _opened(
 
 def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
     """What is installed at the start of a variant."""
-    if variant.name == PLACEMENT:
+    if variant.name is VariantName.PLACEMENT:
         assert site.layout is not None
         first, last = site.layers.start, site.layers.stop
         return Layout(site.layout.placement[first:last], site.layout.shares[first:last])
@@ -252,7 +245,7 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
         step_interval=settings.step_interval * turns,
         sub_window=(half if halves else 1) * turns,
         # The other share modes stand beside it, and divide no batch.
-        locality=settings.locality if variant.name == ShareMode.EXACT else Locality.ANY,
+        locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
         rule=settings.rule,
         aims=Aims(
             target=settings.target,

@@ -23,6 +23,7 @@ from equipoise.demo.settings import (
     RoutingRule,
     RunSettings,
     Shares,
+    VariantName,
 )
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import ControlLost, EquipoiseError, RankLost
@@ -74,6 +75,7 @@ class Task:
                 "out": Path(fields["out"]),
                 "placement": fields["placement"] and Path(fields["placement"]),
                 "shares": Shares(fields["shares"]),
+                "variants": tuple(VariantName(name) for name in fields["variants"]),
                 "exchange": ExchangeForm(fields["exchange"]),
                 "locality": Locality(fields["locality"]),
                 "rule": RoutingRule(fields["rule"]),

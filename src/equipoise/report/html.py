@@ -58,20 +58,22 @@ def _head(summary: Summary) -> str:
 
 
 def _tiles(summary: Summary) -> str:
-    untouched = _rate(summary.tokens_per_second_unbalanced)
-    noise = _seconds(summary.stall_noise_seconds)
+    compared = summary.has_unbalanced
+    noise = f"; noise {_seconds(summary.stall_noise_seconds)}" if compared else ""
+    untouched = f"; {_rate(summary.tokens_per_second_unbalanced)} without balancing"
+    before = [(_decimal(summary.imbalance_unbalanced), "imbalance without balancing")]
     moved = [
         (f"{summary.slots_moved:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
         (f"{summary.epochs}", "epochs committed"),
-        (_seconds(summary.stall_seconds), f"stall; noise {noise}"),
+        (_seconds(summary.stall_seconds), f"stall{noise}"),
     ]
     tiles = [
-        (_decimal(summary.imbalance_unbalanced), "imbalance without balancing"),
+        *(before if compared else []),
         (_decimal(summary.imbalance_balanced), f"balanced, {summary.way}"),
-        (_smaller(summary), "times smaller"),
+        *([(_smaller(summary), "times smaller")] if compared else []),
         (_decimal(summary.noise_floor), "noise floor"),
         *([] if summary.is_given else moved),
-        (_rate(summary.tokens_per_second), f"tokens/s; {untouched} without balancing"),
+        (_rate(summary.tokens_per_second), f"tokens/s{untouched if compared else ''}"),
     ]
     inner = "".join(
         f'<div class="tile"><b>{visible(value)}</b><span>{visible(words)}</span></div>'
@@ -90,10 +92,22 @@ def _table(summary: Summary) -> str:
     return (
         '<p class="soft">Imbalance is max / mean \u2212 1 of the rows that ranks computed, mean '
         f"over layers and steps {summary.measured_from_step} to {summary.steps - 1}; beside it "
-        "as a multiple of the noise floor, and how many times smaller than without balancing. "
-        "Stall is time above the median step without balancing.</p>"
+        f"as a multiple of the noise floor{_compared_with(summary)}.</p>"
         f'<div class="card"><table><thead><tr>{header}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _compared_with(summary: Summary) -> str:
+    """What the columns of the table are compared with, in words."""
+    if summary.has_unbalanced:
+        return (
+            ", and how many times smaller than without balancing. "
+            "Stall is time above the median step without balancing"
+        )
+    return (
+        ". The traffic was not served without balancing. "
+        "Stall is time above the variant's own median step"
     )
 
 

@@ -4,12 +4,11 @@ import math
 from dataclasses import asdict, dataclass
 
 from equipoise.demo.record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.settings import VariantName
 from equipoise.demo.told import Told, is_ours
 from equipoise.report import metrics
 from equipoise.report.metrics import Window
 
-PLACEMENT = "placement"
-"""The variant, and the value of `shares`, where a placement was given to be served unchanged."""
 EPOCHS_PER_PHASE = 2
 """Committed epochs that every phase needs before a run counts as having balanced anything."""
 
@@ -89,9 +88,14 @@ class Summary:
         return self.variants.get(self.shares)
 
     @property
+    def has_unbalanced(self) -> bool:
+        """Whether the traffic was also served without balancing, to compare with."""
+        return VariantName.UNBALANCED in self.variants
+
+    @property
     def is_given(self) -> bool:
         """Whether a placement was given and served unchanged: nothing moves, and nothing has to."""
-        return self.shares == PLACEMENT
+        return self.shares == VariantName.PLACEMENT
 
     @property
     def where(self) -> str:
@@ -128,7 +132,7 @@ def summarise(record: RunRecord) -> Summary:
     window = metrics.after_first_commit(main_variant(record), record.steps)
     variants = {name: _variant(record, v, window) for name, v in record.variants.items()}
     main = variants.get(record.shares)
-    unbalanced = variants.get("unbalanced")
+    unbalanced = variants.get(VariantName.UNBALANCED)
     return Summary(
         **{name: getattr(record, name) for name in SETUP},
         tokens=int(record.step_tokens.sum()),
@@ -137,7 +141,7 @@ def summarise(record: RunRecord) -> Summary:
         imbalance_balanced=_imbalance(main),
         imbalance_static=_imbalance(variants.get("static")),
         imbalance_lagged=_imbalance(variants.get("lagged")),
-        imbalance_placement=_imbalance(variants.get(PLACEMENT)),
+        imbalance_placement=_imbalance(variants.get(VariantName.PLACEMENT)),
         noise_floor=_noise_floor(record, window),
         epochs=main.epochs if main else 0,
         epochs_per_phase=main.epochs_per_phase if main else tuple(0 for _ in record.phases),
@@ -150,7 +154,9 @@ def summarise(record: RunRecord) -> Summary:
         tokens_per_second=main.tokens_per_second if main else None,
         tokens_per_second_unbalanced=unbalanced.tokens_per_second if unbalanced else None,
         outputs_identical=outputs_identical(record),
-        not_exercised=None if record.shares == PLACEMENT else _not_exercised(record, main),
+        not_exercised=None
+        if record.shares == VariantName.PLACEMENT
+        else _not_exercised(record, main),
         variants=variants,
     )
 
@@ -189,7 +195,7 @@ def _variant(record: RunRecord, variant: VariantRecord, window: Window) -> Varia
 
 def _stall(record: RunRecord, variant: VariantRecord) -> float:
     """Against the unbalanced steps, or against the variant's own where there are none."""
-    base = record.variants.get("unbalanced", variant)
+    base = record.variants.get(VariantName.UNBALANCED, variant)
     begun = metrics.after_first_epoch_began(main_variant(record), record.steps)
     return metrics.stall_seconds(variant.step_seconds, base.step_seconds, begun)
 

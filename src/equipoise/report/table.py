@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from equipoise.demo.settings import VariantName
 from equipoise.demo.told import Told, is_ours
 from equipoise.report.ink import Ink, Tint, paint
 from equipoise.report.summary import Summary, VariantSummary
 
-ORDER = ("unbalanced", "placement", "static", "lagged", "exact")
+ORDER = tuple(VariantName)
 WIDTH = 80
 COLUMNS = ("variant", "imbalance", "x noise", "x smaller", "tokens/s", "stall s", "outputs")
 
@@ -38,7 +39,7 @@ def verdict(summary: Summary) -> str:
 
 def ordered(summary: Summary) -> tuple[tuple[str, VariantSummary], ...]:
     """The variants that were run, from no balancing to the most."""
-    rank = {name: place for place, name in enumerate(ORDER)}
+    rank = {str(name): place for place, name in enumerate(ORDER)}
     return tuple(sorted(summary.variants.items(), key=lambda v: rank.get(v[0], len(ORDER))))
 
 
@@ -128,11 +129,17 @@ def _engine(told: Told) -> list[str]:
 
 def _notes(summary: Summary) -> list[str]:
     floor = _number(summary.noise_floor, "{:.4f}")
-    noise = _number(summary.stall_noise_seconds, "{:.2f}")
+    if not summary.has_unbalanced:
+        stall = "stall      above the variant's own median step: unbalanced was not served"
+    else:
+        noise = _number(summary.stall_noise_seconds, "{:.2f}")
+        stall = (
+            f"stall      above the unbalanced median step; {noise} s is this machine's own noise"
+        )
     return [
         f"imbalance  max/mean - 1 over ranks, steps {summary.measured_from_step} to "
         f"{summary.steps - 1}; noise floor {floor}",
-        f"stall      above the unbalanced median step; {noise} s is this machine's own noise",
+        stall,
     ]
 
 

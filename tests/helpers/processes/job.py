@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-WATCHDOG = 60.0
+WATCHDOG = 200.0
 """Seconds that the job may take to start, to answer and to end."""
 DEADLINE = 20.0
 """Seconds that any wait within a case may last, unless the case says otherwise."""
@@ -89,7 +89,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            env={**os.environ, **threads, "PYTHONPATH": paths, "RES_OPTIONS": "use-vc"},
+            env={**os.environ, **threads, "PYTHONPATH": paths},
             start_new_session=True,
         )
 

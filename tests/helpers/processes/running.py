@@ -5,7 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.paths import SEARCH_PATH
+
+from equipoise.cli.main import main
+
+
+def call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """A command in this process, which has imported torch already; what its ranks print, too.
+
+    Returns exit code, output and error output.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", SEARCH_PATH)
+        code = main(arguments)
+    out, err = capfd.readouterr()
+    return code, out, err
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -19,7 +34,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=800)
     return process.returncode, out, err
 
 

@@ -99,14 +99,11 @@ def lose_by_kill(fabric: Fabric, rank: int) -> Any:
     if fabric.control.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     failed = outcome(lambda: group.all_reduce(torch.ones(1)).result(SOON))
-    start = time.monotonic()
     lost = fabric.control.lost(SOON)
-    told = time.monotonic() - start
     group.rebuild([other for other in range(fabric.control.size) if other != rank])
     return {
         "failed": failed,
         "lost": lost and [lost.rank, lost.how, lost.operation],
-        "told": told,
         "place": [group.rank, group.size],
         "total": total(group),
     }

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from helpers.tiers import PROFILE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +11,10 @@ from equipoise.backends.virtual import BACKEND, COMMUNICATOR
 from equipoise.hal.conformance.fault_cases import MOST_STEPS, Fault, Plot, plot, programs
 from equipoise.hal.conformance.faults import FAULTS
 from equipoise.hal.conformance.processes import ProcessSubject
-from equipoise.hal.conformance.profile import Profile
 from equipoise.hal.conformance.program import Case, Program, Step, program
 from equipoise.hal.conformance.property import Traits
 from equipoise.hal.errors import Violation
 
-PROFILE = Profile(PROFILE)
 TRAITS = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True, True)
 ALONE = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True)
 SEND = Step("message", (3, 0, 1))

@@ -12,7 +12,7 @@ from equipoise.cli.main import main
 from equipoise.demo import launcher
 from equipoise.demo.progress import Progress
 from equipoise.demo.record import Epoch, RunRecord, VariantRecord
-from equipoise.demo.settings import Balance, RunSettings
+from equipoise.demo.settings import Balance, RunSettings, available_variants
 
 STEPS, LAYERS = 12, 2
 
@@ -59,10 +59,14 @@ def record_of(settings: RunSettings) -> RunRecord:
     load = tuple(10 + 10 * (rank == 0) for rank in range(settings.ranks))
     even = (10,) * settings.ranks
     balanced = settings.balance is Balance.ON
-    served = ["unbalanced", *(["static", "lagged", "exact"] if balanced else [])]
+    served = [
+        str(name)
+        for name in available_variants(settings)
+        if not settings.variants or name in settings.variants
+    ]
     about, digest = str(settings.shares) if balanced else "none", ""
     if settings.placement is not None:
-        about, served = "placement", ["unbalanced", "placement"]
+        about = "placement"
         digest = read_placement(settings.placement, ranks=settings.ranks).digest
     return RunRecord(
         version="0.1.0",

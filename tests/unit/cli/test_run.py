@@ -14,7 +14,15 @@ from equipoise.demo import launcher
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.moe import SlotWeights
 from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
+from equipoise.demo.variant import variants
 from equipoise.hal.errors import RankLost
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without matplotlib draws no report, which takes longer than all the rest."""
+    for name in ("matplotlib", "matplotlib.backends.backend_svg"):
+        monkeypatch.setitem(sys.modules, name, None)
 
 
 def test_it_ends_with_the_verdict_and_leaves_figures_and_report(
@@ -38,6 +46,7 @@ def test_figures_and_report_go_where_they_are_told_to(
     assert [path.name for path in (tmp_path / "equipoise-run").iterdir()] == ["record.npz"]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_trace_is_written_where_it_is_asked_for(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
@@ -57,6 +66,7 @@ def test_the_trace_does_not_go_where_something_else_goes(
     assert asked == []
 
 
+@pytest.mark.usefixtures("no_report")
 def test_what_watches_the_run_is_passed_on(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
@@ -71,6 +81,7 @@ def test_what_watches_the_run_is_passed_on(
     assert settings.log_epochs
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_memory_of_a_rank_is_told_before_it_starts(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
@@ -90,6 +101,7 @@ def test_quiet_is_silent_but_for_the_table(
     assert quiet.out == loud.out
 
 
+@pytest.mark.usefixtures("no_report")
 def test_without_balancing_the_run_still_compares_its_outputs(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
@@ -97,14 +109,110 @@ def test_without_balancing_the_run_still_compares_its_outputs(
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "outputs identical: yes")
 
 
+@pytest.mark.parametrize(
+    ("words", "served", "about"),
+    [
+        ((), ["unbalanced", "static", "lagged", "exact"], "exact"),
+        (("--variants", "exact"), ["exact"], "exact"),
+        (
+            ("--variants", "lagged", "unbalanced", "static"),
+            ["unbalanced", "static", "lagged"],
+            "lagged",
+        ),
+        (("--variants", "lagged", "exact", "--shares", "lagged"), ["lagged", "exact"], "lagged"),
+        (("--variants", "static", "--rule", "vllm"), ["static"], "static"),
+        (("--variants", "unbalanced"), ["unbalanced"], "none"),
+    ],
+)
+@pytest.mark.usefixtures("no_report")
+def test_run_serves_and_reports_only_the_variants_that_are_asked_for(
+    equipoise: Callable[..., Any],
+    asked: list[RunSettings],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    served: list[str],
+    about: str,
+) -> None:
+    answer = equipoise("run", "--quiet", *words)
+    assert answer.code == 0
+    assert [way.name for way in variants(asked[0], EXPERTS)][-1] in (about, "unbalanced")
+    assert {way.name for way in variants(asked[0], EXPERTS)} == set(served)
+    figures = json.loads((tmp_path / "equipoise-run" / "summary.json").read_text())
+    assert set(figures["variants"]) == set(served)
+    assert figures["shares"] == about
+    rows = [line for line in answer.out.splitlines() if line.endswith("  identical")]
+    assert [row[2:].split()[0] for row in rows] == served
+    assert [row.startswith("*") for row in rows] == [name == about for name in served]
+
+
+@pytest.mark.usefixtures("no_report")
+def test_variants_of_a_configuration_file_are_served(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text("variants: [unbalanced, exact]\n")
+    (tmp_path / "one.yaml").write_text("variants: exact\n")
+    assert equipoise("run", "--config", "run.yaml").code == 0
+    assert equipoise("run", "--config", "one.yaml").code == 0
+    assert [settings.variants for settings in asked] == [("unbalanced", "exact"), ("exact",)]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--variants", "exact", "fast"),
+            "argument --variants: expected a variant (unbalanced, placement, static, lagged, exact)"
+            ", got 'fast'",
+        ),
+        (
+            ("--variants", "placement"),
+            "--variants placement cannot be served without --placement; "
+            "known: unbalanced, static, lagged, exact",
+        ),
+        (
+            ("--variants", "exact", "--rule", "vllm"),
+            "--variants exact cannot be served with --rule vllm; known: unbalanced, static",
+        ),
+        (
+            ("--variants", "exact", "--no-balance"),
+            "--variants exact cannot be served with --no-balance; known: unbalanced",
+        ),
+        (
+            ("--variants", "unbalanced", "static", "--shares", "exact"),
+            "--variants must include exact, which the run is about (--shares); "
+            "got unbalanced, static",
+        ),
+        (
+            ("--variants", "unbalanced", "--target", "0.1"),
+            "--target has no meaning with --variants unbalanced: nothing is planned",
+        ),
+    ],
+)
+def test_variants_that_cannot_be_served_are_one_line_and_exit_code_two(
+    equipoise: Callable[..., Any], asked: list[RunSettings], words: tuple[str, ...], told: str
+) -> None:
+    answer = equipoise("run", *words)
+    assert answer.code == 2
+    assert answer.err.splitlines() == [f"equipoise: error: {told}"]
+    assert asked == []
+
+
+def test_an_unknown_variant_of_a_configuration_file_is_one_line(
+    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text("variants: [exact, fast]\n")
+    answer = equipoise("run", "--config", "run.yaml")
+    assert answer.code == 2
+    assert "run.yaml: key 'variants': expected a variant (unbalanced, placement," in answer.err
+    assert asked == []
+
+
 def test_without_matplotlib_the_run_succeeds_and_says_how_to_get_the_report(
     equipoise: Callable[..., Any],
     asked: list[RunSettings],
-    monkeypatch: pytest.MonkeyPatch,
+    no_report: None,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
     answer = equipoise("run", "--quiet")
     assert answer.code == 0
     assert answer.err.splitlines() == [

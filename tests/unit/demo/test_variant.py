@@ -10,7 +10,7 @@ from equipoise.balancer.experts.group import group_of
 from equipoise.balancer.experts.placement import Shape, check
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.demo.grid import Grid
-from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares
+from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
 from equipoise.demo.site import Site
 from equipoise.demo.variant import Variant, engine_config, first_placement, variants
 
@@ -39,7 +39,7 @@ def site(settings: RunSettings) -> Site:
 
 
 def test_the_engine_is_told_all_that_was_asked_for() -> None:
-    config = engine_config(site(TOLD), Variant("static", 40))
+    config = engine_config(site(TOLD), Variant(VariantName.STATIC, 40))
     assert config.shares is ShareMode.STATIC
     assert config.aims == Aims(target=0.5, slack=0.25, survive=1, sigma=2.0)
     assert (config.window_size, config.step_interval, config.sub_window) == (6, 9, 3)
@@ -49,7 +49,7 @@ def test_the_engine_is_told_all_that_was_asked_for() -> None:
 
 
 def test_defaults_of_a_run_are_the_engines() -> None:
-    told = engine_config(site(RunSettings()), Variant("exact", 40))
+    told = engine_config(site(RunSettings()), Variant(VariantName.EXACT, 40))
     plain = EngineConfig(
         label=told.label,
         shares=told.shares,
@@ -65,6 +65,21 @@ def test_defaults_of_a_run_are_the_engines() -> None:
 def test_under_another_engines_rule_there_is_one_way_to_share(rule: RoutingRule) -> None:
     asked = RunSettings(rule=rule, shares=Shares.STATIC)
     assert [way.name for way in variants(asked, EXPERTS)] == ["unbalanced", "static"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [
+        (("exact", "unbalanced"), ["unbalanced", "exact"]),
+        (("lagged", "exact"), ["lagged", "exact"]),
+        (("exact",), ["exact"]),
+    ],
+)
+def test_only_variants_that_are_asked_for_are_served(
+    asked: tuple[str, ...], served: list[str]
+) -> None:
+    settings = RunSettings(variants=tuple(VariantName(name) for name in asked))
+    assert [way.name for way in variants(settings, EXPERTS)] == served
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,14 @@ from pathlib import Path
 import pytest
 
 from equipoise.balancer.formats import Iterations
-from equipoise.demo.settings import Balance, Recording, RoutingRule, RunSettings, Shares
+from equipoise.demo.settings import (
+    Balance,
+    Recording,
+    RoutingRule,
+    RunSettings,
+    Shares,
+    VariantName,
+)
 from equipoise.demo.worker import Task, rendezvous_from
 from equipoise.hal.errors import ControlLost
 
@@ -17,6 +24,7 @@ def test_a_task_survives_its_line(placement: Path | None, recording: Recording |
         ranks=2,
         text=(Path("a b.txt"), Path("ü.txt")),
         shares=Shares.LAGGED,
+        variants=(VariantName.UNBALANCED, VariantName.LAGGED),
         balance=Balance.OFF,
         rule=RoutingRule.BLOCK_TURNS,
         in_flight=1 << 30,
@@ -37,6 +45,7 @@ def test_a_task_survives_its_line(placement: Path | None, recording: Recording |
     # A word equals its text, but is not it: what asks for the word itself would not find it.
     kinds = {key: type(value) for key, value in vars(settings).items()}
     assert {key: type(value) for key, value in vars(found.settings).items()} == kinds
+    assert [type(name) for name in found.settings.variants] == [VariantName, VariantName]
 
 
 def test_the_meeting_point_comes_from_the_environment() -> None:

@@ -106,6 +106,18 @@ def test_a_run_without_balancing_has_a_report_too(make_record: MakeRecord) -> No
     assert "None" not in parsed.text
 
 
+def test_report_says_that_unbalanced_was_not_served(make_record: MakeRecord) -> None:
+    record = make_record()
+    for name in ("unbalanced", "static", "lagged"):
+        del record.variants[name]
+    page, parsed = outline(record)
+    assert "The traffic was not served without balancing." in parsed.text
+    assert "than without balancing" not in parsed.text
+    assert page.count('<div class="tile">') == 6
+    assert parsed.seen.count("svg") == 4
+    assert "None" not in parsed.text
+
+
 def test_steps_without_tokens_do_not_break_a_picture(make_record: MakeRecord) -> None:
     record = make_record()
     for name, variant in record.variants.items():

@@ -100,3 +100,14 @@ def test_a_record_of_before_says_nothing_of_its_engine(make_record: MakeRecord) 
     text = render(summarise(make_record(engine={})), Ink.PLAIN)
     assert "path " not in text
     assert "rule " not in text
+
+
+def test_table_says_that_unbalanced_was_not_served(make_record: MakeRecord) -> None:
+    record = make_record()
+    with_it = render(summarise(record), Ink.PLAIN)
+    del record.variants["unbalanced"]
+    without = render(summarise(record), Ink.PLAIN)
+    assert "unbalanced was not served" not in with_it
+    assert "above the variant's own median step: unbalanced was not served" in without
+    assert "unbalanced median" not in without
+    assert max(map(len, without.splitlines())) <= 80
