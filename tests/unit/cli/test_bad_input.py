@@ -246,6 +246,7 @@ def test_control_characters_in_a_name_do_not_reach_the_terminal(
     assert "a?[2J b" in answer.err
 
 
+@pytest.mark.slow
 def test_the_installed_program_says_it_the_same_way() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "equipoise", "run", "--ranks", "0"],

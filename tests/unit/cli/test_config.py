@@ -110,6 +110,7 @@ def test_texts_named_by_several_flags_are_all_served_in_order() -> None:
     assert request_of(vars(build_parser().parse_args(["run"]))).settings.text == ()
 
 
+@pytest.mark.slow
 def test_an_object_of_a_package_may_be_the_backend(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
@@ -140,6 +141,7 @@ def test_an_empty_configuration_changes_nothing(tmp_path: Path) -> None:
     assert resolve({}, read_config(file, BY_KEY)).settings == RunSettings()
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=60) | st.text("[]{}:,-!&*'\"# \n019aZ", max_size=20))
 @example(text="2001-99-99")
 @example(text="[" * 2000)

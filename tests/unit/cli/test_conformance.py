@@ -58,6 +58,7 @@ def test_what_it_cannot_do_is_one_line_and_exit_code_2(
     assert answer.out == ""
 
 
+@pytest.mark.slow
 def test_a_backend_that_keeps_the_contract_ends_with_that_and_exit_code_0(
     equipoise: Callable[..., Any],
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_backend_that_keeps_the_contract_ends_with_that_and_exit_code_0(
     assert answer.err == ""
 
 
+@pytest.mark.slow
 def test_a_violation_is_told_with_its_program_and_exit_code_1(
     equipoise: Callable[..., Any],
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_violation_is_told_with_its_program_and_exit_code_1(
     assert lines[-1].startswith("THE CONTRACT IS BROKEN: ")
 
 
+@pytest.mark.slow
 def test_the_files_say_what_the_terminal_says(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -122,6 +125,7 @@ def test_every_option_has_a_default_that_help_shows() -> None:
         assert option.shown_default, option.key
 
 
+@pytest.mark.slow
 def test_a_probe_that_raises_is_a_violation_and_no_traceback(equipoise: Callable[..., Any]) -> None:
     loud = "helpers.fakes.broken_backend:LOUD"
     answer = equipoise("conformance", "--backend", loud, "--only", "resources", "--quiet")

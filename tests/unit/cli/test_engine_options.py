@@ -163,6 +163,7 @@ def test_what_only_goes_with_something_else_is_refused_alone(
     assert f"{BY_KEY[key].name} has no meaning without {needs}: " in line
 
 
+@pytest.mark.slow
 def test_every_bound_arrives_from_the_command_line(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
@@ -172,6 +173,7 @@ def test_every_bound_arrives_from_the_command_line(
     assert {key: getattr(settings, key) for key in SAID} == {k: v for k, (_, v) in SAID.items()}
 
 
+@pytest.mark.slow
 def test_every_bound_arrives_from_a_file(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
@@ -188,6 +190,7 @@ def test_no_bound_is_left_out_of_these_tests() -> None:
     assert bounds | {"rule"} == set(SAID) | {"layer_updates_per_iter"}
 
 
+@pytest.mark.slow
 def test_layers_a_step_arrive_on_the_locked_path(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:

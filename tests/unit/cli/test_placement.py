@@ -12,6 +12,8 @@ from equipoise.balancer import formats
 from equipoise.balancer.formats import Arrangement
 from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings
 
+pytestmark = pytest.mark.slow
+
 
 def arrangement(
     layers: int = LAYERS, experts: int = EXPERTS, slots: int = 40, ranks: int = 4

@@ -17,6 +17,8 @@ from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
 from equipoise.demo.variant import variants
 from equipoise.hal.errors import RankLost
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
 
 
+@pytest.mark.slow
 def test_it_prints_a_table_and_writes_figures_and_a_report(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_sweep_is_a_table_of_its_own(
     assert set(found["points"][0]["policies"]) == {"round_robin", "br0", "fit"}
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_picture_too(equipoise: Callable[..., Any]) -> None:
     answer = equipoise(*SMALL, "--sweep", "workers", "--points", "1,2", "--html", "r.html")
     assert answer.code == 0

@@ -12,6 +12,8 @@ import pytest
 from equipoise.cli import streams
 from equipoise.demo.settings import RunSettings
 
+pytestmark = pytest.mark.slow
+
 # What argparse cannot write at once, it forgets; Python holds it back unless told otherwise.
 BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
 WRITTEN = ["record.npz", "report.html", "summary.json"]

@@ -68,6 +68,7 @@ def test_no_handler_for_errors_takes_it_for_one() -> None:
     assert not issubclass(Terminated, Exception)
 
 
+@pytest.mark.slow
 def test_a_terminated_launcher_leaves_no_temporary_folder(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-m", "equipoise", "run", "--ranks", "1", "--no-balance", "--quiet"],

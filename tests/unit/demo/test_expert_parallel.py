@@ -141,6 +141,7 @@ def _placement(random: np.random.Generator, shape: Shape) -> Placement:
     return random.permutation(np.concatenate([np.arange(shape.experts), spare])).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ExchangeForm)
 @given(layouts())
 @settings(

@@ -73,6 +73,7 @@ def alone(seed: int, length: int) -> Tensor:
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=SLOTS // 3)
 
 
+@pytest.mark.slow
 @FEW
 @given(lengths, st.randoms(use_true_random=False), st.integers(1, 4))
 def test_a_prompt_has_the_same_logits_whatever_shares_its_batch(
@@ -90,6 +91,7 @@ def test_a_prompt_has_the_same_logits_whatever_shares_its_batch(
             assert torch.equal(logits, alone(seed, n))
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data(), st.integers(1, SLOTS - 2))
 def test_a_decoding_request_has_the_same_logits_in_a_group_of_any_size(

@@ -57,6 +57,7 @@ def bits_per_byte(text: bytes) -> float:
     return float(torch.stack(nats).mean()) / math.log(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_held_out_text_of_each_kind_takes_less_than_2_4_bits_per_byte(kind: str) -> None:
     text = shipped_phase(kind).text

@@ -8,6 +8,8 @@ import pytest
 
 from equipoise.hal.abroad import Abroad
 
+pytestmark = pytest.mark.slow
+
 RANK = """
 import datetime, threading, time, torch.distributed as dist
 from equipoise.hal.abroad import ABROAD

@@ -117,6 +117,7 @@ def test_a_failed_writer_is_told_to_readers_and_forgotten_by_the_next_writer(
     two.synchronize(SOON)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_buffers_and_streams(cpu: CpuAccelerator) -> None:
     hazards = Hazards(cpu.event)
     for number in range(200):

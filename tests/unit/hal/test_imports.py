@@ -9,6 +9,8 @@ import pytest
 
 import equipoise
 
+pytestmark = pytest.mark.slow
+
 VENDORS = ("torch_npu", "cuda", "triton", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy")
 WITHIN_VLLM = {
     f"equipoise.integrations.vllm.{name}"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = (ROOT / "csrc" / "board.cpp", ROOT / "csrc" / "table.cpp")
 DRIVER = Path(__file__).with_name("board.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}")

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -267,6 +268,7 @@ def test_the_same_load_changes_nothing_the_next_time(
     assert solve(later, INCREMENTAL, first.placement, split=split, target=target).moves == 0
 
 
+@pytest.mark.slow
 @UNHURRIED
 @given(problems(), st.randoms(use_true_random=False))
 def test_an_even_split_wastes_no_slot_on_a_second_copy(problem: Problem, random: object) -> None:

@@ -13,6 +13,7 @@ from equipoise.balancer.requests.rules import RULES
 CASES = 240
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.broken)
 def test_the_comparison_rejects(mutant: Mutant) -> None:
     assert any(noticed(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"

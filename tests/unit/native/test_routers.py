@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from equipoise.balancer.requests.policy import Capacity
 from equipoise.balancer.requests.rules import RULES, PolicySettings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=40)

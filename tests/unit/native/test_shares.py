@@ -4,6 +4,7 @@ from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,6 +94,7 @@ def test_the_shares_of_an_expert_sum_to_one(layer: Layer) -> None:
     assert sums.tolist() == [SHARE_ONE] * len(counts)
 
 
+@pytest.mark.slow
 @UNHURRIED
 @given(layers(), st.integers(0, 20))
 def test_the_largest_rank_is_never_above_that_of_even_shares(layer: Layer, sweeps: int) -> None:

@@ -10,6 +10,8 @@ from equipoise.balancer.requests.rules import RULES
 from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=40)

@@ -227,6 +227,7 @@ def on_their_way(rows: int, value: float, log: list[str]) -> AsyncIntermediateTe
     return AsyncIntermediateTensors({"hidden": hidden, "residual": residual}, [Filled()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_stage_without_a_break_reads_what_arrives(backend: str) -> None:
     torch.compiler.reset()

@@ -10,6 +10,8 @@ from equipoise.demo.record import RunRecord
 from equipoise.report.gantt import MOST_RANKS, epoch_gantt, extent_of, telling_epoch
 from equipoise.report.palette import PHASES, WORK
 
+pytestmark = pytest.mark.slow
+
 MakeRecord = Callable[..., RunRecord]
 
 

@@ -12,6 +12,8 @@ from equipoise.report.pictures import pictures
 from equipoise.report.summary import summarise
 from equipoise.report.table import WIDTH, render
 
+pytestmark = pytest.mark.slow
+
 MakeRecord = Callable[..., RunRecord]
 DIGEST = "0123456789abcdef" * 2
 

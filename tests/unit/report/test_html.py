@@ -16,6 +16,8 @@ from equipoise.report.html import render_html, visible
 from equipoise.report.pictures import pictures
 from equipoise.report.summary import summarise
 
+pytestmark = pytest.mark.slow
+
 MakeRecord = Callable[..., RunRecord]
 EMPTY = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -118,6 +118,7 @@ def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> Policy:
 FACTORIES = (strict, *(factory_of(name, {}) for name in ("fit", "br0", "jsq_load", "round_robin")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", FACTORIES)
 @given(acts=st.lists(ACTS, max_size=80))
 def test_no_order_of_events_breaks_the_protocol_or_moves_what_has_begun(

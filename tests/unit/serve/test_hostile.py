@@ -214,6 +214,7 @@ def test_a_client_that_asks_first_is_told_to_go_on() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_is_left() -> None:
     async def work() -> None:
         fake = Fake("w0")
@@ -234,6 +235,7 @@ def test_a_client_that_takes_nothing_is_left() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_of_a_whole_answer_is_left() -> None:
     size = 32 << 20
 
@@ -263,6 +265,7 @@ def test_a_client_that_takes_nothing_of_a_whole_answer_is_left() -> None:
     run(work())
 
 
+@pytest.mark.slow
 @given(data=st.lists(st.lists(st.binary(min_size=1, max_size=200), max_size=4), max_size=30))
 @settings(max_examples=300 if DEEP else 6)
 def test_no_bytes_whatever_bring_the_proxy_down(data: list[list[bytes]]) -> None:

@@ -37,6 +37,7 @@ ONE = Record(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(records=st.lists(RECORDS, max_size=20))
 def test_what_is_written_is_read_again(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record]

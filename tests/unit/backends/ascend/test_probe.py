@@ -71,6 +71,7 @@ def test_no_graph_is_declared_with_the_deepest_task_queue(monkeypatch: pytest.Mo
     assert not BACKEND.capabilities.graph_capture
 
 
+@pytest.mark.slow
 def test_importing_the_backend_imports_no_vendor() -> None:
     done = subprocess.run(
         [

@@ -94,6 +94,7 @@ def test_bindings_that_do_not_import_are_no_reason_to_fail(monkeypatch: pytest.M
     assert native.stream_memory() == "cuda-bindings does not import: libcuda.so.1: cannot open"
 
 
+@pytest.mark.slow
 def test_importing_the_backend_imports_no_vendor_and_initialises_nothing() -> None:
     code = (
         "import sys, torch, equipoise.backends.cuda as cuda; cuda.BACKEND.capabilities; "

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ def test_a_change_touches_its_own_layers_only(
         assert (after.shares[layer] == source.shares[layer]).all()
 
 
+@pytest.mark.slow
 @given(layouts, layouts, layers)
 def test_digests_are_equal_exactly_when_the_tables_are(
     one: Layout, other: Layout, chosen: list[int]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from equipoise.balancer.experts.layout import Layout, Retired, even_shares
 from equipoise.balancer.experts.placement import Load, Shape
 from equipoise.balancer.experts.planner import Freight, Shipped, by_ship
 from equipoise.balancer.experts.shipment import DIRECT, Leg
+
+pytestmark = pytest.mark.slow
 
 Place = tuple[int, int]
 """Layer and slot."""

@@ -50,6 +50,7 @@ from equipoise.hal.stream import Role
 ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
 
 
+@pytest.mark.slow
 @ways
 @pytest.mark.parametrize("draft_role", [Role.COMPUTE, Role.AUX])
 def test_every_family_of_every_model_moves_and_holds_what_its_placement_says(
@@ -109,6 +110,7 @@ def test_a_draft_that_pauses_and_steps_unevenly_moves_by_its_own_counter(way: Wa
     assert all(commits(stories[0], "target"))
 
 
+@pytest.mark.slow
 @ways
 @settled(max_examples=6, deadline=None)
 @given(kinds=st.lists(KINDS.map(tuple), min_size=1, max_size=3))

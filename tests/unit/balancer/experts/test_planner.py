@@ -72,6 +72,7 @@ def test_nothing_moves_when_nothing_is_to_be_gained(case: tuple[Shape, Load]) ->
     assert again.shipment.total == again.shipment.lots == 0
 
 
+@pytest.mark.slow
 @given(cases(), st.integers(0, 12))
 def test_no_layer_is_moved_that_a_rank_could_not_stage_whole(
     case: tuple[Shape, Load], staging: int

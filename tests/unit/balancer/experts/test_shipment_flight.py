@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from helpers.strategies.shipments import Change, changes
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,6 +124,7 @@ def sail(change: Change, data: st.DataObject) -> Fleet:
     return fleet
 
 
+@pytest.mark.slow
 @given(changes(), st.data())
 def test_every_interleaving_of_two_lots_ends_in_the_proposed_placement(
     change: Change, data: st.DataObject

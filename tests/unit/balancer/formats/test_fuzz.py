@@ -21,6 +21,8 @@ from equipoise.balancer import formats
 from equipoise.balancer.formats.registry import FOLDER
 from equipoise.hal.errors import FormatError
 
+pytestmark = pytest.mark.slow
+
 Damage = Callable[[bytes], bytes]
 PLAIN = [(name, suffix) for name, suffix in STATISTICS_FILES if suffix != FOLDER]
 SMALL = {".npz", ".safetensors", ".npy"}

@@ -21,6 +21,8 @@ from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.registry import Cargo, Format
 from equipoise.balancer.formats.statistics import Statistics
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("name", "suffix"), STATISTICS_FILES)
 @given(written=statistics())

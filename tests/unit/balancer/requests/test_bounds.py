@@ -25,6 +25,7 @@ def workload(*requests: tuple[int, int]) -> Workload:
     return Workload("tiny", None, np.array(prompts), np.array(outputs))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(workloads(), scenarios(), st.sampled_from(sorted(RULES)))
 def test_no_run_is_shorter_than_the_work_bound(

@@ -25,6 +25,8 @@ from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.traces import read_trace
 from equipoise.balancer.requests.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 SEEDS = tuple(range(100, 105))
 TRACES = os.environ.get("EQUIPOISE_TRACES")
 NEEDS_TRACES = pytest.mark.skipif(TRACES is None, reason="EQUIPOISE_TRACES names no folder")

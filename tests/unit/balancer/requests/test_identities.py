@@ -62,6 +62,7 @@ def total_of(bound: list[tuple[object, int]], sizes: list[int]) -> int:
     return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in bound])
 
 
+@pytest.mark.slow
 @given(LOADS, st.integers(1, 1000))
 def test_for_one_request_the_largest_drop_is_on_the_worker_that_jsq_load_takes(
     loads: list[int], size: int

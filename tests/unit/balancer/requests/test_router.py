@@ -203,7 +203,7 @@ def request(name: int, size: int, worker: int | None = None) -> Request:
     return Request(id=name, size=size, worker=worker)
 
 
-TestBooks = Books.TestCase
+TestBooks = pytest.mark.slow(Books.TestCase)
 TestBooks.settings = settings(max_examples=150, stateful_step_count=40)
 
 

@@ -107,6 +107,7 @@ def test_behind_a_prompt_limit_the_first_arrives_at_zero() -> None:
     assert np.asarray(workload.with_prompt_limit(8).arrivals).tolist() == [0.0, 3.0]
 
 
+@pytest.mark.slow
 @given(st.floats(1e-3, 1e6), st.integers(2, 50))
 def test_scaled_times_have_the_rate_and_the_shape(rate: float, count: int) -> None:
     times = np.cumsum(np.arange(count, dtype=np.float64))

@@ -143,6 +143,7 @@ def test_what_is_level_enough_stays_and_what_has_drifted_moves_a_little() -> Non
     assert 0 < moved.moves <= 0.1 * start.size
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same() -> None:
     path = os.pathsep.join(filter(None, sys.path))
     answers = set()

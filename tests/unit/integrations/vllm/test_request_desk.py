@@ -43,6 +43,7 @@ def engine_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("name", list(RULES))
 @given(acts=st.lists(ACTS, max_size=60))
@@ -75,6 +76,7 @@ def test_nor_does_it_with_an_older_client_which_says_less_and_forgets_where_an_i
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit", "brh", "jsq"])
 @given(acts=st.lists(ACTS, max_size=60))
 def test_what_is_held_too_long_is_not_lost_either(name: str, acts: list[Act]) -> None:
@@ -223,6 +225,7 @@ def test_to_abort_all_ends_what_is_held_as_the_engine_would(engine_names: list[s
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Failing", "FailingBehind"])
 @given(failing=st.integers(0, 40), acts=st.lists(ACTS, min_size=10, max_size=40))
 def test_a_policy_that_fails_loses_nothing_and_is_not_called_again(

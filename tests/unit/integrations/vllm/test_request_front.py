@@ -70,6 +70,7 @@ def test_where_it_says_nothing_its_requests_are_as_long_as_those_that_are_known(
         assert report.kv_usage == min(1.0, report.tokens / ROOM)
 
 
+@pytest.mark.slow
 @given(RANKS)
 def test_one_front_end_that_has_all_requests_tells_what_it_has(
     ranks: list[tuple[tuple[int, int], Share]],

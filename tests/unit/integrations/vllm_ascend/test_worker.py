@@ -150,6 +150,7 @@ def test_counters_are_of_the_process_and_of_its_planner() -> None:
     assert worker.equipoise_counters() == {**before, "policy_moves": before["policy_moves"] + 5}
 
 
+@pytest.mark.slow
 def test_the_module_imports_nothing_of_the_engine_before_the_worker_is_asked_for() -> None:
     code = (
         "import sys; import equipoise.integrations.vllm_ascend as ours; ours.prepare; "

@@ -145,6 +145,7 @@ def wrong(backend: Backend, case: Case, make: type[TorchKernels] = TorchKernels)
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @settings(max_examples=40)
 @given(steps=steps(), capacity=st.integers(1, 3))
@@ -203,6 +204,7 @@ MOST = 8
 """Graphs of a rank: four verbs in two rooms."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @settings(max_examples=20)
 @given(steps=steps())

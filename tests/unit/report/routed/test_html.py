@@ -14,6 +14,8 @@ from equipoise.report.routed.trips import Routed
 
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.slow
+
 
 def page(routed: Routed) -> str:
     return render_html(routed, figures_of(routed), {"command": "equipoise route-report <log>"})

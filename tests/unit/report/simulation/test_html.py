@@ -18,6 +18,8 @@ from equipoise.report.simulation.record import to_json
 from equipoise.report.simulation.shades import of_policy
 from equipoise.report.simulation.simulated import Point, Simulated, Sweep
 
+pytestmark = pytest.mark.slow
+
 EMPTY = {"meta", "br"}
 TITLES = (
     "Idle at the barrier, and tokens a second",

@@ -14,6 +14,8 @@ from helpers.harnesses.kernel_launchers import REAL, Launchers, guarded, on_devi
 
 from equipoise.hal.checksum import as_int64, checksum
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Launchers(REAL)
 
 

@@ -11,6 +11,8 @@ from helpers.tiers import DEEP
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+pytestmark = pytest.mark.slow
+
 TARGETS = ("80", "90", "100") if DEEP else ("90",)
 KERNELS = 13
 TICKETS = {

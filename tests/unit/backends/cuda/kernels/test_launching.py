@@ -26,9 +26,12 @@ from equipoise.hal.routing import (
 from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 
 pytest.importorskip("triton", reason="triton is not installed")
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="compiled kernels take no tensors of the host"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="compiled kernels take no tensors of the host"
+    ),
+]
 EXPERTS, SLOTS, RANKS, LAYERS = 5, 8, 2, 2
 IDS = torch.tensor([0, 4, -1, 3, 3, 5, 1, 2, 0, 0, 4, 1], dtype=torch.int32)
 

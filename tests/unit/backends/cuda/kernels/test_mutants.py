@@ -29,6 +29,8 @@ from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import build_table, mix32
 from equipoise.hal.routing_rules import RowHash
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 6
 
 

@@ -32,6 +32,8 @@ from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import RoutingTable, build_table, mix32, route_apportioned, route_hashed
 from equipoise.hal.routing_rules import BlockTurns, RowHash
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Launchers(REAL)
 BLOCKS = st.sampled_from(((16, 32), (32, 16)))
 

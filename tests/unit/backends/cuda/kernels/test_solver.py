@@ -16,6 +16,8 @@ from helpers.harnesses.kernel_launchers import REAL, Launchers, guarded, on_devi
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import RoutingTable, build_table, solve_cumulative
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Launchers(REAL)
 LARGEST = 1 << 30
 """Tokens of an expert; with int32 and int64 counts alike."""

@@ -10,6 +10,8 @@ from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean
 from equipoise.backends.cuda.kernels import warming
 from equipoise.hal.kernels import Tables
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Launchers(REAL)
 
 
