@@ -60,6 +60,8 @@ ENDURED = 60
 """Steps beside a rank with which something is wrong."""
 VICTIM = 1
 """The rank with which something goes wrong."""
+DEADLINE = 20.0
+"""Seconds. On a busy machine a healthy rank may stand still for some; a lost one costs all of them."""
 
 CONFIG = EngineConfig(
     label="t",
@@ -69,7 +71,7 @@ CONFIG = EngineConfig(
     sub_window=2,
     parcel=1,
     layer_updates_per_iter=1,
-    deadline=8.0,
+    deadline=DEADLINE,
 )
 
 
