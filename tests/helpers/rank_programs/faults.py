@@ -61,7 +61,7 @@ ENDURED = 60
 VICTIM = 1
 """The rank with which something goes wrong."""
 DEADLINE = 20.0
-"""Seconds. On a busy machine a healthy rank may stand still for some; a lost one costs all of them."""
+"""Seconds. On a busy machine a healthy rank may stand still for some; a lost one costs them all."""
 
 CONFIG = EngineConfig(
     label="t",
