@@ -53,7 +53,8 @@ from equipoise.hal.stream import Role
 SHAPE = Shape(layers=2, experts=4, slots=9, ranks=3)
 START = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
 LOAD = torch.tensor([[1, 1, 1, 61], [1, 1, 61, 1]], dtype=torch.int32)
-STEPS = 30
+STEPS = 600
+"""Steps at most: the fault ends them, so a machine that plans slowly takes more of them."""
 MORE = 16
 """Steps that those who are left serve by themselves."""
 ENDURED = 60
