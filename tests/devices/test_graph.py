@@ -44,24 +44,6 @@ def append(number: Tensor, digit: int) -> None:
     number.mul_(10).add_(digit)
 
 
-def test_what_is_captured_runs_at_each_replay_and_never_before(
-    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
-) -> None:
-    graph = device.graph()
-
-    def program() -> None:
-        for digit in (1, 2):
-            stream.launch(partial(append, number, digit))
-
-    graph.capture(stream, program)
-    stream.synchronize(SOON)
-    assert int(number) == 0
-    for _ in range(2):
-        graph.replay(stream)
-    stream.synchronize(SOON)
-    assert int(number) == 1212
-
-
 def test_a_graph_may_be_replayed_on_another_stream_and_an_empty_one_does_nothing(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:

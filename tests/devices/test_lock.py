@@ -7,9 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.harnesses.devices import backend, current_stream, device_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from helpers.harnesses.devices import current_stream, device_of
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
@@ -49,61 +47,6 @@ def passed(device: DeviceAccelerator, stream: Stream) -> Event:
     event = device.event()
     stream.record(event)
     return event
-
-
-def write(device: DeviceAccelerator, slot: Tensor, number: int) -> None:
-    """As a mover does: from the host, while the model's stream may wait."""
-    page = device.pinned(slot.nbytes).view(slot.dtype).fill_(number)
-    copy = device.stream(Role.COPY)
-    copy.launch(partial(slot.copy_, page, non_blocking=True))
-    copy.synchronize(SOON)
-
-
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(1, 5), st.booleans())
-def test_mover_and_stream_take_strict_turns_and_every_round_is_seen_whole(
-    kind: str, rounds: int, captured: bool
-) -> None:
-    """The stream's part is launched ahead, or captured once and replayed."""
-    device = backend(kind).open(0)
-    assert isinstance(device, DeviceAccelerator)
-    lock, stream = device.stream_lock(SOON), device.stream(Role.COMPUTE)
-    slot, place, seen = (
-        zeros(device, 8),
-        zeros(device, 1).long(),
-        zeros(device, 8 * rounds).view(rounds, 8),
-    )
-    device.adopt(current_stream(device)).synchronize(SOON)
-
-    def read() -> None:
-        seen.index_copy_(0, place, slot[None])
-        place.add_(1)
-
-    def step() -> None:
-        lock.acquire(stream)
-        stream.launch(read)
-        lock.release(stream)
-
-    graph = device.graph()
-    graph.capture(stream, step)
-    for _ in range(rounds):
-        (lambda: graph.replay(stream))() if captured else step()
-    for number in range(1, rounds + 1):
-        write(device, slot, number)
-        lock.signal(0)
-        lock.wait(0, SOON)
-    stream.synchronize(SOON)
-    assert seen.tolist() == [[number] * 8 for number in range(1, rounds + 1)]
-    assert lock.drain(SOON) == 1
-    device.close()
-
-
-def test_a_signal_may_come_before_its_acquire(lock: DeviceStreamLock, stream: Stream) -> None:
-    lock.signal(0)
-    lock.acquire(stream)
-    stream.synchronize(SOON)
-    lock.release(stream)
-    lock.wait(0, SOON)
 
 
 def test_one_signal_releases_the_first_acquire_and_no_other(
@@ -222,17 +165,6 @@ def test_draining_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> 
     assert lock.drain(SOON) == 2
     with pytest.raises(LockMisuse):
         lock.wait(2, SOON)
-
-
-def test_a_stream_that_stands_for_longer_than_the_deadline_is_let_go_by_a_poison(
-    device: DeviceAccelerator, stream: Stream
-) -> None:
-    lock = device.stream_lock(BRIEF)
-    lock.check()
-    lock.acquire(stream)
-    stream.synchronize(SOON)
-    with pytest.raises(LockPoisoned, match="epoch 0"):
-        lock.check()
 
 
 def test_the_deadline_of_an_acquire_begins_when_the_stream_comes_to_it(

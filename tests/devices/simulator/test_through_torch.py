@@ -34,10 +34,6 @@ def test_too_much_memory_raises_torchs_own_error_and_the_device_lives_on(seen: O
     assert seen.facts["out_of_memory"] == "OutOfMemoryError"
 
 
-def test_a_replay_sees_the_inputs_of_its_time(seen: Outcome) -> None:
-    assert seen.facts["replays"] == [11, 21, 31]
-
-
 def test_an_external_event_is_waited_for_before_it_is_recorded(seen: Outcome) -> None:
     assert seen.facts["external_event"] == [False, True]
 

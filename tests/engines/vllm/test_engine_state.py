@@ -170,16 +170,6 @@ def test_a_sub_window_divides_the_interval_and_nothing_does_nearer_to_a_quarter_
     assert all(factor <= max(n / quarter, quarter / n) + 1e-9 for n in others)
 
 
-def test_a_quarter_is_taken_where_it_divides() -> None:
-    from equipoise.integrations.vllm.engine_served import sub_window_of
-
-    assert [sub_window_of(1000, 3000), sub_window_of(1024, 3000), sub_window_of(8, 8)] == [
-        250,
-        250,
-        2,
-    ]
-
-
 def engine(window: int, interval: int) -> Any:
     """As vLLM's `EPLBConfig`."""
     from vllm.config.parallel import EPLBConfig

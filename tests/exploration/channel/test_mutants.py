@@ -21,12 +21,6 @@ def test_the_property_of_a_mutant_rejects_it(mutant: Mutant) -> None:
     assert mutant.property in broken_by(mutant, BUDGET), f"{mutant.name} lives: {mutant.broken}"
 
 
-def test_the_healthy_channel_survives_what_mutants_die_of() -> None:
-    for mutant in MUTANTS:
-        healthy = Mutant(mutant.name, "nothing", mutant.property, (), mutant.faults)
-        assert broken_by(healthy, 50) == {}
-
-
 def test_a_case_without_bytes_is_innocent() -> None:
     assert violations(Case(), play(Case())) == {}
 

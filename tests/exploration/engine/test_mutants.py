@@ -46,10 +46,6 @@ def test_a_mutant_survives_innocent_use(mutant: Mutant) -> None:
     assert smoke(mutant.patches) == {}
 
 
-def test_the_healthy_engine_survives_innocent_use() -> None:
-    assert smoke({}) == {}
-
-
 def test_every_property_is_the_one_that_rejects_some_mutant() -> None:
     assert {mutant.property for mutant in MUTANTS} == set(PROPERTIES)
 

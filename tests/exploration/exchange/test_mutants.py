@@ -27,10 +27,6 @@ def test_the_property_of_a_mutant_rejects_it(mutant: Mutant) -> None:
     assert mutant.property in found, f"{mutant.name} lives: {mutant.broken}"
 
 
-def test_the_healthy_exchange_survives_the_same_search() -> None:
-    assert search({}, "dense", 50) == {}
-
-
 def test_no_mutant_is_there_twice() -> None:
     assert [name for name, n in Counter(m.name for m in MUTANTS).items() if n > 1] == []
 

@@ -9,14 +9,6 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
 
 
-def settle(fabric: Fabric, questions: int) -> Any:
-    """All ranks propose at once, then collect what each was told."""
-    control = fabric.control
-    won = [control.decide(f"q{n}", bytes([control.rank, n])).hex() for n in range(questions)]
-    control.cast("told", ",".join(won).encode())
-    return [ballot.decode() for ballot in control.collect("told", SOON)]
-
-
 def lose_the_store(fabric: Fabric, seconds: float) -> Any:
     """The last rank plays the launcher: it holds a second store, and lets it go."""
     control = fabric.control

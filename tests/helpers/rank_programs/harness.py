@@ -33,11 +33,5 @@ def die_on(fabric: Fabric, rank: int) -> str:
     return "fine"
 
 
-def stop_on(fabric: Fabric, rank: int) -> str:
-    if fabric.control.rank == rank:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return "fine"
-
-
 def hang(fabric: Fabric) -> None:
     threading.Event().wait()

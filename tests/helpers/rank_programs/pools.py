@@ -21,7 +21,6 @@ from equipoise.hal.errors import ForeignMemory
 
 KEPT: list[ExpertPool] = []
 """Pools that a case leaves open."""
-TOKEN = bytes(16)
 
 
 def share(fabric: Fabric, door: bool = False) -> dict[str, Any]:

@@ -18,7 +18,6 @@ WIDTH = 1 << 14
 """Elements of a tensor whose reading takes a while."""
 Fields = list[tuple[str, list[int], str]]
 """Name, shape and dtype of each tensor."""
-Step = dict[str, Any]
 
 
 def dictionary(number: int, fields: Fields, constants: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from helpers.tiers import PROFILE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +11,8 @@ from equipoise.backends.virtual import BACKEND, COMMUNICATOR
 from equipoise.hal.conformance.fault_cases import MOST_STEPS, Fault, Plot, plot, programs
 from equipoise.hal.conformance.faults import FAULTS
 from equipoise.hal.conformance.processes import ProcessSubject
-from equipoise.hal.conformance.profile import FAULTS as HOW_MANY
-from equipoise.hal.conformance.profile import Executor, Profile
 from equipoise.hal.conformance.program import Case, Program, Step, program
 from equipoise.hal.conformance.property import Traits
-from equipoise.hal.conformance.search import Effort, Held, search
-from equipoise.hal.conformance.virtual import ControlledSubject
 from equipoise.hal.errors import Violation
 
 TRAITS = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True, True)
@@ -28,13 +23,6 @@ SEND = Step("message", (3, 0, 1))
 def told(fault: Fault, at: int = 1, victim: int = 0) -> Plot:
     settings = {"fault": fault.value, "victim": victim, "at": at, "window": 0}
     return plot(program([SEND, SEND, SEND], 2, settings))
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_faults_on_chosen_interleavings_hold(seed: int) -> None:
-    subject = ControlledSubject(BACKEND)
-    cases = HOW_MANY[Profile(PROFILE)][Executor.VIRTUAL]
-    assert search(FAULTS, subject, Effort(cases=cases, seed=seed)) == Held(cases)
 
 
 @pytest.fixture(scope="module")

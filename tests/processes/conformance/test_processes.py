@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from processes.conformance import planted
 
-from equipoise.hal.conformance import ranked, usage
+from equipoise.hal.conformance import ranked
 from equipoise.hal.conformance.processes import ProcessSubject
 from equipoise.hal.conformance.program import Case, Step, program
 from equipoise.hal.conformance.property import Property
@@ -110,10 +110,3 @@ def test_a_property_that_no_other_process_can_find_is_refused(subject: ProcessSu
 )
 def test_sizes_go_up_to_the_number_of_ranks(ranks: int, sizes: tuple[int, ...]) -> None:
     assert ProcessSubject("cpu", "gloo", ranks).traits.sizes == sizes
-
-
-def test_usage_counts_what_is_held() -> None:
-    found = usage.usage()
-    assert found.threads >= 1
-    assert found.descriptors >= 3
-    assert found.beyond(found) == ""

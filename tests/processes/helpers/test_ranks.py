@@ -13,19 +13,6 @@ from helpers.processes.shared_memory import left_since, segments
 from helpers.rank_programs import harness
 
 
-def test_every_rank_answers_with_its_own_place(ranks: Ranks) -> None:
-    answers = ranks.run(harness.where_am_i, 3, word="hello")
-    assert [(a["rank"], a["size"], a["word"], a["threads"]) for a in answers] == [
-        (rank, 3, "hello", 1) for rank in range(3)
-    ]
-
-
-def test_processes_are_reused_by_later_cases_of_any_size(ranks: Ranks) -> None:
-    first = ranks.run(harness.where_am_i, 3, word="a")
-    second = ranks.run(harness.where_am_i, 2, word="b")
-    assert [a["pid"] for a in second] == [a["pid"] for a in first[:2]]
-
-
 def test_ranks_that_raise_fail_the_case_with_their_traceback_and_the_next_has_others(
     ranks: Ranks,
 ) -> None:

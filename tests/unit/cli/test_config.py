@@ -115,17 +115,6 @@ def test_an_object_of_a_package_may_be_the_backend(
     assert [settings.backend for settings in asked] == [CPU]
 
 
-@given(
-    ranks=st.none() | st.integers(1, 64),
-    in_file=st.none() | st.integers(1, 64),
-)
-def test_whoever_speaks_last_is_heard(ranks: int | None, in_file: int | None) -> None:
-    line = {} if ranks is None else {"ranks": ranks}
-    file = {} if in_file is None else {"ranks": in_file}
-    heard = resolve(line, file).settings.ranks
-    assert heard == (ranks or in_file or RunSettings().ranks)
-
-
 def test_redundant_experts_come_on_top_of_the_models(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_redundant_experts: 4\n")

@@ -10,7 +10,7 @@ from equipoise.balancer.experts.group import group_of
 from equipoise.balancer.experts.placement import Shape, check
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.demo.grid import Grid
-from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RunSettings, Shares, VariantName
+from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
 from equipoise.demo.site import Site
 from equipoise.demo.variant import Variant, engine_config, first_placement, variants
 
@@ -61,11 +61,6 @@ def test_defaults_of_a_run_are_the_engines() -> None:
     assert told == plain
 
 
-def test_all_share_modes_are_served_and_the_asked_one_last() -> None:
-    names = [way.name for way in variants(RunSettings(shares=Shares.LAGGED), EXPERTS)]
-    assert names == ["unbalanced", "static", "exact", "lagged"]
-
-
 @pytest.mark.parametrize("rule", [RoutingRule.ROW_HASH, RoutingRule.BLOCK_TURNS])
 def test_under_another_engines_rule_there_is_one_way_to_share(rule: RoutingRule) -> None:
     asked = RunSettings(rule=rule, shares=Shares.STATIC)
@@ -85,11 +80,6 @@ def test_only_variants_that_are_asked_for_are_served(
 ) -> None:
     settings = RunSettings(variants=tuple(VariantName(name) for name in asked))
     assert [way.name for way in variants(settings, EXPERTS)] == served
-
-
-def test_without_balancing_there_is_one_way() -> None:
-    asked = RunSettings(balance=Balance.OFF)
-    assert [way.name for way in variants(asked, EXPERTS)] == ["unbalanced"]
 
 
 @pytest.mark.parametrize(

@@ -162,22 +162,6 @@ def test_it_is_refused_with_one_line(call: Call, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_call_that_the_cases_change_is_accepted() -> None:
-    counts = zeros(2)
-    hashed(counts=counts)()
-    assert counts.tolist() == [1, 1]
-
-
-def test_the_calls_of_rules_and_lists_that_the_cases_change_are_accepted() -> None:
-    for name in ("route_by_row_hash", "route_by_block_turns"):
-        counts = zeros(2)
-        rule(name, counts=counts)()
-        assert counts.tolist() == [1, 1]
-    made = zeros(4).reshape(1, 2, 2)
-    lists(lists=made)()
-    assert made.tolist() == [[[0, 0], [1, 1]]]
-
-
 def test_read_only_inputs_are_accepted() -> None:
     counts = zeros(2)
     hashed(ids=frozen(2), counts=counts)()

@@ -76,15 +76,6 @@ def test_the_plan_rounds_rank_loads_to_a_65536th(problem: tuple[list[int], int, 
 
 
 @UNHURRIED
-@given(problems())
-def test_every_expert_has_a_slot(problem: tuple[list[int], int, int]) -> None:
-    load, slots, ranks = problem
-    planned = plan(load, slots, ranks)
-    assert len(planned) == slots
-    assert set(planned) == set(range(len(load)))
-
-
-@UNHURRIED
 @given(problems(), st.randoms(use_true_random=False))
 def test_renaming_experts_renames_the_plan_where_nothing_ties(
     problem: tuple[list[int], int, int], random: Random

@@ -212,14 +212,23 @@ def test_a_rank_may_be_forbidden_to_clients() -> None:
 
 
 def test_a_stream_that_is_slow_to_say_so_counts_by_what_the_worker_says() -> None:
+    """One event that brings several tokens; how many they are comes later."""
+
+    def event(**fields: object) -> str:
+        return f"data: {json.dumps(fields)}\n\n"
+
+    usage = {"prompt_tokens": 4000, "completion_tokens": 5}
+    raw = [
+        event(choices=[{"index": 0, "delta": {"content": "five tokens at once"}}]),
+        event(choices=[], usage=usage),
+        "data: [DONE]\n\n",
+    ]
+
     async def work() -> None:
-        async with proxied(Fake("w0")) as site:
-            options = {"include_usage": True}
-            answer = await site.post(
-                asked(3, stream=True, stream_options=options, prompt_tokens=4000)
-            )
+        async with proxied(Fake("w0", pace=0.05)) as site:
+            answer = await site.post(asked(5, stream=True, fake={"w0": {"raw": raw}}))
             assert error_of(answer.body) is None
-            assert await site.metric("output_tokens_total") == 3
+            assert await site.metric("output_tokens_total") == 5
 
     run(work())
 

@@ -35,12 +35,11 @@ def test_a_signal_ends_it_and_nothing_is_wrapped(number: signal.Signals, where: 
         signal.raise_signal(number)
 
     first = within_a_task if where == "task" else within_a_callback
-    with terminable():
-        before = signal.getsignal(number)
-        with pytest.raises(Terminated) as ended:
-            asyncio.run(until_told(_group(first, lambda: None)))
-        assert callable(before)
+    before = signal.getsignal(number)
+    with terminable(), pytest.raises(Terminated) as ended:
+        asyncio.run(until_told(_group(first, lambda: None)))
     assert ended.value.number == number
+    assert signal.getsignal(number) == before
 
 
 def test_what_comes_to_its_end_is_returned_and_handlers_are_as_they_were() -> None:

@@ -28,22 +28,6 @@ def total(group: Communicator) -> int:
     return int(value)
 
 
-def test_ranks_are_numbered_by_their_place_among_those_named() -> None:
-    def program(seat: Seat) -> list[int]:
-        ranks = [3, 1] if seat.rank % 2 else [0, 2]
-        group = seat.fabric.open("halves", ranks)
-        gathered = torch.zeros(2, 1, dtype=torch.int64)
-        group.all_gather(gathered, torch.tensor([seat.rank])).result(SOON)
-        return [group.rank, group.size, *gathered.flatten().tolist(), total(group)]
-
-    assert on_ranks(4, program) == [
-        [0, 2, 0, 2, 11],
-        [1, 2, 3, 1, 11],
-        [1, 2, 0, 2, 11],
-        [0, 2, 3, 1, 11],
-    ]
-
-
 @pytest.mark.parametrize("ranks", [[1], [0, 0], [0, 2], [-1, 0], []])
 def test_ranks_without_this_one_or_beyond_the_run_are_refused(ranks: list[int]) -> None:
     def program(seat: Seat) -> bool:

@@ -12,23 +12,6 @@ from equipoise.hal.errors import (
 from equipoise.hal.stream import Role
 
 
-def test_an_operation_starts_behind_the_current_stream(make_world: Worlds) -> None:
-    world = make_world(2)
-    left, right = opened(world)
-    stream, data = world.accelerator(0).stream(Role.COMM), filled(world, 0, 0)
-    stream.hold()
-    stream.launch(lambda: data.fill_(6))
-    with stream.current():
-        left.isend(data, 1)
-    out = filled(world, 1, 0)
-    work = right.irecv(out, 0)
-    settle(world)
-    assert not work.done()
-    stream.let_go()
-    settle(world)
-    assert out.tolist() == [6] * 8
-
-
 def test_an_operation_behind_a_failed_stream_fails(make_world: Worlds) -> None:
     world = make_world(2)
     left, stream = opened(world)[0], world.accelerator(0).stream(Role.COMM)
@@ -62,19 +45,6 @@ def test_an_operation_cannot_be_captured(make_world: Worlds) -> None:
         device.graph().capture(stream, lambda: left.barrier())
 
 
-def test_a_stream_waits_for_a_work_without_the_host(make_world: Worlds) -> None:
-    world = make_world(2)
-    left, right = opened(world)
-    stream, out, seen = world.accelerator(1).stream(Role.COMPUTE), filled(world, 1, 0), []
-    right.irecv(out, 0).wait(stream)
-    stream.launch(lambda: seen.append(out.tolist()))
-    settle(world)
-    assert seen == []
-    left.isend(filled(world, 0, 3), 1)
-    settle(world)
-    assert seen == [[3] * 8]
-
-
 def test_a_stream_that_waits_for_a_failed_work_fails(make_world: Worlds) -> None:
     world = make_world(2)
     stream = world.accelerator(1).stream(Role.COMPUTE)
@@ -98,22 +68,6 @@ def test_abort_ends_what_is_in_flight_here_and_what_it_had_met(make_world: World
     with pytest.raises(CommunicatorFailed, match="aborted"):
         left.barrier()
     assert world.leftovers()["operations"] == 0
-
-
-def test_a_rebuilt_communicator_hears_nothing_of_what_came_before(make_world: Worlds) -> None:
-    world = make_world(3)
-    ends = opened(world)
-    late = ends[0].isend(filled(world, 0, 9), 1)
-    settle(world)
-    world.expire()
-    for end in ends[:2]:
-        end.rebuild((0, 1))
-    out = filled(world, 1, 0)
-    works = [ends[0].isend(filled(world, 0, 4), 1), ends[1].irecv(out, 0)]
-    settle(world)
-    for work in works:
-        work.result(0.0)
-    assert (out.tolist(), late.done(), ends[0].size) == ([4] * 8, True, 2)
 
 
 def test_what_was_aborted_meets_nobody_any_more(make_world: Worlds) -> None:
@@ -140,18 +94,6 @@ def test_what_fails_late_says_nothing_of_the_rebuilt_communicator(make_world: Wo
     settle(world)
     for work in works:
         work.result(0.0)
-
-
-def test_closing_cuts_what_cannot_end(make_world: Worlds) -> None:
-    world = make_world(2)
-    left, _ = opened(world)
-    work = left.irecv(filled(world, 0, 0), 1)
-    world.fabric(0).close()
-    with pytest.raises(CommunicatorFailed, match="closed in flight"):
-        work.result(0.0)
-    with pytest.raises(CommunicatorFailed, match="was closed"):
-        left.barrier()
-    assert world.leftovers()["operations"] == 0
 
 
 def test_a_purpose_may_be_opened_anew_after_its_end(make_world: Worlds) -> None:

@@ -4,13 +4,11 @@ import pytest
 import torch
 from helpers.strategies.worlds import Worlds
 
-from equipoise.backends.virtual.profiles import PADDED_FORMATS
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.world import World
 from equipoise.hal import routing
 from equipoise.hal.capabilities import SlotFormat
-from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.errors import PoolExhausted, SlotError, SlotLeased
+from equipoise.hal.errors import SlotError, SlotLeased
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
@@ -56,21 +54,6 @@ def test_a_leased_slot_refuses_a_replay_too(make_world: Worlds) -> None:
     stream.synchronize(SECONDS)
 
 
-def test_private_segments_are_copied_with_all_that_they_store(make_world: Worlds) -> None:
-    world = make_world(backend=PADDED_FORMATS)
-    store = store_in(world, form=SlotFormat.PRIVATE)
-    stream = world.accelerator(0).stream(Role.COPY)
-    source = world.empty(0, WIDTH)
-    stored = Segment("w", source, SlotFormat.PRIVATE).bytes.fill_(9)
-    store.write([1], [[source]], stream)
-    sums = torch.zeros(1, dtype=torch.int64)
-    store.checksum_slots([1], sums, stream)
-    stream.synchronize(SECONDS)
-    assert stored.numel() > WIDTH
-    assert torch.equal(store.layout.slots[1][0].bytes, stored)
-    assert int(sums) == as_int64(checksum(stored))
-
-
 def test_a_private_source_of_other_storage_is_refused(make_world: Worlds) -> None:
     world = make_world()
     store = store_in(world, form=SlotFormat.PRIVATE)
@@ -85,22 +68,6 @@ def test_a_private_source_inside_another_tensor_is_refused(make_world: Worlds) -
     inside = world.empty(0, 2 * WIDTH)[WIDTH:]
     with pytest.raises(SlotError):
         store.write([1], [[inside]], world.accelerator(0).stream(Role.COPY))
-
-
-def test_a_page_comes_back_when_its_copy_has_ended(make_world: Worlds) -> None:
-    world = make_world()
-    device = world.accelerator(0)
-    pool, stream, event = device.host_pool(16, 1), device.stream(Role.COPY), device.event()
-    page = pool.take(0.0)
-    stream.hold()
-    stream.record(event)
-    page.give_back(event)
-    with pytest.raises(PoolExhausted):
-        pool.take(SECONDS)
-    stream.let_go()
-    with pytest.raises(PoolExhausted):
-        pool.take(0.0)
-    assert pool.take(SECONDS).data.numel() == 16
 
 
 def one_table() -> tuple[Tables, TableUpdate]:

@@ -5,17 +5,14 @@ from functools import partial
 
 import pytest
 from helpers.strategies.worlds import Worlds
-from hypothesis import given
-from hypothesis import strategies as st
 
-from equipoise.backends.virtual import BACKEND
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
 from equipoise.backends.virtual.profiles import (
     ALIASING_POOL,
     LAGGING_QUERY,
     ONE_SIGNAL_ONE_WAITER,
 )
-from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
+from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Role
 
 SECONDS = 1.0
@@ -46,44 +43,6 @@ def test_the_schedule_says_which_stream_moves(
         device.stream(role).launch(partial(seen.append, str(role)))
     device.synchronize(SECONDS)
     assert seen == order
-
-
-@given(st.binary(max_size=48))
-def test_an_event_orders_two_streams_on_every_schedule(schedule: bytes) -> None:
-    world = BACKEND.world(1, schedule)
-    device, seen = world.accelerator(0), list[int | str]()
-    compute, copy, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
-    for number in range(3):
-        compute.launch(partial(seen.append, number))
-    compute.record(event)
-    compute.record(event)
-    copy.wait(event)
-    copy.launch(lambda: seen.append("behind"))
-    copy.synchronize(SECONDS)
-    assert seen == [0, 1, 2, "behind"]
-    world.close()
-
-
-def test_a_waiter_keeps_the_recording_that_was_current(device: VirtualAccelerator) -> None:
-    compute, copy, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
-    seen: list[str] = []
-    compute.record(event)
-    copy.wait(event)
-    copy.launch(lambda: seen.append("released"))
-    compute.hold()
-    compute.record(event)
-    copy.synchronize(SECONDS)
-    assert seen == ["released"]
-    assert not event.query()
-    with pytest.raises(StreamTimeout):
-        event.synchronize(SECONDS)
-
-
-def test_an_unrecorded_event_cannot_be_waited_for(device: VirtualAccelerator) -> None:
-    with pytest.raises(EventNotRecorded):
-        device.stream(Role.COMPUTE).wait(device.event())
-    with pytest.raises(EventNotRecorded):
-        device.event().synchronize(SECONDS)
 
 
 def test_a_wait_of_no_time_moves_nothing(device: VirtualAccelerator) -> None:

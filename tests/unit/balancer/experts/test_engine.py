@@ -96,10 +96,6 @@ def test_slots_retire_where_a_layer_does_not_fit_the_staging(
     assert retired(stories)[-1] == 0
 
 
-def test_nothing_retires_where_staging_holds_a_layer() -> None:
-    assert set(retired(rebalance(staging=SHAPE.slots_per_rank))) == {0}
-
-
 def test_slots_retire_where_groups_are_not_independent_too() -> None:
     issuers: set[str] = set()
     serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
@@ -159,6 +155,8 @@ def test_a_fault_before_the_decision_aborts_on_all_ranks_and_is_counted(name: st
     for story in stories:
         assert reason in story.aborts
     assert stories[0].commits == stories[1].commits
+    if name == "ballot lost":  # the only one of these faults that is over after one epoch
+        assert [report.outcome for report in stories[0].reports][-1] == "committed"
 
 
 def test_reasons_are_counted_apart_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,11 +164,6 @@ def test_reasons_are_counted_apart_up_to_a_bound(monkeypatch: pytest.MonkeyPatch
     for story in rebalance(fabric(".moves", NoExchange), deadline=4.0):
         aborted = [report for report in story.reports if report.outcome != "committed"]
         assert story.aborts == {engine.OTHERS: len(aborted)}
-
-
-def test_a_lost_ballot_costs_one_epoch_only() -> None:
-    stories = rebalance(fabric("control", MuteOnce), deadline=4.0)
-    assert [report.outcome for report in stories[0].reports][-1] == "committed"
 
 
 def test_a_slow_rank_commits_together_with_all_others() -> None:

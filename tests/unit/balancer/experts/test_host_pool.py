@@ -62,17 +62,6 @@ def test_every_rank_reads_what_all_have_filled(
     assert holdings() == before
 
 
-def test_each_expert_is_filled_by_exactly_one_rank() -> None:
-    def program(control: ThreadControl) -> list[tuple[int, int]]:
-        pool = opened(control)
-        pool.close()
-        return list(pool.mine())
-
-    parts = meet(3, program)
-    every = [which for part in parts if isinstance(part, list) for which in part]
-    assert sorted(every) == [(layer, e) for layer in range(3) for e in range(5)]
-
-
 def test_the_checksum_is_what_a_slot_store_finds_after_the_weights_arrived_there() -> None:
     from equipoise.hal.slots import Segment, SlotLayout
     from equipoise.hal.stream import Role

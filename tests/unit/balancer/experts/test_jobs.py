@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 
@@ -129,8 +130,10 @@ def test_closing_a_worker_ends_a_job_at_its_next_wait() -> None:
     assert gate.begun.wait(20.0)
     closing = threading.Thread(target=worker.close)
     closing.start()
-    while worker._open:
-        pass
+    expiry = time.monotonic() + 20.0
+    while worker._open and time.monotonic() < expiry:
+        time.sleep(0.001)
+    assert not worker._open
     gate.came.set()
     closing.join(20.0)
     assert not closing.is_alive()

@@ -68,7 +68,7 @@ def observed(
     return stories, [journal.entries for journal in kept]
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(scope="module", params=WAYS)
 def told(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Entry]]]:
     return observed(way=WAYS[request.param], pace=Pace(0.02))
 

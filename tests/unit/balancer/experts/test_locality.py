@@ -17,7 +17,6 @@ from equipoise.hal.routing import (
     SHARE_ONE,
     RoutingTable,
     build_table,
-    count_experts,
     route_apportioned,
     solve_shares,
 )
@@ -164,8 +163,3 @@ def test_only_exact_shares_know_the_counts_that_it_takes(mode: ShareMode) -> Non
             step_interval=2,
             sub_window=1,
         )
-
-
-def test_counts_of_the_batch_are_those_that_are_routed() -> None:
-    ids = ids_of(torch.tensor([4, 0, 2]), seed=1)
-    assert count_experts(ids, 3).tolist() == [4, 0, 2]

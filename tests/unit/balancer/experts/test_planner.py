@@ -30,16 +30,6 @@ def start(shape: Shape) -> Layout:
     return Layout(placement, even_shares(placement, shape.experts))
 
 
-@given(cases())
-def test_shares_of_an_expert_make_a_whole(case: tuple[Shape, Load]) -> None:
-    shape, load = case
-    placement = contiguous(shape)
-    for shares in (even_shares(placement, shape.experts), solve_shares(load, placement, shape)):
-        for row, held in zip(shares, placement, strict=True):
-            sums = np.bincount(held, weights=row, minlength=shape.experts)
-            assert (sums == SHARE_ONE).all()
-
-
 def limits(hysteresis: int, staging: int) -> Limits:
     return within(Room(staging, None), hysteresis)
 

@@ -49,12 +49,6 @@ def test_windows_are_summed_and_the_same_load_gives_the_same_digest() -> None:
     assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != whole.digest
 
 
-def test_an_unchanged_load_moves_nothing() -> None:
-    load = skewed(3)
-    first = plan(load, slots=SLOTS, ranks=RANKS)
-    assert plan(load, slots=SLOTS, ranks=RANKS, installed=first.placement).moves == 0
-
-
 @pytest.mark.parametrize("split", ["level", "even"])
 def test_the_same_load_moves_nothing_again_where_the_target_is_out_of_reach(split: str) -> None:
     """Two slots a rank: much stays above the target, and one more attempt could find a little."""

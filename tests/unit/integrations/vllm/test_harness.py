@@ -17,11 +17,8 @@ from engines.vllm.runs.orphans import Kin
 from engines.vllm.runs.run import run
 from engines.vllm.runs.served import flags
 from helpers.paths import SEARCH_PATH
-from hypothesis import given
-from hypothesis import strategies as st
 from vllm_cpu import faults
-from vllm_cpu.faults import Fault
-from vllm_cpu.holes import PARALLEL, SECOND_RUNNER, STOCK_EPLB, VARIABLE, Hole, filled, named
+from vllm_cpu.holes import PARALLEL, SECOND_RUNNER, STOCK_EPLB, VARIABLE, Hole, filled
 
 PATIENCE = 20.0
 SLEEPER = "import time; time.sleep(100)"
@@ -32,21 +29,6 @@ with open(sys.argv[1], "r+b") as segment:
 print(flush=True)
 time.sleep(100)
 """
-CASES = st.builds(
-    Case,
-    model=st.text(max_size=5),
-    prompts=st.lists(st.lists(st.integers(0, 511), max_size=3), max_size=3),
-    tokens=st.integers(1, 9),
-    engine=st.dictionaries(st.text(max_size=4), st.integers() | st.booleans(), max_size=2),
-    front=st.sampled_from(["offline", "server", "proxied"]),
-    rounds=st.integers(1, 4),
-    holes=st.frozensets(st.sampled_from(Hole)),
-    fault=st.none() | st.sampled_from(Fault),
-    asks=st.lists(st.text(max_size=3), max_size=2).map(tuple),
-    plugin=st.none() | st.just({"policy": "greedy"}),
-    pins=st.lists(st.none() | st.integers(0, 3), max_size=2).map(tuple),
-    leavers=st.integers(0, 2),
-)
 
 
 def sleeper(mark: str, program: str = SLEEPER, *words: str) -> subprocess.Popen[bytes]:
@@ -69,11 +51,6 @@ def segment() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-@given(CASES)
-def test_a_case_crosses_processes_unchanged(case: Case) -> None:
-    assert Case.parsed(case.text) == case
-
-
 def test_the_plugin_is_one_argument_and_leaves_other_settings_alone() -> None:
     engine = {"additional_config": {"vllm_cpu": {"eplb": {}}}, "seed": 7}
     case = Case("m", [], 1, engine)
@@ -92,13 +69,6 @@ def test_arguments_become_the_flags_of_the_command() -> None:
         "--additional-config",
         '{"a": 1}',
     ]
-
-
-@given(st.frozensets(st.sampled_from(Hole)))
-def test_holes_are_named_and_read_alike(holes: frozenset[Hole]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, named(holes))
-        assert filled() == holes
 
 
 def test_every_hole_is_somebodys() -> None:

@@ -12,7 +12,6 @@ from equipoise.integrations.vllm.settings import (
     KEY,
     VARIABLE,
     EngineSettings,
-    Settings,
     settings_of,
 )
 
@@ -107,7 +106,3 @@ def test_a_wrong_option_is_refused_with_its_part(part: str, options: Any, said: 
 def test_the_engine_needs_no_policy_beside_it() -> None:
     with pytest.raises(ConfigError, match="switch on `policy` or `engine`"):
         settings_of({KEY: {"policy": True, "engine": True}}, {})
-
-
-def test_without_a_part_no_part_is_on() -> None:
-    assert Settings().parts == ()

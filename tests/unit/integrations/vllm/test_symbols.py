@@ -1,6 +1,7 @@
 """What is looked at before anything of an engine is touched."""
 
 import functools
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,9 +41,6 @@ def test_a_signature_is_told_by_names_defaults_and_stars() -> None:
 def test_what_is_missing_or_otherwise_is_named(symbol: Symbol, said: str) -> None:
     with engine(vllm__place={"Thing": Thing, "number": 7}):
         (problem,) = problems([symbol, Symbol("vllm.place", "Thing.call", "self, a")])
-    pytest.importorskip("re")
-    import re
-
     assert re.search(said, problem)
 
 

@@ -174,19 +174,6 @@ def _differences(case: Case, step: int, rank: Captured) -> list[str]:
     return found
 
 
-def test_a_capture_runs_nothing() -> None:
-    case = replace(PLAIN, steps=[[[[[0, 1]], [], []]]])
-    accelerator = BACKEND.open(0)
-    rank = Captured(accelerator, case, Table(3), 0)
-    accelerator.synchronize(SOON)
-    ids = rank.kernels._buffers[rank.room.number].sent.ids
-    assert int(ids.sum()) == 0
-    rank.replay(0)
-    accelerator.synchronize(SOON)
-    assert int(ids.sum()) > 0
-    accelerator.close()
-
-
 class Served:
     """A rank of an exchange whose kernels capture themselves; batch and results are persistent."""
 

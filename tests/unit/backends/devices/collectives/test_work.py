@@ -15,7 +15,7 @@ from equipoise.backends.devices.collectives.library import Promise
 from equipoise.backends.devices.collectives.watchdog import Watchdog
 from equipoise.backends.devices.collectives.work import Bell, DeviceWork
 from equipoise.backends.devices.vendor import Device
-from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
 
 LONG, SHORT = 60.0, 0.02
 VENDOR: Any = SimpleNamespace(settle_thread=lambda index: None)
@@ -67,15 +67,6 @@ def test_an_operation_is_done_when_the_device_says_so() -> None:
     operation.completed = True
     assert work.done()
     work.result(0.0)
-    assert not told
-
-
-def test_a_soft_wait_that_gives_up_changes_nothing() -> None:
-    work, operation, told = made()
-    with pytest.raises(ResultPending, match="all_reduce of 'x'"):
-        work.result(SHORT)
-    operation.completed = True
-    work.result(LONG)
     assert not told
 
 
