@@ -48,6 +48,8 @@ PATIENCE = 30.0
 GRACE = 10.0
 """Seconds that a step gets to end its ranks, once it is told to."""
 RANKS, MOST = 4, 64
+BENCHMARKS = {"cuda": {"cuda": "gpu_speed.py", "cuda_deep": "gpu_suites.py"}}
+"""By backend and name of a step: its own benchmark, and its tests at full strength."""
 ROOM = """
 import sys
 from equipoise.hal import registry
@@ -88,13 +90,15 @@ def steps(backend: str, ranks: int, folder: Path) -> list[Step]:
     suite = ("conformance", "--backend", backend, "--quiet", "--ranks")
     run = ("run", "--backend", backend, "--quiet", "--ranks")
     groups = [str(count) for count in sorted({2, ranks}) if count <= ranks]
-    extra = [HERE / f"{backend}{suffix}.py" for suffix in ("", "_deep")]
+    extra = BENCHMARKS.get(backend, {})
     return [
         Step("doctor", (*EQUIPOISE, "doctor")),
         *(told(f"conformance-{n}", *suite, n) for n in dict.fromkeys(("1", str(ranks)))),
         *(told(f"run-{n}", *run, n) for n in groups or ["1"]),
-        # The backend's own benchmark and full-strength tests, where there are some.
-        *(Step(f"benchmark-{f.stem}", (sys.executable, str(f))) for f in extra if f.exists()),
+        *(
+            Step(f"benchmark-{name}", (sys.executable, str(HERE / script)))
+            for name, script in extra.items()
+        ),
     ]
 
 

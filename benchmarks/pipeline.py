@@ -4,128 +4,227 @@
     python benchmarks/pipeline.py --quick      a few points, two rounds, a minute: nothing is kept
     python benchmarks/pipeline.py --link emulated --hidden 7168    these alone: nothing is kept
 
-A stage's compute is emulated (`pipeline_emulation.py` has every constant); messages really travel,
-on two links: this machine's loopback interface, and an emulated link with a latency and a rate
-between network namespaces. Where such a link is not permitted, one line says why, and a delay in
-the communicator takes its place. Everybody who is compared (`handovers.py`) serves the same work on
-the same link, in turns:
-
-- throughput of micro-batches of one size, beside that of a pipeline without transfers;
-- a closed loop of requests: end-to-end latency, time to first token, time per output token,
-  inter-token latency, and throughput.
+A stage's compute is emulated (`lib/handovers.py` has every constant); messages really travel, on
+two links: this machine's loopback interface, and an emulated link with a latency and a rate between
+network namespaces. Where such a link is not permitted, one line says why. All who are compared
+(`lib/handovers.py`, `lib/pipeline_rank.py`) serve the same micro-batches on the same link, in
+turns; the throughput of each stands beside that of a pipeline without transfers.
 
 Four stages on two cores take turns; they are reported at one point. Writes
-benchmarks/results/pipeline.json; `python benchmarks/performance.py` shows it.
+benchmarks/results/pipeline.json; `python benchmarks/report.py` shows it.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from evidence import save
-from handovers import CONTESTANTS, WORD
-from link_loopback import delayed, loopback
-from link_place import Link
-from link_tun import probe, tun
-from pipeline_crew import Run, serve_all
-from pipeline_emulation import HIDDEN, LINK, STAGES, TOKENS, Point, points
-from pipeline_figures import Figures, link_figures
-from pipeline_page import link_told, text
-from pipeline_requests import Serving
-from pipeline_work import Steady, Work
+from lib.handovers import (
+    HIDDEN,
+    STAGES,
+    TOKENS,
+    WARM,
+    Point,
+    message_bytes,
+    points,
+)
+from lib.pipeline_links import Asked, Link, loopback, probe, tun
+from lib.pipeline_rank import BLOCKING, CONTESTANTS, COORDINATOR, OURS
+from lib.processes import serve_on_ranks
+from lib.results import Row, save, spread
+from report import show
 
 from equipoise.hal.capabilities import Unavailable
+from equipoise.hal.communicator import Rendezvous
 
+RANK = Path(__file__).parent / "lib" / "pipeline_rank.py"
+LINK = Asked(latency=8e-3, rate=400e6)
+"""So much latency that small messages, too, take half of a stage and more; the rate is a third of
+what the forwarder manages, so that two cores have time for the ranks."""
+PATIENCE = 30.0
+"""Seconds that a message may take."""
 ROUNDS, FEWER = 5, 2
-"""Of what is compared; of the yardstick, and where nothing is kept."""
+"""Of what is kept, and of a quick look."""
 MORE_STAGES = 4
 SECONDS = 30.0
 """Of a run at most, on a machine that has other things to do."""
 QUICK = (Point(4096, 1, 0.75), Point(4096, 256, 0.75))
 CENTRE = Point(5120, 64, 0.75)
-SCENARIO = Serving(hidden=7168, prompt=128, decode=16, concurrency=32, requests=64, ratio=0.75)
-BRIEF = Serving(hidden=4096, prompt=64, decode=6, concurrency=12, requests=18, ratio=0.75)
+PART, FASTER, LEAST, ABOVE = 0.95, 1.3, 0.97, 1.0
+"""The bars, of two stages. Where a transfer takes half of compute or more: part of the
+compute-bound rate at least, and over blocking where bytes take most of the transfer. Elsewhere:
+over blocking. At every point: over the coordinator's pattern."""
+HALF = 0.499
+"""Part of compute that counts as half: some are asked for exactly that."""
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass over the micro-batches of a point."""
+
+    point: Point
+    system: str
+    round: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured on one link.
-
-    Attributes:
-        link: its name on the command line.
-        stages: how many.
-        works: what is served.
-        rounds: in which all take turns.
-    """
+    """What is measured on one link: points, in rounds in which all take turns."""
 
     link: str
     stages: int
-    works: tuple[Work, ...]
+    points: tuple[Point, ...]
     rounds: int
 
-    def runs(self) -> list[Run]:
-        """In order."""
-        return [
-            Run(work, system, turn)
-            for work in self.works
-            for turn in range(self.rounds)
-            for system in turns(turn)
-        ]
+    def runs(self) -> Iterator[Run]:
+        """In order; it is another's turn to be the first in each round."""
+        names = list(CONTESTANTS)
+        for point in self.points:
+            for turn in range(self.rounds):
+                first = turn % len(names)
+                for name in (*names[first:], *names[:first]):
+                    yield Run(point, name, turn)
 
 
-def turns(turn: int) -> list[str]:
-    """Everybody in one round; it is another's turn to be the first in each."""
-    names = list(CONTESTANTS)
-    first = turn % len(names)
-    return [n for n in names[first:] + names[:first] if n != WORD or turn < FEWER]
+@dataclass(frozen=True)
+class Record:
+    """A run, as its first and its last stage saw it."""
+
+    run: Run
+    stages: Sequence[Found]
+
+    @property
+    def rate(self) -> float:
+        """Micro-batches per second, after those that fill the pipeline."""
+        sampled: list[float] = self.stages[-1]["ended"][WARM:]
+        return (len(sampled) - 1) / (sampled[-1] - sampled[0])
 
 
 LINKS: dict[str, Callable[[int], AbstractContextManager[Link]]] = {
-    "loopback": lambda ranks: loopback(),
+    "loopback": loopback,
     "emulated": lambda ranks: tun(ranks, LINK),
-    "delayed": lambda ranks: delayed(LINK),
 }
 """By name on the command line."""
 
 
-def permitted(link: str) -> str:
-    """The link, or the one that takes its place where it cannot be made; says why."""
-    if link != "emulated":
-        return link
-    found = probe()
+def permitted(link: str) -> bool:
+    """Whether the link can be made here; says why not."""
+    found = probe() if link == "emulated" else None
     if isinstance(found, Unavailable):
-        sys.stderr.write(f"no emulated link here, so a delay in the HAL: {found.reason}\n")
-        return "delayed"
-    return link
+        sys.stderr.write(f"no emulated link here: {found.reason}\n")
+        return False
+    return True
 
 
-def brief(links: Sequence[str]) -> list[Part]:
-    """About a minute."""
-    works = (*map(Steady, QUICK), BRIEF)
-    return [Part(link, STAGES, works, FEWER) for link in links]
+def measure(part: Part) -> tuple[Row, list[Row]]:
+    """Serve all runs on a link: what the link is, and a row for each point.
 
-
-def whole(links: Sequence[str], hidden: Sequence[int], tokens: Sequence[int]) -> list[Part]:
-    """Everything that is asked for, and four stages at one point."""
-    swept = [p for p in points() if p.hidden in hidden and p.tokens in tokens]
-    works = (*map(Steady, swept), SCENARIO)
-    main = [Part(link, STAGES, works, ROUNDS) for link in links]
-    return [*main, *(Part(link, MORE_STAGES, (Steady(CENTRE),), ROUNDS) for link in links)]
-
-
-def measure(part: Part) -> Figures:
-    """Serve all runs on a link; its figures."""
-    runs = part.runs()
+    Raises:
+        RuntimeError: a stage was given something other than what the one before had sent.
+    """
+    runs = list(part.runs())
     with LINKS[part.link](part.stages) as link:
-        told = serve_all(link, part.stages, runs, SECONDS * len(runs))
-        asked = asdict(link.asked) if link.asked else None
-        found = {"name": link.name, "stages": part.stages, "asked": asked}
-    figures = {**found, "measured": told.link, **link_figures(runs, told, part.stages)}
-    sys.stderr.write(f"{found['name']}, {part.stages} stages: served. {link_told(figures)}\n")
-    return figures
+        tasks = [
+            {
+                "where": asdict(
+                    Rendezvous(
+                        rank=rank,
+                        size=part.stages,
+                        host=link.store[0],
+                        port=link.store[1],
+                        deadline=PATIENCE,
+                    )
+                ),
+                "runs": [(asdict(run.point), run.system, run.round) for run in runs],
+            }
+            for rank in range(part.stages)
+        ]
+        told = serve_on_ranks(RANK, tasks, link.places, SECONDS * len(runs))
+        name, asked = f"{part.stages} stages, {link.name}", link.asked
+    measured = told[0][0]
+    stages = zip(*(lines[1:] for lines in told), strict=True)
+    records = [Record(run, each) for run, each in zip(runs, stages, strict=True)]
+    for record in records:
+        if wrong := sum(stage["wrong"] for stage in record.stages):
+            raise RuntimeError(f"{record.run}: {wrong} wrong words")
+    rows = [
+        point_row(name, point, [r for r in records if r.run.point == point], measured)
+        for point in part.points
+    ]
+    words = f"{asked.latency * 1e3:g} ms, {asked.rate / 1e6:,.0f} MB/s" if asked else ""
+    link_row = {
+        "link": name,
+        "latency_ms": measured["latency"] * 1e3,
+        "rate": measured["rate"] / 1e6,
+        "asked": words,
+    }
+    sys.stderr.write(f"served: {link_row}\n")
+    return link_row, judged(rows) if part.stages == STAGES else rows
+
+
+def point_row(link: str, point: Point, records: Sequence[Record], measured: Found) -> Row:
+    """Throughput at one point; ratios are those of two runs of the same round."""
+    nbytes = message_bytes(point.hidden, point.tokens)
+    transfer, compute = dict(measured["seconds"])[nbytes], records[0].stages[0]["compute"]
+    rates = {(record.run.system, record.run.round): record.rate for record in records}
+    rounds = sorted({record.run.round for record in records})
+
+    def told(system: str) -> list[float]:
+        rate = spread(rates[system, turn] for turn in rounds)[0]
+        return [rate, rate * compute]
+
+    def over(base: str) -> list[float]:
+        return spread(rates[OURS, turn] / rates[base, turn] for turn in rounds)
+
+    return {
+        "link": link,
+        "hidden": point.hidden,
+        "tokens": point.tokens,
+        "asked": point.ratio,
+        "megabytes": nbytes / 1e6,
+        "transfer_ms": transfer * 1e3,
+        "ratio": transfer / compute,
+        "bound": 1.0 / compute,
+        "bandwidth_bound": nbytes / measured["rate"] >= transfer / 2,
+        **{system: told(system) for system in CONTESTANTS},
+        "over_blocking": over(BLOCKING),
+        "over_coordinator": over(COORDINATOR),
+    }
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """The same with `met`: the bars that a point misses; a figure that is no number meets none."""
+    found = []
+    for row in rows:
+        # Where a transfer takes less, overlap gains less: blocking alone comes to
+        # compute / (compute + transfer) of the compute-bound rate.
+        weighty = row["ratio"] >= HALF
+        asked = FASTER if row["bandwidth_bound"] and weighty else LEAST
+        held = {
+            "compute-bound rate": row[OURS][1] >= PART or not weighty,
+            f"over {BLOCKING}": row["over_blocking"][0] >= asked,
+            f"over {COORDINATOR}": row["over_coordinator"][0] > ABOVE,
+        }
+        wrong = [name for name, met in held.items() if not met]
+        found.append({**row, "met": f"**no**: {', '.join(wrong)}" if wrong else "yes"})
+    return found
+
+
+def figures(rows: Sequence[Row]) -> Row:
+    """Points with a miss, by link."""
+    found: Row = {}
+    for link in dict.fromkeys(row["link"] for row in rows if "met" in row):
+        of_link = [row for row in rows if row["link"] == link]
+        weighty = sum(row["ratio"] >= HALF for row in of_link)
+        found[link.removeprefix(f"{STAGES} stages, ")] = {
+            "value": sum(row["met"] != "yes" for row in of_link),
+            "note": f"of {len(of_link)}; a transfer takes half of compute or more at {weighty}",
+        }
+    return found
 
 
 def arguments() -> argparse.Namespace:
@@ -143,13 +242,20 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Do what the command line says."""
     chosen = arguments()
-    links = [permitted(link) for link in chosen.link or ("loopback", "emulated")]
-    selected = (chosen.hidden or HIDDEN, chosen.tokens or TOKENS)
-    parts = brief(links) if chosen.quick else whole(links, *selected)
-    figures: dict[str, Any] = {"links": [measure(part) for part in parts]}
-    sys.stdout.write("\n".join(text(figures)) + "\n")
-    if not (chosen.quick or chosen.link or chosen.hidden or chosen.tokens):
-        save("pipeline", ["python", "benchmarks/pipeline.py"], figures)
+    links = [link for link in chosen.link or LINKS if permitted(link)]
+    hidden, tokens = chosen.hidden or HIDDEN, chosen.tokens or TOKENS
+    swept = tuple(point for point in points() if point.hidden in hidden and point.tokens in tokens)
+    if chosen.quick:
+        parts = [Part(link, STAGES, QUICK, FEWER) for link in links]
+    else:
+        parts = [Part(link, STAGES, swept, ROUNDS) for link in links]
+        parts += [Part(link, MORE_STAGES, (CENTRE,), ROUNDS) for link in links]
+    found = [measure(part) for part in parts]
+    rows = [row for _, each in found for row in each]
+    tables = {"links": [link for link, _ in found], "points": rows}
+    show("pipeline", figures(rows), tables)
+    if links == list(LINKS) and not (chosen.quick or chosen.hidden or chosen.tokens):
+        save("pipeline", ["python", "benchmarks/pipeline.py"], figures(rows), tables)
 
 
 if __name__ == "__main__":

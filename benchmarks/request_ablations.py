@@ -1,19 +1,21 @@
 """What request balance depends on: scale, load, staleness, step times, drafts, prefixes, knobs.
 
     EQUIPOISE_TRACES=FOLDER python benchmarks/request_ablations.py
+    python benchmarks/request_ablations.py --only drafting     this part; nothing is kept
 
-Simulated, five seeds, as `benchmarks/request_balance.py`. Writes benchmarks/results/
-request_ablations.json; `python benchmarks/performance.py` shows it.
+Simulated, five seeds, as `request_routing.py`. Writes benchmarks/results/request_ablations.json;
+`python benchmarks/report.py` shows it.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import request_ablation_page
-from evidence import save
-from request_workloads import CASES, MOONCAKE, SEEDS, Case, folder, runnable, trace
+from lib.results import save
+from report import show
+from request_routing import CASES, MOONCAKE, SEEDS, Case, folder, pair, runnable, thousand, trace
 
 from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
 from equipoise.balancer.requests.comparison import Contender, Trial, compare, contenders
@@ -22,7 +24,7 @@ from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.workload import Workload
 
 Rows = list[dict[str, Any]]
-SHOWN = ("imbalance", "idle", "throughput", "ttft_mean", "tpot_mean", "wait_p99", "fairness")
+SHOWN = ("imbalance", "throughput", "ttft_mean", "tpot_mean", "wait_p99")
 PROP = CASES[1]
 FEW = ("jsq", "vllm", "jsq_load", "br0", "fit")
 PREFIXES = ("sglang_cache", "dynamo", "llm_d", "tpu_inference")
@@ -36,11 +38,25 @@ def rows(trial: Trial, entered: Sequence[Contender], **told: Any) -> Rows:
     return [
         {
             **told,
-            "policy": result.contender.label,
-            "figures": {name: asdict(result.interval(name)) for name in SHOWN},
+            **figures(
+                result.contender.label,
+                {name: asdict(result.interval(name)) for name in SHOWN},
+            ),
         }
         for result in compare(trial, entered)
     ]
+
+
+def figures(policy: str, found: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Means with their half widths."""
+    return {
+        "policy": policy,
+        "imbalance": thousand(found["imbalance"]),
+        "throughput": pair(found["throughput"]),
+        "wait_p99": pair(found["wait_p99"]),
+        "ttft": found["ttft_mean"]["mean"],
+        "tpot_ms": 1e3 * found["tpot_mean"]["mean"],
+    }
 
 
 def staged(trial: Trial, change: Callable[[Scenario], Scenario]) -> Trial:
@@ -180,22 +196,30 @@ def prefixes() -> Rows:
     return found
 
 
+PARTS: dict[str, Callable[[], Rows]] = {
+    "scaling": scaling,
+    "loads": loads,
+    "staleness": staleness,
+    "front_ends": front_ends,
+    "step_times": step_times,
+    "drafting": drafting,
+    "knobs": lambda: [row for case in runnable() for row in knobs(case)],
+    "prompts": prompts,
+    "prefixes": lambda: prefixes() if folder() is not None else [],
+}
+
+
 def main() -> None:
     """Run, print, write."""
-    figures: dict[str, Any] = {
-        "seeds": len(SEEDS),
-        "scaling": scaling(),
-        "loads": loads(),
-        "staleness": staleness(),
-        "front_ends": front_ends(),
-        "step_times": step_times(),
-        "drafting": drafting(),
-        "knobs": [row for case in runnable() for row in knobs(case)],
-        "prompts": prompts(),
-        "prefixes": prefixes() if folder() is not None else [],
-    }
-    sys.stdout.write("\n".join(request_ablation_page.text(figures)) + "\n")
-    save("request_ablations", ["python", "benchmarks/request_ablations.py"], figures)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts; nothing is kept")
+    only = parser.parse_args().only
+    tables = {name: part() for name, part in PARTS.items() if name in (only or PARTS)}
+    show("request_ablations", {}, tables)
+    if only is None and folder() is not None:
+        save("request_ablations", ["python", "benchmarks/request_ablations.py"], {}, tables)
 
 
 if __name__ == "__main__":

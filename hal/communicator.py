@@ -117,7 +117,7 @@ class Communicator(Protocol):
         ...
 
     def rebuild(self, ranks: Sequence[int]) -> None:
-        """Make the communicator usable again among `ranks`, after a failure."""
+        """Make the communicator usable again among `ranks`, after a failure; returns as `open`."""
         ...
 
     def close(self) -> None:
@@ -150,8 +150,10 @@ class Fabric(Protocol):
         """A communicator of its own for `purpose` among `ranks`, all of them by default.
 
         Collective: every one of these ranks opens it, in the same order of `ranks`; the place in
-        that order is its rank there. A purpose is opened once. Raises `CommunicatorFailed` when
-        a rank does not come by the deadline, and `Unsupported` when this rank is not one of them.
+        that order is its rank there. A purpose is opened once. When it has returned, no other
+        member needs this rank in order to open: it may leave at once (clause X8). Raises
+        `CommunicatorFailed` when a rank does not come by the deadline, and `Unsupported` when this
+        rank is not one of them.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Gloo's process group, with the types that torch's own stubs leave out."""
 
 import os
+import time
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from equipoise.hal.errors import CommunicatorFailed
 
+SOON = 0.001
+"""Seconds that a rank waits for the others at least: none at all would be for ever to a store."""
 INTERFACES = "GLOO_SOCKET_IFNAME"
 """The variable that names interfaces, comma-separated, as torch has it."""
 
@@ -65,18 +68,34 @@ class Group(Protocol):
 def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
     """Meet the other ranks over `store`; operations fail after `deadline` seconds.
 
+    Returns when every rank has connected to all others (clause X8).
+
     Raises `CommunicatorFailed` when a rank does not come, and where `GLOO_SOCKET_IFNAME` names
     something that is no interface of this machine.
     """
+    expiry = time.monotonic() + deadline
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=deadline)
     options._devices = _devices(gloo)
     try:
         group: Group = gloo(store, rank, size, options)
+        _await_connected(store, rank, size, expiry)
     except RuntimeError as error:
         raise CommunicatorFailed(f"the ranks did not all meet within {deadline:g} s") from error
     return group
+
+
+def _await_connected(store: Store, rank: int, size: int, expiry: float) -> None:
+    """Wait until every rank is through with gloo's constructor.
+
+    The constructor returns when this rank's own end of each connection stands. A peer may still be
+    about to connect; if this rank closed its group now, the peer would wait in vain for its whole
+    deadline. Over the store, because no rank that leaves takes an answer away from there.
+    """
+    store.set(f"connected/{rank}", "yes")
+    left = timedelta(seconds=max(expiry - time.monotonic(), SOON))
+    store.wait([f"connected/{peer}" for peer in range(size)], left)
 
 
 def _devices(gloo: Any) -> list[Any]:

@@ -9,8 +9,8 @@ The order matters, because few tokens visit few entries. Entry j of a list is th
 width / golden ratio, entries that are visited one after the other spread over the line. A whole
 round through the list, by any stride, divides its visits among the replicas as evenly as whole
 numbers do. A piece of a round by stride 1 (in turn) or 57 (what vLLM's hash makes of such a list)
-is off by at most three, and no other step does better: `tests/unit/balancer/experts/test_list_tables.py`
-has the search.
+is off by at most three, and no other step does better: the search is in
+`tests/unit/balancer/experts/test_list_tables.py`.
 """
 
 import numpy as np

@@ -22,17 +22,21 @@ class Server:
 
     def __init__(self) -> None:
         self._held = socket.socket()
+        self._keeps = False
         self._log: Path | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._status: str | None = None
         self.code: int | None = None
 
     def hold(self, port: int) -> int:
-        """Keep a port for it until `start`, so that nobody else is given it; 0: a free one.
+        """Keep a port for it until `start`; 0: a free one, kept until it is told to end.
 
-        Returns the port. Raises OSError where it is taken.
+        A model takes minutes to load before its server binds the port, and by then the system may
+        have given a free one to somebody else. Returns the port. Raises OSError where it is taken.
         """
-        # What is held so, and not listened on, can be bound by a server that says the same.
+        self._keeps = not port
+        # What is held so, and not listened on, can be bound by a server that says the same, as
+        # those of asyncio, uvicorn, Go and Rust do.
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._held.bind(("", port))
@@ -51,7 +55,8 @@ class Server:
         if log:
             self._log = Path(log)
             self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._held.close()
+        if not self._keeps:
+            self._held.close()
         self._guard = subprocess.Popen(
             [sys.executable, str(GUARD), log, str(grace), *command],
             stdin=subprocess.PIPE,

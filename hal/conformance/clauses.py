@@ -92,6 +92,7 @@ TITLES: Mapping[str, str] = {
     "X5": "what is unsupported raises before any side effect",
     "X6": "operations come after the current stream's launches",
     "X7": "a stream can wait for a Work",
+    "X8": "a rank that leaves after opening strands no rank that opens",
     "L1": "one signal releases exactly one waiter, early or late",
     "L2": "the lock's words reset themselves",
     "L3": "a late signal of an older epoch releases nobody",

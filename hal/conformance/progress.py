@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, demand
+from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, demand, finish
 from equipoise.hal.conformance.inplace import PROPERTIES as IN_PLACE
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
@@ -14,6 +14,7 @@ from equipoise.hal.conformance.rounds import PROPERTIES as ROUNDS
 from equipoise.hal.conformance.strategies import few
 from equipoise.hal.conformance.streamed import PROPERTIES as STREAMED
 from equipoise.hal.conformance.traffic import (
+    RANKS,
     SINGLE,
     Transfer,
     between,
@@ -124,6 +125,26 @@ def _turn(bench: Bench, before: threading.Event, number: int) -> Play:
     demand("C8", before.wait(bench.patience), f"the turn of step {number} never came")
 
 
+def _left_programs(traits: Traits) -> st.SearchStrategy[Program]:
+    """`leave(rank)`: ranks that close what they have just opened."""
+    leaving = st.lists(RANKS, min_size=1, max_size=MOST, unique=True)
+
+    def made(size: int, gone: Sequence[int]) -> Program:
+        ranks = sorted({rank % size for rank in gone})
+        return program([Step("leave", (rank,)) for rank in ranks], size)
+
+    return st.builds(made, few(traits), leaving)
+
+
+def _play_left(bench: Bench, found: Program) -> Play:
+    """Any error of an opening, or of the barrier afterwards, is a violation."""
+    group = yield from bench.communicator("left early")
+    if Step("leave", (bench.rank,)) in found.steps:
+        group.close()
+    after = yield from bench.communicator("after")
+    yield from finish(bench, after.barrier(), "a barrier of the communicator opened afterwards")
+
+
 PROPERTIES = (
     Property(
         name="sends-need-not-wait-for-receives",
@@ -166,6 +187,16 @@ PROPERTIES = (
         needs=company,
         ranks=Ranks.GROUP,
         hosts=HOSTS,
+    ),
+    Property(
+        name="a-rank-may-close-what-it-has-just-opened",
+        family=FAMILY,
+        clauses=("X8",),
+        claim="Ranks that close a communicator as soon as they have it take nobody's opening away.",
+        programs=_left_programs,
+        play=_play_left,
+        needs=company,
+        ranks=Ranks.GROUP,
     ),
     *ROUNDS,
     *STREAMED,

@@ -1,6 +1,5 @@
 """Looks for a case in which a property does not hold, and shrinks it."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -60,12 +59,13 @@ class Effort:
     Attributes:
         cases: how many to try.
         seed: what the draws start from.
-        shrinking: seconds that may go into shrinking a case; 0 reports it as drawn.
+        shrinking: plays that may go into shrinking a case; 0 reports it as drawn. Plays and not
+            seconds, so that a busy machine reports the same program as an idle one.
     """
 
     cases: int
     seed: int = 0
-    shrinking: float = 10.0
+    shrinking: int = 1000
 
 
 @dataclass
@@ -77,20 +77,20 @@ class _Trial:
     effort: Effort
     played: int = 0
     broken: dict[Case, Violation] = field(default_factory=dict)
-    found_at: float | None = None
+    found_at: int | None = None
     figure: str | None = None
 
     def play(self, case: Case) -> None:
         if case in self.broken:
             raise self.broken[case]
-        if self.found_at is not None and time.monotonic() > self.found_at + self.effort.shrinking:
-            return  # no more time to shrink: only what is known to break counts
+        if self.found_at is not None and self.played >= self.found_at + self.effort.shrinking:
+            return  # shrunk for long enough: only what is known to break counts
         self.played += 1
         try:
             self.figure = self.subject.play(self.claim, case)
         except Violation as violation:
             self.broken[case] = violation
-            self.found_at = self.found_at or time.monotonic()
+            self.found_at = self.found_at or self.played
             raise
 
 

@@ -1,4 +1,4 @@
-"""The other side of the comparison computes what it says."""
+"""The rival kernels of `benchmarks/gpu` equal the rule that they are written from."""
 
 import sys
 from importlib import import_module
@@ -20,11 +20,11 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 
 def imported() -> Any:
-    """A module of the folder, which is no package."""
+    """`gpu.baseline`; the folder of benchmarks is no package."""
     interpret_without_device()
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        return import_module("cuda_baseline")
+        return import_module("gpu.baseline")
     finally:
         sys.path.remove(str(BENCHMARKS))
 

@@ -52,26 +52,26 @@ class HastyNetwork(SerialNetwork):
         return Network.due(self)
 
 
-@pytest.mark.parametrize(
-    ("parts", "claim"),
-    [
-        (
-            replace(HEALTHY, mark=LaggingMark, reports=Unread),
-            "one-signal-lets-one-waiter-go-on",
-        ),
-        (
-            replace(HEALTHY, mark=SharedSignal),
-            "launches-run-in-the-order-that-streams-and-events-give",
-        ),
-        (replace(HEALTHY, device=AliasingDevice), "declared-streams-run-side-by-side"),
-        (replace(HEALTHY, outbox=LinkingOutbox), "sends-need-not-wait-for-receives"),
-        (
-            replace(HEALTHY, network=HastyNetwork, communicator=SerialCommunicator),
-            "what-nobody-answers-fails-its-communicator-by-name-and-no-other",
-        ),
-    ],
-    ids=["lagging-query", "shared-signal", "aliasing-pool", "blocking-links", "serial-groups"],
-)
+TRAPS = {
+    "lagging-query": (
+        replace(HEALTHY, mark=LaggingMark, reports=Unread),
+        "one-signal-lets-one-waiter-go-on",
+    ),
+    "shared-signal": (
+        replace(HEALTHY, mark=SharedSignal),
+        "launches-run-in-the-order-that-streams-and-events-give",
+    ),
+    "aliasing-pool": (replace(HEALTHY, device=AliasingDevice), "declared-streams-run-side-by-side"),
+    "blocking-links": (replace(HEALTHY, outbox=LinkingOutbox), "sends-need-not-wait-for-receives"),
+    "serial-groups": (
+        replace(HEALTHY, network=HastyNetwork, communicator=SerialCommunicator),
+        "what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+    ),
+}
+"""Backends that do not cope, and the property that rejects each."""
+
+
+@pytest.mark.parametrize(("parts", "claim"), TRAPS.values(), ids=TRAPS)
 def test_the_trap_bites_whoever_does_not_cope(parts: Parts, claim: str) -> None:
     backend = VirtualBackend(parts)
     subject = ControlledSubject(backend)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from helpers.harnesses.devices import Network
-from helpers.harnesses.left_over import LOSSES, TROUBLES, healthy, unmoved
+from helpers.harnesses.left_over import LOSSES, TROUBLES, healthy, matrix_row, unmoved
 from helpers.processes.ranks import Case, Ranks
 from helpers.rank_programs import faults
+from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 
 SIZE = 3
@@ -52,18 +53,30 @@ def play(
 
 @pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
 def test_devices_that_are_left_serve_one_layout_and_go_on(
-    ranks: Ranks, network: Network, where: str, how: str, commit: str
+    ranks: Ranks,
+    network: Network,
+    where: str,
+    how: str,
+    commit: str,
+    record_property: RecordProperty,
 ) -> None:
     lost = frozenset({faults.VICTIM})
     answers = play(ranks, network, faults.survive, lost, where=where, how=how, commit=commit)
     healthy([answers[0], answers[2]])
+    add_row(record_property, "fault matrix", matrix_row(network.backend, commit, how, where))
 
 
 @pytest.mark.parametrize(("what", "where", "commit"), TROUBLES if DEEP else TROUBLED)
 def test_beside_a_device_with_which_something_is_wrong_all_serve_one_layout(
-    ranks: Ranks, network: Network, what: str, where: str, commit: str
+    ranks: Ranks,
+    network: Network,
+    what: str,
+    where: str,
+    commit: str,
+    record_property: RecordProperty,
 ) -> None:
     answers = play(
         ranks, network, faults.endure, frozenset(), what=what, where=where, commit=commit
     )
     unmoved(answers, what)
+    add_row(record_property, "fault matrix", matrix_row(network.backend, commit, what, where))

@@ -5,14 +5,18 @@ schedule `lazy` comes first: it shows every planted race in each of 20 runs, `de
 them, `eager` one (docs/design/simulated-driver.md).
 """
 
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from devices.simulator.running import launch
 from helpers.paths import TESTS
+from helpers.records import RecordProperty, add_clauses, add_row
 from helpers.tiers import DEEP
+from npusim.selftest import races
 
 pytestmark = [
     pytest.mark.timeout(36_000 if DEEP else 900),
@@ -38,47 +42,117 @@ LAZY = "lazy"
 MORE = [pytest.param(name, marks=pytest.mark.deep) for name in ("eager", "delay")]
 
 
-def over(schedule: str, *command: str) -> str:
-    """What a command prints that has to end well."""
-    outcome = launch("--schedule", schedule, "--", *command, limit=LIMIT)
-    assert outcome.code == 0, f"{outcome.out}\n{outcome.err}"
-    return outcome.out
+class Judge:
+    """Runs commands over the simulated driver that have to end well, and records what they found.
+
+    Args:
+        folder: for the figures that a command writes.
+        record: pytest's `record_property`.
+    """
+
+    def __init__(self, folder: Path, record: RecordProperty) -> None:
+        self.folder = folder
+        self._figures = folder / "figures.json"
+        self._record = record
+
+    def run(self, schedule: str, *command: str) -> tuple[str, Any]:
+        """What a command prints, and the figures that it writes with `--json`."""
+        whole = (*command, "--json", str(self._figures))
+        outcome = launch("--schedule", schedule, "--", *whole, limit=LIMIT)
+        assert outcome.code == 0, f"{outcome.out}\n{outcome.err}"
+        return outcome.out, json.loads(self._figures.read_text("utf-8"))
+
+    def keeps(self, name: str, schedule: str, *arguments: str) -> None:
+        """A backend keeps the contract."""
+        suite = (*EQUIPOISE, "conformance", "--quiet", *arguments, *FEW)
+        told, _ = self.run(schedule, *suite)
+        assert len([line for line in told.splitlines() if "contract is kept: " in line]) == 1
+        driver = ("python", "-m", "npusim", "--schedule", schedule, "--")
+        add_clauses(self._record, f"{name}, {schedule}", (*driver, *suite), self._figures)
+
+    def add(self, table: str, **cells: object) -> None:
+        """Add a row to a table of docs/deep-results.md."""
+        add_row(self._record, table, cells)
 
 
-def kept(schedule: str, *arguments: str) -> None:
-    told = over(schedule, *EQUIPOISE, "conformance", "--quiet", *arguments, *FEW)
-    assert told.splitlines()[-1].startswith("the contract is kept: ")
+@pytest.fixture
+def judge(tmp_path: Path, record_property: RecordProperty) -> Judge:
+    return Judge(tmp_path, record_property)
 
 
 @pytest.mark.parametrize("schedule", [LAZY, *MORE])
-def test_ascend_backend_keeps_the_contract(schedule: str) -> None:
-    kept(schedule, *ASCEND)
+def test_ascend_backend_keeps_the_contract(judge: Judge, schedule: str) -> None:
+    judge.keeps("ascend", schedule, *ASCEND)
 
 
 @pytest.mark.deep
-def test_ascend_backend_keeps_the_contract_on_drawn_schedules() -> None:
-    kept("explore", *STEERED)
+def test_ascend_backend_keeps_the_contract_on_drawn_schedules(judge: Judge) -> None:
+    judge.keeps("ascend", "explore", *STEERED)
 
 
 @pytest.mark.parametrize("schedule", [LAZY, *MORE, pytest.param("explore", marks=pytest.mark.deep)])
-def test_nccl_communicator_keeps_the_contract(schedule: str) -> None:
-    kept(schedule, *NCCL)
+def test_nccl_communicator_keeps_the_contract(judge: Judge, schedule: str) -> None:
+    judge.keeps("cuda over the simulator, nccl", schedule, *NCCL)
 
 
-@pytest.mark.parametrize("kind", ["ascend", "nccl"])
-def test_suite_rejects_every_broken_backend(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["ascend", pytest.param("nccl", marks=pytest.mark.deep)])
+def test_suite_rejects_every_broken_backend(judge: Judge, kind: str) -> None:
     runs = () if DEEP else ("--runs", "3", "--rank-runs", "1", "--healthy", "0")
-    over(LAZY, sys.executable, "-m", "devices.conformance.trial", "--of", kind, *runs)
+    _, found = judge.run(
+        LAZY, sys.executable, "-m", "devices.conformance.trial", "--of", kind, *runs
+    )
+    for row in found["broken"]:
+        judge.add("broken backends", **broken_row(kind, row))
+    if found["healthy"]:
+        alarms, tried = (sum(row[name] for row in found["healthy"]) for name in ("caught", "runs"))
+        judge.add("broken backends", of=kind, broken="none", caught=f"{alarms} of {tried}")
 
 
-def test_driver_schedule_shows_every_planted_race() -> None:
-    over(LAZY, sys.executable, "-m", "npusim.selftest.races", "--schedules", LAZY)
+def broken_row(kind: str, row: dict[str, Any]) -> dict[str, object]:
+    """How often a broken backend was caught, for the page."""
+    return {
+        "of": kind,
+        "broken": row["name"],
+        "caught": f"{row['caught']} of {row['runs']}",
+        "what it does instead": row["instead"],
+        "ranks": row["ranks"],
+        "rejected by": row["property"],
+    }
 
 
-def test_run_on_simulated_ranks_changes_no_output(tmp_path: Path) -> None:
-    if DEEP:
-        for ranks in ("2", "4"):
-            files = ("--quiet", "--out", str(tmp_path / ranks))
-            over("eager", *EQUIPOISE, "run", "--backend", "ascend", "--ranks", ranks, *files)
-    else:
-        over("eager", sys.executable, str(TESTS / "devices" / "conformance" / "serve.py"), "2")
+def test_driver_schedule_shows_every_planted_race(judge: Judge) -> None:
+    schedules = races.SINGLE if DEEP else (LAZY,)
+    _, found = judge.run(
+        LAZY, sys.executable, "-m", "npusim.selftest.races", "--schedules", *schedules
+    )
+    for case in found[LAZY]:
+        right = {schedule: found[schedule].get(case, "·") for schedule in schedules}
+        judge.add("races", race=case.replace("/", ", "), **right)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=pytest.mark.deep) for n in (2, 4)])
+def test_default_run_on_simulated_ranks_changes_no_output(judge: Judge, ranks: int) -> None:
+    files = ("--quiet", "--out", str(judge.folder / "run"))
+    command = (*EQUIPOISE, "run", "--backend", "ascend", "--ranks", str(ranks))
+    _, found = judge.run("eager", *command, *files)
+    assert found["outputs_identical"]
+    judge.add("runs", **run_row(found))
+
+
+def run_row(found: dict[str, Any]) -> dict[str, object]:
+    """What came of a run, for the page."""
+    return {
+        "backend": found["backend"],
+        "ranks": found["ranks"],
+        "outputs identical": "yes" if found["outputs_identical"] else "no",
+        "epochs": found["epochs"],
+        "slots moved": found["slots_moved"],
+        "imbalance without": round(found["imbalance_unbalanced"], 4),
+        "with": round(found["imbalance_balanced"], 4),
+    }
+
+
+def test_run_on_simulated_ranks_changes_no_output() -> None:
+    serve = (sys.executable, str(TESTS / "devices" / "conformance" / "serve.py"), "2")
+    outcome = launch("--schedule", "eager", "--", *serve, limit=LIMIT)
+    assert outcome.code == 0, f"{outcome.out}\n{outcome.err}"

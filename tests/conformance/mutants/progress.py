@@ -16,7 +16,7 @@ from equipoise.backends.virtual.outbox import Item, Outbox
 from equipoise.backends.virtual.serial import SerialCommunicator, SerialNetwork
 from equipoise.backends.virtual.work import DEADLINE, VirtualWork
 from equipoise.hal.communicator import Exchange
-from equipoise.hal.errors import OperationTimeout
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
 from equipoise.hal.stream import Stream
 
 
@@ -107,6 +107,19 @@ class NoSnapshot(Collective):
         share.taken = share.source if not len(share.taken) else share.taken
 
 
+class OpeningNeedsEverybodyStill(VirtualCommunicator):
+    """A rank cannot open what another member has closed in the meantime."""
+
+    def _join(self, members: tuple[int, ...]) -> None:
+        super()._join(members)
+        if self._group in getattr(self.world, "left", []):
+            raise CommunicatorFailed(f"a member of {self.purpose!r} closed the connection")
+
+    def close(self) -> None:
+        super().close()
+        self.world.left = [*getattr(self.world, "left", []), self._group]  # type: ignore[attr-defined]
+
+
 MUTANTS = (
     Mutant(
         name="receives-wait-for-earlier-sends",
@@ -179,6 +192,14 @@ MUTANTS = (
         broken="Only the host can wait for an operation (NIXL #2198).",
         property="a-stream-waits-for-an-operation-without-the-host",
         subject=network_with(work=HostWaits),
+    ),
+    Mutant(
+        name="an-opening-fails-once-a-member-has-left",
+        clause="X8",
+        broken="A rank that is still connecting is cut off by one that is through and leaves.",
+        property="a-rank-may-close-what-it-has-just-opened",
+        subject=network_with(communicator=OpeningNeedsEverybodyStill),
+        also=("closing-ends-what-is-in-flight",),  # its ranks close while others still open
     ),
     Mutant(
         name="results-overwrite-what-is-still-read",

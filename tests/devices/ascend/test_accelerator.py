@@ -101,7 +101,7 @@ opened.stream_lock(600.0).acquire(opened.stream(Role.COMPUTE))
 print("left", flush=True)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.stdout.strip() == "left"
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ def told(*arguments: str) -> "subprocess.CompletedProcess[str]":
         env={name: value for name, value in os.environ.items() if name not in CANN},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 
@@ -50,7 +50,7 @@ def test_more_ranks_than_devices_are_refused_before_any_starts(command: str) -> 
         [sys.executable, "-m", "equipoise", command, "--backend", "ascend", *MANY[command]],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     [line] = answer.stderr.splitlines()

@@ -125,10 +125,9 @@ def aborting(network: Network) -> None:
 
 @pytest.mark.usefixtures("aborting")
 def test_an_abort_ends_works_and_releases_streams_which_say_that_they_failed(play: Play) -> None:
-    for ended, took, stream, idle, refusal, total, left in play(on_devices.aborted, 2):
+    for ended, stream, idle, refusal, total, left in play(on_devices.aborted, 2):
         assert "irecv from" in ended["text"]
         assert ended["text"].endswith("was aborted")
-        assert took < BRISK
         assert stream["error"] == "StreamFailed"
         assert idle
         assert refusal["error"] == "CommunicatorFailed"

@@ -119,7 +119,7 @@ def score(
     caught, clauses, began = 0, set(), time.monotonic()
     for seed in seeds:
         before = told(faults)
-        verdict = search(suite.find(claim), tried, Effort(cases=cases, seed=seed, shrinking=0.0))
+        verdict = search(suite.find(claim), tried, Effort(cases=cases, seed=seed, shrinking=0))
         if isinstance(verdict, Violated):
             clauses.add(verdict.clause)
         caught += isinstance(verdict, Violated) or told(faults) > before

@@ -7,6 +7,7 @@ import pytest
 from cudasim.breakages import BREAKAGES
 from devices.conformance.breakage import Breakage
 
+pytestmark = pytest.mark.deep
 LIMIT = 90.0
 """Seconds for one."""
 

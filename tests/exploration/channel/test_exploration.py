@@ -1,10 +1,13 @@
 """Channels on the virtual accelerator: hypothesis chooses who moves next, and what goes wrong."""
 
+from collections import Counter
+
 import pytest
 from exploration.channel.case import FAULTS, Case, Fault, Making, Manner
 from exploration.channel.oracle import violations
-from exploration.channel.play import play
+from exploration.channel.play import Record, play
 from exploration.channel.search import cases
+from helpers.records import RecordProperty, add_row
 from helpers.strategies.drawing import each_of
 from helpers.tiers import DEEP
 from hypothesis import given, note, settings
@@ -13,18 +16,53 @@ pytestmark = pytest.mark.timeout(1800)
 CASES = 20_000 if DEEP else 300
 
 
-@settings(max_examples=CASES)
-@given(cases((Fault.NONE,)))
-def test_whatever_is_late_every_step_is_read_as_it_was_sent(case: Case) -> None:
-    note(str(case))
-    assert violations(case, play(case)) == {}
+def played(faults: tuple[Fault, ...]) -> dict[Fault, Counter[str]]:
+    """Plays of cases that break no property, by what went wrong and how they ended."""
+    found: dict[Fault, Counter[str]] = {fault: Counter() for fault in faults}
+
+    @settings(max_examples=CASES)
+    @given(cases(faults))
+    def play_one(case: Case) -> None:
+        note(str(case))
+        record = play(case)
+        assert violations(case, record) == {}
+        found[case.fault][outcome_of(record)] += 1
+
+    play_one()
+    return found
 
 
-@settings(max_examples=CASES)
-@given(cases(FAULTS))
-def test_whatever_goes_wrong_nothing_else_is_read_unless_the_reader_is_told(case: Case) -> None:
-    note(str(case))
-    assert violations(case, play(case)) == {}
+OUTCOMES = ("read as sent", "reported")
+
+
+def outcome_of(record: Record) -> str:
+    """Whether anybody was told that something is wrong."""
+    told = record.errors or any(sight.errors for sight in record.sights)
+    return "reported" if told else "read as sent"
+
+
+def counted(outcomes: Counter[str]) -> dict[str, int]:
+    """Cells of a row of docs/deep-results.md."""
+    return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
+
+
+def test_whatever_is_late_every_step_is_read_as_it_was_sent(
+    record_property: RecordProperty,
+) -> None:
+    found = played((Fault.NONE,))
+    cells = {"of": "channel", "cases": "ranks and streams are late", **counted(found[Fault.NONE])}
+    add_row(record_property, "interleavings", cells)
+
+
+def test_whatever_goes_wrong_nothing_else_is_read_unless_the_reader_is_told(
+    record_property: RecordProperty,
+) -> None:
+    found = played(FAULTS)
+    total = counted(sum(found.values(), Counter()))
+    add_row(record_property, "interleavings", {"of": "channel", "cases": "with faults", **total})
+    for fault, outcomes in found.items():
+        cells = {"of": "channel", "fault": fault.value, **counted(outcomes)}
+        add_row(record_property, "faults explored", cells)
 
 
 def test_a_case_is_played_alike_each_time() -> None:

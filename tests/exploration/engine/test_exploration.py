@@ -8,10 +8,13 @@ import pytest
 from exploration.engine.case import Case, FaultKind
 from exploration.engine.oracle import violations
 from exploration.engine.play import play
+from exploration.engine.story import Record
 from exploration.engine.strategies import FAULTY, HEALTHY
+from helpers.records import RecordProperty, add_row
 from helpers.strategies.drawing import each_of
 from helpers.tiers import DEEP
 from hypothesis import given, note, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.timeout(900)
 CASES = 20_000 if DEEP else 400
@@ -38,22 +41,65 @@ def _unlogged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@settings(max_examples=CASES // 2)
-@given(HEALTHY)
+class Tally:
+    """Plays cases that must break no property, and counts how they end."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.struck: dict[FaultKind, Counter[str]] = {kind: Counter() for kind in FaultKind}
+
+    def play(self, cases: st.SearchStrategy[Case]) -> None:
+        @settings(max_examples=CASES // 2)
+        @given(cases)
+        def played(case: Case) -> None:
+            note(repr(case))
+            record = play(case)
+            assert violations(record) == {}
+            self.count(record)
+
+        played()
+
+    def count(self, record: Record) -> None:
+        outcome = outcome_of(record)
+        self.outcomes[outcome] += 1
+        for kind in {fault.kind for fault in record.struck}:
+            self.struck[kind][outcome] += 1
+
+
+OUTCOMES = ("committed", "aborted", "stopped")
+
+
+def outcome_of(record: Record) -> str:
+    """Whether a rank stopped, or an epoch was aborted, or all committed."""
+    if any(story.error is not None or story.gone for story in record.stories):
+        return "stopped"
+    return "aborted" if any(story.aborts for story in record.stories) else "committed"
+
+
+def counted(outcomes: Counter[str]) -> dict[str, int]:
+    """Cells of a row of docs/deep-results.md."""
+    return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
+
+
 def test_whatever_is_late_every_epoch_commits_everywhere_or_runs_out_of_patience(
-    case: Case,
+    record_property: RecordProperty,
 ) -> None:
-    note(repr(case))
-    assert violations(play(case)) == {}
+    tally = Tally()
+    tally.play(HEALTHY)
+    cells = {"of": "engine", "cases": "ranks and streams are late", **counted(tally.outcomes)}
+    add_row(record_property, "interleavings", cells)
 
 
-@settings(max_examples=CASES // 2)
-@given(FAULTY)
 def test_whatever_goes_wrong_ranks_keep_what_is_installed_or_commit_it_together_or_stop(
-    case: Case,
+    record_property: RecordProperty,
 ) -> None:
-    note(repr(case))
-    assert violations(play(case)) == {}
+    tally = Tally()
+    tally.play(FAULTY)
+    cells = {"of": "engine", "cases": "with faults", **counted(tally.outcomes)}
+    add_row(record_property, "interleavings", cells)
+    for kind, outcomes in tally.struck.items():
+        cells = {"of": "engine", "fault": kind.value, **counted(outcomes)}
+        add_row(record_property, "faults explored", cells)
 
 
 def test_a_case_is_played_alike_each_time() -> None:

@@ -4,6 +4,7 @@ import pytest
 from exploration.exchange.case import Case
 from exploration.exchange.play import play
 from exploration.exchange.strategies import cases
+from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 from hypothesis import HealthCheck, given, note, settings
 
@@ -11,10 +12,19 @@ pytestmark = pytest.mark.timeout(900)
 CASES = 5_000 if DEEP else 250
 
 
-@settings(max_examples=CASES, suppress_health_check=[HealthCheck.too_slow])
-@given(cases())
 def test_whoever_moves_next_every_step_equals_the_dense_reference_or_says_why_not(
-    case: Case,
+    record_property: RecordProperty,
 ) -> None:
-    note(repr(case))
-    assert play(case) == {}
+    count = 0
+
+    @settings(max_examples=CASES, suppress_health_check=[HealthCheck.too_slow])
+    @given(cases())
+    def played(case: Case) -> None:
+        nonlocal count
+        note(repr(case))
+        assert play(case) == {}
+        count += 1
+
+    played()
+    cells = {"of": "exchange", "cases": "with limits and other generations", "played": count}
+    add_row(record_property, "interleavings", cells)

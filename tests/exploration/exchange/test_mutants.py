@@ -11,7 +11,7 @@ from exploration.exchange.play import play
 from exploration.exchange.search import search
 from helpers.paths import ROOT
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 BUDGET = 1_000
 """Cases at most."""
 MUTANTS = mutants()

@@ -1,8 +1,8 @@
 """A server of the OpenAI API that makes up its tokens, and notes what it served.
 
-A token says who made it and which one it is: `w0:17 `. As a process: `python -m
-helpers.fakes.fake_openai JSON`, with the fields of `Fake`. What it serves is noted in a file, a line an
-event, at once: it may be killed any time.
+A token says who made it and which one it is: `w0:17 `. As a process:
+`python -m helpers.fakes.fake_openai JSON`, with the fields of `Fake`. What it serves is noted in a
+file, a line an event, at once: it may be killed any time.
 """
 
 import asyncio

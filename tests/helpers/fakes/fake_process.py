@@ -16,7 +16,7 @@ from typing import Any
 from helpers.paths import SEARCH_PATH
 from helpers.processes.ports import free_port
 
-PATIENCE = 60.0
+PATIENCE = 200.0
 
 
 @dataclass

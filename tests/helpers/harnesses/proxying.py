@@ -16,7 +16,7 @@ from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Access, HealthSettings, RouteSettings, WorkerSettings
 
 T = TypeVar("T")
-PATIENCE = 60.0
+PATIENCE = 200.0
 CHAT = "/v1/chat/completions"
 QUICK = HealthSettings(interval=0.1, timeout=30.0)
 

@@ -14,7 +14,7 @@ from equipoise.hal.conformance.crew import Crew
 from equipoise.hal.conformance.member import Member
 from equipoise.hal.errors import Violation
 
-WATCHDOG = 60.0
+WATCHDOG = 200.0
 """Seconds that a rank may take to answer before its case fails."""
 DEADLINE = 20.0
 """Seconds that any wait within a case may last, unless the case says otherwise."""

@@ -34,7 +34,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=800)
     return process.returncode, out, err
 
 

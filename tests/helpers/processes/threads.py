@@ -10,7 +10,7 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric, Rendezvous
 
 T = TypeVar("T")
-WATCHDOG = 60.0
+WATCHDOG = 200.0
 """Seconds after which a program that has not ended fails its test."""
 
 

@@ -204,13 +204,11 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
     breakage = CUT_OFF(moment) if how == "cut off" else healthy
     balancer = bench.balancer(breakage, CONFIG, commit, numbers)
     loop = bench.loop(where, _deed(how, moment), balancer)
-    began = time.monotonic()
     try:
         loop.run(balancer, (0, 1, 2), range(STEPS))
     except EquipoiseError:
         if bench.rank == VICTIM:
             _snap(signal.SIGKILL)
-    lasted = time.monotonic() - began
     first, seen = loop.step + 1, list(loop.sights)
     left = [rank for rank in range(3) if rank != VICTIM]
     smaller = balancer.reconfigure(left, first)
@@ -220,7 +218,6 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
     bench.accelerator.close()
     return {
         "last": loop.step - MORE,
-        "lasted": lasted,
         "before": seen,
         "after": loop.sights[len(seen) :],
         "aborts": dict(balancer.engine.aborts),

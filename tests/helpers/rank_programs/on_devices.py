@@ -239,7 +239,7 @@ def reopened(fabric: Fabric, backend: str, rounds: int) -> list[int]:
 def aborted(fabric: Fabric, backend: str) -> list[Any]:
     """A stream waits for a message that nobody sends, over a link that is there; then an abort.
 
-    How the work ends and how soon, what the stream says and whether the device comes behind it,
+    How the work ends, what the stream says and whether the device comes behind it,
     what the communicator says; the sum after a rebuild, and whether all of the old one was given
     back.
     """
@@ -248,10 +248,8 @@ def aborted(fabric: Fabric, backend: str) -> list[Any]:
     group.warm([(0, 1)])
     work = group.irecv(put([0, 0]), 1 - group.rank)
     work.wait(stream)
-    began = time.monotonic()
     group.abort()
     ended = outcome(lambda: work.result(SOON))
-    took = time.monotonic() - began
     failed = outcome(lambda: stream.launch(lambda: None))
     idle = until(lambda: bool(stream.native.query()))
     refusal = outcome(group.barrier)
@@ -259,7 +257,7 @@ def aborted(fabric: Fabric, backend: str) -> list[Any]:
     value = put([group.rank], torch.int32)
     group.all_reduce(value).result(SOON)
     left = until(lambda: len(LEDGER.held()) == 1)
-    return [ended, took, failed, idle, refusal, value.item(), left]
+    return [ended, failed, idle, refusal, value.item(), left]
 
 
 def closed_in_flight(fabric: Fabric, backend: str) -> list[Any]:

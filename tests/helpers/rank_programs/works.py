@@ -228,14 +228,11 @@ def lose_by_kill(fabric: Fabric, rank: int) -> Any:
     if fabric.control.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     failed = outcome(lambda: group.all_reduce(torch.ones(1)).result(SOON))
-    start = time.monotonic()
     lost = fabric.control.lost(SOON)
-    told = time.monotonic() - start
     group.rebuild([other for other in range(fabric.control.size) if other != rank])
     return {
         "failed": failed,
         "lost": lost and [lost.rank, lost.how, lost.operation],
-        "told": told,
         "place": [group.rank, group.size],
         "total": total(group),
     }
@@ -249,28 +246,8 @@ def lose_by_stop(fabric: Fabric, rank: int) -> Any:
     meet(fabric, "nobody accused")
     if fabric.control.rank == rank:
         os.kill(os.getpid(), signal.SIGSTOP)
-    start = time.monotonic()
     lost = fabric.control.lost(SOON)
     return {
         "early": early and str(early),
         "lost": lost and [lost.rank, lost.how, lost.operation],
-        "seconds": time.monotonic() - start,
     }
-
-
-def round_trips(fabric: Fabric, rounds: int) -> list[float]:
-    """Seconds of each round trip of 8 bytes between ranks 0 and 1."""
-    group, taken = fabric.open("ping"), []
-    data, back = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    total(group)
-    for _ in range(rounds):
-        start = time.monotonic()
-        arriving = group.irecv(back, 1 - group.rank)
-        if group.rank == 0:
-            group.isend(data, 1).result(SOON)
-            arriving.result(SOON)
-        else:
-            arriving.result(SOON)
-            group.isend(data, 0).result(SOON)
-        taken.append(time.monotonic() - start)
-    return taken

@@ -18,7 +18,7 @@ from equipoise.hal.conformance.crew import Crew
 from equipoise.hal.conformance.usage import halted
 from equipoise.hal.errors import Violation
 
-PATIENCE = 30.0
+PATIENCE = 200.0
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 EXAMPLE = ROOT / "examples" / "own_loop.py"
 
 
 def test_experts_move_under_a_loop_of_one_s_own_and_no_row_is_another() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     *epochs, last = done.stdout.splitlines()

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -281,6 +282,35 @@ def test_the_stand_in_is_asked_as_ray_is() -> None:
             for kind in (cluster.Cluster, local, cluster.RayCluster)
         )
         assert wanted == own == ray
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_a_signal_is_heard_by_whoever_is_about_to_wait_for_it() -> None:
+    told = threading.Event()
+    part("ray_workers").hear(told)
+    with told._cond:  # type: ignore[attr-defined]  # as within `told.wait()`
+        signal.raise_signal(signal.SIGTERM)
+    assert told.wait(PATIENCE)
+
+
+def test_a_port_is_held_while_its_server_starts() -> None:
+    server = part("ray_launch.server").Server()
+    port = server.hold(0)
+    server.start([sys.executable, "-c", "import time; time.sleep(60)"], "", 1.0)
+    try:
+        with pytest.raises(OSError, match="Address already in use"), socket.socket() as other:
+            other.bind(("", port))
+    finally:
+        server.tell()
+        assert server.status(PATIENCE) is not None
 
 
 def test_nobody_else_is_given_a_port_that_is_held() -> None:

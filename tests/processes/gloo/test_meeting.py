@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from helpers.processes.threads import Seat, on_ranks
 
@@ -10,10 +8,8 @@ def test_a_communicator_that_a_peer_never_opens_fails_instead_of_waiting_for_eve
     def program(seat: Seat) -> str:
         if seat.rank:
             return "elsewhere"
-        began = time.monotonic()
-        with pytest.raises(CommunicatorFailed, match="did not all meet"):
+        with pytest.raises(CommunicatorFailed, match="did not all meet within 2 s"):
             seat.fabric.open("lonely")
-        assert time.monotonic() - began < 20.0
         return "gave up"
 
     assert on_ranks(2, program, deadline=2.0) == ["gave up", "elsewhere"]

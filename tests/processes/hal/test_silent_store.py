@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -52,16 +51,14 @@ CALLS: dict[str, Callable[[StoreControlPlane], object]] = {
 def test_a_vote_over_a_silent_store_ends_with_an_error(
     name: str, silenced: StoreControlPlane
 ) -> None:
-    began = time.monotonic()
-    with pytest.raises(ControlLost):
+    with pytest.raises(ControlLost, match="did not answer within"):
         CALLS[name](silenced)
-    assert time.monotonic() - began < 20.0
 
 
 def test_asking_for_losses_and_leaving_end_over_a_silent_store(
     silenced: StoreControlPlane,
 ) -> None:
-    began = time.monotonic()
     assert silenced.lost(0.5) is None
     silenced.leave("this test is over")
-    assert time.monotonic() - began < 20.0
+    with pytest.raises(ControlLost, match="fell silent"):  # neither of them got an answer
+        silenced.cast("q", b"x")

@@ -18,7 +18,7 @@ from helpers.rank_programs import given
 from equipoise.balancer.formats import Iterations, read_statistics
 from equipoise.cli.main import main
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TEXT = str(files("equipoise.demo").joinpath("text", "tables.txt"))
 TRAFFIC = ("--text", TEXT, "--steps", "12", "--ranks", "2")
 MOVING = ("--slots", "34", "--window-size", "2", "--step-interval", "2")
@@ -92,7 +92,7 @@ def test_ranks_that_torchrun_started_record_into_one_folder(tmp_path: Path, reco
     launched = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
          "equipoise", "record", *TRAFFIC, "-o", "theirs"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert launched.returncode == 0, launched.stderr
@@ -107,7 +107,7 @@ def test_losing_a_rank_ends_the_recording_and_leaves_no_half_of_it(tmp_path: Pat
     assert "steps" in process.stderr.readline()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=800)
     assert process.returncode == 3
     assert err.splitlines()[-1].startswith("equipoise: error: rank 1 ")
     assert "Traceback" not in err

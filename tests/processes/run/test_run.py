@@ -13,7 +13,7 @@ from helpers.harnesses.trace_format import faults
 from helpers.processes.ports import free_port
 from helpers.processes.running import call, finish, start, wait_for_service
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TEXTS = files("equipoise.demo").joinpath("text")
 CADENCE = ("--window-size", "2", "--step-interval", "2")
 TABLES = ("--text", str(TEXTS.joinpath("tables.txt")))
@@ -165,7 +165,7 @@ def test_a_module_beside_the_user_is_not_taken_for_ours(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("equipoise")), "run", "--ranks", "1", "--steps", "1",
          "--no-balance", *TABLES, "--out", "o", "--json", "f.json", "--quiet"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert (tmp_path / "f.json").exists(), done.stderr
 
@@ -177,7 +177,7 @@ def test_torchrun_may_start_the_ranks(tmp_path: Path) -> None:
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
          "equipoise", "run", "--json", str(report), *few,
          "--out", str(tmp_path)],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert report.exists(), launched.stderr

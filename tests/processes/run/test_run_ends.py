@@ -11,27 +11,27 @@ from helpers.processes.processes import alive
 from helpers.processes.running import finish, start, wait_for_service
 from helpers.processes.shared_memory import left_since, segments
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
+LOSSES = {"SIGKILL": "was killed by SIGKILL", "SIGSTOP": "fell silent"}
+"""What the last line says became of a rank, by the signal that it was sent."""
+DEADLINE = 30.0
+"""Seconds. A tenth of it is what ranks get to say what they were doing."""
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_losing_a_rank_ends_the_run_with_one_line_that_names_it(name: str, tmp_path: Path) -> None:
     shared = segments()
-    deadline = 12.0
-    process = start("--ranks", "4", "--steps", "60", "--deadline", str(deadline),
+    process = start("--ranks", "4", "--steps", "60", "--deadline", str(DEADLINE),
                     "--out", str(tmp_path))  # fmt: skip
     ranks = wait_for_service(process, 4)
     os.kill(ranks[2], getattr(signal, name))
-    began = time.monotonic()
     code, _, err = finish(process)
-    took = time.monotonic() - began
     last = err.splitlines()[-1]
     assert code == 3
-    assert last.startswith("equipoise: error: rank 2 ")
+    assert last.startswith(f"equipoise: error: rank 2 {LOSSES[name]} ")
     assert "step" in last
     assert "all_to_all" in last or "all_reduce" in last or "vote" in last
     assert "Traceback" not in err
-    assert took < deadline
     assert not any(alive(rank) for rank in ranks)
     assert left_since(shared) == set()
 
@@ -42,22 +42,18 @@ def wait_for_reference(process: subprocess.Popen[str]) -> None:
         assert line, "the run ended before its reference pass"
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_losing_the_last_rank_during_the_reference_is_noticed_by_the_launcher(
     name: str, tmp_path: Path
 ) -> None:
-    deadline = 40.0
-    process = start("--ranks", "2", "--steps", "24", "--no-balance", "--deadline", str(deadline),
-                    "--out", str(tmp_path))  # fmt: skip
+    process = start("--ranks", "2", "--steps", "24", "--no-balance", "--out", str(tmp_path))
     (first, *_) = wait_for_service(process, 2)
     wait_for_reference(process)
     os.kill(first, getattr(signal, name))
-    began = time.monotonic()
     code, _, err = finish(process)
-    assert time.monotonic() - began < deadline
     assert code == 3
     last = err.splitlines()[-1]
-    assert last.startswith("equipoise: error: rank 0 ")
+    assert last.startswith(f"equipoise: error: rank 0 {LOSSES[name]} ")
     assert last.endswith("during the reference pass")
 
 
@@ -65,8 +61,8 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     process = start("--ranks", "2", "--steps", "60", "--out", str(tmp_path))
     ranks = wait_for_service(process, 2)
     process.kill()
-    process.communicate(timeout=30)
-    expiry = time.monotonic() + 20
+    process.communicate(timeout=200)
+    expiry = time.monotonic() + 200
     while any(alive(rank) for rank in ranks) and time.monotonic() < expiry:
         time.sleep(0.05)
     assert not any(alive(rank) for rank in ranks)

@@ -18,7 +18,7 @@ from equipoise.balancer.requests.router import Router
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import Access, HealthSettings, Limits, RouteSettings, WorkerSettings
 
-pytestmark = pytest.mark.timeout(1000 if DEEP else 120)
+pytestmark = pytest.mark.timeout(1000 if DEEP else 300)
 ROOM = 2_000
 """Tokens of a worker's KV cache: its slots are the tighter limit, and its tokens are counted."""
 EVERYWHERE = [f"w{number}" for number in range(SERVERS)]

@@ -29,7 +29,7 @@ from helpers.tiers import DEEP
 from equipoise.serve.outcomes import Outcome
 from equipoise.serve.record import Record, read_log
 
-pytestmark = pytest.mark.timeout(1000 if DEEP else 120)
+pytestmark = pytest.mark.timeout(1000 if DEEP else 300)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     (name,) = arguments
     breakage = next(breakage for breakage in BREAKAGES if breakage.name == name)
     with own_faults(), planted(breakage):
-        effort = Effort(cases=CASES, seed=0, shrinking=0.0)
+        effort = Effort(cases=CASES, seed=0, shrinking=0)
         verdict = search(suite.find(breakage.property), DeviceSubject(BACKEND), effort)
         print(verdict, flush=True)
         return 0 if isinstance(verdict, Violated) else 1

@@ -251,7 +251,7 @@ def test_the_installed_program_says_it_the_same_way() -> None:
         [sys.executable, "-m", "equipoise", "run", "--ranks", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     expected = "equipoise: error: --ranks must be at least 1, got 0\n"

@@ -13,7 +13,7 @@ from helpers.fakes.fake_openai import Fake, start
 from equipoise.cli.bench import plan_of, request_of
 from equipoise.serve.load_plan import ClosedLoop, OpenLoop
 
-PATIENCE = 30.0
+PATIENCE = 200.0
 URL = ("--url", "http://127.0.0.1:1")
 BAD: dict[tuple[str, ...], str] = {
     (): "--url is needed",

@@ -106,7 +106,7 @@ def test_the_program_ends_without_a_traceback_whatever_its_outputs_are(
         ["/bin/sh", "-c", f'"$0" -m equipoise {shell}', sys.executable],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         env=BUFFERED,
     )
@@ -122,7 +122,7 @@ def test_a_reader_that_left_ends_the_program_in_silence() -> None:
         [sys.executable, "-m", "equipoise", "--help"],
         stdout=theirs,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=240,
         check=False,
         env=BUFFERED,
     )

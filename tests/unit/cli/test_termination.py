@@ -15,7 +15,7 @@ import pytest
 from equipoise.cli.termination import SIGNALS, Terminated, terminable
 from equipoise.demo import launcher
 
-PATIENCE = 60.0
+PATIENCE = 200.0
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -28,7 +28,7 @@ time.sleep(0.05)
 
 def ended(context: str) -> int:
     program = RANK.format(context=context)
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=240)
     return process.returncode
 
 

@@ -28,7 +28,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *SUBJECT)
     subprocess.run(
         [program, *made, "-keyout", str(key), "-out", str(found)],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=240,
     )  # fmt: skip
     return found
 

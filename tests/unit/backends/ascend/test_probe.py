@@ -81,7 +81,7 @@ def test_importing_the_backend_imports_no_vendor() -> None:
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout.strip() == "False"

@@ -1,6 +1,6 @@
 """What is claimed of `fit`, and of published policies, on seeds that nothing was tuned on.
 
-Simulated, so these are the same figures on every machine; `benchmarks/request_balance.py` has more
+Simulated, so these are the same figures on every machine; `benchmarks/request_routing.py` has more
 of them. Real traces are read from the folder that EQUIPOISE_TRACES names.
 """
 

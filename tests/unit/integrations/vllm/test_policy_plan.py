@@ -152,7 +152,7 @@ def test_another_process_finds_the_same() -> None:
             env={**os.environ, "PYTHONPATH": path, **more},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=True,
         )
         answers.add(done.stdout)

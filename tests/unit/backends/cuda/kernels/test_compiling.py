@@ -41,7 +41,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

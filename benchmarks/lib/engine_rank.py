@@ -1,0 +1,277 @@
+"""One rank of `engine_stall.py`, as a process: serves every run in turn, and writes down when.
+
+A run is a point, a system and a round. Told what to do on standard input, in JSON; writes a line of
+JSON for each run.
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from equipoise.balancer.experts.config import ShareMode
+from equipoise.balancer.experts.layout import Layout
+from equipoise.hal import registry
+from equipoise.hal.communicator import Fabric, Rendezvous
+from equipoise.hal.errors import GenerationMismatch
+from equipoise.hal.stream import Role
+from lib.emulated_device import Clock, Emulated, Point, now, prompt_timers
+from lib.emulated_link import Board, Link, LinkedFabric
+from lib.engine_systems import (
+    DEADLINE,
+    PER_RANK,
+    SHAPE,
+    Base,
+    Given,
+    Ids,
+    OneLayer,
+    Ours,
+    Perfect,
+    Place,
+    StopTheWorld,
+    System,
+    Traffic,
+    as_today,
+    by_boundary,
+    by_lock,
+    common,
+    digest,
+    given,
+    traffic_of,
+    weights,
+)
+
+SYSTEMS: dict[str, Callable[[Place, Traffic], System]] = {
+    "none": lambda place, traffic: Base(place),
+    "none again": lambda place, traffic: Base(place),
+    "perfect": lambda place, traffic: Perfect(place, traffic.switches),
+    "stop-the-world": lambda place, traffic: StopTheWorld(place),
+    "one layer a step": lambda place, traffic: OneLayer(place),
+    "boundary": lambda place, traffic: Ours(place, by_boundary),
+    "locked": lambda place, traffic: Ours(place, by_lock),
+    "stop-the-world, greedy": lambda place, traffic: StopTheWorld(place),
+    "one layer a step, greedy": lambda place, traffic: OneLayer(place),
+    "boundary, own": lambda place, traffic: Ours(place, by_boundary, ShareMode.LAGGED, own=True),
+    "locked, own": lambda place, traffic: Ours(place, by_lock, ShareMode.LAGGED, own=True),
+}
+"""By name. Those with `greedy` execute what today's systems plan, `own` plans itself."""
+
+
+LOOK = 0.7
+"""Part of the time that no layer is shorter than, after which ranks look who has come."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a point's runs share.
+
+    Attributes:
+        traffic: of the point.
+        ids: this rank's, by step.
+        plans: that every system executes.
+        today: that other systems would plan.
+    """
+
+    traffic: Traffic
+    ids: list[Ids]
+    plans: tuple[Given, ...]
+    today: tuple[Given, ...]
+
+    @staticmethod
+    def of(point: Point, rank: int) -> "Material":
+        """The same on every rank but for the tokens."""
+        traffic = traffic_of(point)
+        ids = [traffic.ids(step, rank) for step in range(traffic.steps)]
+        plans, today = (tuple(given(traffic, planner)) for planner in (common, as_today))
+        return Material(traffic, ids, plans, today)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the compute stream found in a layer of a step; looked at when the run is over.
+
+    Attributes:
+        layer: which.
+        row: int32 [rows], the expert that each asks for.
+        found: int32 [rows], the slot that it was sent to.
+        placed: int32 [slots], the experts that the installed placement promises.
+        held: int64 [slots of the rank, 2], what its slots hold: layer and expert.
+    """
+
+    layer: int
+    row: Ids
+    found: Ids
+    placed: Ids
+    held: npt.NDArray[np.int64]
+
+    def wrong(self, mine: slice) -> int:
+        """How many rows and slots."""
+        of_layer = self.held[:, 0] == self.layer
+        as_promised = self.held[:, 1] == self.placed[mine]
+        return int((self.placed[self.found] != self.row).sum() + (~(of_layer & as_promised)).sum())
+
+
+class Loop:
+    """Serves one run.
+
+    Args:
+        system: the way to serve.
+        clock: of the compute stream.
+        place: where.
+        board: where the ranks meet.
+        material: what is served.
+    """
+
+    def __init__(self, system: System, place: Place, board: Board, material: Material) -> None:
+        self._system = system
+        self._place = place
+        self._board = board
+        self._material = material
+        self._clock: Clock = place.device.compute
+        self._compute = place.device.stream(Role.COMPUTE)
+        self._point = place.device.point
+        self._mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
+        steps = material.traffic.steps
+        self.began, self.ended, self.ideal = (np.zeros(steps) for _ in range(3))
+        self.freed: list[int] = []
+        self.layouts: list[Layout] = []
+        self._seen: list[Seen] = []
+        self.cpu = 0.0
+
+    def run(self) -> None:
+        """Every step."""
+        spent = time.process_time()
+        for step, ids in enumerate(self._material.ids):
+            if self._system.free(step):
+                self.freed.append(step)
+                self._meet_between_steps()
+            self.began[step] = now()
+            self._system.boundary(step)
+            for layer, row in enumerate(ids):
+                self._launch(step, layer, row)
+            self._system.launched()
+            self._compute.synchronize(DEADLINE)
+            self.ended[step] = now()
+            self._note()
+        self.cpu = time.process_time() - spent
+
+    def _launch(self, step: int, layer: int, row: Ids) -> None:
+        """Route this rank's rows, and compute what all ranks send here."""
+        told = torch.from_numpy(row).view(-1, 1)
+        slots = self._system.router.route(layer, step, told)
+        program = partial(
+            self._layer, step, layer, row, slots, self._system.installed.layout.placement[layer]
+        )
+        with self._system.reading(layer, step):
+            self._compute.launch(partial(program, now()))
+
+    def _layer(
+        self, step: int, layer: int, row: Ids, slots: torch.Tensor, placed: Ids, launched: float
+    ) -> None:
+        """On the compute stream: dispatch, experts, combine."""
+        found = slots.numpy().ravel()
+        rows = np.bincount(found // PER_RANK, minlength=SHAPE.ranks)
+        generation = self._system.installed.generation(layer)
+        start = max(self._clock.free, launched)
+        look = start + LOOK * self._point.fixed
+        met = self._board.meet(start, rows, generation, look)
+        if (met.generations != generation).any():
+            raise GenerationMismatch(f"step {step}, layer {layer}: {met.generations.tolist()}")
+        took = self._point.fixed + self._point.row * int(met.rows.max())
+        self.ideal[step] += took
+        self._clock.not_before(met.start)
+        self._clock.spend(took)
+        self._seen.append(Seen(layer, row, found, placed, self._system.held[layer].numpy().copy()))
+
+    def wrong(self) -> int:
+        """Rows that were sent to a slot of another expert, and slots that held another."""
+        return sum(seen.wrong(self._mine) for seen in self._seen)
+
+    def _meet_between_steps(self) -> None:
+        """So that no rank begins a step while another still installs for nothing."""
+        zeros = np.zeros(SHAPE.ranks, dtype=np.int64)
+        self._board.meet(0.0, zeros, 0)
+
+    def _note(self) -> None:
+        """Remember what was installed."""
+        layout = self._system.installed.layout
+        if not self.layouts or self.layouts[-1] is not layout:
+            self.layouts.append(layout)
+
+
+def serve(task: dict[str, Any], told: IO[str]) -> None:
+    """Every run of a task; a line for each."""
+    torch.set_num_threads(1)
+    prompt_timers()
+    fabric = registry.communicator("gloo").connect(Rendezvous(**task["where"]))
+    rank = fabric.control.rank
+    board = Board(Path(task["board"]), rank, SHAPE.ranks, DEADLINE)
+    materials: dict[str, Material] = {}
+    for number, (fields, name, turn) in enumerate(task["runs"]):
+        point = Point(**fields)
+        if point.name not in materials:
+            materials = {point.name: Material.of(point, rank)}  # the last point's only
+        found = _run(fabric, board, materials[point.name], point, name, f"run{number}")
+        told.write(json.dumps({"point": point.name, "system": name, "round": turn, **found}) + "\n")
+        told.flush()
+    fabric.open("over").barrier().result(DEADLINE)
+    fabric.close()
+
+
+def _run(
+    fabric: Fabric, board: Board, material: Material, point: Point, name: str, label: str
+) -> dict[str, Any]:
+    rows = weights()
+    linked = LinkedFabric(fabric, Link(point, rows[0, 0].nbytes))
+    inner = registry.accelerator("cpu").open(0)
+    plans = material.today if name.endswith("greedy") else material.plans
+    place = Place(Emulated(inner, point), linked, fabric.control.rank, label, rows, plans)
+    system = SYSTEMS[name](place, material.traffic)
+    loop = Loop(system, place, board, material)
+    gc.collect()
+    gc.freeze()
+    linked.open(f"{label}.start").barrier().result(DEADLINE)
+    try:
+        loop.run()
+        linked.open(f"{label}.end").barrier().result(DEADLINE)
+    finally:
+        gc.unfreeze()
+        system.close()
+        linked.part()
+        inner.close()
+    return _told(loop, system, material, plans)
+
+
+def _told(loop: Loop, system: System, material: Material, plans: Sequence[Given]) -> dict[str, Any]:
+    return {
+        "began": loop.began.tolist(),
+        "ended": loop.ended.tolist(),
+        "ideal": loop.ideal.tolist(),
+        "wrong": loop.wrong(),
+        "freed": loop.freed,
+        "layouts": [layout.digest for layout in loop.layouts],
+        "cpu": loop.cpu,
+        "tokens": digest(material.ids),
+        "plans": [plan.layout.digest for plan in plans],
+        "rebalances": [[e.due, e.step, e.copies] for e in system.ended],
+    }
+
+
+def main() -> None:
+    """Serve what standard input says, into the file that it names."""
+    task = json.loads(sys.stdin.readline())
+    with Path(task["told"]).open("w") as told:
+        serve(task, told)
+
+
+if __name__ == "__main__":
+    main()

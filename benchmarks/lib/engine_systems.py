@@ -1,0 +1,577 @@
+"""Ways to serve: without balancing, and with systems that bring new weights in different ways.
+
+All are given the same plans, by the same schedule of blobs (`ship`), over the same link. What
+differs is who waits for what. None of the others plans, builds a shipment, or looks at what it has
+copied, while it is timed; ours does the latter two.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from equipoise.balancer.experts import plan
+from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock, open_balancer
+from equipoise.balancer.experts.change import Change, change_of
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.drafting import Draft
+from equipoise.balancer.experts.installed import Installed
+from equipoise.balancer.experts.jobs import Job, Task, ThreadWorker, finish
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.mover import Mover, Staged
+from equipoise.balancer.experts.placement import Load, Shape, contiguous
+from equipoise.balancer.experts.planner import Freight, Proposal, by_groups, by_ship
+from equipoise.balancer.experts.router import Router, TableRouter
+from equipoise.balancer.experts.shipment import Shipment, ship
+from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.hal import registry
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+from lib.emulated_device import (
+    ANEW,
+    EPOCHS,
+    EXPERTS,
+    FOLLOWING,
+    INTERVAL,
+    LAYERS,
+    PARCEL,
+    RANKS,
+    ROWS,
+    SEED,
+    SLOTS,
+    UPDATES,
+    WINDOW,
+    Emulated,
+    EmulatedStore,
+    Library,
+    Point,
+    Unchecked,
+)
+from lib.emulated_link import LinkedFabric
+from lib.loads import Model, windows
+from lib.rivals import InUse, install
+
+SHAPE = Shape(LAYERS, EXPERTS, SLOTS, RANKS)
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Expert ids of every rank, step and layer.
+
+    Attributes:
+        skew: sigma of the logarithm of an expert's popularity.
+        stages: how many.
+        interval: steps between two plans.
+    """
+
+    skew: float
+    stages: int
+    interval: int = INTERVAL
+
+    @property
+    def switches(self) -> tuple[int, ...]:
+        """Steps at which a stage begins."""
+        return tuple(self.warm + EPOCHS * self.interval * stage for stage in range(self.stages))
+
+    @property
+    def warm(self) -> int:
+        """Steps before the first stage: its first plan is made from its first steps."""
+        return self.interval - WINDOW
+
+    @property
+    def steps(self) -> int:
+        """All of them; no further plan is due."""
+        return self.interval + EPOCHS * self.interval * self.stages
+
+    def stage(self, step: int) -> int:
+        """Which stage a step is of; -1 before the first."""
+        return min((step - self.warm) // (EPOCHS * self.interval), self.stages - 1)
+
+    def ids(self, step: int, rank: int) -> Ids:
+        """int32 (layers, rows) of a rank's tokens."""
+        stage = self.stage(step)
+        odds = self._odds[stage]  # -1 is the last: a topic of the warm-up's own
+        draw = np.random.default_rng((SEED, step, rank)).random((LAYERS, ROWS[max(stage, 0)]))
+        found = [np.searchsorted(edges, row) for edges, row in zip(odds, draw, strict=True)]
+        return np.minimum(np.stack(found), EXPERTS - 1).astype(np.int32)
+
+    def load(self, steps: range) -> Load:
+        """(layers, experts): rows over these steps and all ranks."""
+        total = np.zeros((LAYERS, EXPERTS), dtype=np.int64)
+        for step in steps:
+            for rank in range(RANKS):
+                for layer, row in enumerate(self.ids(step, rank)):
+                    total[layer] += np.bincount(row, minlength=EXPERTS)
+        return total
+
+    @cached_property
+    def _odds(self) -> list[npt.NDArray[np.float64]]:
+        """Cumulative popularity by stage, (layers, experts); the last is the warm-up's."""
+        model = Model(
+            layers=LAYERS, experts=EXPERTS, ranks=RANKS, sigma=self.skew, domains=self.stages + 1,
+            period=1, sub_windows=1,
+        )  # fmt: skip
+        return [window.odds.cumsum(axis=1) for window in windows(model, SEED, self.stages + 1)]
+
+
+def digest(ids: Sequence[Ids]) -> str:
+    """Of all that a rank serves, by step."""
+    state = blake2b(digest_size=8)
+    for step in ids:
+        state.update(step.data)
+    return state.hexdigest()
+
+
+def traffic_of(point: Point) -> Traffic:
+    """What a point is measured on."""
+    return Traffic(point.skew, point.stages)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan that every system executes.
+
+    Attributes:
+        due: the boundary at which its load is known.
+        stage: the load stage that it is for.
+        anew: whether the topic is that of the plan before: weights move between placements that are
+            both balanced.
+        layout: to be installed.
+        moves: copies that their rank did not hold.
+    """
+
+    due: int
+    stage: int
+    anew: bool
+    layout: Layout
+    moves: int
+
+
+def start() -> Layout:
+    """Installed at first."""
+    placement = contiguous(SHAPE)
+    return Layout(placement, even_shares(placement, EXPERTS))
+
+
+Planner = Callable[[Load, Layout, bool], tuple[Layout, int]]
+"""From load, what is installed, and whether to plan anew, to a layout and its moves."""
+
+
+def given(traffic: Traffic, planner: Planner) -> Iterator[Given]:
+    """All plans, each from where the one before leads."""
+    layout = start()
+    for number in range(EPOCHS * traffic.stages):
+        closed = (number + 1) * traffic.interval
+        load = traffic.load(range(closed - WINDOW, closed))
+        stage, anew = number // EPOCHS, number % EPOCHS > 0
+        layout, moves = planner(load, layout, anew)
+        yield Given(closed + 1, stage, anew, layout, moves)
+
+
+def common(load: Load, layout: Layout, anew: bool) -> tuple[Layout, int]:
+    """What all systems execute: what the engine plans by default behind a switch of topic.
+
+    Of a topic that stays plans are made anew, so that weights really move.
+    """
+    found = plan(
+        load,
+        slots=SLOTS,
+        ranks=RANKS,
+        installed=layout.placement,
+        policy="connected" if anew else "incremental",
+        max_copies=ANEW if anew else FOLLOWING,
+    )
+    return Layout(found.placement, found.shares), found.moves
+
+
+def as_today(load: Load, layout: Layout, anew: bool) -> tuple[Layout, int]:
+    """What other systems plan: greedily, anew every time, for an even split."""
+    found = plan(load, slots=SLOTS, ranks=RANKS, installed=layout.placement, policy="greedy")
+    return Layout(found.placement, even_shares(found.placement, EXPERTS)), found.moves
+
+
+PER_RANK = SHAPE.slots_per_rank
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs.
+
+    Attributes:
+        device: emulated.
+        fabric: whose exchanges of weights go over the emulated link.
+        rank: this one.
+        label: of the run; no two have the same.
+        rows: int64 (layers, experts, 2), the weights in the host's memory.
+        plans: to be executed, in order.
+    """
+
+    device: Emulated
+    fabric: LinkedFabric
+    rank: int
+    label: str
+    rows: torch.Tensor
+    plans: Sequence[Given]
+
+
+def weights() -> torch.Tensor:
+    """int64 (layers, experts, 2): what stands for every expert: its layer and its number."""
+    layers = torch.arange(SHAPE.layers).view(-1, 1).expand(-1, SHAPE.experts)
+    experts = torch.arange(SHAPE.experts).view(1, -1).expand(SHAPE.layers, -1)
+    return torch.stack([layers, experts], dim=2).contiguous()
+
+
+def slots_of(
+    place: Place, kind: type[EmulatedStore], staging: int
+) -> tuple[torch.Tensor, EmulatedStore]:
+    """This rank's slots, filled with the start layout, and their store."""
+    mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
+    first = torch.from_numpy(start().placement[:, mine].astype(np.int64))
+    held = torch.stack([place.rows[layer, experts] for layer, experts in enumerate(first)])
+    slots = tuple((Segment("stands for an expert", row),) for row in held.flatten(0, 1))
+    inner = place.device.slot_store(SlotLayout(slots, staging))
+    return held, kind(inner, place.device)
+
+
+DEADLINE = 30.0
+NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rebalance: the boundaries at which it was due and ended, and copies between ranks."""
+
+    due: int
+    step: int
+    copies: int
+
+
+class System(Protocol):
+    """What the step loop asks of a way to serve."""
+
+    router: Router
+    installed: Installed
+    held: torch.Tensor
+    """int64 [layers, slots of a rank, 2]: what the slots hold."""
+    ended: list[Ended]
+
+    def free(self, step: int) -> bool:
+        """What nobody has to wait for, before the clock starts; whether there was anything."""
+        ...
+
+    def boundary(self, step: int) -> None:
+        """Between two steps."""
+        ...
+
+    def launched(self) -> None:
+        """The step's forward is on its way."""
+        ...
+
+    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+        """Around what reads the slots of a layer."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside."""
+        ...
+
+
+class Base:
+    """Slots, tables and a router; nothing ever changes.
+
+    Args:
+        place: where.
+        kind: of slot store.
+        staging: buffers.
+    """
+
+    def __init__(
+        self, place: Place, kind: type[EmulatedStore] = Unchecked, staging: int = 0
+    ) -> None:
+        self._place = place
+        self._mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
+        self.held, self._store = slots_of(place, kind, staging)
+        self.ended: list[Ended] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.installed = Installed(self._place.device, self._store, SHAPE, start())
+        counters = torch.zeros((SHAPE.layers, SHAPE.experts), dtype=torch.int32)
+        device, tables = self._place.device, self.installed.tables
+        self.router: Router = TableRouter(device, tables, self._place.rank, counters)
+
+    def free(self, step: int) -> bool:
+        """Nothing."""
+        return False
+
+    def boundary(self, step: int) -> None:
+        """Nothing."""
+
+    def launched(self) -> None:
+        """Nothing."""
+
+    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+        """No lock."""
+        return NOTHING
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Perfect(Base):
+    """The last placement of each stage, there from its first step on, at no cost."""
+
+    def __init__(self, place: Place, switches: Sequence[int]) -> None:
+        last = {plan.stage: plan for plan in place.plans}
+        self._by_step = {step: last[stage] for stage, step in enumerate(switches)}
+        super().__init__(place)
+
+    def free(self, step: int) -> bool:
+        """Install a stage's placement."""
+        found = self._by_step.get(step)
+        if found is None:
+            return False
+        mine = torch.from_numpy(found.layout.placement[:, self._mine].astype(np.int64))
+        compute = self._place.device.stream(Role.COMPUTE)
+        for layer, experts in enumerate(mine):
+            self.held[layer].copy_(self._place.rows[layer, experts])
+        self.installed.commit(change_of(found.layout, SHAPE, range(SHAPE.layers)), ())
+        compute.synchronize(DEADLINE)
+        self.ended.append(Ended(step, step, found.moves))
+        return True
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a transfer before: how weights travel, and what is installed with them."""
+
+    shipment: Shipment
+    change: Change
+
+
+def prepared(
+    plans: Sequence[Given], groups: Sequence[Sequence[int]]
+) -> Mapping[int, Sequence[Prepared]]:
+    """By due step, a transfer for each group of layers."""
+    found, before = {}, start()
+    for given_plan in plans:
+        steps = []
+        for layers in groups:
+            travel = ship(
+                before.placement,
+                _mixed(before, given_plan.layout, layers).placement,
+                layers,
+                SHAPE,
+                staging=2 * SHAPE.layers * PER_RANK,
+                parcel=PARCEL,
+            )
+            steps.append(Prepared(travel, change_of(given_plan.layout, SHAPE, layers)))
+        found[given_plan.due] = steps
+        before = given_plan.layout
+    return found
+
+
+def _mixed(before: Layout, after: Layout, layers: Sequence[int]) -> Layout:
+    placement, shares = before.placement.copy(), before.shares.copy()
+    placement[list(layers)] = after.placement[list(layers)]
+    shares[list(layers)] = after.shares[list(layers)]
+    return Layout(placement, shares)
+
+
+class Travelling(Base):
+    """A system that lets weights travel by itself.
+
+    Args:
+        place: where.
+        staging: buffers.
+        groups: layers that travel together.
+    """
+
+    def __init__(self, place: Place, staging: int, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__(place, staging=staging)
+        moves = place.fabric.open(f"{place.label}.moves")
+        self._mover = Mover(place.device, moves, self._store, range(SHAPE.ranks), DEADLINE)
+        self._votes = place.fabric.open(f"{place.label}.votes")
+        self._ready = prepared(place.plans, groups)
+
+    def _travel(self, work: Prepared) -> Job[Staged]:
+        """Stage what is on its way; where nothing moves, nothing."""
+        if not work.shipment.lots:
+            yield from ()
+            return Staged(0, 0, (), 0)
+        leg = work.shipment.leg(self._place.rank, 0)
+        return (yield from self._mover.begin(leg, self.installed.settled))
+
+
+class StopTheWorld(Travelling):
+    """At the step of a rebalance everybody waits until all weights of all layers have moved."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, 2 * SHAPE.layers * PER_RANK, [range(SHAPE.layers)])
+
+    def boundary(self, step: int) -> None:
+        """Move, meet, install, meet."""
+        for work in self._ready.get(step, ()):
+            staged = finish(self._travel(work), DEADLINE)
+            self._votes.barrier().result(DEADLINE)
+            self.installed.commit(work.change, staged.copies)
+            self._place.device.stream(Role.COMPUTE).synchronize(DEADLINE)
+            self._votes.barrier().result(DEADLINE)
+            self.ended.append(Ended(step, step, work.shipment.travelling))
+
+
+class OneLayer(Travelling):
+    """One layer in flight; every step of a cycle all ranks vote on it, and wait for the vote.
+
+    A layer that does not change goes the same way. Maps are built one slot at a time, on the thread
+    that steps. The next layer leaves when this one is installed; a plan that falls due in a cycle
+    waits for its end.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, PER_RANK, [[layer] for layer in range(SHAPE.layers)])
+        self._worker = ThreadWorker(f"{place.label}.mover", DEADLINE)
+        self._maps = InUse.empty(SHAPE.experts)
+        self._due: deque[int] = deque()
+        self._left: deque[Prepared] = deque()
+        self._flying: Task[Staged] | None = None
+        self._moved = 0
+
+    def boundary(self, step: int) -> None:
+        """Vote, install what has come everywhere, and let the next leave."""
+        if step in self._ready:
+            self._due.append(step)
+        if self._flying is not None:
+            self._vote(self._flying, step)
+        if self._flying is None and self._due:
+            self._left.extend(self._ready[self._due[0]])
+            self._moved = 0
+            self._leave()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.close()
+
+    def _vote(self, flying: Task[Staged], step: int) -> None:
+        votes = torch.tensor([int(flying.done())], dtype=torch.int32)
+        self._votes.all_reduce(votes).result(DEADLINE)
+        if int(votes[0]) < SHAPE.ranks:
+            return
+        work, staged = self._left.popleft(), flying.result(DEADLINE)
+        self.installed.commit(work.change, staged.copies)
+        install(torch.from_numpy(work.change.placement[0].astype(np.int64)), self._maps)
+        self._moved += work.shipment.travelling
+        self._flying = None
+        if self._left:
+            self._leave()
+        else:
+            self.ended.append(Ended(self._due.popleft(), step, self._moved))
+
+    def _leave(self) -> None:
+        self._flying = self._worker.start(self._travel(self._left[0]))
+
+
+class Ours(Base):
+    """The engine, whose planner says what it is given.
+
+    Args:
+        place: where.
+        way: how weights come into slots.
+        shares: the share mode.
+        own: whether the engine plans by itself instead.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        way: Callable[[Place, EmulatedStore], CommitPath],
+        shares: ShareMode = ShareMode.STATIC,
+        own: bool = False,
+    ) -> None:
+        self._way, self._shares, self._own = way, shares, own
+        super().__init__(place, EmulatedStore, staging=2 * PER_RANK)
+
+    def _prepare(self) -> None:
+        place = self._place
+        config = EngineConfig(
+            label=place.label,
+            shares=self._shares,
+            window_size=WINDOW,
+            step_interval=INTERVAL,
+            sub_window=WINDOW,
+            parcel=PARCEL,
+            layer_updates_per_iter=UPDATES,
+            deadline=DEADLINE,
+        )
+        path = self._way(place, self._store)
+        self._balancer = open_balancer(
+            place.device, place.fabric, self._store, SHAPE, start(), config, path
+        )
+        self.installed, self.router = self._balancer.installed, self._balancer.router
+        if not self._own:
+            engine = self._balancer.engine
+            # The engine, its protocol and its path run as they are; only what is planned is given.
+            engine._path = Told(engine._path, place, isinstance(path, UnderLock))
+
+    def boundary(self, step: int) -> None:
+        """The engine's."""
+        self._balancer.engine.boundary(step)
+        reports = self._balancer.engine.reports
+        for report in list(reports)[len(self.ended) :]:
+            if report.outcome != "committed":
+                raise RuntimeError(f"epoch {report.number} ended with: {report.outcome}")
+            self.ended.append(Ended(report.opened, report.step, report.slots))
+
+    def launched(self) -> None:
+        """The engine's."""
+        self._balancer.engine.launched()
+
+    def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
+        """The engine's."""
+        return self._balancer.reading(layer, step)
+
+    def close(self) -> None:
+        """The engine's."""
+        self._balancer.close()
+
+
+class Told:
+    """A path that proposes what it is given, one after the other; all else is the path's own."""
+
+    def __init__(self, inner: Any, place: Place, locked: bool) -> None:
+        self._inner = inner
+        self._plans = iter(place.plans)
+        self._freight = Freight(PARCEL, 1, 2 * PER_RANK, place.rank)
+        self._locked = locked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def propose(self, load: Load, layout: Layout) -> Proposal:
+        """The next plan, with its tables and its shipment."""
+        after = next(self._plans).layout
+        changed = np.flatnonzero((after.placement != layout.placement).any(axis=1))
+        nothing = np.zeros(SHAPE.layers, dtype=np.int64)
+        drafted = Draft(after, tuple(changed.tolist()), nothing, nothing)
+        if self._locked:
+            return by_groups(drafted, SHAPE, UPDATES)
+        return by_ship(drafted, layout, SHAPE, self._freight)
+
+
+def by_boundary(place: Place, store: EmulatedStore) -> CommitPath:
+    """Weights come from peers."""
+    return AtBoundary()
+
+
+def by_lock(place: Place, store: EmulatedStore) -> CommitPath:
+    """Weights come from the host's memory."""
+    supply = Supply(Library(place.rows), StreamWriter(place.device, store))
+    return UnderLock(supply, registry.accelerator("cpu").capabilities)

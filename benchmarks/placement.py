@@ -1,0 +1,449 @@
+"""Planners side by side, in one run: quality, moves, and CPU time as a ratio to greedy.
+
+    python benchmarks/placement.py                  all shapes, 32 to 576 ranks: some minutes
+    python benchmarks/placement.py --shapes a e     these only; nothing is kept
+    python benchmarks/placement.py --quick          one seed, few repeats; nothing is kept
+
+Loads are those of `lib/loads.py`: twelve windows, of which every fourth brings another domain. A
+plan is made on one window and judged on it (`plan`), on the next one (`next`, in steady windows and
+where the domain switches), on batches of the next one with the plan's shares (`iter`), and on the
+same batches with shares solved on their own counts (`exact`). `moved` is copies that their rank did
+not hold, as part of all slots. Times are CPU seconds of one thread, medians of interleaved pairs,
+as ratios to greedy: the faster of the fixed baseline and the shipped one, whose plans are equal.
+Beside it: how far shares are from the optimum of the linear program, and what moves when a load is
+planned on twice.
+
+Writes benchmarks/results/placement.json; `python benchmarks/report.py` shows it.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lib import rivals
+from lib.greedy import Baseline
+from lib.loads import Counts, Model, batches, windows
+from lib.results import ROOT, Row, save
+from report import show
+
+from equipoise import _native
+from equipoise.balancer.experts import Plan, plan
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement
+
+WINDOWS, BATCHES = 13, 2
+"""Windows of a trial, and batches of each."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many of everything, and the nodes and groups of the hierarchical rule."""
+
+    layers: int
+    experts: int
+    slots: int
+    ranks: int
+    nodes: int
+    groups: int
+
+    @property
+    def model(self) -> Model:
+        """Loads of that shape."""
+        return Model(layers=self.layers, experts=self.experts, ranks=self.ranks)
+
+
+SHAPES = {
+    "a": Shape(58, 256, 288, 32, 4, 8),
+    "b": Shape(58, 256, 320, 64, 8, 8),
+    "c": Shape(94, 128, 160, 32, 4, 8),
+    "d": Shape(61, 384, 512, 128, 16, 16),
+    "e": Shape(58, 256, 1152, 576, 72, 8),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Windows, one after the other.
+
+    Attributes:
+        loads: (layers, experts) of each window.
+        switched: whether its domain is another than in the window before.
+        told: batches of each window, (layers, experts).
+    """
+
+    loads: Sequence[Counts]
+    switched: Sequence[bool]
+    told: Sequence[Sequence[Counts]]
+
+
+def synthetic(shape: Shape, seed: int) -> Trial:
+    """The calibrated loads of `loads.py`."""
+    found = list(windows(shape.model, seed, WINDOWS))
+    told = [
+        list(batches(shape.model, window.odds, seed * 100 + number - 1, BATCHES)) if number else []
+        for number, window in enumerate(found)
+    ]
+    return Trial([window.load for window in found], [window.switched for window in found], told)
+
+
+MOST_RANKS = 128
+"""Beyond so many, the swift-like rule takes minutes."""
+Planner = Callable[[Counts, Layout | None], Layout]
+
+
+def left_out(shape: Shape) -> frozenset[str]:
+    """Rules that are left out on a shape: it would take them minutes, or has not their form."""
+    whole = shape.slots % shape.nodes == 0 and shape.experts % shape.groups == 0
+    found = {"swift-like"} if shape.ranks > MOST_RANKS else set()
+    if shape.groups < shape.nodes or not whole:
+        found.add("hierarchical")
+    return frozenset(found)
+
+
+def planners(shape: Shape) -> dict[str, Planner]:
+    """By name; each is given the load and what is installed."""
+    slots, ranks = shape.slots, shape.ranks
+    found: dict[str, Planner] = {
+        "greedy": lambda load, _: _even(shape, _native.plan_greedy(load, slots, ranks)),
+        "snake": lambda load, _: _by_layer(
+            shape, lambda row: rivals.snake(row, slots, ranks), load
+        ),
+        "swift-like": lambda load, installed: _swift(shape, load, installed),
+        "connected": lambda load, _: _ours(shape, "connected", load, None),
+        "incremental": lambda load, installed: _ours(shape, "incremental", load, installed),
+        "hierarchical": lambda load, _: _by_layer(
+            shape,
+            lambda row: rivals.hierarchical(row, slots, ranks, shape.nodes, shape.groups),
+            load,
+        ),
+    }
+    return {name: found[name] for name in found if name not in left_out(shape)}
+
+
+def _even(shape: Shape, placement: Placement) -> Layout:
+    return Layout(placement, even_shares(placement, shape.experts))
+
+
+def _by_layer(shape: Shape, rule: Callable[[Counts], Placement], load: Counts) -> Layout:
+    return _even(shape, np.stack([rule(row) for row in load]))
+
+
+def _ours(shape: Shape, policy: str, load: Counts, installed: Layout | None) -> Layout:
+    before = None if installed is None else installed.placement
+    found = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before, policy=policy)
+    return Layout(found.placement, found.shares)
+
+
+def _swift(shape: Shape, load: Counts, installed: Layout | None) -> Layout:
+    if installed is None:
+        return _even(shape, _native.plan_greedy(load, shape.slots, shape.ranks))
+    pairs = zip(load, installed.placement, strict=True)
+    return _even(shape, np.stack([rivals.swift(row, held, shape.ranks) for row, held in pairs]))
+
+
+def cpu(call: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def times(shape: Shape, trial: Trial, repeats: int) -> dict[str, Any]:
+    """Greedy's own milliseconds; of ours, by what is planned, seconds and ratios to greedy's.
+
+    Greedy is the faster of the fixed baseline and the shipped one, whose plans are equal; else
+    `RuntimeError`.
+    """
+    baseline, ranks, slots = Baseline(), shape.ranks, shape.slots
+    first = trial.loads[0]
+    shipped = _native.plan_greedy(first, slots, ranks)
+    if not np.array_equal(baseline.plan(first, slots, ranks), shipped):
+        raise RuntimeError("the shipped greedy plans otherwise than the baseline")
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for kind, call in _calls(shape, trial):
+        for _ in range(repeats):
+            fixed = cpu(lambda: baseline.plan(first, slots, ranks))
+            own = cpu(lambda: _native.plan_greedy(first, slots, ranks))
+            pairs.setdefault(kind, []).append((min(fixed, own), cpu(call)))
+    greedy = [pair[0] for found in pairs.values() for pair in found]
+    told = {kind: _told(found) for kind, found in pairs.items()}
+    return {"greedy_milliseconds": statistics.median(greedy) * 1e3, **told}
+
+
+def _told(pairs: list[tuple[float, float]]) -> dict[str, float]:
+    ratios = [ours / greedy for greedy, ours in pairs]
+    return {
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "seconds": statistics.median(ours for _, ours in pairs),
+        "seconds_highest": max(ours for _, ours in pairs),
+    }
+
+
+def _calls(shape: Shape, trial: Trial) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """What is timed: one connected plan, and every rebalance of an incremental run."""
+    slots, ranks = shape.slots, shape.ranks
+
+    def anew() -> Plan:
+        return plan(trial.loads[0], slots=slots, ranks=ranks, policy="connected")
+
+    yield "connected", anew
+    installed = anew()
+    for load, switched in zip(trial.loads[1:-1], trial.switched[1:-1], strict=True):
+
+        def call(load: Counts = load, before: Placement = installed.placement) -> Plan:
+            return plan(load, slots=slots, ranks=ranks, installed=before)
+
+        yield ("switch" if switched else "steady"), call
+        installed = call()
+
+
+sys.path.insert(0, str(ROOT / "tests"))
+SEEDS, REPEATS = 3, 5
+PROVED = 3
+"""Rebalances of a trial whose shares are held to the linear program."""
+TARGET = 0.02
+Floats = npt.NDArray[np.float64]
+Found = dict[str, Any]
+SHOWN = ("plan", "worst", "next", "next_at_switch", "iter", "exact", "moved_steady", "moved_switch")
+"""What of a planner's summary is kept."""
+
+
+def imbalance(load: Counts, layout: Layout, ranks: int) -> Floats:
+    """(layers,): max/mean - 1; 0 of a layer without load."""
+    rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1) * layout.shares
+    full = rows.reshape(load.shape[0], ranks, -1).sum(axis=2)
+    mean = full.mean(axis=1)
+    found: Floats = np.where(mean > 0, full.max(axis=1) / np.where(mean > 0, mean, 1.0) - 1.0, 0.0)
+    return found
+
+
+def levelled(load: Counts, layout: Layout, ranks: int) -> Layout:
+    """The same placement with shares solved on that load."""
+    held = layout.placement
+    found = plan(load, slots=held.shape[1], ranks=ranks, installed=held, max_copies=0)
+    return Layout(found.placement, found.shares)
+
+
+def judge(planner: Planner, trial: Trial, ranks: int) -> list[Row]:
+    """One row for each plan; the first one finds nothing installed, and `moved` says 1."""
+    installed, found = None, []
+    for number in range(len(trial.loads) - 1):
+        load, after, told = trial.loads[number], trial.loads[number + 1], trial.told[number + 1]
+        proposed = planner(load, installed)
+        held = None if installed is None else installed.placement
+        moved = proposed.placement.size
+        if held is not None:
+            moved = _native.count_moves(held, proposed.placement, ranks)
+        planned = imbalance(load, proposed, ranks)
+        exact = [imbalance(b, levelled(b, proposed, ranks), ranks).mean() for b in told]
+        found.append({
+            "switched": float(trial.switched[number]),
+            "ends": float(trial.switched[number + 1]),
+            "moved": moved / proposed.placement.size,
+            "plan": float(planned.mean()),
+            "worst": float(planned.max()),
+            "next": float(imbalance(after, proposed, ranks).mean()),
+            "iter": float(np.mean([imbalance(b, proposed, ranks) for b in told])),
+            "exact": float(np.mean(exact)),
+        })  # fmt: skip
+        installed = proposed
+    return found
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """Means, of steady rebalances and of those on the first window of a domain, where there are."""
+
+    def steady(row: Row) -> bool:
+        return not row["switched"]
+
+    def stays(row: Row) -> bool:
+        return not row["ends"]
+
+    chosen: dict[str, tuple[str, Callable[[Row], bool]]] = {
+        "plan": ("plan", lambda _: True),
+        "next": ("next", lambda row: stays(row) and steady(row)),
+        "next_after_switch": ("next", lambda row: bool(row["switched"])),
+        "next_at_switch": ("next", lambda row: bool(row["ends"])),
+        "next_stays": ("next", stays),
+        "iter": ("iter", stays),
+        "exact": ("exact", stays),
+        "moved_steady": ("moved", steady),
+        "moved_switch": ("moved", lambda row: bool(row["switched"])),
+        "plan_switch": ("plan", lambda row: bool(row["switched"])),
+    }
+    found = {
+        "worst": max(row["worst"] for row in rows),
+        "plan_highest": max(row["plan"] for row in rows),
+    }
+    for name, (key, which) in chosen.items():
+        values = [row[key] for row in rows if which(row)]
+        if values:
+            found[name] = statistics.fmean(values)
+    return found
+
+
+def chain(shape: Shape, trial: Trial) -> Iterator[tuple[Counts, Plan]]:
+    """Loads and the plans of an incremental run on them."""
+    installed = None
+    for load in trial.loads[:-1]:
+        found = plan(load, slots=shape.slots, ranks=shape.ranks, installed=installed)
+        yield load, found
+        installed = found.placement
+
+
+def unchanged(shape: Shape, trials: Sequence[Trial]) -> dict[str, int]:
+    """What moves when the same load is planned on again, where the target holds and where not."""
+    found = {"plans": 0, "held": 0, "moved_held": 0, "moved": 0}
+    for trial in trials:
+        for load, made in chain(shape, trial):
+            again = plan(load, slots=shape.slots, ranks=shape.ranks, installed=made.placement)
+            held = made.predicted_imbalance <= TARGET
+            found["plans"] += 1
+            found["held"] += held
+            found["moved_held"] = max(found["moved_held"], again.moves if held else 0)
+            found["moved"] = max(found["moved"], again.moves)
+    return found
+
+
+def gaps(shape: Shape, trial: Trial) -> dict[str, float]:
+    """By how much shares miss the optimum that HiGHS finds: the largest over layers."""
+    from helpers.references.linear_program import optima
+
+    def gap(load: Counts, layout: Layout) -> float:
+        missed = imbalance(load, layout, shape.ranks) - optima(load, layout.placement, shape.ranks)
+        return float(missed.max())
+
+    found = {"connected": 0.0, "connected, batches": 0.0, "incremental": 0.0}
+    plans = list(chain(shape, trial))
+    for number in np.unique(np.linspace(0, len(plans) - 1, PROVED).astype(int)):
+        load, kept = plans[number]
+        new = plan(load, slots=shape.slots, ranks=shape.ranks, policy="connected")
+        layout, batch = Layout(new.placement, new.shares), trial.told[number + 1][0]
+        own = levelled(batch, layout, shape.ranks)
+        later = Layout(kept.placement, kept.shares)
+        told = zip(found, ((load, layout), (batch, own), (load, later)), strict=True)
+        for name, (rows, shared) in told:
+            found[name] = max(found[name], gap(rows, shared))
+    return found
+
+
+def step(shape: Shape, trial: Trial) -> float:
+    """What the least change of a share is worth on a rank, the most over layers, in means.
+
+    Shares are whole numbers of 1 / 65536: nobody can come nearer to an optimum than about that.
+    """
+    parts = [load.max(axis=1) / np.maximum(load.sum(axis=1), 1) for load in trial.loads]
+    return float(np.max(parts)) * shape.ranks / SHARE_ONE
+
+
+def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> Found:
+    """One shape."""
+    runs: dict[str, list[list[Row]]] = {}
+    for algorithm, planner in planners(shape).items():
+        sys.stderr.write(f"{name}: {algorithm}\n")
+        runs[algorithm] = [judge(planner, trial, shape.ranks) for trial in trials]
+    sys.stderr.write(f"{name}: times, linear programs\n")
+    # Of the first plan nothing moves that was installed: it is in no mean.
+    later = {
+        key: [row for rows in found for row in rows[1:] or rows] for key, found in runs.items()
+    }
+    return {
+        "shape": vars(shape),
+        "times": times(shape, trials[0], repeats),
+        "gaps": gaps(shape, trials[0]),
+        "step": step(shape, trials[0]),
+        "unchanged": unchanged(shape, trials),
+        "algorithms": {algorithm: summary(rows) for algorithm, rows in later.items()},
+    }
+
+
+def tables(found: Found) -> dict[str, list[Row]]:
+    """Rows of all shapes."""
+    told: dict[str, list[Row]] = {"planners": [], "times": [], "shares": []}
+    for each in found.values():
+        words = "{layers} layers x {experts} experts, {slots} slots, {ranks} ranks"
+        shape = words.format(**each["shape"])
+        for planner, row in each["algorithms"].items():
+            kept = {key: row[key] for key in SHOWN if key in row}
+            told["planners"].append({"shape": shape, "planner": planner, **kept})
+        times_ = {kind: ratio(each, kind) for kind in ("connected", "steady", "switch")}
+        greedy = each["times"]["greedy_milliseconds"]
+        told["times"].append({"shape": shape, **times_, "greedy_ms": greedy})
+        gaps_ = dict(
+            zip(("connected", "batches", "incremental"), each["gaps"].values(), strict=True)
+        )
+        told["shares"].append({"shape": shape, **gaps_, "step": each["step"], **each["unchanged"]})
+    return told
+
+
+def ratio(found: Found, kind: str) -> list[float]:
+    """Of times over greedy's, with its spread."""
+    return [found["times"][kind][key] for key in ("ratio", "lowest", "highest")]
+
+
+def figures(found: Found) -> Row:
+    """What bars are about; all shapes have to be there."""
+    a, b, d, e = (found[name] for name in "abde")
+    rows, greedy = a["algorithms"], a["algorithms"]["greedy"]
+    slowest = {
+        kind: e["times"][kind]["seconds_highest"] for kind in ("connected", "steady", "switch")
+    }
+    gap, where = max(
+        (gap, f"{each['shape']['ranks']} ranks, {kind}; 1/65536 of the hottest expert is "
+         f"{each['step']:.5f} there")
+        for each in found.values() for kind, gap in each["gaps"].items()
+    )  # fmt: skip
+
+    def exact(each: Found) -> Row:
+        note = f"greedy's placement {each['algorithms']['greedy']['exact']:.4f}"
+        return {"value": each["algorithms"]["connected"]["exact"], "note": note}
+
+    return {
+        "connected_plan": {
+            "value": rows["connected"]["plan"],
+            "note": f"worst layer {rows['connected']['worst']:.4f}",
+        },
+        **{f"{kind}_time": ratio(a, kind) for kind in ("connected", "steady", "switch")},
+        "moved_again": max(each["unchanged"]["moved_held"] for each in found.values()),
+        "incremental_plan": rows["incremental"]["plan_highest"],
+        "moved_steady": rows["incremental"]["moved_steady"],
+        "moved_switch": rows["incremental"]["moved_switch"],
+        "next_above_greedy": rows["incremental"]["next_stays"] / greedy["next_stays"] - 1.0,
+        **{f"exact_{each['shape']['ranks']}": exact(each) for each in (a, b, d)},
+        "seconds_576": slowest["connected"],
+        "incremental_seconds_576": max(slowest["steady"], slowest["switch"]),
+        "shares_gap": {"value": gap, "note": where},
+    }
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--quick", action="store_true", help="one seed, few repeats, not kept")
+    chosen = parser.parse_args()
+    seeds, repeats = (1, 3) if chosen.quick else (SEEDS, REPEATS)
+    found = {
+        name: measure(name, shape, [synthetic(shape, seed) for seed in range(seeds)], repeats)
+        for name, shape in SHAPES.items()
+        if name in chosen.shapes
+    }
+    whole = list(found) == list(SHAPES)
+    bars = figures(found) if whole else {}
+    show("placement", bars, tables(found))
+    if whole and not chosen.quick:
+        save("placement", ["python", "benchmarks/placement.py"], bars, tables(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What the proxy adds to a request: the same request with and without it, in turns.
+
+    python benchmarks/proxy.py
+    python benchmarks/proxy.py --quick     one short round; nothing is kept
+
+One client on one connection, one worker that answers at once, all on this machine's loopback
+address, each a process of its own. A pair is one request straight to the worker and one through the
+proxy, in an order that alternates; rounds are interleaved pairs. Added is the difference of the
+percentiles of both, in one round; of rounds there is the median, the lowest and the highest.
+
+Writes benchmarks/results/proxy.json; `python benchmarks/report.py` shows it.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from lib.results import Row, save, spread
+from report import show
+
+ROUNDS, PAIRS, WARM = 7, 300, 50
+PATIENCE = 60.0
+WORKER = Path(__file__).parent / "lib" / "answering_worker.py"
+MESSAGE = {"role": "user", "content": "how long does it take? " * 20}
+KINDS = {"whole answer": False, "first token": True}
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A child that is ended behind it."""
+    child = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate(timeout=PATIENCE)
+
+
+def said(child: subprocess.Popen[str], word: str) -> str:
+    """The first line with `word` in it."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if word in line:
+            return line
+    raise RuntimeError(f"{child.args} ended before it said {word!r}")
+
+
+async def once(client: aiohttp.ClientSession, url: str, streamed: bool) -> float:
+    """Seconds until the first of the answer's body, and all of it is read."""
+    asked: dict[str, Any] = {"model": "m", "messages": [MESSAGE], "stream": streamed}
+    began = time.perf_counter()
+    async with client.post(f"{url}/v1/chat/completions", json=asked) as answer:
+        assert answer.status == 200, await answer.read()
+        await answer.content.readany()
+        seconds = time.perf_counter() - began
+        await answer.read()
+    return seconds
+
+
+async def measured(direct: str, proxy: str, streamed: bool, rounds: int) -> list[dict[str, float]]:
+    """Of each round, milliseconds."""
+    async with aiohttp.ClientSession() as client:
+        for _ in range(WARM):
+            await once(client, direct, streamed)
+            await once(client, proxy, streamed)
+        return [await one_round(client, direct, proxy, streamed) for _ in range(rounds)]
+
+
+async def one_round(
+    client: aiohttp.ClientSession, direct: str, proxy: str, streamed: bool
+) -> dict[str, float]:
+    """Percentiles of both, and what is between them."""
+    seconds: dict[str, list[float]] = {direct: [], proxy: []}
+    for number in range(PAIRS):
+        for url in (direct, proxy) if number % 2 else (proxy, direct):
+            seconds[url].append(await once(client, url, streamed))
+    found = {}
+    for percent in (50, 99):
+        plain, through = (float(np.percentile(seconds[url], percent)) for url in (direct, proxy))
+        found[f"direct_p{percent}_ms"] = plain * 1e3
+        found[f"proxy_p{percent}_ms"] = through * 1e3
+        found[f"added_p{percent}_ms"] = (through - plain) * 1e3
+    return found
+
+
+async def ready(url: str) -> None:
+    """Wait until the proxy has found its worker."""
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
+        while True:
+            async with client.get(f"{url}/ready") as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(0.05)
+
+
+def figures(rows: list[Row]) -> Row:
+    """What the bar is about."""
+    return {"added": max((row["added_p50_ms"] for row in rows), key=lambda found: found[0])}
+
+
+def main() -> int:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one round; nothing is kept")
+    quick = parser.parse_args().quick
+    rows: list[Row] = []
+    with running(str(WORKER)) as worker:
+        direct = f"http://127.0.0.1:{said(worker, '').strip()}"
+        with running("-m", "equipoise", "route", "--workers", direct, "--port", "0") as child:
+            proxy = said(child, "serving on").split()[3].rstrip(",")
+            asyncio.run(ready(proxy))
+            for kind, streamed in KINDS.items():
+                rounds = asyncio.run(measured(direct, proxy, streamed, 1 if quick else ROUNDS))
+                told = {key: spread(one[key] for one in rounds) for key in rounds[0]}
+                rows.append({"until": kind, **told})
+    show("proxy", figures(rows), {"kinds": rows})
+    if not quick:
+        save("proxy", ["python", "benchmarks/proxy.py"], figures(rows), {"kinds": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,773 @@
+"""Writes docs/performance.md, and the generated parts of README and docs/closed-loop.md.
+
+    python benchmarks/report.py            write the pages
+    python benchmarks/report.py --check    write nothing; exit code 1 where a page differs
+
+`SECTIONS` declares the page: a title, the file in benchmarks/results/ that holds the figures, the
+command that measures them, bars and tables. A figure that nobody has measured is OWED.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.results import ROOT, load, source
+
+OWED = "OWED"
+Found = Mapping[str, Any]
+"""Contents of a file of figures: `figures` by name, and `tables`, lists of rows by name."""
+Load = Callable[[str], Found | None]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure, and what it has to be.
+
+    Attributes:
+        what: the figure in words.
+        figure: its name in the file. Its value is a number, `[median, least, most]`, words, or
+            `{"value": ..., "note": words behind it, "met": whether it is enough}`.
+        at_most: the bar; None where there is none, or another.
+        at_least: likewise.
+        form: the format of a number.
+        judged: which of `[median, least, most]` the bar is for.
+        asked: the bar in words, where the file says whether it is met.
+    """
+
+    what: str
+    figure: str
+    at_most: float | None = None
+    at_least: float | None = None
+    form: str = ".2f"
+    judged: int = 0
+    asked: str = "reported"
+
+    def cells(self, figures: Mapping[str, Any] | None) -> list[str]:
+        """Of its line: figure, bar, measured, met."""
+        bar = self.asked
+        if self.at_most is not None:
+            bar = f"at most {self.at_most:{self.form}}"
+        if self.at_least is not None:
+            bar = f"at least {self.at_least:{self.form}}"
+        if figures is None or self.figure not in figures:
+            return [self.what, bar, OWED, OWED]
+        found = figures[self.figure]
+        told = found if isinstance(found, dict) else {"value": found}
+        note = f", {told['note']}" if told.get("note") else ""
+        return [self.what, bar, self._told(told["value"]) + note, self._met(told)]
+
+    def _told(self, value: Any) -> str:
+        if isinstance(value, list):
+            middle, least, most = (format(each, self.form) for each in value)
+            return f"{middle} ({least} to {most})"
+        return value if isinstance(value, str) else format(value, self.form)
+
+    def _met(self, told: Mapping[str, Any]) -> str:
+        met = told.get("met")
+        value = told["value"][self.judged] if isinstance(told["value"], list) else told["value"]
+        if self.at_most is not None:
+            met = value <= self.at_most
+        if self.at_least is not None:
+            met = value >= self.at_least
+        return "" if met is None else "yes" if met else "**no**"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a file.
+
+    Attributes:
+        rows: the name of the table in the file.
+        columns: head, and a `str.format` template of the row; empty where the row lacks a key. A
+            column that is empty in all rows is left out.
+        by: a key of rows: rows are divided into one table for each of its values.
+        title: a line above it.
+    """
+
+    rows: str
+    columns: tuple[tuple[str, str], ...]
+    by: str = ""
+    title: str = ""
+
+    def lines(self, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+        """In Markdown."""
+        rows = tables.get(self.rows, ())
+        lines = [self.title, ""] if self.title and rows else []
+        for value in dict.fromkeys(row.get(self.by, "") for row in rows):
+            of_value = [row for row in rows if row.get(self.by, "") == value]
+            lines += [f"**{value}**", ""] if value else []
+            lines += [*self._one(of_value), ""]
+        return lines
+
+    def _one(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        filled = [[_filled(template, row) for row in rows] for _, template in self.columns]
+        kept = [place for place, cells in enumerate(filled) if any(cells)]
+        heads = [self.columns[place][0] for place in kept]
+        return [
+            _line(heads),
+            f"|{'---|' * len(kept)}",
+            *(_line([filled[place][number] for place in kept]) for number in range(len(rows))),
+        ]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Part of the page: what a command measures.
+
+    Attributes:
+        title: its heading.
+        file: of figures, in benchmarks/results/.
+        command: that writes the file.
+        text: what is measured.
+        bars: figures with their bars.
+        tables: everything else.
+    """
+
+    title: str
+    file: str
+    command: str
+    text: str
+    bars: tuple[Bar, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def lines(self, found: Found | None) -> list[str]:
+        """In Markdown."""
+        lines = [f"## {self.title}", "", self.text, ""]
+        if self.bars:
+            figures = None if found is None else found["figures"]
+            lines += [_line(["Figure", "Bar", "Measured", "Met"]), "|---|---|---|---|"]
+            lines += [*(_line(bar.cells(figures)) for bar in self.bars), ""]
+        if found is None:
+            return [*lines, f"{OWED}: `{self.command}`", ""]
+        for table in self.tables:
+            lines += table.lines(found["tables"])
+        return [*lines, source(found), ""] if "commit" in found else lines
+
+
+def spread(key: str, form: str = ".2f") -> str:
+    """Template of `[median, least, most]`."""
+    return f"{{{key}[0]:{form}}} ({{{key}[1]:{form}}} to {{{key}[2]:{form}}})"
+
+
+def half(key: str, form: str = ".2f") -> str:
+    """Template of `[mean, half width of its confidence interval]`."""
+    return f"{{{key}[0]:{form}}} ± {{{key}[1]:{form}}}"
+
+
+def _filled(template: str, row: Mapping[str, Any]) -> str:
+    try:
+        return template.format(**row)
+    except (KeyError, TypeError, IndexError):
+        return ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = """# Performance
+
+Generated by `python benchmarks/report.py` from `benchmarks/results/`. Machines are shared and
+noisy, and four ranks on two cores take turns: so figures are ratios within one run, and no test
+asserts a time. `a (b to c)` is a median with the least and the most, `a ± b` a mean with the half
+width of its 95 % confidence interval. Studies that led to a default are told where it is explained:
+[planning](design/planning.md), [shares](design/routing-and-shares.md),
+[the engine](design/measuring-the-engine.md), [the host pool](design/host-pool.md),
+[drop-ins](compat.md).
+"""
+
+MAIN_JOB = Section(
+    "The main job",
+    "main_job",
+    "python benchmarks/run.py",
+    "`equipoise run` with its defaults, 4 ranks.",
+    bars=(
+        Bar("imbalance without balancing over that with `exact` shares (32 + 8 slots)",
+            "times_smaller", at_least=4, form=".1f"),
+        Bar("imbalance with `static` shares", "imbalance_static", form=".4f"),
+        Bar("imbalance with `lagged` shares", "imbalance_lagged", form=".4f"),
+        Bar("sampling-noise floor", "noise_floor", form=".4f"),
+        Bar("epochs", "epochs", form="d", asked="at least 2 a phase"),
+        Bar("copies moved in all of them", "slots_moved", form="d"),
+        Bar("outputs identical to one process without exchange", "outputs", asked="yes"),
+        Bar("wall time of `equipoise run` after installation, s", "wall_seconds", at_most=180,
+            form=".0f"),
+        Bar("stall after the first epoch, s", "stall_seconds"),
+        Bar("the same without balancing, s", "stall_noise_seconds"),
+    ),
+)  # fmt: skip
+
+PLACEMENT = Section(
+    "Placement",
+    "placement",
+    "python benchmarks/placement.py",
+    "Synthetic loads (`benchmarks/lib/loads.py`), twelve windows, every fourth of another domain, "
+    "mean over three seeds. A batch of a window is served by the plan made on the window before. "
+    "Imbalance is max/mean - 1 over ranks, mean over layers; moved is copies that their rank did "
+    "not hold, as part of all slots. Rules of others are written again in our words. Times are CPU "
+    "seconds of one thread as ratios to greedy in the same run. Bars are for 58 layers x 256 "
+    "experts, 288 slots, 32 ranks unless said. At 576 ranks two rules are left out: swift-like, "
+    "which takes two seconds a layer there, and hierarchical, whose 8 groups do not fit 72 nodes.",
+    bars=(
+        Bar("imbalance that `connected` plans", "connected_plan", at_most=0.001, form=".4f"),
+        Bar("time of `connected` over greedy's", "connected_time", at_most=2.0),
+        Bar("time of `incremental` over greedy's, steady", "steady_time", at_most=0.5),
+        Bar("time of `incremental` over greedy's, at a switch", "switch_time", at_most=4.0),
+        Bar("copies that `incremental` moves where the same load is planned on twice and the "
+            "target holds: the most", "moved_again", at_most=0, form=".0f"),
+        Bar("imbalance that `incremental` plans, window with the highest", "incremental_plan",
+            at_most=0.02, form=".4f"),
+        Bar("slots that `incremental` moves, steady (stretch 0.40%)", "moved_steady",
+            at_most=0.01, form=".2%"),
+        Bar("slots that `incremental` moves, at a switch (stretch 4.00%)", "moved_switch",
+            at_most=0.06, form=".2%"),
+        Bar("imbalance of the next window above greedy's, `incremental` (stretch 5.0%)",
+            "next_above_greedy", at_most=0.15, form=".1%"),
+        Bar("imbalance of a batch with exact shares, `connected`, 32 ranks", "exact_32",
+            at_most=0.01, form=".4f"),
+        Bar("the same, 64 ranks, 320 slots", "exact_64", at_most=0.02, form=".4f"),
+        Bar("the same, 128 ranks, 61 x 384, 512 slots", "exact_128", at_most=0.035, form=".4f"),
+        Bar("seconds for placement and shares, 576 ranks, 1,152 slots: the slowest",
+            "seconds_576", at_most=2.0),
+        Bar("seconds of `incremental` there: the slowest", "incremental_seconds_576",
+            at_most=0.5),
+        Bar("shares above the optimum of the linear program: the worst layer of all shapes",
+            "shares_gap", at_most=0.001, form=".5f"),
+    ),
+    tables=(
+        Table("planners", (
+            ("planner", "{planner}"),
+            ("on the load planned on", "{plan:.4f}"),
+            ("worst layer", "{worst:.4f}"),
+            ("next window", "{next:.4f}"),
+            ("next window, another domain", "{next_at_switch:.4f}"),
+            ("batches", "{iter:.4f}"),
+            ("batches, exact shares", "{exact:.4f}"),
+            ("moved, steady", "{moved_steady:.1%}"),
+            ("moved at a switch", "{moved_switch:.1%}"),
+        ), by="shape"),
+        Table("times", (
+            ("shape", "{shape}"),
+            ("`connected` over greedy", spread("connected")),
+            ("`incremental`, steady", spread("steady")),
+            ("`incremental`, at a switch", spread("switch")),
+            ("greedy, CPU ms for all layers", "{greedy_ms:.1f}"),
+        ), title="Times:"),
+        Table("shares", (
+            ("shape", "{shape}"),
+            ("`connected`", "{connected:.5f}"),
+            ("`connected`, a batch", "{batches:.5f}"),
+            ("`incremental`", "{incremental:.5f}"),
+            ("1/65536 of the hottest expert", "{step:.5f}"),
+            ("copies moved on the same load again", "{moved}"),
+            ("where the target was met", "{moved_held}"),
+            ("plans that met it", "{held} of {plans}"),
+        ), title="Shares above the optimum of the linear program, worst layer, in means of a rank; "
+              "and what moves when the same load is planned on twice:"),
+    ),
+)  # fmt: skip
+
+ROUTING = Section(
+    "The native core",
+    "routing",
+    "python benchmarks/routing.py",
+    "1,024 tokens x top-8 of 256 experts, 288 slots, 32 ranks, one thread; median of 5.",
+    tables=(
+        Table("operations", (
+            ("Operation", "`{operation}`"),
+            ("Native, microseconds", "{microseconds:.1f}"),
+            ("Other / native time", spread("ratio")),
+            ("Other", "{against}"),
+        )),
+    ),
+)  # fmt: skip
+
+SYSTEMS = (
+    ("System", "{system}"),
+    ("rebalances", "{rebalances}"),
+    ("copies", "{copies:,}"),
+    ("steps of one", "{steps:.1f}"),
+    ("stall of one, ms: mean (min to max)", spread("stall", ".1f")),
+    ("total", spread("total", ".0f")),
+    ("stage 1: P50 / P99, ms", "{stage_1[0]:.1f} / {stage_1[1]:.1f}"),
+    ("stage 2: P50 / P99, ms", "{stage_2[0]:.1f} / {stage_2[1]:.1f}"),
+    ("rows per second", spread("rate", ",.0f")),
+    ("CPU of a step, ms", "{cpu:.1f}"),
+)
+
+ENGINE = Section(
+    "Rebalancing while serving",
+    "engine_stall",
+    "python benchmarks/engine_stall.py",
+    "Four ranks, one process each, on an emulated device: a layer is a timed wait for the fullest "
+    "rank and stands for 4, whose experts of 44 MB each travel together on an emulated link "
+    "(`benchmarks/lib/emulated_device.py` has all constants). Routing, votes, tables, shipments "
+    "and commits are the shipped code, and outputs are checked. All systems serve the same tokens "
+    "and execute the same plans over the same link; *perfect* has the last placement of each load "
+    "stage from its first step on. The stall of a step is what it takes beyond the median of the "
+    "run without balancing on the same tokens and placement; *none again* is the A/A pair. A bar "
+    "is judged by the median of the rounds. P99 is that of the steps of rebalances from one "
+    "balanced placement to another: in the one after a switch of topic most of a slow step is the "
+    "old placement. On a device four times as fast, with steps of 20 ms (`--slower 0.25`), what "
+    "four ranks' hosts do on two cores weighs four times as much, and none of the bars holds.",
+    bars=(
+        Bar("bars that `boundary` misses", "boundary", asked="none"),
+        Bar("bars that `locked` misses", "locked", asked="none"),
+    ),
+    tables=(
+        Table("points", (
+            ("Point", "{point}"),
+            ("path", "{path}"),
+            ("P99 in rebalances over the placement held: at most 1.05", spread("p99")),
+            ("the same of all rounds' steps together", "{p99_pooled:.2f}"),
+            ("stall of stop-the-world over ours: at least 20", spread("stall")),
+            ("part of the gain of a perfect placement: at least 0.8", spread("gain")),
+            ("met", "{met}"),
+        )),
+        Table("systems", SYSTEMS, by="plans"),
+    ),
+)  # fmt: skip
+
+PLACED = (
+    ("placed by", "{placed_by}"),
+    ("moved by the first plan", spread("first", ".2%")),
+    ("moved", spread("moved", ".2%")),
+    ("layers touched", spread("layers", ".0f")),
+    ("balancedness planned", "{plan:.4f}"),
+    ("of the next window", spread("next", ".4f")),
+    ("over stock's", spread("of_stock", ".2%")),
+    ("with shares best for that window", "{exact:.4f}"),
+    ("CPU ms a call", spread("milliseconds", ".1f")),
+    ("moved at a switch", spread("switch", ".2%")),
+)
+
+VLLM = Section(
+    "Placement in vLLM",
+    "vllm_policy",
+    "python benchmarks/vllm_policy.py",
+    "vLLM 0.32.0's own functions, and ours in their place, in one run: 58 layers x 256 experts, "
+    "288 slots, 32 ranks where nothing else is said. *Steady* windows are fresh samples of one "
+    "log-normal popularity, a million tokens a layer; with *drift* each expert's popularity "
+    "wanders by 5% a window. Plans are judged on the window after the one they were made on. "
+    "*Moved*: copies that ranks fetch, as part of all slots. *Balancedness*: mean by largest rank, "
+    "both summed over layers, as vLLM's log has it. (a) and stock divide an expert evenly; (b) by "
+    "shares. Median, and in brackets least to most, of 7 rebalances of each of 5 seeds; the first "
+    "plan of each, from vLLM's first map, is told apart. A bar has to be met by the worst. *Cold* "
+    "is the first of eight layers, after the other's turn, as after a forward. On a device vLLM's "
+    "commit also waits for the forward that is queued; that is not here.",
+    bars=(
+        Bar("slots that stock moves, steady", "stock_moved", at_least=0.4, form=".2%", judged=1),
+        Bar("slots that (a) moves, steady", "policy_moved", at_most=0.05, form=".2%", judged=2),
+        Bar("balancedness of (a)'s next window over stock's, steady", "policy_of_stock",
+            at_least=0.99, form=".2%", judged=1),
+        Bar("slots that (b) moves, steady", "engine_moved", at_most=0.01, form=".2%", judged=2),
+        Bar("host time of a layer's commit, stock over (b)", "commit", at_least=20, form=".0f",
+            judged=1),
+        Bar("the same, cold", "commit_cold", at_least=20, form=".0f", judged=1),
+        Bar("that and what the stream runs", "commit_with_stream", form=".0f"),
+        Bar("what holds up the thread that steps", "commit_at_boundary", form=".0f"),
+    ),
+    tables=(
+        Table("traffic", PLACED, by="traffic"),
+        Table("elsewhere", (
+            ("layers x experts, slots, ranks; sigma", "{shape}"),
+            ("steady: stock moves", spread("steady_stock", ".2%")),
+            ("steady: (a) moves", spread("steady_moved", ".2%")),
+            ("steady: (a)'s next window over stock's", spread("steady_of_stock", ".2%")),
+            ("drift: stock moves", spread("drift_stock", ".2%")),
+            ("drift: (a) moves", spread("drift_moved", ".2%")),
+            ("drift: (a)'s next window over stock's", spread("drift_of_stock", ".2%")),
+        ), title="Other shapes, and other skew (sigma, of the logarithm of popularity):"),
+        Table("settings", (
+            ("target", "{target:g}"),
+            ("gain", "{gain:g}"),
+            ("steady: moved", spread("steady_moved", ".2%")),
+            ("steady: next window over stock's", spread("steady_of_stock", ".2%")),
+            ("drift: moved", spread("drift_moved", ".2%")),
+            ("drift: next window over stock's", spread("drift_of_stock", ".2%")),
+        ), title="What (a) moves for what it gains, by its settings (0.02 and 0.01 are the "
+              "defaults):"),
+        Table("commit", (
+            ("To put one layer's new map in force", "{what}"),
+            ("microseconds", spread("microseconds", ",.0f")),
+        )),
+    ),
+)  # fmt: skip
+
+PIPELINE = Section(
+    "Stages that overlap",
+    "pipeline",
+    "python benchmarks/pipeline.py",
+    "Stages, one process each, on an emulated device: a stage is a timed wait, so long that a "
+    "transfer on the idle link takes the given part of it, but no shorter than 16 ms; in the first "
+    "10% of it the host prepares inputs and needs no activations. Messages and links are real; "
+    "every message's stamps are looked at. *blocking*: rendezvous, a message per tensor, shapes "
+    "known (2 messages a step). *coordinator*: pickled metadata that the receiver's host waits "
+    "for, then a message per tensor into fresh tensors (4). *channel*: ours (1). All take turns in "
+    "one run, on the same processes; a figure is the median of the rounds. *Compute-bound* is the "
+    "rate of a pipeline whose transfers take no time. How it is measured: "
+    "[Measuring the pipeline](design/measuring-the-pipeline.md). Bars, of two stages. Where a "
+    "transfer takes half of compute or more: 95% of the compute-bound rate, and 1.3 times "
+    "blocking if bytes take half of the transfer or more. Elsewhere 0.97 of blocking: there is "
+    "less to gain. More than coordinator everywhere.",
+    bars=(
+        Bar("points with a miss, loopback", "loopback", at_most=0, form=".0f"),
+        Bar("points with a miss, emulated link", "emulated link", at_most=0, form=".0f"),
+    ),
+    tables=(
+        Table("links", (
+            ("link", "{link}"),
+            ("one way for 8 bytes, ms", "{latency_ms:.3f}"),
+            ("MB/s for 16 MiB", "{rate:,.0f}"),
+            ("asked for", "{asked}"),
+        )),
+        Table("points", (
+            ("hidden x tokens", "{hidden} x {tokens}"),
+            ("MB", "{megabytes:.2f}"),
+            ("transfer, ms", "{transfer_ms:.2f}"),
+            ("transfer / compute (asked)", "{ratio:.2f} ({asked:g})"),
+            ("compute-bound, per second", "{bound:.1f}"),
+            ("blocking: per second, part of it", "{blocking[0]:.1f}, {blocking[1]:.0%}"),
+            ("coordinator", "{coordinator[0]:.1f}, {coordinator[1]:.0%}"),
+            ("channel", "{channel[0]:.1f}, {channel[1]:.0%}"),
+            ("channel over blocking", spread("over_blocking")),
+            ("channel over coordinator", spread("over_coordinator")),
+            ("met", "{met}"),
+        ), by="link"),
+    ),
+)  # fmt: skip
+
+BALANCE = Section(
+    "Request balance",
+    "request_routing",
+    "python benchmarks/request_routing.py",
+    "Simulated ([request balance](design/request-balance.md)), 5 seeds, half of a step fixed. "
+    "*Imbalance*: G times the largest load less the sum, thousand KV tokens; *idle*: of the "
+    "load-dependent time; *gap*: throughput below that of the same steps perfectly balanced. Last "
+    "two columns: what `fit` is beside the policy, seed by seed; a bar is missed where that "
+    "interval lies on its wrong side.",
+    bars=(
+        Bar("the replication of published figures: off by", "replication", at_most=0.3,
+            form=".0%"),
+        *(
+            Bar(f"{case}: `fit` at or below every imbalance, at or above every throughput",
+                f"{case}: fit", asked="all") for case in (
+                "Mooncake conversation, 8 x 16", "prop, 8 x 32",
+                "Azure 2023 conversation, 16 x 64", "reason, 16 x 32",
+                "reason, 16 x 32, three times as long")
+        ),
+        *(
+            Bar(f"{case}: wait P99 of `fit` over that of `br0`", f"{case}: wait", at_most=1.6)
+            for case in (
+                "Mooncake conversation, 8 x 16", "prop, 8 x 32",
+                "Azure 2023 conversation, 16 x 64", "reason, 16 x 32",
+                "reason, 16 x 32, three times as long")
+        ),
+        Bar("below saturation, imbalance of `fit` over that of `jsq_load`: the most", "below",
+            at_most=1.15),
+    ),
+    tables=(
+        Table("replication", (
+            ("prop, 8 workers x 72 slots", "`{policy}`"),
+            ("imbalance", half("imbalance", ".1f")),
+            ("of round_robin's", "{part:.3f}"),
+            ("published", "{published:g}"),
+            ("off by", "{off:+.0%}"),
+        )),
+        Table("saturated", (
+            ("policy", "`{policy}`"),
+            ("imbalance", half("imbalance", ".1f")),
+            ("idle", "{idle:.1%}"),
+            ("tokens/s", half("throughput", ",.0f")),
+            ("gap", "{gap:.1%}"),
+            ("TPOT P95, ms", "{tpot_p95_ms:.1f}"),
+            ("wait P99, s", "{wait_p99:.2f}"),
+            ("fairness", "{fairness:.2f}"),
+            ("`fit`: imbalance", "{fit_imbalance[0]:+.1%} ± {fit_imbalance[1]:.1%}"),
+            ("`fit`: tokens/s", "{fit_throughput[0]:+.1%} ± {fit_throughput[1]:.1%}"),
+        ), by="case"),
+        Table("below", (
+            ("below saturation, Poisson", "{case}"),
+            ("load", "{load:.0%}"),
+            *((f"`{name}`", half(name, ".1f")) for name in ("jsq", "jsq_load", "br0", "fit")),
+            ("`fit` / `jsq_load`", "{part:.2f}"),
+        )),
+    ),
+)  # fmt: skip
+
+ABLATED = (
+    ("policy", "`{policy}`"),
+    ("imbalance", half("imbalance", ".1f")),
+    ("tokens/s", half("throughput", ",.0f")),
+    ("wait P99", half("wait_p99")),
+)
+PROMPTS = (*ABLATED, ("TTFT mean, s", "{ttft:.2f}"), ("TPOT mean, ms", "{tpot_ms:.1f}"))
+
+ABLATIONS = Section(
+    "What request balance depends on",
+    "request_ablations",
+    "python benchmarks/request_ablations.py",
+    "5 seeds; imbalance in thousand KV tokens, tokens a second, and P99 of the wait in seconds.",
+    tables=(
+        Table("scaling", (("workers", "{workers}"), *ABLATED),
+              title="**prop, 32 slots a worker, saturated**"),
+        Table("loads", (("load", "{load:g}"), *ABLATED),
+              title="**prop, 8 x 32, Poisson, part of the capacity**"),
+        Table("staleness", (("seconds", "{seconds:g}"), *ABLATED),
+              title="**prop, 8 x 32, saturated; seconds by which tokens and ends are told late**"),
+        Table("front_ends", (("front_ends", "{front_ends}"), *ABLATED),
+              title="**prop, 8 x 32, saturated; reports every 0.1 s**"),
+        Table("step_times", (("fixed", "{fixed:g}"), ("noise", "{noise:g}"), *ABLATED),
+              title="**prop, 8 x 32, saturated; fixed part of a step, sigma of the work's noise**"),
+        Table("drafting", (("drafts", "{drafts}"), ("acceptance", "{acceptance:g}"), *ABLATED),
+              title="**prop, 8 x 32, saturated; tokens drafted a step, accepted each**"),
+        Table("prompts", (("case", "{case}"), ("weight", "{weight:g}"), *PROMPTS),
+              title="**prompts computed beside decoding, up to 8,192 tokens a step, saturated; "
+              "weight: KV tokens that are read in the time that a prompt token takes**"),
+        Table("prefixes", (("load", "{load:g}"), *PROMPTS),
+              title="**Mooncake in its order, 8 x 16, parts of the capacity of decoding; prompts "
+              "computed beside decoding (weight 200), 4,000 blocks cached a worker**"),
+        Table("knobs", (("case", "{case}"), *ABLATED),
+              title="**Settings of `fit`, one at a time (window 32, ageing 16, slack 0.07 "
+              "otherwise)**"),
+    ),
+)  # fmt: skip
+
+DECISION = "{{workers_{0}[0]:.2f}} ({{workers_{0}[1]:.2f}})"
+
+DECISIONS = Section(
+    "The cost of routing a request",
+    "request_speed",
+    "python benchmarks/request_routing.py --speed",
+    "A decision: one request ended and one arrived, 64 slots a worker, 4 waiting requests for "
+    "each; the native router called from Python, in microseconds; the P99 in brackets. Simulated "
+    "steps are those of 8 workers x 72 slots, one thread.",
+    bars=(
+        Bar("decision of `fit`, 8 workers, microseconds", "fit_8", at_most=2),
+        Bar("decision of `fit`, 128 workers, microseconds", "fit_128", at_most=20),
+        Bar("simulated steps a second, `br0`", "steps_br0", at_least=100_000, form=",.0f"),
+        Bar("simulated steps a second, `fit`", "steps_fit", form=",.0f"),
+    ),
+    tables=(
+        Table("decisions", (
+            ("policy", "`{policy}`"),
+            *((f"{count} workers", DECISION.format(count)) for count in (8, 32, 128)),
+        )),
+    ),
+)  # fmt: skip
+
+PROXY = Section(
+    "What the proxy adds",
+    "proxy",
+    "python benchmarks/proxy.py",
+    "One client, one connection, one worker that answers at once, on loopback, each a process; "
+    "pairs of a request straight to the worker and one through the proxy. Milliseconds, median of "
+    "the rounds.",
+    bars=(Bar("added until the whole answer or the first token, P50: the more", "added",
+              at_most=2.0),),
+    tables=(
+        Table("kinds", (
+            ("until", "{until}"),
+            ("straight, P50", spread("direct_p50_ms")),
+            ("through the proxy, P50", spread("proxy_p50_ms")),
+            ("added, P50", spread("added_p50_ms")),
+            ("added, P99", spread("added_p99_ms")),
+        )),
+    ),
+)  # fmt: skip
+
+GPU = Section(
+    "CUDA",
+    "gpu_speed",
+    "python benchmarks/gpu_speed.py",
+    "One device, one process. Kernels are captured in graphs of many launches and timed by the "
+    "device's events, with all that a launch reads in its cache; copies are queued before the "
+    "device begins, and stand beside one plain copy of one block of as many bytes; a decode step "
+    "is four layers of experts at the dimensions of DeepSeek-V3 (9 slots of one of 32 ranks), with "
+    "dense work up to 5 ms, and an epoch of the shipped engine beside it in a group of one. "
+    "Contestants take turns; figures are medians of the rounds.",
+    bars=(
+        Bar("routing and counting over hash and count, 4,096 tokens and more: the slowest",
+            "routing_ratio", at_most=1.1),
+        Bar("the same below 4,096 tokens, microseconds above it: the most", "routing_above",
+            at_most=1.0),
+        Bar("exact shares, microseconds a layer (288 slots, 32 ranks)", "shares_microseconds",
+            at_most=60, form=".1f"),
+        Bar("their imbalance above the optimum: the worst layer", "shares_gap", at_most=0.01,
+            form=".5f"),
+        *(
+            Bar(f"copies, {way}, over one plain copy, slots of 8 MiB and more: the slowest",
+                f"copies, {way}", at_least=0.9)
+            for way in ("host to device", "staging to slot", "slot to slot")
+        ),
+        *(
+            Bar(f"decode step with an epoch over without, {dtype}, {path}, captured: {part}",
+                f"decode, {dtype}, {path}, {part}", at_most=1.05, form=".3f")
+            for dtype in ("bfloat16", "float8")
+            for path in ("boundary", "locked")
+            for part in ("median", "p99")
+        ),
+        Bar("the epoch's part of a step's memory traffic: the most", "traffic", at_most=0.01,
+            form=".2%"),
+        Bar("decode steps: the shortest, ms", "shortest_step", at_least=5.0),
+        Bar("pairs of runs", "pairs", at_least=5, form="d"),
+        Bar("the baseline beside vLLM's own kernel", "vllm",
+            asked="the same slots and counts"),
+        Bar("device, driver, versions", "device", asked="told"),
+    ),
+    tables=(
+        Table("routing", (
+            ("tokens x top-8", "{tokens:,}"),
+            ("ours, microseconds a launch", spread("ours")),
+            ("hash and count", spread("theirs")),
+            ("torch", spread("torch")),
+            ("ours over hash and count", spread("ratio")),
+        )),
+        Table("kernels", (
+            ("kernel", "`{what}`"),
+            ("of", "{of}"),
+            ("microseconds", spread("microseconds")),
+            ("GB per second", spread("rate", ",.0f")),
+        )),
+        Table("copies", (
+            ("copies", "{way}"),
+            ("MiB a slot", "{mebibytes:g}"),
+            ("GB per second", spread("rate", ",.1f")),
+            ("one plain copy", spread("ceiling", ",.1f")),
+            ("part of it", spread("part")),
+            ("host, microseconds a call", "{host:,.0f}"),
+        )),
+        Table("decode", (
+            ("experts", "{dtype}, {experts}"),
+            ("path", "{path}"),
+            ("steps", "{mode}"),
+            ("median without, ms", spread("median_without")),
+            ("with", spread("median_with")),
+            ("ratio", spread("median_ratio", ".3f")),
+            ("P99 without, ms", spread("p99_without")),
+            ("with", spread("p99_with")),
+            ("ratio", spread("p99_ratio", ".3f")),
+            ("moved", "{share:.2%}"),
+            ("epochs", "{epochs}"),
+        )),
+    ),
+)  # fmt: skip
+
+GPU_SUITES = Section(
+    "CUDA: conformance and tests at full strength",
+    "gpu_suites",
+    "python benchmarks/gpu_suites.py",
+    "No figure here is a speed.",
+    bars=(
+        Bar("conformance: clauses", "conformance", asked="none violated"),
+        Bar("the engine's fault matrix: tests", "faults", asked="all pass"),
+        Bar("channel programs between stages: tests", "channels", asked="all pass"),
+    ),
+)
+
+SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, PIPELINE, BALANCE, ABLATIONS, DECISIONS,
+            PROXY, GPU, GPU_SUITES)  # fmt: skip
+
+EVIDENCE = Section(
+    "",
+    "main_job",
+    "python benchmarks/run.py",
+    "{slots_moved[value]} copies moved in {epochs[value]} epochs, {wall_seconds:.0f} s in all.",
+    tables=(
+        Table("variants", (
+            ("4 ranks, 32 experts, three kinds of text", "{words}"),
+            ("imbalance", "{imbalance}"),
+            ("times smaller", "{smaller:.1f}"),
+            ("outputs", "{outputs}"),
+        )),
+    ),
+)  # fmt: skip
+CLOSED_LOOP = Section(
+    "",
+    "closed_loop",
+    "python benchmarks/run.py --closed-loop",
+    "",
+    tables=(
+        Table("traffic", (
+            ("traffic", "{words}"),
+            ("before", "{before:.4f}"),
+            ("planned for the sum, as reported", "{by_sum:.4f}"),
+            ("with `--sigma 1`, as reported", "{reported:.4f}"),
+            ("as served", "{served:.4f}"),
+            ("times smaller", "{smaller:.1f}"),
+            ("noise floor", "{floor:.4f}"),
+            ("outputs identical", "{outputs}"),
+        )),
+    ),
+)  # fmt: skip
+MARKED = {"README.md": EVIDENCE, "docs/closed-loop.md": CLOSED_LOOP}
+"""Pages with one generated part, between these marks."""
+BEGIN, END = "<!-- generated by benchmarks/report.py -->", "<!-- end of the generated part -->"
+
+
+def page(loaded: Load = load) -> str:
+    """docs/performance.md."""
+    parts = [line for section in SECTIONS for line in section.lines(loaded(section.file))]
+    return "\n".join([HEAD, *parts]).rstrip() + "\n"
+
+
+def marked(text: str, section: Section, loaded: Load = load) -> str:
+    """A page with its generated part brought up to date."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no part between {BEGIN!r} and {END!r}")
+    found = loaded(section.file)
+    lines = section.lines(found)[4:]
+    if found is not None and section.text:
+        lines = [*lines[:-2], _filled(section.text, found["figures"]), *lines[-2:]]
+    return f"{before}{BEGIN}\n\n{chr(10).join(lines)}\n{END}{after}"
+
+
+def pages() -> dict[Path, str]:
+    """What every page has to be."""
+    found = {ROOT / "docs" / "performance.md": page()}
+    for name, section in MARKED.items():
+        path = ROOT / name
+        found[path] = marked(path.read_text(), section)
+    return found
+
+
+def show(
+    file: str, figures: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> None:
+    """Print what a command has measured, as the page would have it."""
+    for section in SECTIONS:
+        if section.file == file:
+            found = {"figures": figures, "tables": tables}
+            sys.stdout.write("\n".join(section.lines(found)) + "\n")
+
+
+def main() -> int:
+    """Write the pages, or compare them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare only")
+    check = parser.parse_args().check
+    differing = 0
+    for path, wanted in pages().items():
+        found = path.read_text()
+        if found == wanted:
+            continue
+        differing += 1
+        if check:
+            lines = difflib.unified_diff(found.splitlines(), wanted.splitlines(), lineterm="", n=0)
+            sys.stderr.write(f"{path.relative_to(ROOT)} differs:\n")
+            sys.stderr.writelines(f"{line}\n" for line in list(lines)[:20])
+        else:
+            path.write_text(wanted)
+    return int(check and differing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""The main job of the README, and the loop of an operator on the shipped model.
+
+    python benchmarks/run.py                  `equipoise run` with its defaults, its picture
+    python benchmarks/run.py --closed-loop    record, report, plan, serve, report again
+    python benchmarks/run.py --quick          either of them in small; nothing is kept
+
+In the closed loop each of three shipped texts is cut in two. The first halves are Monday's traffic,
+which is recorded and planned for; the second halves are Tuesday's, of which the plan has seen
+nothing. English, whose kind of text was not recorded at all, stands for a day that nobody expected.
+
+Writes benchmarks/results/{main_job,closed_loop}.json; `python benchmarks/report.py` shows them.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lib.results import ROOT, Row, save
+from report import CLOSED_LOOP, show
+
+from equipoise.demo.record_file import load_record
+from equipoise.report.heatmaps import rank_heat
+
+PICTURE = ROOT / "docs" / "images" / "before-after.svg"
+PAPER = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff;color:#1f2933"'
+"""How a picture in a file begins; one in a page takes its colours from the page."""
+VARIANTS = {
+    "unbalanced": "no balancing: 32 slots",
+    "static": "32 + 8 slots, `static` shares",
+    "lagged": "32 + 8 slots, `lagged` shares",
+    "exact": "32 + 8 slots, `exact` shares (default)",
+}
+KINDS, UNSEEN = ("python", "chinese", "tables"), "english"
+TRAFFIC = {
+    "monday": "Monday's: recorded, planned for",
+    "tuesday": "Tuesday's: the same kinds, other text",
+    UNSEEN: "English: a kind that was not recorded",
+}
+PLACED = "--placement", "placement.json"
+BY_SUM = "--placement", "by-sum.json"
+"""Planned without a look at what is busy together, for comparison."""
+WARY = "--sigma", "1"
+SMALL = "--steps", "24"
+"""Options of `equipoise run` and `record` with `--quick`."""
+Found = dict[str, Any]
+
+
+def main_job(quick: bool) -> int:
+    """Run `equipoise run` with its defaults; exit as it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        began = time.perf_counter()
+        run = ["equipoise", "run", "--out", folder, "--json", str(out), *(SMALL if quick else ())]
+        code = subprocess.run([sys.executable, "-m", *run], check=False).returncode
+        seconds = time.perf_counter() - began
+        if not out.exists():
+            return code
+        if not quick:
+            picture = rank_heat(load_record(Path(folder) / "record.npz")).svg
+            bare = picture.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+            PICTURE.write_text(bare.replace("<svg", PAPER, 1) + "\n")
+        found = {"wall_seconds": round(seconds, 1), **json.loads(out.read_text())}
+    figures, tables = main_job_figures(found)
+    show("main_job", figures, tables)
+    if quick:  # too few steps for two epochs in each phase
+        return int(not found["outputs_identical"])
+    save("main_job", ["equipoise", "run"], figures, tables)
+    return code
+
+
+def main_job_figures(found: Found) -> tuple[Row, dict[str, list[Row]]]:
+    """What is kept of a run."""
+    before, after = found["imbalance_unbalanced"], found["imbalance_balanced"]
+    phases = found["epochs_per_phase"]
+    figures = {
+        "times_smaller": {"value": before / after, "note": f"{before:.4f} to {after:.4f}"},
+        **{name: found[name] for name in ("imbalance_static", "imbalance_lagged", "noise_floor")},
+        "epochs": {
+            "value": found["epochs"],
+            "note": f"{phases} by phase",
+            "met": min(phases, default=0) >= 2,
+        },
+        "slots_moved": {"value": found["slots_moved"], "note": f"of {found['slots_total']} slots"},
+        "outputs": {
+            "value": "yes" if found["outputs_identical"] else "no",
+            "met": found["outputs_identical"],
+        },
+        **{name: found[name] for name in ("wall_seconds", "stall_seconds", "stall_noise_seconds")},
+    }
+    same = found["reference_outputs"]
+    rows: list[Row] = [
+        {
+            "words": words,
+            "imbalance": f"{variant['imbalance']:.4f}",
+            "smaller": before / variant["imbalance"],
+            "outputs": "identical" if variant["outputs"] == same else "differ",
+        }
+        for name, words in VARIANTS.items()
+        for variant in [found["variants"][name]]
+    ]
+    floor = f"*{found['noise_floor']:.4f}*"
+    rows.append({"words": "*noise floor of a perfect placement*", "imbalance": floor})
+    return figures, {"variants": rows}
+
+
+def cut(text: bytes, day: int) -> bytes:
+    """The first (0) or second (1) half of a UTF-8 text, cut between characters."""
+    middle = len(text) // 2
+    while text[middle] & 0xC0 == 0x80:
+        middle += 1
+    return (text[:middle], text[middle:])[day]
+
+
+def write_texts(folder: Path) -> None:
+    """The texts of both days, and of the one that nobody expected."""
+    shipped = files("equipoise.demo").joinpath("text")
+    for day, name in enumerate(("monday", "tuesday")):
+        (folder / name).mkdir()
+        for kind in KINDS:
+            text = shipped.joinpath(f"{kind}.txt").read_bytes()
+            (folder / name / f"{kind}.txt").write_bytes(cut(text, day))
+    (folder / f"{UNSEEN}.txt").write_bytes(shipped.joinpath(f"{UNSEEN}.txt").read_bytes())
+
+
+def texts(day: str) -> list[str]:
+    """The option that names a day's traffic."""
+    return ["--text", *(f"{day}/{kind}.txt" for kind in KINDS)]
+
+
+def call(folder: Path, *arguments: str) -> None:
+    """Run a command there and print what it prints; its failure ends the benchmark."""
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, text=True, check=True, timeout=600,
+    )  # fmt: skip
+    print(f"$ {' '.join(['equipoise', *arguments])}\n{done.stdout}", flush=True)
+
+
+def closed_loop(quick: bool) -> int:
+    """Record, report, plan, serve, report again, and plan from there; keep before and after."""
+    small = SMALL if quick else ()
+    slots = "--ranks", "4", "--slots", "40"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_texts(folder)
+        call(folder, "record", *texts("monday"), "--ranks", "4", "-o", "recorded", *small)
+        call(folder, "report", "recorded")
+        call(folder, "plan", "recorded", *slots, *WARY, "-o", PLACED[1])
+        call(folder, "plan", "recorded", *slots, "-o", BY_SUM[1])
+        for day in TRAFFIC:
+            served = ["--text", f"{UNSEEN}.txt"] if day == UNSEEN else texts(day)
+            call(folder, "run", *PLACED, *served, "--out", f"{day}-run", *small)
+            call(folder, "record", "--run", f"{day}-run", "-o", f"{day}.npz")
+            call(folder, "report", f"{day}.npz", *PLACED, "--json", f"{day}.json")
+            call(folder, "report", f"{day}.npz", *BY_SUM, "--json", f"{day}-by-sum.json")
+        onward = "plan", "tuesday.npz", "--installed", PLACED[1], *WARY, "-o", "next.json"
+        call(folder, *onward)
+        found = {day: measured(folder, day) for day in TRAFFIC}
+    tables = {"traffic": closed_loop_rows(found)}
+    sys.stdout.write("\n".join(CLOSED_LOOP.lines({"figures": {}, "tables": tables})) + "\n")
+    if not quick:
+        save("closed_loop", ["python", "benchmarks/run.py", "--closed-loop"], {}, tables)
+    return 0
+
+
+def measured(folder: Path, day: str) -> Found:
+    """What the placement brought on one traffic: as reported of its counts, and as served."""
+    served = json.loads((folder / f"{day}-run" / "summary.json").read_text())
+    return {
+        "imbalance_unbalanced": served["imbalance_unbalanced"],
+        "imbalance_by_sum": reported(folder / f"{day}-by-sum.json"),
+        "imbalance_reported": reported(folder / f"{day}.json"),
+        "imbalance_served": served["imbalance_placement"],
+        "noise_floor": served["noise_floor"],
+        "outputs_identical": served["outputs_identical"],
+    }
+
+
+def reported(file: Path) -> float:
+    """Imbalance of the placement, by rank."""
+    found: float = json.loads(file.read_text())["served"]["placement"]["by_rank"]["average"][
+        "imbalance"
+    ]
+    return found
+
+
+def closed_loop_rows(found: Found) -> list[Row]:
+    """Before and after, by traffic."""
+    return [
+        {
+            "words": words,
+            "before": each["imbalance_unbalanced"],
+            "by_sum": each["imbalance_by_sum"],
+            "reported": each["imbalance_reported"],
+            "served": each["imbalance_served"],
+            "smaller": each["imbalance_unbalanced"] / each["imbalance_served"],
+            "floor": each["noise_floor"],
+            "outputs": "yes" if each["outputs_identical"] else "no",
+        }
+        for day, words in TRAFFIC.items()
+        for each in [found[day]]
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--closed-loop", action="store_true", help="the loop of an operator")
+    parser.add_argument("--quick", action="store_true", help="few steps; nothing is kept")
+    chosen = parser.parse_args(arguments)
+    return closed_loop(chosen.quick) if chosen.closed_loop else main_job(chosen.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""Everything that is too long for a commit, part by part: `tox -e deep`.
+
+    tox -e deep                        all parts, for hours
+    tox -e deep -- exploration types   these
+    tox -e deep -- --list              what each proves, and how long it takes
+    tox -e deep -- --trial processes   with the numbers of a commit, to try a part; nothing is kept
+    tox -e deep -- unit -k planner     what follows the first option goes to pytest; nothing is kept
+    tox -e deep -- --pages             write the pages anew from the results
+
+A part that fails or hangs does not stop the others. Results are kept in tests/deep/results.json,
+and shown in docs/deep-results.md and docs/conformance-matrix.md, with commit and date; a part that
+is run alone replaces its own rows only. A part that cannot be run here is skipped, with a line that
+says why; one that was asked for by name fails. The exit code is 1 where anything failed.
+"""
+
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from deep import matrix_page, page
+from deep.parts import PARTS, REPORT, Part, Report, Step, chosen
+from deep.results import Results, Row, from_junit, load, merged, restricted, save
+from deep.running import TIMED_OUT, run_bounded
+from helpers.paths import ROOT, SEARCH_PATH
+
+from equipoise.demo.machine import describe_machine
+
+INTERRUPTED, MISUSED = 130, 2
+LIST, TRIAL, PAGES = "--list", "--trial", "--pages"
+PACKAGES = ("torch", "numpy", "hypothesis", "triton", "torch_npu", "vllm", "vllm_ascend")
+"""Whose versions stand beside a result."""
+VERSIONS = """
+import platform
+from importlib.metadata import PackageNotFoundError, version
+found = ["Python " + platform.python_version()]
+for name in {names!r}:
+    try:
+        found.append(name + " " + version(name))
+    except PackageNotFoundError:
+        pass
+print(", ".join(found))
+"""
+NOT_RESULTS = (".", ":!docs", ":!*.md", ":!tests/deep/results.json", ":!benchmarks/results")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        parts: to be run.
+        named: whether they were asked for by name.
+        trial: with the numbers of a commit.
+        options: for pytest.
+    """
+
+    parts: Sequence[Part]
+    named: bool
+    trial: bool
+    options: Sequence[str]
+
+    @property
+    def kept(self) -> bool:
+        """Whether results are."""
+        return not (self.trial or self.options)
+
+
+class Runner:
+    """Runs parts one after the other, and keeps what they show.
+
+    Args:
+        request: which, and how.
+        results: what is known from earlier runs.
+    """
+
+    def __init__(self, request: Request, results: Results) -> None:
+        self.results = results
+        self._request = request
+        self._failed: list[str] = []
+
+    def run(self) -> int:
+        """Run all; 1 where anything failed, else 0."""
+        for part in self._request.parts:
+            self._part(part)
+        for line in self._failed:
+            print(f"deep: FAILED {line}", flush=True)
+        return 1 if self._failed else 0
+
+    def _part(self, part: Part) -> None:
+        if reason := part.lacks():
+            if self._request.named:
+                self._failed.append(f"{part.name}: {reason}")
+            print(f"  {part.name}: SKIP ({reason})", flush=True)
+            return
+        steps = part.steps()
+        for step in steps:
+            row = self._step(part, step)
+            if row["outcome"] != "passed":
+                self._failed.append(f"{part.name}, {step.name}: {_why(row)}")
+            if self._request.kept and not step.prepares:
+                self.results = merged(self.results, part.name, row)
+                keep(self.results)
+            if step.prepares and row["outcome"] != "passed":
+                return
+        if self._request.kept:
+            names = [step.name for step in steps if not step.prepares]
+            self.results = restricted(self.results, part.name, names)
+            keep(self.results)
+
+    def _step(self, part: Part, step: Step) -> Row:
+        options = self._request.options if step.report is Report.JUNIT else ()
+        shown = " ".join([step.shown, *map(shlex.quote, options)])
+        print(f"\n== {part.name}, {step.name}\n$ {shown}", flush=True)
+        environment = environment_of(step, "ci" if self._request.trial else "deep")
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report"
+            command = [str(report) if word == REPORT else word for word in step.command]
+            ended = run_bounded([*command, *options], step.limit, environment, ROOT)
+            told, outcome = _told(step.report, report, ended.code)
+        row: Row = {
+            "step": step.name,
+            "command": shown,
+            "commit": commit(),
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "outcome": outcome,
+            "seconds": round(ended.seconds),
+            "cpu_seconds": round(ended.cpu_seconds),
+            "machine": machine(),
+            "versions": versions(step, environment),
+            **told,
+        }
+        print(f"-- {outcome}, {ended.seconds:.0f} s, {ended.cpu_seconds:.0f} CPU s", flush=True)
+        return row
+
+
+def _told(kind: Report, report: Path, code: int) -> tuple[Row, str]:
+    """What a report says, and how the step ended."""
+    outcome = {0: "passed", TIMED_OUT: "timed out"}.get(code, f"exit code {code}")
+    if kind is Report.NONE:
+        return {}, outcome
+    if not report.exists():
+        return {}, "no report" if code == 0 else outcome
+    if kind is Report.TABLES:
+        return {"tables": json.loads(report.read_text("utf-8"))}, outcome
+    return from_junit(report), outcome
+
+
+def _why(row: Row) -> str:
+    failing = row.get("failing", [])
+    return "\n    ".join([f"{row['outcome']} ({row['command']})", *failing])
+
+
+def environment_of(step: Step, profile: str) -> dict[str, str]:
+    """Variables of a step: those of this process, how hard to look, and its own."""
+    found: dict[str, str | None] = {
+        **os.environ,
+        "HYPOTHESIS_PROFILE": profile,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONPATH": SEARCH_PATH,
+        **step.environment,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def keep(results: Results) -> None:
+    """Write results and pages."""
+    save(results)
+    write_pages(results)
+
+
+def write_pages(results: Results) -> None:
+    """Write the pages of these results."""
+    page.FILE.write_text(page.text(results), "utf-8")
+    matrix_page.FILE.write_text(matrix_page.text(results), "utf-8")
+    matrix_page.GUIDE.write_text(matrix_page.guide(results), "utf-8")
+
+
+def commit() -> str:
+    """Short name of the commit, with `+` where other files than results and documents differ."""
+    name = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *NOT_RESULTS)
+    return name + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def machine() -> str:
+    """Processor, cores and memory."""
+    found = describe_machine()
+    return f"{found['processor']}, {found['cores']} cores, {found['memory']}"
+
+
+def versions(step: Step, environment: dict[str, str]) -> str:
+    """Versions in the interpreter of a step."""
+    python = step.command[0] if "python" in Path(step.command[0]).name else sys.executable
+    done = subprocess.run(
+        [python, "-c", VERSIONS.format(names=PACKAGES)],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or f"Python {platform.python_version()}"
+
+
+def listing() -> str:
+    """Parts, as `--list` prints them."""
+    return "\n".join(f"{part.name:12} {part.proves}; {part.takes}" for part in PARTS)
+
+
+def parsed(words: Sequence[str]) -> Request:
+    """The command line. Raises ValueError for a part that there is not."""
+    trial = TRIAL in words
+    rest = [word for word in words if word != TRIAL]
+    first = next((at for at, word in enumerate(rest) if word.startswith("-")), len(rest))
+    names = rest[:first]
+    return Request(chosen(names), bool(names), trial, rest[first:])
+
+
+def _interrupt(number: int, _: object) -> None:
+    """Ends as Ctrl-C does, so that no process is left."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def main(words: Sequence[str]) -> int:
+    """The command; its exit code."""
+    if words in ([LIST], [PAGES], ["-h"], ["--help"]):
+        if words == [PAGES]:
+            write_pages(load())
+        else:
+            print(listing() if words == [LIST] else __doc__)
+        return 0
+    try:
+        request = parsed(words)
+    except ValueError as error:
+        print(f"deep: {error}", file=sys.stderr)
+        return MISUSED
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        return Runner(request, load()).run()
+    except KeyboardInterrupt:
+        print("deep: interrupted; the step that ran is not kept", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,317 @@
+"""Parts of `tox -e deep`: what each proves, its commands, and how long they may take."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from helpers.paths import ROOT, SEARCH_PATH
+from npusim.errors import Refused
+from npusim.wheels import find_torch
+
+PYTHON = sys.executable
+BUILD = ROOT / "build" / "deep"
+"""What parts install and write, ignored by git."""
+REPORT = "{report}"
+"""Stands in a command for the file that its report goes to."""
+WORKERS = ("-n", "2", "--dist", "worksteal")
+EVERYTHING = (
+    "-q",
+    "-m",
+    "",
+    "--timeout",
+    "7200",
+    "-o",
+    "junit_family=xunit1",
+    "--junitxml",
+    REPORT,
+)
+"""Options of pytest: slow and deep tests too. The newer family of reports has no place for what
+tests record."""
+MINUTE, HOUR = 60.0, 3600.0
+
+
+class Report(Enum):
+    """What a command leaves behind beside its exit code."""
+
+    NONE = "nothing"
+    JUNIT = "tests in JUnit's form"
+    TABLES = "rows by table, as JSON"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command of a part.
+
+    Attributes:
+        name: unique in its part.
+        command: its words; `{report}` is the file for its report.
+        limit: seconds after which it is ended.
+        report: what it leaves behind.
+        environment: variables to set, or to unset where the value is None.
+        prepares: it installs something for the steps after it and proves nothing itself; where it
+            fails, they are not run.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit: float
+    report: Report = Report.NONE
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    prepares: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The command as somebody would type it in the repository."""
+        words = []
+        for word in self.command:
+            name = Path(word).name
+            words.append(name if word.startswith("/") and "bin" in Path(word).parts else word)
+        if "--junitxml" in words:
+            at = words.index("--junitxml")
+            words[at - 2 : at + 2] = []
+        text = shlex.join(word.replace(f"{ROOT}/", "") for word in words if word != REPORT)
+        return text.replace("python -m equipoise", "equipoise")
+
+
+def nothing() -> str | None:
+    """Of a part that can be run everywhere."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What can be run by its name.
+
+    Attributes:
+        name: one word.
+        proves: one sentence.
+        takes: how long, on two cores, in words; an estimate where it was not measured.
+        steps: made when the part is run.
+        lacks: why it cannot be run here, if it cannot.
+    """
+
+    name: str
+    proves: str
+    takes: str
+    steps: Callable[[], Sequence[Step]]
+    lacks: Callable[[], str | None] = nothing
+
+
+def tests(folder: str, hours: float, *options: str) -> Step:
+    """pytest on a folder of the tests."""
+    command = (PYTHON, "-m", "pytest", folder, *options, *EVERYTHING)
+    return Step(name=folder, command=command, limit=hours * HOUR, report=Report.JUNIT)
+
+
+def matrix() -> Sequence[Step]:
+    """Every property on every mutant."""
+    command = (PYTHON, "-m", "deep.matrix", "--json", REPORT)
+    return (Step(name="mutants", command=command, limit=3 * HOUR, report=Report.TABLES),)
+
+
+def exploration() -> Sequence[Step]:
+    """Engine, channel and exchange, each a step."""
+    kinds = ("engine", "channel", "exchange")
+    return [tests(f"tests/exploration/{kind}", 4, *WORKERS) for kind in kinds]
+
+
+def devices() -> Sequence[Step]:
+    """The simulated driver has its own launcher, which runs pytest on tests/devices."""
+    command = (PYTHON, "-m", "devices.launch", *WORKERS, *EVERYTHING)
+    step = Step(name="tests/devices", command=command, limit=12 * HOUR, report=Report.JUNIT)
+    return (step,)
+
+
+def no_cpu_torch() -> str | None:
+    """Why torch_npu cannot be imported here."""
+    try:
+        find_torch()
+    except Refused as refused:
+        return str(refused)
+    return None
+
+
+def engines_python() -> str:
+    """Interpreter of the environment that tox calls `engines`."""
+    return os.environ.get("DEEP_ENGINES_PYTHON", str(ROOT / ".tox" / "engines" / "bin" / "python"))
+
+
+def engines() -> Sequence[Step]:
+    """Both engines are in one environment, each found by a search path of its own."""
+    python, vllm = engines_python(), engine_paths("DEEP_VLLM_PATH")
+    return (
+        engine("tests/engines/vllm", vllm),
+        engine("tests/engines/vllm_ascend", engine_paths("DEEP_VLLM_ASCEND_PATH")),
+        Step(
+            name="benchmarks/vllm_policy.py",
+            command=(python, "benchmarks/vllm_policy.py", "--quick"),
+            limit=HOUR,
+            environment=vllm,
+        ),
+    )
+
+
+def engine(folder: str, environment: Mapping[str, str]) -> Step:
+    """pytest on the tests of one engine."""
+    return Step(
+        name=folder,
+        command=(engines_python(), "-m", "pytest", folder, *EVERYTHING),
+        limit=6 * HOUR,
+        report=Report.JUNIT,
+        environment=environment,
+    )
+
+
+def engine_paths(variable: str) -> Mapping[str, str]:
+    """Variables with which Python finds an engine in the folders that `variable` names."""
+    folders = [SEARCH_PATH, *filter(None, [os.environ.get(variable)])]
+    return {"PYTHONPATH": os.pathsep.join(folders), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
+def no_engines() -> str | None:
+    """Whether tox has made the environment."""
+    python = engines_python()
+    return None if Path(python).exists() else "`tox -e engines` makes the environment; run it first"
+
+
+def types() -> Sequence[Step]:
+    """pyright is installed beside the environment: only this part needs it, and node with it."""
+    folder = BUILD / "pyright"
+    install = (*("-m", "pip", "install", "--quiet", "--target", str(folder)), "--upgrade")
+    return (
+        Step(
+            name="install pyright",
+            command=(PYTHON, *install, "-c", "constraints.txt", "pyright[nodejs]"),
+            limit=20 * MINUTE,
+            prepares=True,
+        ),
+        Step(
+            name="pyright",
+            command=(PYTHON, "-m", "pyright", "--pythonpath", PYTHON),
+            limit=HOUR,
+            environment={"PYTHONPATH": str(folder)},
+        ),
+    )
+
+
+def python312() -> Sequence[Step]:
+    """What README says first, as it stands there, in an environment of Python 3.12."""
+    folder = BUILD / "python312"
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    return (
+        Step(
+            name="make the environment",
+            command=("python3.12", "-m", "venv", "--clear", str(folder)),
+            limit=10 * MINUTE,
+            prepares=True,
+        ),
+        Step(
+            name="the first command of README",
+            command=("bash", "-euc", first_command(ROOT / "README.md")),
+            limit=HOUR,
+            environment={"PATH": path, "VIRTUAL_ENV": str(folder), "PYTHONPATH": None},
+        ),
+    )
+
+
+def first_command(page: Path) -> str:
+    """What the first block of shell on a page says."""
+    return page.read_text("utf-8").partition("```bash\n")[2].partition("\n```")[0]
+
+
+def no_python312() -> str | None:
+    """A shim of that name may be there though no interpreter is."""
+    if shutil.which("python3.12"):
+        done = subprocess.run(["python3.12", "-c", ""], capture_output=True, check=False)
+        if done.returncode == 0:
+            return None
+    return "there is no python3.12 here"
+
+
+PARTS = (
+    Part(
+        name="unit",
+        proves="every unit test and every property of it, with 5,000 examples instead of 100",
+        takes="hours (estimate)",
+        steps=lambda: (tests("tests/unit", 10, *WORKERS),),
+    ),
+    Part(
+        name="processes",
+        proves="ranks, runs, proxies and the CPU backends as processes; the whole matrix of faults "
+        "by state of an epoch; 10,000 epochs on each path without growth",
+        takes="two hours (estimate)",
+        steps=lambda: (tests("tests/processes", 8, *WORKERS),),
+    ),
+    Part(
+        name="conformance",
+        proves="our backends keep the contract with the profile `deep`, on one rank to eight, over "
+        "gloo and MPI; no false alarm from 20 seeds; every mutant is rejected",
+        takes="hours (estimate)",
+        steps=lambda: (tests("tests/conformance", 24, *WORKERS),),
+    ),
+    Part(
+        name="matrix",
+        proves="which properties reject which mutant: the page docs/conformance-matrix.md",
+        takes="half an hour (estimate)",
+        steps=matrix,
+    ),
+    Part(
+        name="exploration",
+        proves="20,000 interleavings of the engine, 40,000 of channels, 5,000 of the exchange; "
+        "every mutant of the three is rejected",
+        takes="half an hour (estimate; 18 minutes without mutants)",
+        steps=exploration,
+    ),
+    Part(
+        name="devices",
+        proves="the Ascend and CUDA backends over the simulated driver: the contract on every "
+        "schedule, every broken backend caught 20 times of 20, every planted race shown",
+        takes="two hours (estimate)",
+        steps=devices,
+        lacks=no_cpu_torch,
+    ),
+    Part(
+        name="engines",
+        proves="vLLM and vllm-ascend in every mode keep their tokens; every planted fault shows",
+        takes="an hour and a half (estimate)",
+        steps=engines,
+        lacks=no_engines,
+    ),
+    Part(
+        name="benchmarks",
+        proves="every benchmark runs to its end, in small",
+        takes="a quarter of an hour (estimate)",
+        steps=lambda: (tests("tests/benchmarks", 3),),
+    ),
+    Part(
+        name="types",
+        proves="a second type checker, pyright, finds nothing (every commit runs mypy)",
+        takes="five minutes (estimate)",
+        steps=types,
+    ),
+    Part(
+        name="python312",
+        proves="README's first command installs and runs on Python 3.12",
+        takes="ten minutes (estimate)",
+        steps=python312,
+        lacks=no_python312,
+    ),
+)
+
+
+def chosen(names: Iterable[str]) -> list[Part]:
+    """Parts by name, in the order in which they stand here; all where no name is given.
+
+    Raises ValueError for a name that no part has.
+    """
+    wanted = list(names)
+    known = [part.name for part in PARTS]
+    if strange := [name for name in wanted if name not in known]:
+        raise ValueError(f"no part {', '.join(strange)}; parts are {', '.join(known)}")
+    return [part for part in PARTS if not wanted or part.name in wanted]

@@ -1,0 +1,82 @@
+"""How a violation is shrunk: bounded by plays, whatever the clock says."""
+
+import itertools
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+
+from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.conformance.bench import Bench, Play
+from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.property import Property, Traits
+from equipoise.hal.conformance.search import Effort, Violated, search
+from equipoise.hal.errors import Violation
+
+LEAST = 100
+HOUR = 3600.0
+
+
+def _never(bench: Bench, found: Program) -> Play:
+    raise NotImplementedError
+    yield
+
+
+def _programs(_: Traits) -> st.SearchStrategy[Program]:
+    numbers = st.lists(st.integers(0, 10_000), max_size=12)
+    return numbers.map(lambda found: program([Step("add", (number,)) for number in found]))
+
+
+SUMS = Property(
+    name="sums-are-small",
+    family="ordering",
+    clauses=("O1",),
+    claim="Numbers add up to less than `LEAST`.",
+    programs=_programs,
+    play=_never,
+)
+
+
+class Adder:
+    """Breaks `SUMS` where a program adds up to `LEAST`; tells `passing` of every play."""
+
+    name = "adder"
+    traits = Traits(Capabilities(), None, (1,), controlled=True)
+
+    def __init__(self, passing: Callable[[], object] = lambda: None) -> None:
+        self.plays = 0
+        self.broke_at: int | None = None
+        self._passing = passing
+
+    def play(self, claim: Property, case: Case) -> None:
+        self.plays += 1
+        self._passing()
+        if sum(int(step.args[0]) for step in case.program.steps) >= LEAST:
+            self.broke_at = self.broke_at or self.plays
+            raise Violation("O1", "too much")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_violation_is_shrunk_alike_however_slow_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = search(SUMS, Adder(), Effort(cases=100))
+    hours = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(hours) * HOUR)
+    slow = search(SUMS, Adder(), Effort(cases=100))
+    assert slow == usual
+    assert isinstance(slow, Violated)
+    assert slow.case == Case(program([Step("add", (LEAST,))]), b"")
+
+
+@pytest.mark.parametrize("plays", [0, 1, 10])
+def test_shrinking_takes_at_most_the_given_number_of_plays(plays: int) -> None:
+    adder = Adder()
+    verdict = search(SUMS, adder, Effort(cases=100, shrinking=plays))
+    assert isinstance(verdict, Violated)
+    assert adder.broke_at is not None
+    assert adder.plays <= adder.broke_at + plays
+    assert verdict.cases == adder.plays

@@ -1,0 +1,245 @@
+"""`tox -e deep`: bounded steps, reports, results that are merged part by part, exit codes."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from deep import __main__ as deep
+from deep import matrix_page, page, results, running
+from deep.parts import PARTS, REPORT, Part, Report, Step, chosen
+from helpers.processes.processes import alive
+from helpers.records import add_row
+
+JUNIT = """<testsuites><testsuite>
+  <testcase classname="tests.a" name="a" time="1.5">
+    <properties>
+      <property name="table: soak" value='{"path": "locked", "steps": 7}'/>
+      <property name="table: fault matrix" value='{"fault": "killed", "passed in": ["Moving"]}'/>
+      <property name="hypothesis-stats-a" value="a: 100 passing examples"/>
+    </properties>
+  </testcase>
+  <testcase classname="tests.a" name="b" time="2">
+    <properties><property name="table: soak" value='{"path": "boundary"}'/></properties>
+    <failure message="no"/>
+  </testcase>
+  <testcase classname="tests.a" name="c" time="0"><skipped/></testcase>
+  <testcase classname="tests.a" name="d" time="0.1"><error message="no"/></testcase>
+  <testcase classname="tests.a" name="e" time="0.1">
+    <properties>
+      <property name="table: fault matrix" value='{"fault": "killed", "passed in": ["Planning"]}'/>
+    </properties>
+  </testcase>
+</testsuite></testsuites>"""
+HANGS = """
+import os, subprocess, sys, time
+waits = [sys.executable, "-c", "import time; time.sleep(60)"]
+child = subprocess.Popen(waits, start_new_session=True)
+with open(sys.argv[1], "w") as told:
+    print(os.getpid(), child.pid, file=told)
+time.sleep(60)
+"""
+
+
+def part(name: str, *steps: Step, lacks: str | None = None) -> Part:
+    return Part(name=name, proves="it", takes="a second", steps=lambda: steps, lacks=lambda: lacks)
+
+
+def step(code: str, name: str = "step", limit: float = 20.0, **more: object) -> Step:
+    command = (sys.executable, "-c", code, REPORT)
+    return Step(name=name, command=command, limit=limit, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, results.Results]]:
+    """Runs parts with results in a folder of their own; the exit code, and what was kept."""
+    monkeypatch.setattr(deep, "save", lambda found: results.save(found, tmp_path / "results.json"))
+    monkeypatch.setattr(deep, "write_pages", lambda found: None)
+    monkeypatch.setattr(running, "GRACE", 0.1)
+    monkeypatch.setattr(deep, "versions", lambda step, environment: "Python")
+
+    def call(
+        parts: Sequence[Part], named: bool = False, trial: bool = False
+    ) -> tuple[int, results.Results]:
+        kept = results.load(tmp_path / "results.json")
+        code = deep.Runner(deep.Request(parts, named, trial, ()), kept).run()
+        return code, results.load(tmp_path / "results.json")
+
+    return call
+
+
+def test_junit_report_yields_counts_failing_tests_and_tables(tmp_path: Path) -> None:
+    file = tmp_path / "report.xml"
+    file.write_text(JUNIT)
+    assert results.from_junit(file) == {
+        "passed": 2,
+        "failed": 2,
+        "skipped": 1,
+        "failing": ["tests.a::b", "tests.a::d"],
+        "tables": {
+            "soak": [{"path": "locked", "steps": 7}],
+            "fault matrix": [{"fault": "killed", "passed in": ["Moving", "Planning"]}],
+        },
+    }
+
+
+def test_row_that_a_test_adds_is_read_from_its_report(tmp_path: Path) -> None:
+    told: list[tuple[str, object]] = []
+    add_row(lambda name, value: told.append((name, value)), "soak", {"path": "locked"})
+    assert told == [("table: soak", '{"path": "locked"}')]
+
+
+def test_merge_replaces_one_step_and_leaves_the_others() -> None:
+    before = {"a": [{"step": "x", "commit": "1"}, {"step": "y", "commit": "1"}], "b": []}
+    after = results.merged(before, "a", {"step": "x", "commit": "2"})
+    assert after == {"a": [{"step": "x", "commit": "2"}, {"step": "y", "commit": "1"}], "b": []}
+    assert results.restricted(after, "a", ["y"])["a"] == [{"step": "y", "commit": "1"}]
+    assert results.merged({}, "a", {"step": "x"}) == {"a": [{"step": "x"}]}
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    found = results.load()
+    assert set(found) <= {each.name for each in PARTS}
+    results.save(found, tmp_path / "again.json")
+    assert results.load(tmp_path / "again.json") == found
+    results.save({"a": [], "b": [{"step": "x"}]}, tmp_path / "few.json")
+    assert results.load(tmp_path / "few.json") == {"a": [], "b": [{"step": "x"}]}
+
+
+@pytest.mark.slow
+def test_hanging_step_is_ended_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "GRACE", 0.3)
+    told = tmp_path / "processes"
+    command = [sys.executable, "-c", HANGS, str(told)]
+    ended = running.run_bounded(command, 5.0, dict(os.environ), tmp_path)
+    assert ended.code == running.TIMED_OUT
+    processes = [int(word) for word in told.read_text().split()]
+    assert len(processes) == 2
+    assert not any(map(alive, processes))
+
+
+def test_step_tells_exit_code_and_cpu_seconds(tmp_path: Path) -> None:
+    spin = "import time\nwhile time.process_time() < 0.2: pass\nraise SystemExit(3)"
+    ended = running.run_bounded([sys.executable, "-c", spin], 60.0, dict(os.environ), tmp_path)
+    assert ended.code == 3
+    assert ended.cpu_seconds >= 0.2
+
+
+def test_process_that_a_step_leaves_behind_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "GRACE", 0.1)
+    told = tmp_path / "processes"
+    code = HANGS.rpartition("time.sleep")[0]
+    command = [sys.executable, "-c", code, str(told)]
+    assert running.run_bounded(command, 60.0, dict(os.environ), tmp_path).code == 0
+    assert not alive(int(told.read_text().split()[1]))
+
+
+def test_failing_part_does_not_stop_the_next_and_the_exit_code_is_1(
+    run: Callable[..., tuple[int, results.Results]],
+) -> None:
+    bad = part("unit", step("raise SystemExit(4)"))
+    slow = part("matrix", step("import time; time.sleep(60)", limit=0.5))
+    good = part("types", step("pass"))
+    code, kept = run([bad, slow, good])
+    assert code == 1
+    outcomes = {name: [row["outcome"] for row in rows] for name, rows in kept.items()}
+    assert outcomes == {"unit": ["exit code 4"], "matrix": ["timed out"], "types": ["passed"]}
+    assert run([good])[0] == 0
+
+
+def test_part_that_is_run_alone_replaces_only_its_own_rows(
+    run: Callable[..., tuple[int, results.Results]],
+) -> None:
+    both = [part("unit", step("pass", "x"), step("pass", "y")), part("types", step("pass"))]
+    first = run(both)[1]
+    second = run([part("unit", step("raise SystemExit(1)", "y"))])[1]
+    assert [row["step"] for row in second["unit"]] == ["y"]
+    assert second["unit"][0]["outcome"] == "exit code 1"
+    assert second["types"] == first["types"]
+
+
+def test_step_without_its_report_fails(run: Callable[..., tuple[int, results.Results]]) -> None:
+    code, kept = run([part("unit", step("pass", report=Report.JUNIT))])
+    assert (code, kept["unit"][0]["outcome"]) == (1, "no report")
+
+
+def test_tables_of_a_report_are_kept(run: Callable[..., tuple[int, results.Results]]) -> None:
+    write = 'import sys; open(sys.argv[1], "w").write(\'{"mutants": [{"mutant": "m"}]}\')'
+    code, kept = run([part("matrix", step(write, report=Report.TABLES))])
+    assert code == 0
+    assert kept["matrix"][0]["tables"] == {"mutants": [{"mutant": "m"}]}
+
+
+def test_failed_preparation_ends_a_part_and_keeps_no_row(
+    run: Callable[..., tuple[int, results.Results]],
+) -> None:
+    code, kept = run([part("types", step("raise SystemExit(1)", prepares=True), step("pass"))])
+    assert (code, kept) == (1, {})
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_part_that_cannot_be_run_is_skipped_unless_it_was_named(
+    run: Callable[..., tuple[int, results.Results]],
+    named: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, kept = run([part("engines", step("pass"), lacks="no engines")], named)
+    assert (code, kept) == (int(named), {})
+    assert "  engines: SKIP (no engines)\n" in capsys.readouterr().out
+
+
+def test_trial_keeps_nothing(run: Callable[..., tuple[int, results.Results]]) -> None:
+    assert run([part("unit", step("pass"))], trial=True) == (0, {})
+
+
+def test_command_line_names_parts_and_passes_options_to_pytest() -> None:
+    request = deep.parsed(["types", "unit", "--trial", "-k", "planner"])
+    assert [each.name for each in request.parts] == ["unit", "types"]
+    assert (request.named, request.trial, request.options) == (True, True, ["-k", "planner"])
+    assert not request.kept
+    everything = deep.parsed([])
+    assert (list(everything.parts), everything.named, everything.kept) == ([*PARTS], False, True)
+
+
+def test_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert deep.main(["nights"]) == deep.MISUSED
+    assert capsys.readouterr().err.startswith("deep: no part nights; parts are unit, ")
+    assert [each.name for each in chosen(["types"])] == ["types"]
+
+
+def test_steps_of_parts_have_unique_names_and_bounds() -> None:
+    for each in PARTS:
+        steps = each.steps()
+        assert len({one.name for one in steps}) == len(steps) > 0
+        for one in steps:
+            assert 0 < one.limit <= 24 * 3600
+            assert (REPORT in one.command) == (one.report is not Report.NONE)
+            assert str(Path.home()) not in one.shown
+
+
+def test_pages_show_rows_and_what_is_owed() -> None:
+    row = {
+        "step": "soak",
+        "command": "pytest soak",
+        "commit": "abc1234+",
+        "date": "2026-01-02",
+        "outcome": "timed out",
+        "machine": "a machine",
+        "passed": 1,
+        "tables": {"soak": [{"path": "locked", "steps": 7}], "fresh": [{"n": ["a", "b"]}]},
+        "failing": ["tests.a::b"],
+    }
+    shown = page.text({"processes": [row]})
+    assert "| processes | soak | **timed out** | 1 |  |  |  |  | abc1234+ | 2026-01-02 |" in shown
+    assert "| path | steps |\n|---|---|\n| locked | 7 |\n" in shown
+    assert "## Fresh\n\n| n |\n|---|\n| a, b |\n" in shown
+    assert "| unit | | OWED |" in shown
+    assert "failed: `tests.a::b`" in shown
+    assert "## Backends\n\nOWED\n" in matrix_page.text({"processes": [row]})

@@ -1,0 +1,54 @@
+"""The import contracts of pyproject.toml are broken by the imports that they forbid."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("hal", "backends", "balancer", "pipeline", "integrations", "compat", "demo", "report")
+FORBIDDEN = (
+    ("balancer", "equipoise.backends"),
+    ("hal", "equipoise.balancer"),
+    ("balancer", "equipoise.pipeline"),
+    ("report", "equipoise.serve"),
+    ("pipeline", "vllm"),
+    ("hal", "torch_npu"),
+)
+ALLOWED = (
+    ("balancer", "equipoise.hal"),
+    ("backends", "torch_npu"),
+    ("integrations", "vllm"),
+    ("cli", "equipoise.serve"),
+)
+
+
+def test_forbidden_imports_break_their_contracts(tmp_path: Path) -> None:
+    """All are planted into one package of empty modules, which import-linter reads once."""
+    package = tmp_path / "equipoise"
+    for name in ("", "__main__", "cli", "serve", *PACKAGES):
+        (package / name).mkdir()
+        (package / name / "__init__.py").touch()
+    for number, (importer, imported) in enumerate(FORBIDDEN + ALLOWED):
+        module = package / importer / f"module_{number}.py"
+        module.write_text(f"import {imported}\n", encoding="utf-8")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    linter = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert linter.returncode == 1, linter.stderr
+    assert "Contracts: 0 kept, 3 broken." in linter.stdout
+    reported = {
+        (importer, imported)
+        for number, (importer, imported) in enumerate(FORBIDDEN + ALLOWED)
+        if f"equipoise.{importer}.module_{number} -> {imported} (l.1)" in linter.stdout
+    }
+    assert reported == set(FORBIDDEN), linter.stdout

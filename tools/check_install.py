@@ -1,0 +1,278 @@
+"""Checks by resolution alone that everybody can install what README tells them to install.
+
+    python tools/check_install.py
+
+Resolved are the `pip install` lines of README, with the default torch of the index, which brings
+CUDA, and with the CPU build; the oldest torch that pyproject.toml admits; and the environments of
+tox. The first three on every Python that pyproject.toml names, at its first release (3.11.0).
+
+pip runs with `--dry-run`: it reads index pages and metadata, and downloads no wheel. Where the
+index serves no metadata files, pip reads them out of the wheels by range requests (fast-deps):
+15 MB for README's first line, 2 MB of them from torch's wheel. It needs a network, and fails
+without one.
+"""
+
+import ast
+import configparser
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+OLDEST_PIP = (25, 3)
+"""Older ones download all wheels of a dry run once it is resolved: gigabytes of CUDA libraries."""
+TOX_PYTHON = "3.11"
+LINE = re.compile(r"^(?:python3 -m )?pip install ([^&#\n]+)", re.MULTILINE)
+CUDA_PACKAGE = re.compile(r"(nvidia|cuda|triton)\b")
+UNREACHABLE = re.compile(r"NewConnection|ConnectTimeout|ReadTimeout|NameResolution|Proxy|SSLError")
+CARRIED = ("cert", "client-cert", "index-url", "proxy", "retries", "timeout", "trusted-host")
+"""Settings of pip by which it reaches the index. Others, such as `find-links`, could offer another
+torch than the index does."""
+
+# `--python-version` chooses wheels for another Python; pip still evaluates markers for the one
+# that runs it (pypa/pip#13296), so they are told the version too.
+RUN_PIP = """
+import sys
+from pip._vendor.packaging import markers
+
+version = sys.argv[1]
+known = {**markers.default_environment(), "python_version": version}
+known["python_full_version"] = version + ".0"
+markers.default_environment = lambda: known
+
+from pip._internal.cli.main import main
+
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+class Unresolved(Exception):
+    """pip found no set of versions; the message tells why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to resolve, for one Python and one build of torch."""
+
+    name: str
+    python: str
+    arguments: tuple[str, ...]
+    """Of `pip install`, without what chooses the build of torch."""
+    cpu: bool = False
+
+    def __str__(self) -> str:
+        """The case as it is printed."""
+        return f"Python {self.python}{', CPU torch' if self.cpu else ''}: {self.name}"
+
+
+def pythons() -> list[str]:
+    """Versions of Python that pyproject.toml names."""
+    pattern = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+    return [match[1] for c in PROJECT["project"]["classifiers"] if (match := pattern.fullmatch(c))]
+
+
+def requirements(extras: str = "") -> list[str]:
+    """What the project requires, with what it requires to be built."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    chosen = [
+        requirement for extra in filter(None, extras.split(",")) for requirement in optional[extra]
+    ]
+    return [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"], *chosen]
+
+
+def spelt_out(arguments: list[str]) -> tuple[str, ...]:
+    """Arguments of pip, the project itself replaced by its requirements.
+
+    It could be built, but only for the Python that runs this.
+    """
+    spelt: list[str] = []
+    for argument in arguments:
+        project = re.fullmatch(r"\.(?:\[(.+)\])?", argument)
+        spelt += requirements(project[1] or "") if project else [argument]
+    return tuple(spelt)
+
+
+def readme_lines(text: str) -> list[str]:
+    """Arguments of pip in the lines that README tells people to type."""
+    return [match[1].strip() for match in LINE.finditer(text)]
+
+
+def tox_environments(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Name and arguments of pip of every environment of tox that installs something.
+
+    Left out are folders of this repository, and files of requirements: these are long, and tox
+    installs them when it runs. What it does not show on a machine with the CPU build is whether the
+    pins agree with the default torch.
+    """
+    settings = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",))
+    settings.read_string(text)
+    for section in settings.sections():
+        if not section.startswith("testenv:") or "deps" not in settings[section]:
+            continue
+        environment = settings[section]
+        installed = filter(None, _expand(settings, environment["deps"]).splitlines())
+        arguments = [a for a in installed if not a.startswith("-r") and not Path(a).is_dir()]
+        if not environment.getboolean("skip_install", fallback=True):
+            arguments += requirements(environment.get("extras", "").replace("\n", ","))
+        variables = _expand(settings, environment.get("set_env", "{[testenv]set_env}"))
+        constraint = re.search(r"^PIP_CONSTRAINT *= *(\S+)$", variables, re.MULTILINE)
+        if constraint:
+            arguments += ["-c", constraint[1]]
+        yield section.removeprefix("testenv:"), tuple(arguments)
+
+
+def _expand(settings: configparser.ConfigParser, value: str) -> str:
+    """The value of a setting, references to other settings and the root of the tree inserted."""
+    value = re.sub(r"\{\[(.+?)\](\w+)\}", lambda m: _expand(settings, settings[m[1]][m[2]]), value)
+    return value.replace("{tox_root}", str(ROOT)).replace("{/}", "/")
+
+
+def oldest_torch() -> str:
+    """Oldest version of torch that the project admits."""
+    (torch,) = (r for r in PROJECT["project"]["dependencies"] if r.startswith("torch>="))
+    return str(torch.removeprefix("torch>="))
+
+
+def cases(readme: str) -> Iterator[Case]:
+    """All that is resolved."""
+    for python in pythons():
+        for line in readme_lines(readme):
+            arguments = spelt_out(shlex.split(line))
+            yield Case(f"pip install {line}", python, arguments)
+            if any(argument.startswith("torch") for argument in arguments):
+                yield Case(f"pip install {line}", python, arguments, cpu=True)
+        torch = f"torch=={oldest_torch()}.*"
+        yield Case(f"pip install . {torch}", python, (*requirements(), torch))
+    for name, arguments in tox_environments((ROOT / "tox.ini").read_text("utf-8")):
+        yield Case(f"tox -e {name}", TOX_PYTHON, arguments)
+
+
+def wrong_claims(readme: str) -> Iterator[str]:
+    """What README says otherwise than what is resolved."""
+    for claim in (f"Python {' or '.join(pythons())}", f"torch {oldest_torch()} or newer"):
+        if claim not in readme:
+            yield f"README.md:1: does not say {claim!r}, which is what is resolved"
+    if not any("." in shlex.split(line) or "'.[" in line for line in readme_lines(readme)):
+        yield "README.md:1: no line installs the project"
+
+
+def environment() -> dict[str, str]:
+    """Variables for a pip that knows the index and nothing else."""
+    free = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    for line in listed.stdout.splitlines():
+        name, _, value = line.partition("=")
+        key = name.rpartition(".")[2]
+        if key in CARRIED:
+            free[f"PIP_{key.replace('-', '_').upper()}"] = ast.literal_eval(value)
+    return {**free, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def resolve(python: str, arguments: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
+    """The packages that pip would install, by name; raises Unresolved."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c", RUN_PIP, python, "install", "--dry-run"),
+                *("--ignore-installed", "--only-binary", ":all:", "--python-version", python),
+                *("--use-feature", "fast-deps", "--report", str(report), *arguments),
+            ],
+            cwd=ROOT,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        if done.returncode:
+            if UNREACHABLE.search(done.stdout) and "conflict" not in done.stdout:
+                raise Unresolved("the package index cannot be reached: this check needs a network")
+            raise Unresolved(reason(done.stdout))
+        told = json.loads(report.read_text("utf-8"))
+    if told["environment"]["python_version"] != python:
+        raise Unresolved(f"pip evaluated markers for {told['environment']['python_version']}")
+    return {package["metadata"]["name"]: package["metadata"] for package in told["install"]}
+
+
+def reason(output: str) -> str:
+    """What pip says from its first error on, without its advice."""
+    told = re.search(r"^(ERROR|The conflict is caused by)", output, re.MULTILINE)
+    return output[told.start() if told else 0 :].partition("\nTo fix this")[0].strip()
+
+
+def write_cpu_torch(folder: Path, variables: dict[str, str]) -> None:
+    """A wheel with nothing but the metadata of torch's CPU build, which another index serves.
+
+    It requires what the default build does, less the packages of CUDA.
+    """
+    pin = next(
+        line
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if line.startswith("torch==")
+    )
+    torch = resolve(TOX_PYTHON, (pin, "--no-deps"), variables)["torch"]
+    required = [r for r in torch["requires_dist"] if not CUDA_PACKAGE.match(r)]
+    label = f"{torch['version']}+cpu"
+    metadata = ["Metadata-Version: 2.1", "Name: torch", f"Version: {label}"]
+    metadata += [f"Requires-Dist: {requirement}" for requirement in required]
+    wheel = ["Wheel-Version: 1.0", "Root-Is-Purelib: true", "Tag: py3-none-any"]
+    with zipfile.ZipFile(folder / f"torch-{label}-py3-none-any.whl", "w") as archive:
+        for name, lines in (("METADATA", metadata), ("WHEEL", wheel), ("RECORD", [])):
+            archive.writestr(f"torch-{label}.dist-info/{name}", "\n".join([*lines, ""]))
+
+
+def examine(case: Case, cpu_torch: Path, variables: dict[str, str]) -> str:
+    """What a case resolves to, in words; raises Unresolved."""
+    offered = ("--find-links", str(cpu_torch)) if case.cpu else ()
+    packages = resolve(case.python, (*case.arguments, *offered), variables)
+    torch = packages["torch"]["version"] if "torch" in packages else ""
+    if torch and case.cpu != torch.endswith("+cpu"):
+        raise Unresolved(f"the index gave torch {torch}")
+    return f"{len(packages)} packages" + (f", torch {torch}" if torch else "")
+
+
+def main() -> int:
+    """Prints a line for each case; the exit status is 1 if one does not resolve."""
+    if tuple(int(part) for part in version("pip").split(".")[:2]) < OLDEST_PIP:
+        print(f"check_install: pip {version('pip')} would download every wheel: upgrade pip")
+        return 1
+    readme = (ROOT / "README.md").read_text("utf-8")
+    failed = list(wrong_claims(readme))
+    print(*failed, sep="\n", end="\n" if failed else "")
+    variables = environment()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
+        try:
+            write_cpu_torch(Path(folder), variables)
+        except Unresolved as error:
+            print(f"check_install: {error}")
+            return 1
+        for case, outcome in [
+            (case, pool.submit(examine, case, Path(folder), variables)) for case in cases(readme)
+        ]:
+            try:
+                print(f"ok      {case} ({outcome.result()})", flush=True)
+            except Unresolved as error:
+                failed.append(str(case))
+                print(f"FAILED  {case}", error, sep="\n", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Prints the CPU seconds of each environment after tox's own summary, its making included.
+
+Wall time is stretched by whatever else a machine does; CPU seconds can be compared.
+"""
+
+import atexit
+import resource
+
+from tox.plugin import impl
+from tox.tox_env.api import ToxEnv
+
+_spent: dict[str, float] = {}
+_before = 0.0
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of all its children that have ended."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+@impl
+def tox_env_teardown(tox_env: ToxEnv) -> None:
+    """Charge what has been spent since the last one to this environment."""
+    global _before
+    now = _cpu_seconds()
+    _spent[tox_env.name] = _spent.get(tox_env.name, 0.0) + now - _before
+    _before = now
+
+
+@atexit.register
+def _print_table() -> None:
+    if not _spent:
+        return
+    print("CPU seconds by environment")
+    for name, seconds in _spent.items():
+        print(f"  {name + ':':12} {seconds:6.0f}")
+    print(f"  {'in all:':12} {sum(_spent.values()):6.0f}", flush=True)
