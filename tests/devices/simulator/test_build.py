@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import npusim
+import pytest
 from devices.simulator.running import LIMIT
 from npusim.build import ensure
 
@@ -42,6 +43,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": str(folder.parent)}
 
 
+@pytest.mark.deep
 def test_the_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     listing = (folder / "symbols.txt").read_text(encoding="utf-8")
@@ -54,6 +56,7 @@ def test_the_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) ->
     assert "--update" in done.stderr
 
 
+@pytest.mark.deep
 def test_what_the_compiler_says_is_shown_in_full(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     (folder / "src" / "core" / "broken.cpp").write_text("int broken() { return nothing; }\n")
@@ -72,6 +75,7 @@ def test_a_machine_without_a_compiler_is_told_in_one_line(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.deep
 def test_another_compiler_builds_anew_and_must_make_libraries(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     shutil.copy(SOURCES / "src" / "core" / "fault.cpp", folder / "src" / "core")  # stubs call it
@@ -85,6 +89,7 @@ def test_another_compiler_builds_anew_and_must_make_libraries(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.deep
 def test_an_interrupted_build_is_told_in_one_line(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     compiler, begun = tmp_path / "compiler", tmp_path / "begun"
@@ -106,6 +111,7 @@ def test_an_interrupted_build_is_told_in_one_line(tmp_path: Path) -> None:
     assert said.splitlines() == ["npusim: interrupted"]
 
 
+@pytest.mark.deep
 def test_several_that_build_at_once_all_get_it() -> None:
     command = [sys.executable, "-m", "npusim.build"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from devices.simulator.running import Outcome, run_program
 
-FRESH, FREED = "a7", "db"
+FRESH = "a7"
 INVALID, OUT_OF_MEMORY, DEVICE_EXCEPTION, TIMEOUT = 100000, 207001, 507015, 507046
 
 
@@ -73,6 +73,7 @@ def delays(rank: int) -> list[str]:
     return re.findall(r"a delay of (\d+) ns", outcome.err)[:20]
 
 
+@pytest.mark.deep
 def test_the_ranks_of_a_job_have_delays_of_their_own_and_the_same_each_time() -> None:
     first, again, second = delays(0), delays(0), delays(1)
     assert len(first) == len(second) == 20

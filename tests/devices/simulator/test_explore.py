@@ -16,16 +16,19 @@ def order(seed: int, *choices: str) -> list[str]:
     return TURN.findall(outcome.err)
 
 
+@pytest.mark.deep
 def test_the_same_seed_gives_the_same_order() -> None:
     first, second = order(5), order(5)
     assert len(first) > 60
     assert first == second
 
 
+@pytest.mark.deep
 def test_other_seeds_give_other_orders() -> None:
     assert len({tuple(order(seed)) for seed in range(4)}) == 4
 
 
+@pytest.mark.deep
 def test_the_bytes_that_steer_it_decide_whatever_the_seed() -> None:
     choices = bytes(range(0, 250, 3)).hex()
     assert order(1, choices) == order(2, choices)

@@ -12,6 +12,7 @@ def found() -> dict[str, races.Found]:
     return races.measure()
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_every_race_is_caught_and_every_right_program_is_right(
     found: dict[str, races.Found], capsys: pytest.CaptureFixture[str]
@@ -21,6 +22,7 @@ def test_every_race_is_caught_and_every_right_program_is_right(
     assert races.violations(found) == []
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_the_table_has_six_races_under_the_lazy_schedule(found: dict[str, races.Found]) -> None:
     assert len([case for case in found["lazy"] if case.endswith("/wrong")]) == 6

@@ -5,7 +5,7 @@ import sys
 import pytest
 from devices.simulator.running import Outcome, launch
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
 LIMIT = 380.0
 
 

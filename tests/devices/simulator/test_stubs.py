@@ -39,6 +39,7 @@ def test_each_function_has_a_stub_in_its_library(tmp_path: Path) -> None:
     assert "HcclC" not in ascendcl
 
 
+@pytest.mark.deep
 def test_the_installed_wheel_needs_what_the_listing_says() -> None:
     torch_npu = find_torch_npu()
     symbols = stubs.required(find_torch(), torch_npu)

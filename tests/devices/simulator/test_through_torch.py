@@ -3,7 +3,9 @@
 import pytest
 from devices.simulator.running import Outcome, run_program
 
-ALIKE = ("fresh", "streams", "unrecorded_event", "out_of_memory", "replays", "external_event")
+pytestmark = pytest.mark.deep
+
+ALIKE = ("fresh", "streams", "unrecorded_event", "out_of_memory", "external_event")
 LAUNCHED_AT_ONCE = {"TASK_QUEUE_ENABLE": "0"}
 
 

@@ -29,6 +29,8 @@ SWITCHING = ("--ranks", "4", *CADENCE, "--steps", "54", "--quiet")
 KEYS = """version backend ranks layers experts slots shares steps tokens phases switch_steps
 imbalance_unbalanced imbalance_balanced imbalance_static imbalance_lagged noise_floor epochs
 slots_moved slots_total bytes_moved stall_seconds tokens_per_second outputs_identical"""
+NOT_EXERCISED = 1
+"""Exit code of a run whose outputs are identical, but in which no slot moved."""
 
 short_or_four = pytest.mark.parametrize(
     "served",
@@ -51,7 +53,8 @@ def test_a_run_can_be_watched_while_it_lasts_and_looked_at_afterwards(tmp_path: 
             with urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=30) as answer:
                 assert "equipoise_balancedness{" in answer.read().decode()
     finally:
-        _, _, told = (process, *finish(process)[1:])
+        code, _, told = finish(process)
+    assert code == 0, told
     epochs = json.loads((out / "summary.json").read_text())["epochs"]
     lines = [line for line in told.splitlines() if "equipoise.epochs engine=exact" in line]
     assert sum("outcome=committed" in line for line in lines) == epochs > 0
@@ -104,9 +107,10 @@ def test_a_run_of_one_rank_and_of_two_gives_the_same_outputs(
         report = tmp_path / f"{ranks}.json"
         where = ("--json", str(report), "--out", str(tmp_path))
         few = (*CADENCE, "--steps", "4", "--variants", "exact", "--quiet")
-        call(capfd, "run", "--ranks", ranks, *TABLES, *few, *where)
+        code, out, err = call(capfd, "run", "--ranks", ranks, *TABLES, *few, *where)
         figures = json.loads(report.read_text())
         assert figures["outputs_identical"] is True
+        assert code == (0 if figures["slots_moved"] else NOT_EXERCISED), out + err
         outputs.append((figures["reference_outputs"], figures["variants"]["exact"]["outputs"]))
     assert outputs[0] == outputs[1]
 
@@ -167,7 +171,8 @@ def test_a_module_beside_the_user_is_not_taken_for_ours(tmp_path: Path) -> None:
          "--no-balance", *TABLES, "--out", "o", "--json", "f.json", "--quiet"],
         cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
-    assert (tmp_path / "f.json").exists(), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "f.json").exists()
 
 
 def test_torchrun_may_start_the_ranks(tmp_path: Path) -> None:
@@ -180,5 +185,7 @@ def test_torchrun_may_start_the_ranks(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=800, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert report.exists(), launched.stderr
-    assert json.loads(report.read_text())["outputs_identical"] is True
+    figures = json.loads(report.read_text())
+    assert figures["outputs_identical"] is True
+    expected = 0 if figures["slots_moved"] else NOT_EXERCISED
+    assert launched.returncode == expected, launched.stderr

@@ -56,7 +56,9 @@ def settings_of(fakes: list[FakeProcess]) -> RouteSettings:
     )
 
 
-@pytest.mark.parametrize("name", ["fit", "br0", "jsq_load"])
+@pytest.mark.parametrize(
+    "name", ["br0", *(pytest.param(name, marks=pytest.mark.deep) for name in ("fit", "jsq_load"))]
+)
 def test_all_load_slots_and_waiting_requests_are_given_back(
     name: str, fakes: list[FakeProcess]
 ) -> None:

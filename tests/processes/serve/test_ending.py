@@ -119,7 +119,7 @@ def test_an_address_that_others_reach_without_a_key_is_warned_of(
 def test_a_frozen_server_is_seen_to_be_lost_and_to_come_back(
     running: list[Process], fake: FakeProcess
 ) -> None:
-    process, url = route(running, fake, "--health-interval", "0.2", "--health-timeout", "0.2")
+    process, url = route(running, fake, "--health-interval", "0.2", "--health-timeout", "3")
     process.line(": serving, was lost")
     assert fake.process is not None
     got: list[bytes] = []

@@ -38,7 +38,14 @@ def fakes(tmp_path: Path) -> Iterator[list[FakeProcess]]:
         yield made
 
 
-@pytest.fixture(params=["fit", "br0", "helpers.fakes.late_binding:LateBinding"])
+POLICIES = [
+    "br0",
+    pytest.param("fit", marks=pytest.mark.deep),
+    pytest.param("helpers.fakes.late_binding:LateBinding", marks=pytest.mark.deep),
+]
+
+
+@pytest.fixture(params=POLICIES)
 def proxy(
     fakes: list[FakeProcess], tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Process]:

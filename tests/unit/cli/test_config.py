@@ -73,10 +73,12 @@ def test_a_configuration_that_is_not_text_is_one_line(
 
 def test_every_setting_is_an_option_and_a_key() -> None:
     assert set(RunSettings.__dataclass_fields__) <= set(BY_KEY)
-    text = build_parser().format_help()
-    assert "run" in text
-    for option in OPTIONS:
-        assert build_parser().parse_args(["run"]).__dict__.get(option.key) is None
+    parser = build_parser()
+    assert "run" in parser.format_help()
+    parsed = vars(parser.parse_args(["run"]))
+    assert {option.key: parsed.get(option.key) for option in OPTIONS} == dict.fromkeys(
+        option.key for option in OPTIONS
+    )
 
 
 @given(value=st.floats(0, 1000), power=st.sampled_from(["e", "E"]), digits=st.integers(0, 17))

@@ -117,10 +117,13 @@ BESIDE = {
 }
 """All that is only of balancing."""
 SENT = pytest.mark.parametrize("source", ["command line", "file"])
+ONCE = "target"
+"""What a file is tried with: it comes to the same check as the command line."""
 
 
-@SENT
-@pytest.mark.parametrize("key", BESIDE)
+@pytest.mark.parametrize(
+    ("key", "source"), [*((key, "command line") for key in BESIDE), (ONCE, "file")]
+)
 def test_what_is_only_of_balancing_is_refused_beside_a_run_without(
     equipoise: Callable[..., Any], asked: list[object], tmp_path: Path, key: str, source: str
 ) -> None:

@@ -65,6 +65,7 @@ def shipped(load: NDArray[np.int64], installed: NDArray[np.int32] | None, policy
     return [*placement.ravel().tolist(), *shares.ravel().tolist()]
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_compilers_and_their_flags_change_no_bit(tmp_path: Path) -> None:
     ways = [way for way in WAYS if shutil.which(way[0])]

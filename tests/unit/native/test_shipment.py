@@ -51,6 +51,7 @@ def built(way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Id
     return out.tolist(), rounds
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_compilers_and_their_flags_change_nothing(tmp_path: Path) -> None:
     ways = [way for way in WAYS if shutil.which(way[0])]

@@ -43,20 +43,6 @@ def out_of_memory() -> str:
     return "nothing"
 
 
-def replays() -> list[int]:
-    """What a graph computes at each replay, its input changed in between."""
-    given = torch.zeros(8, dtype=torch.int64, device=DEVICE)
-    result, graph = torch.zeros_like(given), npu.NPUGraph()
-    with npu.graph(graph):
-        result.copy_(given + 1)
-    found = []
-    for value in (10, 20, 30):
-        given.fill_(value)
-        graph.replay()
-        found.append(int(result.cpu()[7]))
-    return found
-
-
 def external_event() -> list[bool]:
     """Whether what waits has run, before and after the record."""
     gate, waits, signals, mark = npu.ExternalEvent(), npu.Stream(), npu.Stream(), npu.Event()
@@ -113,7 +99,6 @@ LOOKS: Mapping[str, Callable[[], object]] = {
         streams,
         unrecorded_event,
         out_of_memory,
-        replays,
         external_event,
         synchronisation_in_a_capture,
         index_out_of_range,

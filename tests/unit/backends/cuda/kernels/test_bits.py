@@ -26,7 +26,7 @@ def mix_kernel(index: tl.tensor, state: tl.int32, out: tl.tensor, SIZE: tl.const
     tl.store(out + at, bits.mix32(tl.load(index + at), state).to(tl.int64))
 
 
-@few(40)
+@few(20)
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=4, max_size=4), ANY, WORD, ANY)
 def test_the_mix_behind_any_salt_equals_the_reference(
     index: list[int], rank: int, layer: int, step: int

@@ -23,13 +23,13 @@ def noise(*size: int) -> Tensor:
     return torch.randint(0, 256, size, generator=source).to(torch.uint8)
 
 
-@few(25)
+@few(12)
 @given(st.binary(max_size=70), st.integers(0, 5))
 def test_a_few_bytes_anywhere_have_their_checksum(data: bytes, offset: int) -> None:
     check_checksum(KERNELS, torch.tensor(list(data), dtype=torch.uint8), offset)
 
 
-@few(30)
+@few(15)
 @given(st.integers(0, 40000), st.integers(0, 5), st.integers(1, 3))
 def test_programs_that_take_blocks_in_turn_miss_none(size: int, offset: int, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +38,7 @@ def test_programs_that_take_blocks_in_turn_miss_none(size: int, offset: int, mos
         check_checksum(KERNELS, noise(size), offset)
 
 
-@few(25)
+@few(12)
 @given(st.integers(0, 5), st.integers(0, 9000))
 def test_buffers_have_their_checksums_side_by_side(number: int, size: int) -> None:
     check_checksum_rows(KERNELS, noise(number, size))

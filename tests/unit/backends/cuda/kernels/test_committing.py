@@ -33,7 +33,7 @@ def commits(draw: st.DrawFn) -> tuple[Tables, Commits]:
     return tables, made
 
 
-@few(25)
+@few(12)
 @given(commits())
 def test_a_commit_fills_the_idle_set_of_its_layers_and_nothing_else(
     case: tuple[Tables, Commits],

@@ -42,7 +42,7 @@ def batched(draw: st.DrawFn) -> tuple[World, torch.Tensor]:
     return world, draw(batches(world.table.experts))
 
 
-@few(25)
+@few(12)
 @given(st.sampled_from((1, 5, 32, 40)), st.data(), BLOCKS)
 def test_counts_equal_the_reference(
     experts: int, data: st.DataObject, blocks: tuple[int, int]
@@ -52,7 +52,7 @@ def test_counts_equal_the_reference(
         check_count(KERNELS, ids, experts)
 
 
-@few(25)
+@few(12)
 @given(batched(), WORD, WORD, BLOCKS)
 def test_hashed_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], rank: int, step: int, blocks: tuple[int, int]
@@ -61,7 +61,7 @@ def test_hashed_routing_equals_the_reference(
         check_hashed(KERNELS, *case, rank, step)
 
 
-@few(25)
+@few(12)
 @given(batched(), WORD, st.sampled_from((0, 32, 64, 1000)), st.sampled_from((2, 4)))
 def test_apportioned_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], rank: int, small: int, rows: int
@@ -70,7 +70,7 @@ def test_apportioned_routing_equals_the_reference(
         check_apportioned(KERNELS, *case, rank)
 
 
-@few(25)
+@few(12)
 @given(batched(), st.integers(1, 9), st.integers(0, 40), BLOCKS)
 def test_the_hash_of_rows_equals_the_reference(
     case: tuple[World, torch.Tensor], top_k: int, rows: int, blocks: tuple[int, int]
@@ -79,7 +79,7 @@ def test_the_hash_of_rows_equals_the_reference(
         check_rule(KERNELS, *case, RowHash(top_k, int32([rows])))
 
 
-@few(25)
+@few(12)
 @given(batched(), st.sampled_from((0, 1, 5, 2**31 - 1)), st.sampled_from((32, 64)))
 def test_turns_equal_the_reference(
     case: tuple[World, torch.Tensor], offset: int, turns: int
@@ -134,7 +134,7 @@ def test_an_element_whose_draw_ends_a_share_goes_to_the_next_replica() -> None:
     check_hashed(KERNELS, installed(table, 1), ids, 2, 9)
 
 
-@few(15)
+@few(7)
 @given(tables(), st.integers(0, 20))
 def test_the_fewest_elements_find_the_ends_of_their_quotas(
     drawn: tuple[RoutingTable, Shape], rank: int

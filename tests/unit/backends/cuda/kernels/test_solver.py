@@ -36,7 +36,7 @@ def loaded(draw: st.DrawFn) -> tuple[World, list[Tensor]]:
     return world, draw(several)
 
 
-@few(20)
+@few(10)
 @given(loaded())
 def test_solved_shares_equal_the_reference(case: tuple[World, list[Tensor]]) -> None:
     check_solver(KERNELS, *case)
@@ -61,7 +61,7 @@ def table_of(placement: Tensor, experts: int) -> RoutingTable:
     return build_table(placement, shares, experts)
 
 
-@few(20)
+@few(10)
 @given(entangled())
 def test_experts_that_share_ranks_are_refilled_in_order(case: tuple[World, list[Tensor]]) -> None:
     check_solver(KERNELS, *case)
