@@ -43,7 +43,7 @@ def play(
             program=f"{program.__module__}:{program.__qualname__}",
             size=SIZE,
             arguments={**arguments, "backend": network.backend},
-            deadline=8.0,
+            deadline=faults.DEADLINE,
             lost=lost,
             spoils=bool(lost) and next(LOST_SO_FAR) % BEARABLE == 0,
             communicator=network.communicator,

@@ -53,13 +53,16 @@ from equipoise.hal.stream import Role
 SHAPE = Shape(layers=2, experts=4, slots=9, ranks=3)
 START = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
 LOAD = torch.tensor([[1, 1, 1, 61], [1, 1, 61, 1]], dtype=torch.int32)
-STEPS = 30
+STEPS = 600
+"""Steps at most: the fault ends them, so a machine that plans slowly takes more of them."""
 MORE = 16
 """Steps that those who are left serve by themselves."""
 ENDURED = 60
 """Steps beside a rank with which something is wrong."""
 VICTIM = 1
 """The rank with which something goes wrong."""
+DEADLINE = 20.0
+"""Seconds. On a busy machine a healthy rank may stand still for some; a lost one costs them all."""
 
 CONFIG = EngineConfig(
     label="t",
@@ -69,7 +72,7 @@ CONFIG = EngineConfig(
     sub_window=2,
     parcel=1,
     layer_updates_per_iter=1,
-    deadline=8.0,
+    deadline=DEADLINE,
 )
 
 

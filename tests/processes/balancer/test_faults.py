@@ -7,7 +7,7 @@ from helpers.rank_programs import faults
 from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 
-DEADLINE = 8.0
+DEADLINE = faults.DEADLINE
 LOST = [
     ("Committing", "killed", "boundary"),
     ("Moving", "stopped", "boundary"),

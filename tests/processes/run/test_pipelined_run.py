@@ -78,6 +78,7 @@ def test_a_given_placement_is_served_in_stages_and_reported(
         assert code == 0, err
     figures = json.loads((tmp_path / "second" / "summary.json").read_text())
     assert figures["outputs_identical"]
-    assert figures["imbalance_placement"] < figures["imbalance_unbalanced"]
+    # 0.014 and 0.155; with the placement of other layers in the second stage it would be 0.078.
+    assert figures["imbalance_placement"] * 5 < figures["imbalance_unbalanced"]
     report = (tmp_path / "second" / "report.html").read_text()
     assert "4 ranks in 2 stages" in report

@@ -133,7 +133,7 @@ def test_a_worker_is_seen_to_go_and_to_come_back() -> None:
 def test_a_worker_that_is_too_busy_to_say_how_it_is_is_not_lost_while_its_tokens_come() -> None:
     async def work() -> None:
         fake = Fake("w0", pace=0.02)
-        health = HealthSettings(interval=0.1, timeout=0.3)
+        health = HealthSettings(interval=0.1, timeout=0.3, lost_after=6)
         async with proxied(fake, health=health) as site:
             call = asyncio.create_task(site.post(asked(100, stream=True)))
             await site.until(lambda: len(fake.events("token")) > 3)
