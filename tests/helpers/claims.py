@@ -419,11 +419,15 @@ REASONS = {
     "conformance": "profiles and one rank repeat what the four commands of a commit judge; 20 "
     "seeds against false alarms",
     "devices": "`lazy` shows every planted race in each of 20 runs, `delay` two thirds of them, "
-    "`eager` one; the default run takes minutes on simulated devices",
+    "`eager` one; the default run takes minutes on simulated devices; tests of the simulated driver "
+    "that take over half a CPU second run with it",
     "engines": "a start of vLLM costs a minute of processor time: a commit runs each part once",
     "helpers": "CUDA over the simulator repeats each test of Ascend",
     "processes": "a run of four ranks with all five variants costs 28 to 75 CPU seconds; a commit "
-    "serves two ranks and one variant beside the reference",
+    "serves two ranks and one variant beside the reference; the proxy is loaded with one policy "
+    "on a commit",
+    "unit": "the planner is compiled again with other flags: 27 CPU seconds; a commit compares "
+    "planners of one build with their references",
 }
 """Why tests of a folder are marked deep."""
 HEAD = """# Claims and their tests

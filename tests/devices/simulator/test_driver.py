@@ -16,7 +16,13 @@ def memory() -> Outcome:
     return run_program("memory", "eager")
 
 
-@pytest.fixture(scope="module", params=["eager", "delay", "lazy", "explore"])
+SCHEDULES = [
+    *("eager", "lazy"),
+    *(pytest.param(name, marks=pytest.mark.deep) for name in ("delay", "explore")),
+]
+
+
+@pytest.fixture(scope="module", params=SCHEDULES)
 def events(request: pytest.FixtureRequest) -> Outcome:
     """The facts about events, under each schedule."""
     return run_program("events", request.param)

@@ -5,7 +5,7 @@ import sys
 import pytest
 from devices.simulator.running import Outcome, launch
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 LIMIT = 380.0
 
 
@@ -15,6 +15,7 @@ def selftest(name: str) -> Outcome:
     return launch("--schedule", "lazy", "--", *command, limit=LIMIT)
 
 
+@pytest.mark.deep
 def test_every_operator_gives_the_bits_of_torch_on_the_cpu() -> None:
     outcome = selftest("ops")
     assert outcome.code == 0, outcome.out

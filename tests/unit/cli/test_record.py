@@ -243,7 +243,7 @@ def test_every_option_of_record_reaches_its_request(tmp_path: Path) -> None:
     # A recording is short and looked at afterwards, and counts come before any copy is chosen:
     # nothing watches it, and how experts move is nothing to it.
     groups = WATCHING, PLANS, MOVES
-    absent |= {"exchange", "locality", "rule"} | {
+    absent |= {"exchange", "locality", "rule", "variants"} | {
         option.key for option in RUN_OPTIONS if option.group in groups
     }
     assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)
