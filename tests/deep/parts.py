@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from helpers.paths import ROOT, SEARCH_PATH
+from helpers.paths import ROOT
 from npusim.errors import Refused
 from npusim.wheels import find_torch
 
@@ -146,37 +146,24 @@ def engines_python() -> str:
 
 
 def engines() -> Sequence[Step]:
-    """Both engines are in one environment, each found by a search path of its own."""
-    python, vllm = engines_python(), engine_paths("DEEP_VLLM_PATH")
+    """Both engines are in one environment; tests of one that share a process stay together."""
+    python = engines_python()
+    together = ("-n", "2", "--dist", "loadgroup")
     return (
-        engine("tests/engines/vllm", vllm),
-        engine("tests/engines/vllm_ascend", engine_paths("DEEP_VLLM_ASCEND_PATH")),
+        Step(
+            name="tests/engines",
+            command=(python, "-m", "pytest", "tests/engines", *together, *EVERYTHING),
+            limit=12 * HOUR,
+            report=Report.JUNIT,
+            python=python,
+        ),
         Step(
             name="benchmarks/vllm_policy.py",
             command=(python, "benchmarks/vllm_policy.py", "--quick"),
             limit=HOUR,
             python=python,
-            environment=vllm,
         ),
     )
-
-
-def engine(folder: str, environment: Mapping[str, str]) -> Step:
-    """pytest on the tests of one engine."""
-    return Step(
-        name=folder,
-        command=(engines_python(), "-m", "pytest", folder, *EVERYTHING),
-        limit=6 * HOUR,
-        report=Report.JUNIT,
-        environment=environment,
-        python=engines_python(),
-    )
-
-
-def engine_paths(variable: str) -> Mapping[str, str]:
-    """Variables with which Python finds an engine in the folders that `variable` names."""
-    folders = [SEARCH_PATH, *filter(None, [os.environ.get(variable)])]
-    return {"PYTHONPATH": os.pathsep.join(folders), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def no_engines() -> str | None:
