@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 from exploration.channel.mutants import MUTANTS as CHANNEL
+from exploration.engine.mutant_table import row
 from exploration.engine.mutants.collection import mutants as engine_mutants
 from exploration.engine.oracle import PROPERTIES
-from exploration.engine.table import row
 from exploration.exchange.mutants.collection import mutants as exchange_mutants
 from helpers.paths import ROOT
 

@@ -13,7 +13,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from helpers.harnesses.left_over import LOSSES, TROUBLES
+from helpers.harnesses.fault_matrix import LOSSES, TROUBLES
 from helpers.paths import ROOT, TESTS
 
 from equipoise.backends.virtual.profiles import PROFILES
@@ -406,7 +406,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
             name="holes of vLLM's CPU build",
             proof="engines/vllm/test_holes.py",
             token="hole",
-            members=values("tests/simulators/vllm_cpu/holes.py", "Hole"),
+            members=values("tests/simulators/vllm_cpu/missing_features.py", "Hole"),
             says="one that is not filled shows",
             before=8,
             moved="was in deep",
@@ -419,8 +419,8 @@ REASONS = {
     "conformance": "profiles and one rank repeat what the four commands of a commit judge; 20 "
     "seeds against false alarms",
     "devices": "`lazy` shows every planted race in each of 20 runs, `delay` two thirds of them, "
-    "`eager` one; the default run takes minutes on simulated devices; tests of the simulated driver "
-    "that take over half a CPU second run with it",
+    "`eager` one; the default run takes minutes on simulated devices; tests of the simulator that "
+    "take over half a CPU second run with it",
     "engines": "a start of vLLM costs a minute of processor time: a commit runs each part once",
     "helpers": "CUDA over the simulator repeats each test of Ascend",
     "processes": "a run of four ranks with all five variants costs 28 to 75 CPU seconds; a commit "

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from conformance.mutants.mutant import Mutant
 
-OTHERS = ("mutant", "collection", "subjects", "waking")
-"""Modules of this folder that hold no mutants; `waking` starts a thread when it is imported."""
+OTHERS = ("mutant", "collection", "subjects", "thread_on_import")
+"""Modules of this folder that hold no mutants. The last starts a thread when it is imported."""
 
 
 def families() -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from exploration.engine.innocent_cases import smoke
 from exploration.engine.mutants.collection import mutants
 from exploration.engine.mutants.mutant import Mutant
 from exploration.engine.oracle import PROPERTIES
 from exploration.engine.search import Search
-from exploration.engine.smoke import smoke
 
 pytestmark = pytest.mark.timeout(900)
 BUDGET = 400
@@ -32,15 +32,15 @@ def searched(mutant: Mutant) -> Search:
 
 
 @each_mutant
-def test_the_property_of_a_mutant_rejects_it(mutant: Mutant) -> None:
+def test_engine_mutant_is_rejected_by_its_property(mutant: Mutant) -> None:
     found = searched(mutant)
     assert mutant.property in found.broken, f"{mutant.name} lives: {mutant.broken}"
 
 
 @each_mutant
-def test_a_mutant_survives_innocent_use(mutant: Mutant) -> None:
+def test_engine_mutant_passes_innocent_cases(mutant: Mutant) -> None:
     assert smoke(mutant.patches) == {}
 
 
-def test_every_property_is_the_one_that_rejects_some_mutant() -> None:
+def test_engine_properties_each_reject_a_mutant() -> None:
     assert {mutant.property for mutant in MUTANTS} == set(PROPERTIES)

@@ -6,7 +6,7 @@ import pytest
 from exploration.exchange.case import PLAIN
 from exploration.exchange.mutants.collection import mutants
 from exploration.exchange.mutants.mutant import Mutant
-from exploration.exchange.play import play
+from exploration.exchange.run_case import play
 from exploration.exchange.search import search
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,11 +19,11 @@ each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: muta
 
 
 @each_mutant
-def test_the_property_of_a_mutant_rejects_it(mutant: Mutant) -> None:
+def test_exchange_mutant_is_rejected_by_its_property(mutant: Mutant) -> None:
     found = search(mutant.patches, mutant.property, BUDGET)
     assert mutant.property in found, f"{mutant.name} lives: {mutant.broken}"
 
 
 @each_mutant
-def test_a_mutant_survives_innocent_use(mutant: Mutant) -> None:
+def test_exchange_mutant_passes_innocent_case(mutant: Mutant) -> None:
     assert play(INNOCENT, mutant.patches) == {}

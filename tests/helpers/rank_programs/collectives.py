@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from helpers.rank_programs.patterns import SOON, empty, pattern, same
+from helpers.rank_programs.tensor_patterns import SOON, empty, pattern, same
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel

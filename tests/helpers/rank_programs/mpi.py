@@ -6,9 +6,9 @@ import threading
 from typing import Any
 
 import torch
-from helpers.rank_programs.outcomes import outcome
-from helpers.rank_programs.patterns import SOON
-from helpers.rank_programs.works import meet, total
+from helpers.rank_programs.call_outcome import outcome
+from helpers.rank_programs.operations import meet, total
+from helpers.rank_programs.tensor_patterns import SOON
 
 from equipoise.hal.communicator import Communicator, Fabric
 

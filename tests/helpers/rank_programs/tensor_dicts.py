@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.channels import counted, place
-from helpers.rank_programs.outcomes import outcome
-from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.tensor_patterns import SOON
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable
 
-from helpers.processes.job import Job
+from helpers.processes.mpi_job import Job
 from helpers.rank_programs import mpi
 
 
-def test_addresses_need_no_alignment(job: Callable[[int], Job]) -> None:
+def test_mpi_collectives_accept_misaligned_addresses(job: Callable[[int], Job]) -> None:
     """Clause S4."""
     assert job(2).run(mpi.misaligned) == [[True] * 10] * 2
 
 
-def test_a_ring_of_sends_before_receives_completes(job: Callable[[int], Job]) -> None:
+def test_mpi_ring_of_sends_before_receives_completes(job: Callable[[int], Job]) -> None:
     """Clause P1: nothing but the progress thread moves messages of this size."""
     assert job(4).run(mpi.ring, elements=1_000_000) == [True] * 4
 
 
-def test_groups_that_share_ranks_progress_independently_of_the_order_of_issue(
+def test_mpi_groups_sharing_ranks_progress_independently(
     job: Callable[[int], Job],
 ) -> None:
     """Clause P4."""

@@ -1,9 +1,9 @@
 """What vLLM calls: once where it looks for a platform, and once in each of its processes."""
 
 from vllm_cpu.faults import plant, planted
-from vllm_cpu.holes import Hole, filled
+from vllm_cpu.missing_features import Hole, filled
 from vllm_cpu.runner import stand_in_for_backend
-from vllm_cpu.watch import watch_all
+from vllm_cpu.vllm_counters import watch_all
 
 
 def platform() -> str | None:

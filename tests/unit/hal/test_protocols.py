@@ -71,12 +71,12 @@ BESIDES = [
 
 
 @pytest.mark.parametrize(("protocol", "kind"), [*PAIRS, *BESIDES], ids=lambda t: t.__name__)
-def test_every_member_is_as_the_protocol_says(protocol: type, kind: type) -> None:
+def test_class_members_match_protocol_signatures(protocol: type, kind: type) -> None:
     assert differences(protocol, kind) == []
 
 
 @pytest.mark.parametrize(("protocol", "kind"), PAIRS, ids=lambda t: t.__name__)
-def test_nothing_is_public_that_no_protocol_names(protocol: type, kind: type) -> None:
+def test_class_has_no_public_names_beyond_protocol(protocol: type, kind: type) -> None:
     """Whoever programs against the CPU backend must not come to rely on more than the contract."""
     own = {"latest", "renew", "operation", "store", "bounded", "watch", "poll", "buffers", "close"}
     own |= {"expire", "land", "fail"}

@@ -27,7 +27,9 @@ async def _group(*works: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("where", ["task", "callback"])
-def test_a_signal_ends_it_and_nothing_is_wrapped(number: signal.Signals, where: str) -> None:
+def test_signal_raises_unwrapped_terminated_from_event_loop(
+    number: signal.Signals, where: str
+) -> None:
     def within_a_callback() -> None:
         asyncio.get_running_loop().call_soon(signal.raise_signal, number)
 
@@ -42,7 +44,7 @@ def test_a_signal_ends_it_and_nothing_is_wrapped(number: signal.Signals, where: 
     assert signal.getsignal(number) == before
 
 
-def test_what_comes_to_its_end_is_returned_and_handlers_are_as_they_were() -> None:
+def test_finished_coroutine_returns_result_and_restores_handlers() -> None:
     async def work() -> int:
         return 7
 
@@ -52,7 +54,7 @@ def test_what_comes_to_its_end_is_returned_and_handlers_are_as_they_were() -> No
         assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_without_a_handler_a_cancelled_task_is_cancelled() -> None:
+def test_cancelled_coroutine_without_handler_stays_cancelled() -> None:
     async def work() -> None:
         async with asyncio.timeout(0.01):
             await until_told(asyncio.sleep(PATIENCE))

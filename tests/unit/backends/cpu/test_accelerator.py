@@ -20,19 +20,19 @@ def cpu() -> CpuAccelerator:
     return BACKEND.open(0)
 
 
-def test_the_cpu_is_always_there_and_says_on_what() -> None:
+def test_probe_reports_cores() -> None:
     found = BACKEND.probe()
     assert isinstance(found, Available)
     assert "cores" in found.detail
 
 
 @pytest.mark.parametrize("index", [-1, 1, 7])
-def test_there_is_only_one_cpu(index: int) -> None:
+def test_open_refuses_any_index_but_zero(index: int) -> None:
     with pytest.raises(BackendUnavailable, match="device 0 only"):
         BACKEND.open(index)
 
 
-def test_what_is_issued_as_one_holds_back_launches_on_every_stream(cpu: CpuAccelerator) -> None:
+def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
     """Else a launch could come between a commit's two waits on a reader's stream (clause V4)."""
     issuing, go, launched = threading.Event(), threading.Event(), threading.Event()
 
@@ -56,18 +56,18 @@ def test_what_is_issued_as_one_holds_back_launches_on_every_stream(cpu: CpuAccel
     cpu.close()
 
 
-def test_two_accelerators_share_no_stream() -> None:
+def test_accelerators_share_no_stream() -> None:
     first, second = BACKEND.open(0), BACKEND.open(0)
     assert first.stream(Role.COMPUTE) is not second.stream(Role.COMPUTE)
 
 
-def test_it_knows_where_it_is_and_how_much_memory_there_is(cpu: CpuAccelerator) -> None:
+def test_accelerator_reports_topology_and_memory(cpu: CpuAccelerator) -> None:
     assert cpu.topology().index == 0
     assert cpu.topology().node
     assert 0 < cpu.memory().free <= cpu.memory().total
 
 
-def test_closing_ends_every_thread_and_may_be_repeated(cpu: CpuAccelerator) -> None:
+def test_close_ends_every_thread_and_is_idempotent(cpu: CpuAccelerator) -> None:
     before = threading.active_count()
     for role in Role:
         cpu.stream(role).launch(lambda: None)

@@ -97,7 +97,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @given(worlds(), st.data())
-def test_a_commit_advances_only_the_words_and_the_idle_sets_of_its_layers(
+def test_commit_tables_changes_only_idle_sets_of_its_layers(
     world: World, data: st.DataObject
 ) -> None:
     tables = world.tables
@@ -145,7 +145,7 @@ def spied(tensor: Tensor, label: str, log: list[str]) -> Tensor:
     return spy
 
 
-def test_the_word_is_written_after_the_whole_set() -> None:
+def test_commit_tables_writes_generation_last() -> None:
     log: list[str] = []
     table = routing.build_table(
         torch.tensor([0, 1], dtype=torch.int32), torch.tensor([65536, 65536]).int(), 2
@@ -164,7 +164,7 @@ def test_the_word_is_written_after_the_whole_set() -> None:
 
 
 @pytest.mark.parametrize("part", ["start", "replicas", "cumulative"])
-def test_a_commit_that_fails_half_way_leaves_the_installed_tables_in_force(part: str) -> None:
+def test_failed_commit_tables_keeps_installed_tables(part: str) -> None:
     table = routing.build_table(
         torch.tensor([0, 1], dtype=torch.int32), torch.tensor([65536, 65536]).int(), 2
     )
@@ -178,7 +178,7 @@ def test_a_commit_that_fails_half_way_leaves_the_installed_tables_in_force(part:
     assert torch.equal(tables.replicas[1, 0], table.replicas)
 
 
-def test_a_strided_tensor_has_no_checksum() -> None:
+def test_checksum_refuses_strided_tensor() -> None:
     with pytest.raises(ValueError, match="C-contiguous"):
         KERNELS.checksum(torch.zeros(3, 2).t(), torch.zeros(1, dtype=torch.int64), HERE)
 
@@ -190,7 +190,7 @@ def stream() -> Iterator[CpuStream]:
     made.close(SOON)
 
 
-def test_a_kernel_that_fails_fails_its_stream(stream: CpuStream) -> None:
+def test_kernel_error_fails_its_stream(stream: CpuStream) -> None:
     KERNELS.count(torch.zeros(4), torch.zeros(2, dtype=torch.int32), stream)
     with pytest.raises(StreamFailed):
         stream.synchronize(SOON)

@@ -33,7 +33,7 @@ def lock(cpu: CpuAccelerator) -> CpuStreamLock:
     return cpu.stream_lock(SOON)
 
 
-def test_a_release_without_an_acquire_hands_nothing_over(
+def test_release_without_acquire_hands_nothing_over(
     cpu: CpuAccelerator, lock: CpuStreamLock
 ) -> None:
     stream = cpu.stream(Role.COMPUTE)
@@ -52,7 +52,7 @@ def test_a_release_without_an_acquire_hands_nothing_over(
     ],
     ids=["poison", "drain"],
 )
-def test_a_mover_that_waits_is_woken(
+def test_poison_and_drain_wake_waiting_mover(
     lock: CpuStreamLock, end: Callable[[CpuStreamLock], object], error: type[StreamError]
 ) -> None:
     lock.signal(0)
@@ -63,9 +63,7 @@ def test_a_mover_that_waits_is_woken(
             waiting.result(SOON)
 
 
-def test_a_failed_stream_does_not_hold_up_the_drain(
-    cpu: CpuAccelerator, lock: CpuStreamLock
-) -> None:
+def test_drain_ignores_failed_stream(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
     stream, gate = cpu.stream(Role.COMPUTE), threading.Event()
     stream.launch(lambda: gate.wait(SOON))
     stream.launch(lambda: 1 / 0)
@@ -77,9 +75,7 @@ def test_a_failed_stream_does_not_hold_up_the_drain(
     assert lock.drain(SOON) == 2
 
 
-def test_a_long_run_without_a_drain_keeps_no_memory(
-    cpu: CpuAccelerator, lock: CpuStreamLock
-) -> None:
+def test_lock_memory_is_bounded_without_drain(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
     stream = cpu.stream(Role.COMPUTE)
     for _ in range(200):
         lock.acquire(stream)
@@ -91,7 +87,7 @@ def test_a_long_run_without_a_drain_keeps_no_memory(
     assert len(lock._passing) == 1
 
 
-def test_a_program_may_take_the_lock_itself(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
+def test_program_may_acquire_lock(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
     stream, seen = cpu.stream(Role.COMPUTE), []
 
     def step() -> None:

@@ -41,7 +41,7 @@ def number(value: int) -> Tensor:
     return torch.tensor([value])
 
 
-def test_verbs_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None:
+def test_slot_verbs_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None:
     store, gate = store_on(cpu), threading.Event()
     cpu.stream(Role.COPY).launch(lambda: gate.wait(SOON))
     store.write([0], [[number(1)]], cpu.stream(Role.COPY))
@@ -51,7 +51,7 @@ def test_verbs_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None:
     gate.set()
 
 
-def test_two_threads_issue_verbs_each_of_them_whole(cpu: CpuAccelerator) -> None:
+def test_concurrent_slot_verbs_are_atomic(cpu: CpuAccelerator) -> None:
     """Commits of both slots against packs of both: no pack sees two versions."""
     store, together, blobs = store_on(cpu), threading.Barrier(2), []
 
@@ -81,7 +81,7 @@ def attached(cpu: CpuAccelerator) -> tuple[CpuSlotStore, CpuStream, CpuStream]:
     return store, reader, cpu.stream(Role.COPY)
 
 
-def test_reading_what_a_failed_stream_should_have_written_raises_and_writing_over_it_helps(
+def test_commit_of_failed_unpack_raises_until_overwritten(
     cpu: CpuAccelerator,
 ) -> None:
     store, copy, aux = store_on(cpu), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
@@ -101,7 +101,7 @@ def test_reading_what_a_failed_stream_should_have_written_raises_and_writing_ove
     assert held(store, 0) == 5
 
 
-def test_leased_slots_are_neither_committed_nor_written_before_the_last_release(
+def test_leased_slots_refuse_commit_and_write_until_release(
     cpu: CpuAccelerator,
 ) -> None:
     store, stream = store_on(cpu), cpu.stream(Role.COMPUTE)
@@ -123,7 +123,7 @@ def test_leased_slots_are_neither_committed_nor_written_before_the_last_release(
         store.lease([3])
 
 
-def test_a_verb_within_a_program_waits_in_place_and_holds_no_lock_meanwhile(
+def test_slot_verb_within_program_waits_without_holding_lock(
     cpu: CpuAccelerator,
 ) -> None:
     """The program waits for a pack that can only run when another verb has been issued."""
@@ -149,6 +149,6 @@ def test_a_verb_within_a_program_waits_in_place_and_holds_no_lock_meanwhile(
     assert not blob.any()
 
 
-def test_a_stream_of_another_backend_is_refused(cpu: CpuAccelerator) -> None:
+def test_slot_store_refuses_foreign_stream(cpu: CpuAccelerator) -> None:
     with pytest.raises(TypeError, match="another backend"):
         store_on(cpu).commit([(0, 0)], object())  # type: ignore[arg-type]

@@ -85,9 +85,7 @@ def racks(draw: st.DrawFn) -> Rack:
 
 
 @given(racks(), st.data())
-def test_written_sources_arrive_in_their_slots_and_nowhere_else(
-    rack: Rack, data: st.DataObject
-) -> None:
+def test_write_changes_only_its_slots(rack: Rack, data: st.DataObject) -> None:
     layout = rack.store.layout
     chosen = data.draw(st.permutations(range(len(layout.slots))).flatmap(prefixes))
     sources = [
@@ -113,7 +111,7 @@ def prefixes(order: list[int]) -> st.SearchStrategy[list[int]]:
 
 @settings(max_examples=30)
 @given(racks())
-def test_packing_unpacking_and_committing_in_turn_gives_back_the_same_bytes(rack: Rack) -> None:
+def test_slot_round_trip_preserves_bytes(rack: Rack) -> None:
     layout = rack.store.layout
     numbers = range(min(layout.staging, len(layout.slots)))
     blob = torch.empty(len(numbers) * layout.slot_bytes, dtype=torch.uint8)
@@ -137,13 +135,13 @@ def store_of_two() -> CpuSlotStore:
 BYTES = 28
 
 
-def test_a_private_format_that_is_not_declared_is_unsupported() -> None:
+def test_slot_store_refuses_undeclared_private_format() -> None:
     segment = Segment("w", torch.zeros(4), SlotFormat.PRIVATE)
     with pytest.raises(Unsupported, match="private"):
         CpuSlotStore(SlotLayout(((segment,),), 1))
 
 
-def test_verbs_are_ordered_on_their_stream_and_keep_the_arguments_of_the_call() -> None:
+def test_slot_verbs_copy_their_arguments_at_call() -> None:
     store, stream = store_of_two(), CpuStream(Role.COPY, "test")
     gate = threading.Event()
     stream.launch(lambda: gate.wait(SOON))

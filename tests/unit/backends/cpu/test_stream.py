@@ -40,14 +40,14 @@ def fail() -> None:
     raise ZeroDivisionError("on purpose")
 
 
-def test_an_event_of_another_backend_is_refused(stream: CpuStream) -> None:
+def test_stream_refuses_foreign_event(stream: CpuStream) -> None:
     with pytest.raises(TypeError, match="another backend"):
         stream.record(object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="another backend"):
         stream.wait(object())  # type: ignore[arg-type]
 
 
-def test_a_nested_launch_runs_in_place(stream: CpuStream) -> None:
+def test_nested_launch_runs_in_place(stream: CpuStream) -> None:
     seen: list[str] = []
 
     def outer() -> None:
@@ -60,7 +60,7 @@ def test_a_nested_launch_runs_in_place(stream: CpuStream) -> None:
     assert seen == ["inner", "outer", "next"]
 
 
-def test_a_program_may_synchronise_its_own_stream(stream: CpuStream) -> None:
+def test_program_may_synchronize_its_own_stream(stream: CpuStream) -> None:
     seen: list[str] = []
 
     def outer() -> None:
@@ -72,9 +72,7 @@ def test_a_program_may_synchronise_its_own_stream(stream: CpuStream) -> None:
     assert seen == ["outer"]
 
 
-def test_a_failure_reaches_whoever_waits_for_a_point_behind_it(
-    stream: CpuStream, other: CpuStream
-) -> None:
+def test_stream_failure_reaches_waiters_of_later_event(stream: CpuStream, other: CpuStream) -> None:
     gate, point, seen = threading.Event(), CpuEvent(), []
     stream.launch(lambda: gate.wait(SOON))
     stream.launch(fail)
@@ -89,9 +87,7 @@ def test_a_failure_reaches_whoever_waits_for_a_point_behind_it(
     assert seen == []
 
 
-def test_recording_into_a_failed_stream_fails_the_event_at_once(
-    stream: CpuStream, other: CpuStream
-) -> None:
+def test_record_on_failed_stream_fails_event(stream: CpuStream, other: CpuStream) -> None:
     """Else whoever waits for the event would wait for a point that can never come."""
     point = CpuEvent()
     stream.record(point)
@@ -107,7 +103,7 @@ def test_recording_into_a_failed_stream_fails_the_event_at_once(
         other.synchronize(SOON)
 
 
-def test_a_synchronisation_that_gives_up_leaves_the_stream_running(stream: CpuStream) -> None:
+def test_synchronize_timeout_leaves_stream_running(stream: CpuStream) -> None:
     gate, seen = threading.Event(), []
     stream.launch(lambda: gate.wait(SOON))
     stream.launch(lambda: seen.append(1))
@@ -118,7 +114,7 @@ def test_a_synchronisation_that_gives_up_leaves_the_stream_running(stream: CpuSt
     assert seen == [1]
 
 
-def test_no_thread_starts_before_the_first_launch() -> None:
+def test_stream_starts_no_thread_before_first_launch() -> None:
     before = threading.active_count()
     accelerator = BACKEND.open(0)
     streams = [accelerator.stream(role) for role in Role]
@@ -131,7 +127,7 @@ def test_no_thread_starts_before_the_first_launch() -> None:
     assert threading.active_count() == before
 
 
-def test_closing_runs_what_is_queued_nested_launches_included() -> None:
+def test_close_runs_queued_and_nested_launches() -> None:
     stream, gate, seen = CpuStream(Role.AUX, "test"), threading.Event(), []
     stream.launch(lambda: gate.wait(SOON))
     stream.launch(lambda: stream.launch(lambda: seen.append("nested")))
@@ -145,14 +141,14 @@ def test_closing_runs_what_is_queued_nested_launches_included() -> None:
     assert seen == ["nested"]
 
 
-def test_closing_a_stream_that_hangs_is_bounded() -> None:
+def test_close_of_hanging_stream_is_bounded() -> None:
     stream, gate = CpuStream(Role.AUX, "test"), threading.Event()
     stream.launch(lambda: gate.wait(SOON))
     stream.close(0.01)
     gate.set()
 
 
-def test_a_closed_stream_takes_no_more_and_starts_no_thread() -> None:
+def test_closed_stream_refuses_launch() -> None:
     stream = CpuStream(Role.AUX, "test")
     stream.launch(lambda: None)
     stream.close(SOON)
@@ -163,7 +159,7 @@ def test_a_closed_stream_takes_no_more_and_starts_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_many_hosts_may_launch_at_once(stream: CpuStream) -> None:
+def test_concurrent_launches_run_on_one_thread(stream: CpuStream) -> None:
     seen: list[int] = []
     together = threading.Barrier(4)
 

@@ -1,7 +1,7 @@
 """The control plane in one thread, and the entry points."""
 
 import pytest
-from helpers.strategies.worlds import Worlds
+from helpers.strategies.virtual_worlds import Worlds
 
 from equipoise.backends.virtual import BACKEND, COMMUNICATOR
 from equipoise.hal.communicator import Rendezvous
@@ -14,7 +14,7 @@ from equipoise.hal.stream import Role
 SECONDS = 1.0
 
 
-def test_a_rank_that_left_is_named_to_the_others_only(make_world: Worlds) -> None:
+def test_leaving_rank_is_reported_to_others_only(make_world: Worlds) -> None:
     world = make_world(2)
     planes = [world.fabric(rank).control for rank in range(2)]
     planes[1].leave("left: done")
@@ -24,7 +24,7 @@ def test_a_rank_that_left_is_named_to_the_others_only(make_world: Worlds) -> Non
     assert planes[1].lost(SECONDS) is None
 
 
-def test_a_device_opened_by_name_runs_what_it_is_given_at_once() -> None:
+def test_virtual_device_opened_by_name_runs_eagerly() -> None:
     device, seen = BACKEND.open(0), []
     device.stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
     assert seen == ["ran"]
@@ -32,7 +32,7 @@ def test_a_device_opened_by_name_runs_what_it_is_given_at_once() -> None:
         BACKEND.open(1)
 
 
-def test_a_fabric_by_name_has_one_rank() -> None:
+def test_virtual_fabric_by_name_has_one_rank() -> None:
     where = Rendezvous(rank=0, size=1, host="", port=0, deadline=SECONDS)
     work = COMMUNICATOR.connect(where).open("main").barrier()
     assert work.done()
