@@ -228,7 +228,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="healthy virtual backend from 20 seeds",
-            proof="conformance/test_healthy.py",
+            proof="conformance/test_healthy_backend.py",
             token="SUBJECT",
             members=lambda: [claim.name for claim in suite.properties()],
             says="no false alarm",
@@ -288,7 +288,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="places of the fault matrix of an epoch",
-            proof="processes/balancer/test_faults.py",
+            proof="processes/balancer/test_epoch_faults.py",
             token="matrix_row",
             members=matrix,
             says="ranks that are left serve one layout and go on; a commit plays a sample",
@@ -296,7 +296,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="the same on simulated devices",
-            proof="devices/test_engine.py",
+            proof="devices/test_engine_faults.py",
             token="matrix_row",
             members=matrix,
             says="a commit plays a sample, deep all of them",
@@ -330,7 +330,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="mutants of Triton kernels",
-            proof="unit/backends/cuda/kernels/test_mutants.py",
+            proof="unit/backends/cuda/kernels/test_kernel_mutants.py",
             token="CHECKS[mutant.check]",
             members=literal("helpers/mutants/kernel_mutants.py", "MUTANTS"),
             says="the check that it names rejects each, interpreted",
@@ -348,7 +348,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="broken CUDA backends",
-            proof="devices/cuda/test_breakages.py",
+            proof="devices/cuda/test_backend_mutants.py",
             token="breakage",
             members=literal("simulators/cudasim/breakages.py", "BREAKAGES"),
             says="rejected by its property",
@@ -387,7 +387,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
     "Engines": (
         Family(
             name="faults planted in vLLM",
-            proof="engines/vllm/test_engine.py",
+            proof="engines/vllm/test_engine_runs.py",
             token="Fault.",
             members=values("tests/simulators/vllm_cpu/faults.py", "Fault"),
             says="each shows in the tokens",
@@ -404,7 +404,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="holes of vLLM's CPU build",
-            proof="engines/vllm/test_holes.py",
+            proof="engines/vllm/test_cpu_platform_gaps.py",
             token="hole",
             members=values("tests/simulators/vllm_cpu/missing_features.py", "Hole"),
             says="one that is not filled shows",
