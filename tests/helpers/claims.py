@@ -419,8 +419,8 @@ REASONS = {
     "conformance": "profiles and one rank repeat what the four commands of a commit judge; 20 "
     "seeds against false alarms",
     "devices": "`lazy` shows every planted race in each of 20 runs, `delay` two thirds of them, "
-    "`eager` one; the default run takes minutes on simulated devices; tests of the simulated driver "
-    "that take over half a CPU second run with it",
+    "`eager` one; the default run takes minutes on simulated devices; of the tests of the driver "
+    "itself those that take over half a CPU second",
     "engines": "a start of vLLM costs a minute of processor time: a commit runs each part once",
     "helpers": "CUDA over the simulator repeats each test of Ascend",
     "processes": "a run of four ranks with all five variants costs 28 to 75 CPU seconds; a commit "

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 from helpers.fakes.fake_process import PATIENCE, spawn
-from helpers.fakes.local_cluster import EXAMPLES, part
+from helpers.fakes.local_cluster import EXAMPLES, main, part
 from helpers.harnesses.proxying import CHAT, asked
 from helpers.processes.ports import free_port
 
@@ -230,19 +230,22 @@ def test_a_proxy_that_refuses_its_configuration_ends_all(launch: Callable[..., R
         (("--", "s", "{port}"), "none has what a server needs: --resource"),
     ],
 )
+@pytest.mark.usefixtures("own_handlers")
 def test_bad_input_is_one_line(
-    arguments: tuple[str, ...], why: str, launch: Callable[..., Run]
+    arguments: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = launch("0", *arguments)
-    assert run.end() == 2
-    assert why in run.said
-    assert "Traceback" not in run.said
+    code = main("0", ["--logs", str(tmp_path), *arguments])
+    [line] = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert why in line
 
 
-def test_workers_are_not_to_be_given(launch: Callable[..., Run]) -> None:
-    run = launch("1", "--", *SERVED, route={"workers": []})
-    assert run.end() == 2
-    assert "has workers, which are written here" in run.said
+def test_workers_are_not_to_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    route = tmp_path / "route.yaml"
+    route.write_text("workers: []")
+    code = main("1", ["--logs", str(tmp_path), "--route", str(route), "--", *SERVED])
+    assert code == 2
+    assert "has workers, which are written here" in capsys.readouterr().err
 
 
 def test_a_command_that_is_not_there_is_told(launch: Callable[..., Run]) -> None:
