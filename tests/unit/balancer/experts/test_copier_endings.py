@@ -57,6 +57,7 @@ def test_a_waiter_is_told_when_the_copier_closes() -> None:
     assert told == [CopyAbandoned]
 
 
+@pytest.mark.slow
 def test_tensors_that_everybody_dropped_live_until_they_are_copied() -> None:
     copier = HostCopier(STILL, threads=1)
     source, destination = noise(1000), torch.empty(1000, dtype=torch.uint8)
@@ -71,6 +72,7 @@ def test_tensors_that_everybody_dropped_live_until_they_are_copied() -> None:
     assert all(tensor() is None for tensor in watched)
 
 
+@pytest.mark.slow
 def test_a_ticket_that_nobody_asks_again_does_not_keep_its_tensors(copier: HostCopier) -> None:
     source = noise(1000)
     watched = weakref.ref(source)

@@ -21,6 +21,8 @@ from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.balancer.experts.shipment import Leg, Receiving, Sending, Shipment, ship
 from equipoise.hal.errors import PlacementError
 
+pytestmark = pytest.mark.slow
+
 
 def placement(*layers: tuple[int, ...]) -> Placement:
     return np.array(layers, dtype=np.int32)
@@ -30,7 +32,6 @@ def legs(shipment: Shipment, lot: int) -> list[Leg]:
     return [shipment.leg(rank, lot) for rank in range(shipment.shape.ranks)]
 
 
-@pytest.mark.slow
 @given(changes())
 def test_exactly_the_slots_that_change_are_filled(change: Change) -> None:
     shipment = change.ship()
@@ -69,7 +70,6 @@ def test_a_source_holds_the_expert_as_near_as_anybody_does(change: Change) -> No
         assert (change.rank(move.source) == change.rank(move.slot)) == (move.round < 0)
 
 
-@pytest.mark.slow
 @given(changes())
 def test_no_choice_of_sources_has_a_less_busy_busiest_sender(change: Change) -> None:
     sends = Counter(change.rank(m.source) for m in routes(change.ship()) if m.round >= 0)
@@ -159,7 +159,6 @@ def test_even_lots_have_the_first_buffers_and_odd_lots_the_last(change: Change) 
             assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
 
 
-@pytest.mark.slow
 @given(changes())
 def test_neighbours_may_be_in_flight_together_exactly_if_their_buffers_suffice(
     change: Change,
@@ -181,7 +180,6 @@ def test_only_a_single_layer_may_fail_to_fit_beside_its_neighbours(change: Chang
         assert shipment.fits_beside(*pair) or not several
 
 
-@pytest.mark.slow
 @given(changes())
 def test_the_same_input_gives_the_same_shipment_wherever_its_arrays_lie(change: Change) -> None:
     copied = replace(change, installed=change.installed.copy(), proposed=change.proposed.copy())

@@ -34,6 +34,8 @@ from equipoise.hal.errors import (
     PoolIncomplete,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_too_little_memory_is_said_with_both_figures_before_any_is_taken(
     monkeypatch: pytest.MonkeyPatch,
