@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 import yaml
-from helpers.fakes.fake_ray_cluster import EXAMPLES, part
+from helpers.fakes.fake_ray_cluster import EXAMPLES, main, part
 from helpers.fakes.fake_server_process import PATIENCE, spawn
 from helpers.harnesses.proxy_site import CHAT, asked
 from helpers.processes.ports import free_port
@@ -230,19 +230,24 @@ def test_ray_launcher_ends_all_when_proxy_rejects_config(launch: Callable[..., R
         (("--", "s", "{port}"), "none has what a server needs: --resource"),
     ],
 )
+@pytest.mark.usefixtures("own_handlers")
 def test_ray_launcher_rejects_bad_input(
-    arguments: tuple[str, ...], why: str, launch: Callable[..., Run]
+    arguments: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = launch("0", *arguments)
-    assert run.end() == 2
-    assert why in run.said
-    assert "Traceback" not in run.said
+    code = main("0", ["--logs", str(tmp_path), *arguments])
+    [line] = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert why in line
 
 
-def test_ray_launcher_rejects_workers_in_route_config(launch: Callable[..., Run]) -> None:
-    run = launch("1", "--", *SERVED, route={"workers": []})
-    assert run.end() == 2
-    assert "has workers, which are written here" in run.said
+def test_ray_launcher_rejects_workers_in_route_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    route = tmp_path / "route.yaml"
+    route.write_text("workers: []")
+    code = main("1", ["--logs", str(tmp_path), "--route", str(route), "--", *SERVED])
+    assert code == 2
+    assert "has workers, which are written here" in capsys.readouterr().err
 
 
 def test_ray_launcher_reports_missing_command(launch: Callable[..., Run]) -> None:

@@ -6,19 +6,20 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.fakes.fake_openai_server import Fake, start
-from helpers.harnesses.proxy_site import proxied, run
+from helpers.harnesses.proxy_site import run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.workload import Workload
 from equipoise.report.ink import Ink
-from equipoise.serve.asked import COMPLETIONS
 from equipoise.serve.load_client import LoadClient, Target
 from equipoise.serve.load_plan import ClosedLoop, LoadPlan, OpenLoop, Pace, prompt_of
 from equipoise.serve.load_result import LoadResult, Sent, Spread, result_of
 from equipoise.serve.load_table import WIDTH, render
 
 SEEDS = st.integers(0, 1 << 32)
+BRIEF = 0.05
+"""Seconds in which another request would be sent, if one were."""
 
 
 def plan(count: int, pace: Pace, gap: float = 0.0) -> LoadPlan:
@@ -86,20 +87,26 @@ def test_load_client_counts_timeouts_and_refused_connections() -> None:
 
 
 def test_load_client_closed_loop_bounds_concurrency() -> None:
-    async def most(pace: Pace) -> int:
-        fake = Fake("w0", pace=0.02)
-        async with proxied(fake) as site:
-            target = Target(url=site.url, model="m", path=COMPLETIONS)
-            sending = asyncio.create_task(LoadClient(target).send(plan(12, pace)))
-            seen = 0
-            while not sending.done():
-                seen = max(seen, len(site.proxy.desk.tickets))
-                await asyncio.sleep(0.002)
-            assert len(await sending) == 12
-            return seen
+    """No request is ever answered."""
 
-    assert run(most(ClosedLoop(3))) == 3
-    assert run(most(OpenLoop())) > 6
+    async def begun(pace: Pace, least: int) -> int:
+        fake = Fake("w0")
+        runner = await start(fake)
+        stalled = (("fake", {"w0": {"stall": 0}}),)
+        target = Target(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stalled)
+        sending = asyncio.create_task(LoadClient(target).send(plan(12, pace)))
+        try:
+            while len(fake.events("begin")) < least:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(BRIEF)
+            return len(fake.events("begin"))
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await runner.cleanup()
+
+    assert run(begun(ClosedLoop(3), 3)) == 3
+    assert run(begun(OpenLoop(), 12)) == 12
 
 
 @given(seed=SEEDS, number=st.integers(0, 1000), tokens=st.integers(1, 300))

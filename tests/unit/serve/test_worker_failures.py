@@ -135,14 +135,16 @@ def test_silent_worker_is_not_lost_while_tokens_arrive() -> None:
         fake = Fake("w0", pace=0.02)
         health = HealthSettings(interval=0.1, timeout=0.3, lost_after=6)
         async with proxied(fake, health=health) as site:
-            call = asyncio.create_task(site.post(asked(100, stream=True)))
+            call = asyncio.create_task(site.post(asked(100_000, stream=True)))
             await site.until(lambda: len(fake.events("token")) > 3)
             fake.health = 0
             view = site.proxy.desk.workers[0]
-            answer = await call
-            assert len(tokens_of(answer.body)) == 100
+            await site.until(lambda: view.state is WorkerState.DRAINING)
+            came = len(fake.events("token"))
+            await site.until(lambda: len(fake.events("token")) > came + 100)
             seen = view.state
             assert seen is WorkerState.DRAINING
+            await _cancelled([call])
             await site.until(lambda: view.state is WorkerState.LOST)
 
     run(work())
@@ -248,7 +250,7 @@ def test_disconnected_client_removes_held_request() -> None:
 
 
 async def _left(site: Site, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         wanted = f'requests_total{{outcome="client_left"}} {count}.0'
         while wanted not in (await site.get("/metrics")).body.decode():
             await asyncio.sleep(0.02)
@@ -260,7 +262,7 @@ TIMEOUTS = [
     ({"stall": 0}, Patience(first_token=0.2), "timeout", 504),
     ({"stall": 0}, Patience(total=0.3), "timeout", 504),
     ({"stall": 1}, Patience(token=0.2), "timeout", 200),
-    ({"stall": 1}, Patience(total=0.3), "timeout", 200),
+    ({"stall": 1}, Patience(total=2.0), "timeout", 200),
 ]
 
 
@@ -283,10 +285,10 @@ def test_proxy_bounds_every_wait_of_a_stream(
 
 def test_proxy_applies_only_total_timeout_without_streaming() -> None:
     async def work() -> None:
-        patience = Patience(first_token=0.1, token=0.1, total=0.8)
+        patience = Patience(first_token=0.1, token=0.1, total=2.5)
         async with proxied(Fake("w0", pace=0.05), patience=patience) as site:
             assert (await site.post(asked(6))).status == 200
-            assert (await site.post(asked(60))).status == 504
+            assert (await site.post(asked(80))).status == 504
 
     run(work())
 

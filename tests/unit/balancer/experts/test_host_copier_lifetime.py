@@ -57,6 +57,7 @@ def test_ticket_waiter_gets_error_when_copier_closes() -> None:
     assert told == [CopyAbandoned]
 
 
+@pytest.mark.slow
 def test_copier_keeps_tensors_alive_until_copied() -> None:
     copier = HostCopier(STILL, threads=1)
     source, destination = noise(1000), torch.empty(1000, dtype=torch.uint8)
@@ -71,6 +72,7 @@ def test_copier_keeps_tensors_alive_until_copied() -> None:
     assert all(tensor() is None for tensor in watched)
 
 
+@pytest.mark.slow
 def test_copier_releases_tensors_of_finished_ticket(copier: HostCopier) -> None:
     source = noise(1000)
     watched = weakref.ref(source)

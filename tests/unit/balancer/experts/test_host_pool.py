@@ -42,8 +42,9 @@ from equipoise.hal.errors import (
     PoolLeased,
 )
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(0, 5))
 def test_pool_ranks_read_experts_filled_by_all_ranks(
@@ -207,7 +208,6 @@ def test_pool_seal_names_unfilled_expert_on_every_rank() -> None:
         assert text == ("rank 1: has not filled expert 1 of layer 1, expert 4 of layer 2")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flipped", [0, 59, 64 + 14, 128 + 3])
 def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
     """One in each segment, by a rank that writes where it has no business."""

@@ -21,6 +21,8 @@ from equipoise.hal.routing import (
     solve_shares,
 )
 
+pytestmark = pytest.mark.slow
+
 LAYER = 3
 
 

@@ -21,6 +21,8 @@ from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.balancer.experts.shipment import Leg, Receiving, Sending, Shipment, ship
 from equipoise.hal.errors import PlacementError
 
+pytestmark = pytest.mark.slow
+
 
 def placement(*layers: tuple[int, ...]) -> Placement:
     return np.array(layers, dtype=np.int32)
@@ -30,7 +32,6 @@ def legs(shipment: Shipment, lot: int) -> list[Leg]:
     return [shipment.leg(rank, lot) for rank in range(shipment.shape.ranks)]
 
 
-@pytest.mark.slow
 @given(changes())
 def test_shipment_fills_exactly_the_changed_slots(change: Change) -> None:
     shipment = change.ship()
@@ -69,7 +70,6 @@ def test_shipment_reads_from_nearest_source(change: Change) -> None:
         assert (change.rank(move.source) == change.rank(move.slot)) == (move.round < 0)
 
 
-@pytest.mark.slow
 @given(changes())
 def test_shipment_minimizes_sends_of_busiest_rank(change: Change) -> None:
     sends = Counter(change.rank(m.source) for m in routes(change.ship()) if m.round >= 0)
@@ -159,7 +159,6 @@ def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
             assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
 
 
-@pytest.mark.slow
 @given(changes())
 def test_adjacent_lots_fit_together_exactly_when_buffers_suffice(
     change: Change,
@@ -181,7 +180,6 @@ def test_adjacent_lots_of_several_layers_always_fit_together(change: Change) -> 
         assert shipment.fits_beside(*pair) or not several
 
 
-@pytest.mark.slow
 @given(changes())
 def test_shipment_is_deterministic(change: Change) -> None:
     copied = replace(change, installed=change.installed.copy(), proposed=change.proposed.copy())

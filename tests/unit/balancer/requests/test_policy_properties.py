@@ -14,6 +14,8 @@ from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull
 from equipoise.balancer.requests.simulation import Scenario, Timed, simulate
 from equipoise.balancer.requests.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 LOADS = st.lists(st.integers(1, 1000), min_size=1, max_size=6)
 DISTINCT = st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True)
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=6)
@@ -62,7 +64,6 @@ def total_of(bound: list[tuple[object, int]], sizes: list[int]) -> int:
     return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in bound])
 
 
-@pytest.mark.slow
 @given(LOADS, st.integers(1, 1000))
 def test_jsq_load_worker_has_largest_drop_for_one_request(loads: list[int], size: int) -> None:
     workers = range(len(loads))

@@ -34,6 +34,8 @@ from equipoise.hal.errors import (
     PoolIncomplete,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_pool_open_refuses_too_little_memory_before_allocating(
     monkeypatch: pytest.MonkeyPatch,
