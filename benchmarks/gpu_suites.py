@@ -36,8 +36,8 @@ PYTEST = (
 )
 """The tests that need a GPU, deep ones among them."""
 TESTS = {
-    "faults": "tests/devices/test_engine.py",
-    "channels": "tests/devices/test_channels.py",
+    "faults": "tests/devices/test_engine_faults.py",
+    "channels": "tests/devices/test_pipeline_channel.py",
 }
 ENDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 Figures = dict[str, Any]

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from helpers.processes.ranks import Ranks
+from helpers.processes.rank_pool import Ranks
 from helpers.tiers import PROFILE
 from hypothesis import HealthCheck, settings
 

@@ -74,7 +74,7 @@ class StoreHost:
                 listener.bind((interface, 0))
                 listener.listen(BACKLOG)
                 self._port: int = listener.getsockname()[1]
-                self._store = TCPStore(
+                self._store: TCPStore | None = TCPStore(
                     interface,
                     self._port,
                     None,
@@ -94,19 +94,26 @@ class StoreHost:
 
     def report_loss(self, rank: int, how: str) -> None:
         """Tell the ranks who is gone."""
-        tell_gone(self._store, rank, how)
+        tell_gone(self._held(), rank, how)
 
     def beat(self, rank: int) -> tuple[int, str]:
         """How many times `rank` has beaten, and what it was doing then; (0, "start-up") before."""
         key = f"beat/{rank}"
-        if not self._store.check([key]):
+        store = self._held()
+        if not store.check([key]):
             return 0, "start-up"
-        count, _, operation = text(self._store.get(key)).partition(" ")
+        count, _, operation = text(store.get(key)).partition(" ")
         return int(count), operation
 
     def close(self) -> None:
-        """Let go of the store; its port closes with it."""
-        del self._store
+        """Let go of the store; its port closes with it. Further calls do nothing."""
+        self._store = None
+
+    def _held(self) -> TCPStore:
+        """The store. Raises `ControlLost` once it was closed."""
+        if self._store is None:
+            raise ControlLost(f"the store on {self._interface}:{self._port} was closed")
+        return self._store
 
 
 def tell_gone(store: Store, rank: int, how: str) -> None:

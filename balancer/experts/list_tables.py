@@ -10,7 +10,7 @@ width / golden ratio, entries that are visited one after the other spread over t
 round through the list, by any stride, divides its visits among the replicas as evenly as whole
 numbers do. A piece of a round by stride 1 (in turn) or 57 (what vLLM's hash makes of such a list)
 is off by at most three, and no other step does better: the search is in
-`tests/unit/balancer/experts/test_list_tables.py`.
+`tests/unit/balancer/experts/test_share_lists.py`.
 """
 
 import numpy as np

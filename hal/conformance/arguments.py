@@ -12,7 +12,7 @@ from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand, 
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.shelf import ROLES, Part, Shelf, shelf
-from equipoise.hal.errors import SlotError
+from equipoise.hal.errors import SlotError, SlotLeased
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Stream
 
@@ -112,7 +112,11 @@ SUMS: Mapping[str, Callable[[_Desk], object]] = {
         [0], d.out(2, torch.int64), d.stream
     ),
 }
-CALLS = {**PACKS, **COMMITS, **WRITES, **SUMS}
+LEASES: Mapping[str, Callable[[_Desk], object]] = {
+    "lease_of_unknown": lambda d: d.store.lease([0, COUNT]),
+    "lease_of_negative": lambda d: d.store.lease([0, -1]),
+}
+CALLS = {**PACKS, **COMMITS, **WRITES, **SUMS, **LEASES}
 """One bad argument each; where a call takes many, the second is bad."""
 
 
@@ -132,7 +136,8 @@ def _play(bench: Bench, found: Program) -> Play:
         demand("A8", isinstance(refusal, SlotError), f"{step} raised {named}, not a SlotError")
         yield NEXT
     held = desk.place.pack(range(COUNT), ROLE)
-    desk.store.commit([(number, number) for number in range(COUNT)], desk.stream)
+    leased = attempt(partial(_commit_all, desk), SlotLeased)
+    demand("A8", not leased, f"a refused lease holds slots: {leased}")
     staged = desk.place.pack(range(COUNT), ROLE)
     bench.drain()
     for what, blob, due in (("slots", held, (1, 2)), ("staging", staged, (3, 4))):
@@ -140,6 +145,10 @@ def _play(bench: Bench, found: Program) -> Play:
         demand("A8", rows == [[v] for v in due], f"a refused call changed {what}: {rows}")
     touched = any(bool((told(output) != BEFORE).any()) for output in desk.outputs)
     demand("A8", not touched, "a refused call wrote to its output")
+
+
+def _commit_all(desk: _Desk) -> None:
+    desk.store.commit([(number, number) for number in range(COUNT)], desk.stream)
 
 
 PROPERTIES = (

@@ -15,6 +15,7 @@ from equipoise.hal.conformance.strategies import few
 from equipoise.hal.conformance.traffic import (
     ELEMENTS,
     RANKS,
+    WARM,
     Transfer,
     company,
     fit,
@@ -34,6 +35,8 @@ SOFT = 0.001
 """The part of the deadline that a soft wait may take."""
 SENDS, RECEIVES = "sends", "receives"
 """Which end of a message gives up."""
+JOINED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Collectives that no rank can end while another stays away."""
 
 
 def _messages() -> st.SearchStrategy[Step]:
@@ -49,34 +52,59 @@ def _messages() -> st.SearchStrategy[Step]:
 
 
 def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(_messages(), min_size=1, max_size=MOST)
+    """Messages, and collectives `op(elements, rank)` to which one rank comes late."""
+    joint = st.builds(
+        lambda op, count, late: Step(op, (count, late)),
+        st.sampled_from(JOINED),
+        st.sampled_from(ELEMENTS),
+        RANKS,
+    )
+    drawn = st.lists(_messages() | joint, min_size=1, max_size=MOST)
 
     def made(size: int, first: list[Step], steps: list[Step]) -> Program:
-        return program([*first, *lone(fit(steps, size))], size)
+        shared = [_of_size(step, size) for step in steps if step.op == "message" or size > 1]
+        return program([*first, *lone(fit(shared, size))], size)
 
     return st.builds(made, few(traits), perhaps_warm(), drawn)
 
 
+def _of_size(step: Step, size: int) -> Step:
+    """A collective names the rank that comes late among those that there are."""
+    if step.op == "message":
+        return step
+    return replace(step, args=(step.args[0], int(step.args[1]) % size))
+
+
 def _play_soft(bench: Bench, found: Program) -> Play:
-    """One end gives up and says so; only then the other one comes."""
+    """All ranks but one give up and say so; only then the last one comes."""
     group = yield from bench.communicator()
     warm_up(group, found.steps)
     transfers: list[Transfer | None] = []
     junk: list[Tensor] = []
     for number, step in enumerate(found.steps):
-        if step.op != "message":
+        if step == WARM:
             continue
-        early, late = _ends(step)
+        early, late = _parties(step, bench.size)
         given_up = f"{group.purpose}/step {number} was given up"
-        if bench.rank == early:
-            transfers.append(_give_up(bench, group, step, number))
-            junk += junk_for(bench, int(step.args[2]))
+        if bench.rank in early:
+            kept, sizes = _give_up(bench, group, step, number)
+            transfers.append(kept)
+            junk += junk_for(bench, *sizes)
             plane(bench).cast(given_up, b"")
         elif bench.rank == late:
-            yield from gather(bench, given_up, [early])
+            yield from gather(bench, given_up, early)
             transfers.append(issue(bench, group, step, number))
         yield NEXT
     yield from land(bench, transfers, "E3")
+
+
+def _parties(step: Step, size: int) -> tuple[list[int], int]:
+    """Who gives up, and who comes late."""
+    if step.op == "message":
+        early, late = _ends(step)
+        return [early], late
+    late = int(step.args[1])
+    return [rank for rank in range(size) if rank != late], late
 
 
 def _ends(step: Step) -> tuple[int, int]:
@@ -85,14 +113,20 @@ def _ends(step: Step) -> tuple[int, int]:
     return (source, target) if step.args[3] == SENDS else (target, source)
 
 
-def _give_up(bench: Bench, group: Communicator, step: Step, number: int) -> Transfer | None:
-    """Issue one end and wait for a moment, in vain; what was to be sent is dropped."""
+def _give_up(
+    bench: Bench, group: Communicator, step: Step, number: int
+) -> tuple[Transfer | None, list[int]]:
+    """Issue this rank's part and wait for a moment, in vain; what was to be sent is dropped.
+
+    Returns what is still to arrive, and the sizes (bytes) of what was dropped.
+    """
     transfer = issue(bench, group, step, number)
     if transfer is None:
-        return None
+        return None, []
     pending = attempt(lambda: transfer.work.result(SOFT * bench.deadline), ResultPending)
-    demand("E3", pending, f"{transfer.what}: ended before the other end came")
-    return replace(transfer, operands=())
+    demand("E3", pending, f"{transfer.what}: ended before the last rank came")
+    sizes = [operand.nbytes for operand in transfer.operands]
+    return replace(transfer, operands=()), sizes
 
 
 def _cancel_programs(traits: Traits) -> st.SearchStrategy[Program]:

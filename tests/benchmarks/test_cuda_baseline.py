@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.harnesses.interpreting import DEVICE, interpret_without_device
-from helpers.strategies.drawing import few
+from helpers.harnesses.triton_interpreter import DEVICE, interpret_without_device
+from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> tuple[list[list[int]], list[int], int, int]:
 @pytest.mark.parametrize("name", BOTH)
 @few(30)
 @given(cases())
-def test_it_is_the_rule_in_its_own_layout(
+def test_baseline_kernel_equals_rule_in_its_own_layout(
     name: str, case: tuple[list[list[int]], list[int], int, int]
 ) -> None:
     runs, ids, top_k, rows = case
@@ -75,7 +75,7 @@ def test_it_is_the_rule_in_its_own_layout(
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_it_chooses_as_the_rule_of_the_contract(name: str) -> None:
+def test_baseline_kernel_chooses_as_contract_rule(name: str) -> None:
     placement = torch.tensor([0, 1, 0, 2, 0, 2], dtype=torch.int32)
     shares = torch.tensor([65536, 65536, 0, 65536, 0, 0], dtype=torch.int32)
     table = build_table(placement, shares, 3)

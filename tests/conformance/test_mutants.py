@@ -29,7 +29,7 @@ def verdict_on(mutant: Mutant) -> Violated | Held:
 
 
 @each_mutant
-def test_the_property_of_a_mutant_rejects_it_for_the_clause_that_it_breaks(
+def test_mutant_is_rejected_for_its_clause(
     mutant: Mutant,
 ) -> None:
     found = verdict_on(mutant)
@@ -38,36 +38,36 @@ def test_the_property_of_a_mutant_rejects_it_for_the_clause_that_it_breaks(
 
 
 @each_mutant
-def test_a_violation_is_shrunk_to_a_program_that_can_be_read(mutant: Mutant) -> None:
+def test_mutant_violation_is_shrunk_to_short_program(mutant: Mutant) -> None:
     found = verdict_on(mutant)
     assert isinstance(found, Violated)
     assert len(found.case.program.steps) <= MOST_STEPS, found.case.program.lines()
 
 
 @each_mutant
-def test_a_mutant_survives_innocent_use(mutant: Mutant) -> None:
+def test_mutant_passes_smoke_program(mutant: Mutant) -> None:
     smoke(mutant.subject())
 
 
 @pytest.mark.parametrize(
     "mutant", [m for m in MUTANTS if m.property != SIGNATURES], ids=lambda mutant: mutant.name
 )
-def test_a_mutant_has_the_signatures_of_the_healthy_backend(mutant: Mutant) -> None:
+def test_mutant_keeps_healthy_signatures(mutant: Mutant) -> None:
     found = search(suite.find(SIGNATURES), mutant.subject(), Effort(cases=1))
     assert isinstance(found, Held), found
 
 
-def test_every_property_is_the_one_that_rejects_some_mutant() -> None:
+def test_every_property_has_a_mutant() -> None:
     used = {mutant.property for mutant in MUTANTS}
     assert {claim.name for claim in suite.properties()} - REPORTED - used == set()
 
 
-def test_every_clause_that_the_suite_judges_is_broken_by_some_mutant() -> None:
+def test_every_judged_clause_has_a_mutant() -> None:
     broken = {mutant.clause for mutant in MUTANTS}
     assert sorted(set(suite.clauses()) - broken - REPORTED_CLAUSES) == []
 
 
-def test_there_are_enough_mutants_and_none_twice() -> None:
+def test_mutants_are_numerous_and_unique() -> None:
     assert len(MUTANTS) >= LEAST
     assert [name for name, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
 

@@ -28,9 +28,7 @@ def pairs(steps: list[Step]) -> list[tuple[int, int]]:
 
 
 @given(STEPS, SIZES)
-def test_fitted_messages_go_from_one_rank_of_the_group_to_another(
-    steps: list[Step], size: int
-) -> None:
+def test_fit_keeps_messages_between_distinct_group_ranks(steps: list[Step], size: int) -> None:
     for source, target in pairs(fit(steps, size)):
         assert source != target
         assert source in range(size)
@@ -38,16 +36,14 @@ def test_fitted_messages_go_from_one_rank_of_the_group_to_another(
 
 
 @given(STEPS, SIZES)
-def test_lone_traffic_has_one_message_at_most_from_a_rank_to_another(
-    steps: list[Step], size: int
-) -> None:
+def test_lone_keeps_one_message_per_rank_pair(steps: list[Step], size: int) -> None:
     kept = pairs(lone(fit(steps, size)))
     assert len(set(kept)) == len(kept)
     assert set(kept) == set(pairs(fit(steps, size)))
 
 
 @given(STEPS, SIZES)
-def test_a_program_that_was_fitted_fits(steps: list[Step], size: int) -> None:
+def test_lone_is_idempotent_and_keeps_other_steps(steps: list[Step], size: int) -> None:
     kept = lone(fit(steps, size))
     assert lone(kept) == kept
     assert [step.op for step in kept if step.op not in ("message", "exchange")] == [
@@ -55,14 +51,12 @@ def test_a_program_that_was_fitted_fits(steps: list[Step], size: int) -> None:
     ]
 
 
-def test_words_stay_behind_the_numbers_of_a_message() -> None:
+def test_fit_keeps_trailing_words_of_message() -> None:
     assert fit([Step("message", (5, 6, 4, "sends"))], 2) == [Step("message", (1, 0, 4, "sends"))]
 
 
 @given(st.integers(0, 300), st.integers(0, 3))
-def test_every_rank_computes_the_same_bytes_for_a_message_and_others_for_another(
-    nbytes: int, number: int
-) -> None:
+def test_payload_is_deterministic_and_distinct_per_message(nbytes: int, number: int) -> None:
     data = payload(number, 0, 1, nbytes)
     assert torch.equal(data, payload(number, 0, 1, nbytes))
     assert data.shape == (nbytes,)

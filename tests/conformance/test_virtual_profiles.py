@@ -23,7 +23,7 @@ CASES = 10 if DEEP else 3
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_keeps_whatever_it_declares(name: str) -> None:
+def test_profile_keeps_declared_contract(name: str) -> None:
     backend = PROFILES[name]
     subject = ControlledSubject(backend)
     verdicts = {c.name: search(c, subject, Effort(cases=CASES)) for c in suite.properties()}
@@ -72,7 +72,7 @@ TRAPS = {
 
 
 @pytest.mark.parametrize(("parts", "claim"), TRAPS.values(), ids=TRAPS)
-def test_the_trap_bites_whoever_does_not_cope(parts: Parts, claim: str) -> None:
+def test_profile_trap_violates_property_without_countermeasure(parts: Parts, claim: str) -> None:
     backend = VirtualBackend(parts)
     subject = ControlledSubject(backend)
     assert isinstance(search(suite.find(claim), subject, Effort(cases=400, shrinking=0)), Violated)

@@ -207,9 +207,8 @@ def machine() -> str:
 
 def versions(step: Step, environment: dict[str, str]) -> str:
     """Versions in the interpreter of a step."""
-    python = step.command[0] if "python" in Path(step.command[0]).name else sys.executable
     done = subprocess.run(
-        [python, "-c", VERSIONS.format(names=PACKAGES)],
+        [step.python, "-c", VERSIONS.format(names=PACKAGES)],
         env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     return done.stdout.strip() or f"Python {platform.python_version()}"

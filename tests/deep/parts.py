@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from helpers.paths import ROOT, SEARCH_PATH
+from helpers.paths import ROOT
 from npusim.errors import Refused
 from npusim.wheels import find_torch
 
 PYTHON = sys.executable
+PYTHON312 = os.environ.get("EQUIPOISE_PYTHON312", "python3.12")
 BUILD = ROOT / "build" / "deep"
 """What parts install and write, ignored by git."""
 REPORT = "{report}"
@@ -56,6 +57,7 @@ class Step:
         environment: variables to set, or to unset where the value is None.
         prepares: it installs something for the steps after it and proves nothing itself; where it
             fails, they are not run.
+        python: the interpreter that it runs, whose versions stand beside the result.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Step:
     report: Report = Report.NONE
     environment: Mapping[str, str | None] = field(default_factory=dict)
     prepares: bool = False
+    python: str = PYTHON
 
     @property
     def shown(self) -> str:
@@ -143,35 +146,24 @@ def engines_python() -> str:
 
 
 def engines() -> Sequence[Step]:
-    """Both engines are in one environment, each found by a search path of its own."""
-    python, vllm = engines_python(), engine_paths("DEEP_VLLM_PATH")
+    """Both engines are in one environment; a file's tests of vLLM share what they have started."""
+    python = engines_python()
+    together = ("-n", "2", "--dist", "loadfile")
     return (
-        engine("tests/engines/vllm", vllm),
-        engine("tests/engines/vllm_ascend", engine_paths("DEEP_VLLM_ASCEND_PATH")),
+        Step(
+            name="tests/engines",
+            command=(python, "-m", "pytest", "tests/engines", *together, *EVERYTHING),
+            limit=12 * HOUR,
+            report=Report.JUNIT,
+            python=python,
+        ),
         Step(
             name="benchmarks/vllm_policy.py",
             command=(python, "benchmarks/vllm_policy.py", "--quick"),
             limit=HOUR,
-            environment=vllm,
+            python=python,
         ),
     )
-
-
-def engine(folder: str, environment: Mapping[str, str]) -> Step:
-    """pytest on the tests of one engine."""
-    return Step(
-        name=folder,
-        command=(engines_python(), "-m", "pytest", folder, *EVERYTHING),
-        limit=6 * HOUR,
-        report=Report.JUNIT,
-        environment=environment,
-    )
-
-
-def engine_paths(variable: str) -> Mapping[str, str]:
-    """Variables with which Python finds an engine in the folders that `variable` names."""
-    folders = [SEARCH_PATH, *filter(None, [os.environ.get(variable)])]
-    return {"PYTHONPATH": os.pathsep.join(folders), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def no_engines() -> str | None:
@@ -207,7 +199,7 @@ def python312() -> Sequence[Step]:
     return (
         Step(
             name="make the environment",
-            command=("python3.12", "-m", "venv", "--clear", str(folder)),
+            command=(PYTHON312, "-m", "venv", "--clear", str(folder)),
             limit=10 * MINUTE,
             prepares=True,
         ),
@@ -216,6 +208,7 @@ def python312() -> Sequence[Step]:
             command=("bash", "-euc", first_command(ROOT / "README.md")),
             limit=HOUR,
             environment={"PATH": path, "VIRTUAL_ENV": str(folder), "PYTHONPATH": None},
+            python=str(folder / "bin" / "python"),
         ),
     )
 
@@ -226,12 +219,12 @@ def first_command(page: Path) -> str:
 
 
 def no_python312() -> str | None:
-    """A shim of that name may be there though no interpreter is."""
-    if shutil.which("python3.12"):
-        done = subprocess.run(["python3.12", "-c", ""], capture_output=True, check=False)
+    """Why there is none. A shim of that name may be there though no interpreter is."""
+    if shutil.which(PYTHON312):
+        done = subprocess.run([PYTHON312, "-c", ""], capture_output=True, check=False)
         if done.returncode == 0:
             return None
-    return "there is no python3.12 here"
+    return f"{PYTHON312} is not here; EQUIPOISE_PYTHON312 may name it"
 
 
 PARTS = (

@@ -44,25 +44,7 @@ def append(number: Tensor, digit: int) -> None:
     number.mul_(10).add_(digit)
 
 
-def test_what_is_captured_runs_at_each_replay_and_never_before(
-    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
-) -> None:
-    graph = device.graph()
-
-    def program() -> None:
-        for digit in (1, 2):
-            stream.launch(partial(append, number, digit))
-
-    graph.capture(stream, program)
-    stream.synchronize(SOON)
-    assert int(number) == 0
-    for _ in range(2):
-        graph.replay(stream)
-    stream.synchronize(SOON)
-    assert int(number) == 1212
-
-
-def test_a_graph_may_be_replayed_on_another_stream_and_an_empty_one_does_nothing(
+def test_graph_replays_on_another_stream_and_when_empty(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph = device.graph()
@@ -75,7 +57,7 @@ def test_a_graph_may_be_replayed_on_another_stream_and_an_empty_one_does_nothing
     assert int(number) == 1
 
 
-def test_only_what_the_thread_launches_on_that_stream_is_captured(
+def test_capture_records_only_own_stream_and_thread(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     other, graph, second = device.stream(Role.AUX), device.graph(), torch.zeros_like(number)
@@ -96,7 +78,7 @@ def test_only_what_the_thread_launches_on_that_stream_is_captured(
     assert [int(number), int(second)] == [31, 2]
 
 
-def test_a_program_that_raises_leaves_graph_and_stream_as_they_were(
+def test_failed_capture_leaves_graph_and_stream_unchanged(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph = device.graph()
@@ -116,7 +98,7 @@ def test_a_program_that_raises_leaves_graph_and_stream_as_they_were(
     again.capture(stream, lambda: stream.launch(partial(append, number, 4)))
 
 
-def test_a_captured_event_is_recorded_at_each_replay(
+def test_captured_event_is_recorded_at_each_replay(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     other, graph, event, lock = (
@@ -146,7 +128,7 @@ def test_a_captured_event_is_recorded_at_each_replay(
         lock.wait(0, SOON)
 
 
-def test_a_captured_wait_is_for_the_point_that_is_current_at_the_replay(
+def test_captured_wait_uses_event_point_at_replay(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     other, graph, event, lock = (
@@ -172,7 +154,7 @@ def test_a_captured_wait_is_for_the_point_that_is_current_at_the_replay(
     assert int(number) == 1
 
 
-def test_capturing_a_wait_for_an_event_that_nobody_ever_records_raises(
+def test_capture_refuses_wait_for_unrecorded_event(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     graph, event = device.graph(), device.event()
@@ -183,7 +165,7 @@ def test_capturing_a_wait_for_an_event_that_nobody_ever_records_raises(
     stream.synchronize(SOON)
 
 
-def test_a_captured_commit_is_in_its_turn_at_every_replay(
+def test_captured_commit_keeps_order_and_leases_at_replay(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     """It waits for the staging that another stream still fills, and leases forbid it."""
@@ -211,9 +193,7 @@ def test_a_captured_commit_is_in_its_turn_at_every_replay(
     stream.synchronize(SOON)
 
 
-def test_a_replay_is_one_launch_to_an_attached_readers_commit(
-    device: DeviceAccelerator, stream: DeviceStream
-) -> None:
+def test_reader_replay_is_atomic_to_commit(device: DeviceAccelerator, stream: DeviceStream) -> None:
     """Looks before and after a wait inside the graph see one version."""
     slot = torch.zeros(64, dtype=torch.uint8, device=device.device)
     seen = torch.zeros(2, 64, dtype=torch.uint8, device=device.device)
@@ -240,7 +220,7 @@ def test_a_replay_is_one_launch_to_an_attached_readers_commit(
     reader.detach()
 
 
-def test_a_dropped_graph_lives_until_its_last_replay_has_passed(
+def test_dropped_graph_lives_until_last_replay_ends(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph, lock = device.graph(), device.stream_lock(SOON)
@@ -260,7 +240,7 @@ def test_a_dropped_graph_lives_until_its_last_replay_has_passed(
     assert int(number) == 1
 
 
-def test_what_cannot_be_captured_is_refused(
+def test_capture_refuses_synchronize_and_nested_graphs(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     graph, inner = device.graph(), device.graph()
@@ -274,7 +254,7 @@ def test_what_cannot_be_captured_is_refused(
             graph.capture(stream, program)
 
 
-def test_a_replay_on_a_failed_stream_says_so(
+def test_replay_on_failed_stream_raises(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
     graph = device.graph()
@@ -287,7 +267,7 @@ def test_a_replay_on_a_failed_stream_says_so(
     assert int(number) == 1
 
 
-def test_in_an_engines_capture_launches_work_and_what_needs_the_replays_is_refused(
+def test_engine_capture_takes_launches_but_refuses_lock_and_commit(
     device: DeviceAccelerator, number: Tensor
 ) -> None:
     theirs, vendor = fresh_stream(device), device_of(device).vendor

@@ -7,9 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.harnesses.devices import backend, current_stream, device_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from helpers.harnesses.devices import current_stream, device_of
 from torch import Tensor
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
@@ -51,62 +49,7 @@ def passed(device: DeviceAccelerator, stream: Stream) -> Event:
     return event
 
 
-def write(device: DeviceAccelerator, slot: Tensor, number: int) -> None:
-    """As a mover does: from the host, while the model's stream may wait."""
-    page = device.pinned(slot.nbytes).view(slot.dtype).fill_(number)
-    copy = device.stream(Role.COPY)
-    copy.launch(partial(slot.copy_, page, non_blocking=True))
-    copy.synchronize(SOON)
-
-
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(1, 5), st.booleans())
-def test_mover_and_stream_take_strict_turns_and_every_round_is_seen_whole(
-    kind: str, rounds: int, captured: bool
-) -> None:
-    """The stream's part is launched ahead, or captured once and replayed."""
-    device = backend(kind).open(0)
-    assert isinstance(device, DeviceAccelerator)
-    lock, stream = device.stream_lock(SOON), device.stream(Role.COMPUTE)
-    slot, place, seen = (
-        zeros(device, 8),
-        zeros(device, 1).long(),
-        zeros(device, 8 * rounds).view(rounds, 8),
-    )
-    device.adopt(current_stream(device)).synchronize(SOON)
-
-    def read() -> None:
-        seen.index_copy_(0, place, slot[None])
-        place.add_(1)
-
-    def step() -> None:
-        lock.acquire(stream)
-        stream.launch(read)
-        lock.release(stream)
-
-    graph = device.graph()
-    graph.capture(stream, step)
-    for _ in range(rounds):
-        (lambda: graph.replay(stream))() if captured else step()
-    for number in range(1, rounds + 1):
-        write(device, slot, number)
-        lock.signal(0)
-        lock.wait(0, SOON)
-    stream.synchronize(SOON)
-    assert seen.tolist() == [[number] * 8 for number in range(1, rounds + 1)]
-    assert lock.drain(SOON) == 1
-    device.close()
-
-
-def test_a_signal_may_come_before_its_acquire(lock: DeviceStreamLock, stream: Stream) -> None:
-    lock.signal(0)
-    lock.acquire(stream)
-    stream.synchronize(SOON)
-    lock.release(stream)
-    lock.wait(0, SOON)
-
-
-def test_one_signal_releases_the_first_acquire_and_no_other(
+def test_signal_releases_only_first_acquire(
     device: DeviceAccelerator, lock: DeviceStreamLock
 ) -> None:
     events = []
@@ -124,7 +67,7 @@ def test_one_signal_releases_the_first_acquire_and_no_other(
     events[1].synchronize(SOON)
 
 
-def test_one_graph_may_wait_on_two_streams_at_once(
+def test_graph_may_wait_for_lock_on_two_streams(
     device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """Both replays wait for the same word: one signal must not free both."""
@@ -143,7 +86,7 @@ def test_one_graph_may_wait_on_two_streams_at_once(
     device.synchronize(SOON)
 
 
-def test_the_mover_does_not_write_while_the_stream_reads(
+def test_mover_wait_times_out_while_stream_reads(
     device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """What keeps the reader reading is another lock."""
@@ -158,9 +101,7 @@ def test_the_mover_does_not_write_while_the_stream_reads(
     lock.wait(0, SOON)
 
 
-def test_a_verb_out_of_turn_is_a_misuse_and_changes_nothing(
-    lock: DeviceStreamLock, stream: Stream
-) -> None:
+def test_lock_call_out_of_turn_raises_misuse(lock: DeviceStreamLock, stream: Stream) -> None:
     with pytest.raises(LockMisuse, match="that it owns"):
         lock.wait(0, SOON)
     lock.signal(0)
@@ -172,9 +113,7 @@ def test_a_verb_out_of_turn_is_a_misuse_and_changes_nothing(
     lock.signal(0)
 
 
-def test_a_release_without_an_acquire_hands_nothing_over(
-    lock: DeviceStreamLock, stream: Stream
-) -> None:
+def test_release_without_acquire_hands_nothing_over(lock: DeviceStreamLock, stream: Stream) -> None:
     lock.release(stream)
     stream.synchronize(SOON)
     lock.signal(0)
@@ -182,7 +121,7 @@ def test_a_release_without_an_acquire_hands_nothing_over(
         lock.wait(0, BRIEF)
 
 
-def test_a_captured_release_without_an_acquire_cannot_be_replayed(
+def test_captured_release_without_acquire_refuses_replay(
     device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     graph = device.graph()
@@ -195,9 +134,7 @@ def test_a_captured_release_without_an_acquire_cannot_be_replayed(
     lock.wait(0, SOON)
 
 
-def test_a_late_signal_of_an_epoch_that_is_over_releases_nobody(
-    lock: DeviceStreamLock, stream: Stream
-) -> None:
+def test_signal_of_old_epoch_is_refused(lock: DeviceStreamLock, stream: Stream) -> None:
     assert lock.drain(SOON) == lock.epoch == 1
     lock.acquire(stream)
     with pytest.raises(StaleEpoch, match="epoch 0 in epoch 1"):
@@ -210,7 +147,7 @@ def test_a_late_signal_of_an_epoch_that_is_over_releases_nobody(
     stream.synchronize(SOON)
 
 
-def test_draining_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> None:
+def test_drain_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> None:
     lock.signal(0)
     assert lock.drain(SOON) == 1
     lock.acquire(stream)
@@ -224,18 +161,7 @@ def test_draining_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> 
         lock.wait(2, SOON)
 
 
-def test_a_stream_that_stands_for_longer_than_the_deadline_is_let_go_by_a_poison(
-    device: DeviceAccelerator, stream: Stream
-) -> None:
-    lock = device.stream_lock(BRIEF)
-    lock.check()
-    lock.acquire(stream)
-    stream.synchronize(SOON)
-    with pytest.raises(LockPoisoned, match="epoch 0"):
-        lock.check()
-
-
-def test_the_deadline_of_an_acquire_begins_when_the_stream_comes_to_it(
+def test_acquire_deadline_starts_when_stream_reaches_it(
     device: DeviceAccelerator, stream: Stream
 ) -> None:
     """It stands behind another lock for much longer than its deadline."""
@@ -251,7 +177,7 @@ def test_the_deadline_of_an_acquire_begins_when_the_stream_comes_to_it(
         lock.check()
 
 
-def test_after_a_poison_everybody_passes_and_hosts_are_told_until_the_drain(
+def test_poisoned_lock_lets_streams_and_replays_pass_until_drain(
     device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     graph = device.graph()
@@ -289,7 +215,7 @@ def test_after_a_poison_everybody_passes_and_hosts_are_told_until_the_drain(
     ],
     ids=["poison", "drain"],
 )
-def test_a_mover_that_waits_is_woken(
+def test_poison_and_drain_wake_waiting_mover(
     lock: DeviceStreamLock, end: Callable[[DeviceStreamLock], object], error: type[StreamError]
 ) -> None:
     lock.signal(0)
@@ -300,7 +226,7 @@ def test_a_mover_that_waits_is_woken(
             waiting.result(SOON)
 
 
-def test_a_failed_stream_does_not_hold_up_the_drain(
+def test_drain_ignores_failed_stream(
     device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     lock.acquire(stream)
@@ -314,7 +240,7 @@ def test_a_failed_stream_does_not_hold_up_the_drain(
     assert lock.drain(SOON) == 2
 
 
-def test_a_long_run_without_a_drain_keeps_no_memory(lock: DeviceStreamLock, stream: Stream) -> None:
+def test_lock_memory_is_bounded_without_drain(lock: DeviceStreamLock, stream: Stream) -> None:
     for _ in range(50):
         lock.acquire(stream)
         lock.release(stream)
@@ -328,13 +254,13 @@ def test_a_long_run_without_a_drain_keeps_no_memory(lock: DeviceStreamLock, stre
     lock.signal(0)
 
 
-def test_a_program_may_take_the_lock_itself(lock: DeviceStreamLock, stream: Stream) -> None:
+def test_program_may_acquire_lock(lock: DeviceStreamLock, stream: Stream) -> None:
     stream.launch(lambda: (lock.acquire(stream), lock.release(stream)))
     lock.signal(0)
     lock.wait(0, SOON)
 
 
-def test_the_watchdog_does_not_die_unheard(
+def test_watchdog_failure_poisons_lock(
     device: DeviceAccelerator,
     lock: DeviceStreamLock,
     stream: Stream,
@@ -354,7 +280,7 @@ def test_the_watchdog_does_not_die_unheard(
     assert lock.drain(SOON) == 1
 
 
-def test_the_watchdog_starts_with_an_acquire_and_ends_when_told(device: DeviceAccelerator) -> None:
+def test_watch_thread_starts_on_add_and_ends_on_stop(device: DeviceAccelerator) -> None:
     watch, before = Watch(device_of(device)), set(threading.enumerate())
 
     class Patient:

@@ -12,7 +12,7 @@ SOON = 20.0
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.booleans(), min_size=2, max_size=6))
 @example([True, False])
-def test_signals_may_come_early_and_late_by_turns(kind: str, early: list[bool]) -> None:
+def test_lock_accepts_alternating_early_and_late_signals(kind: str, early: list[bool]) -> None:
     device = backend(kind).open(0)
     lock, stream = device.stream_lock(SOON), device.stream(Role.COMPUTE)
     for ahead in early:

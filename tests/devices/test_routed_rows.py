@@ -140,7 +140,7 @@ def captured(
 
 @FEW
 @given(ROWS, PLACEMENT, st.integers(0, 9))
-def test_rows_go_to_their_experts_and_padding_to_slots_in_turn(
+def test_routed_rows_map_to_experts_and_padding_round_robin(
     layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
 ) -> None:
     before, asked = COUNTERS.read()["routed_batches"], layer.counters.cpu().clone()
@@ -155,7 +155,7 @@ def test_rows_go_to_their_experts_and_padding_to_slots_in_turn(
 
 @FEW
 @given(ROWS, st.lists(PLACEMENT, min_size=1, max_size=3))
-def test_a_graph_that_the_engine_captured_on_another_stream_follows_commits(
+def test_captured_graph_follows_table_commits_at_each_replay(
     device: DeviceAccelerator, rows: list[list[int]], placements: list[list[int]]
 ) -> None:
     layer = within(device)
@@ -170,7 +170,7 @@ def test_a_graph_that_the_engine_captured_on_another_stream_follows_commits(
 
 @FEW
 @given(ROWS, st.lists(PLACEMENT, min_size=1, max_size=3))
-def test_an_engine_that_changes_its_stream_for_good_is_still_followed(
+def test_routed_rows_follow_engine_that_changes_its_stream(
     device: DeviceAccelerator, rows: list[list[int]], placements: list[list[int]]
 ) -> None:
     layer = within(device)
@@ -207,7 +207,7 @@ class Unordered(DeviceStreams):
         yield
 
 
-def test_a_graph_without_the_routing_is_noticed(device: DeviceAccelerator) -> None:
+def test_graph_without_captured_routing_is_rejected(device: DeviceAccelerator) -> None:
     layer, rows, placement = within(device, AtHome), [[0, 1], [2, 3]], [3, 2, 1, 0, 3, 2]
     graph, slots = captured(layer, device, rows)
     layer.arrange(placement)
@@ -218,7 +218,7 @@ def test_a_graph_without_the_routing_is_noticed(device: DeviceAccelerator) -> No
 
 
 @pytest.mark.parametrize("kind", [DeviceStreams, Unordered])
-def test_a_turn_comes_behind_the_engine_and_ahead_of_it(
+def test_stream_turn_is_ordered_after_and_before_engine_work(
     device: DeviceAccelerator, kind: type[DeviceStreams]
 ) -> None:
     streams = kind(device, lambda: current_stream(device))

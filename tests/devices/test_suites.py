@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from devices.simulator.running import launch
+from devices.simulator.simulated_program import launch
 from helpers.paths import TESTS
 from helpers.records import RecordProperty, add_clauses, add_row
 from helpers.tiers import DEEP

@@ -20,8 +20,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `-n 2`, one process has all tests that start vLLM, and makes models and reference once.
 
     The other imports vLLM for the tests that call it, and forks vllm-ascend's ranks. Marks for
-    `--dist loadgroup` would say the same; xdist 3.8 loses them under pytest 9.2.
+    `--dist loadgroup` would say the same; xdist 3.8 loses them under pytest 9.2. With `--dist`, as
+    the deep tier has it, tests are distributed as that says.
     """
+    if config.getvalue("dist") != "load":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     @cache

@@ -13,7 +13,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from helpers.harnesses.left_over import LOSSES, TROUBLES
+from helpers.harnesses.fault_matrix import LOSSES, TROUBLES
 from helpers.paths import ROOT, TESTS
 
 from equipoise.backends.virtual.profiles import PROFILES
@@ -228,7 +228,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="healthy virtual backend from 20 seeds",
-            proof="conformance/test_healthy.py",
+            proof="conformance/test_healthy_backend.py",
             token="SUBJECT",
             members=lambda: [claim.name for claim in suite.properties()],
             says="no false alarm",
@@ -288,7 +288,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="places of the fault matrix of an epoch",
-            proof="processes/balancer/test_faults.py",
+            proof="processes/balancer/test_epoch_faults.py",
             token="matrix_row",
             members=matrix,
             says="ranks that are left serve one layout and go on; a commit plays a sample",
@@ -296,7 +296,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="the same on simulated devices",
-            proof="devices/test_engine.py",
+            proof="devices/test_engine_faults.py",
             token="matrix_row",
             members=matrix,
             says="a commit plays a sample, deep all of them",
@@ -330,7 +330,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="mutants of Triton kernels",
-            proof="unit/backends/cuda/kernels/test_mutants.py",
+            proof="unit/backends/cuda/kernels/test_kernel_mutants.py",
             token="CHECKS[mutant.check]",
             members=literal("helpers/mutants/kernel_mutants.py", "MUTANTS"),
             says="the check that it names rejects each, interpreted",
@@ -348,7 +348,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="broken CUDA backends",
-            proof="devices/cuda/test_breakages.py",
+            proof="devices/cuda/test_backend_mutants.py",
             token="breakage",
             members=literal("simulators/cudasim/breakages.py", "BREAKAGES"),
             says="rejected by its property",
@@ -387,7 +387,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
     "Engines": (
         Family(
             name="faults planted in vLLM",
-            proof="engines/vllm/test_engine.py",
+            proof="engines/vllm/test_engine_runs.py",
             token="Fault.",
             members=values("tests/simulators/vllm_cpu/faults.py", "Fault"),
             says="each shows in the tokens",
@@ -404,9 +404,9 @@ SECTIONS: dict[str, Sequence[Family]] = {
         ),
         Family(
             name="holes of vLLM's CPU build",
-            proof="engines/vllm/test_holes.py",
+            proof="engines/vllm/test_cpu_platform_gaps.py",
             token="hole",
-            members=values("tests/simulators/vllm_cpu/holes.py", "Hole"),
+            members=values("tests/simulators/vllm_cpu/missing_features.py", "Hole"),
             says="one that is not filled shows",
             before=8,
             moved="was in deep",
@@ -419,11 +419,15 @@ REASONS = {
     "conformance": "profiles and one rank repeat what the four commands of a commit judge; 20 "
     "seeds against false alarms",
     "devices": "`lazy` shows every planted race in each of 20 runs, `delay` two thirds of them, "
-    "`eager` one; the default run takes minutes on simulated devices",
+    "`eager` one; the default run takes minutes on simulated devices; tests of the simulator that "
+    "take over half a CPU second run with it",
     "engines": "a start of vLLM costs a minute of processor time: a commit runs each part once",
     "helpers": "CUDA over the simulator repeats each test of Ascend",
     "processes": "a run of four ranks with all five variants costs 28 to 75 CPU seconds; a commit "
-    "serves two ranks and one variant beside the reference",
+    "serves two ranks and one variant beside the reference; the proxy is loaded with one policy "
+    "on a commit",
+    "unit": "the planner is compiled again with other flags: 27 CPU seconds; a commit compares "
+    "planners of one build with their references",
 }
 """Why tests of a folder are marked deep."""
 HEAD = """# Claims and their tests

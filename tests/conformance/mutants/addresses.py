@@ -39,6 +39,15 @@ class GenerousStore(VirtualSlotStore):
         return super()._rows(blob[: count * self._layout.slot_bytes], count)
 
 
+class HastyLeases(VirtualSlotStore):
+    """What stands before a bad slot is leased when the call is refused."""
+
+    def lease(self, slots: Sequence[int]) -> SlotLease:
+        lease = self._leases.take(slots)
+        self._known(slots, len(self._slots), "slot")
+        return lease
+
+
 class FirstSlotLeases(Leases):
     """Only the first slot of a batch is looked at."""
 
@@ -151,6 +160,13 @@ MUTANTS = (
         broken="What does not fit a blob's size is taken from its beginning.",
         property=ARGUMENTS,
         subject=device_with(slots=GenerousStore),
+    ),
+    Mutant(
+        name="a-refused-lease-is-taken",
+        clause="A8",
+        broken="A lease of a slot that there is not raises, and holds the others for ever.",
+        property=ARGUMENTS,
+        subject=device_with(slots=HastyLeases),
     ),
     Mutant(
         name="only-the-first-slot-of-a-batch-is-looked-at",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from conformance.mutants.mutant import Mutant
 
-OTHERS = ("mutant", "collection")
-"""Modules of this folder that hold no mutants."""
+OTHERS = ("mutant", "collection", "subjects", "thread_on_import")
+"""Modules of this folder that hold no mutants. The last starts a thread when it is imported."""
 
 
 def families() -> tuple[str, ...]:
@@ -20,5 +20,5 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(
         mutant
         for family in families()
-        for mutant in getattr(import_module(f"conformance.mutants.{family}"), "MUTANTS", ())
+        for mutant in import_module(f"conformance.mutants.{family}").MUTANTS
     )

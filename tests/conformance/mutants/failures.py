@@ -90,6 +90,16 @@ class SoftWaitFails(VirtualWork):
             raise
 
 
+class SoftWaitLeavesCollective(SoftWaitFails):
+    """Whoever gives up waiting for a collective fails it; messages live on."""
+
+    def _await(self, timeout: float) -> None:
+        if self._operation.what.startswith(("isend", "irecv", "exchange")):
+            VirtualWork._await(self, timeout)
+        else:
+            super()._await(timeout)
+
+
 class OwnsByTensor(VirtualCommunicator):
     """Messages own their buffers through the operation's list of tensors only."""
 
@@ -209,6 +219,13 @@ MUTANTS = (
         broken="A wait with a short time-out poisons the group, as with gloo.",
         property=SOFT,
         subject=network_with(work=SoftWaitFails),
+    ),
+    Mutant(
+        name="a-soft-wait-fails-a-collective",
+        clause="E3",
+        broken="A rank that stops waiting for a collective leaves it; the others wait for it.",
+        property=SOFT,
+        subject=network_with(work=SoftWaitLeavesCollective),
     ),
     Mutant(
         name="cancel-frees-the-buffers",

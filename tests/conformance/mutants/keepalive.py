@@ -133,7 +133,7 @@ MUTANTS = (
         broken="Inputs of collectives are freed in flight (PyTorch #193903).",
         property=DROPPED,
         subject=network_with(communicator=CollectivesBorrow),
-        also=(WORKS,),  # it drops buffers together with their works
+        also=(WORKS, SOFT),  # both drop inputs: with their works, after a soft wait
     ),
     Mutant(
         name="only-the-work-owns-the-buffers",

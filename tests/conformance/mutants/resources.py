@@ -139,7 +139,7 @@ def _backend(kind: type[VirtualBackend]) -> Callable[[], Subject]:
 
 
 def _waking() -> Subject:
-    module = import_module("conformance.mutants.waking")
+    module = import_module("conformance.mutants.thread_on_import")
     return ControlledSubject(module.WakingBackend())
 
 

@@ -98,7 +98,7 @@ def test_routing_equals_the_reference(
 
 @settings(max_examples=20)
 @given(ANY_IDS, st.sampled_from((1, 40)), st.integers(0, 5), st.sampled_from((0, 7, 2**31 - 1)))
-def test_rules_of_other_engines_equal_the_reference(
+def test_route_by_rule_equals_the_reference(
     open_npu: AscendAccelerator, drawn: list[int], repeat: int, number: int, rows: int
 ) -> None:
     npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
@@ -120,7 +120,7 @@ def test_rules_of_other_engines_equal_the_reference(
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 1 << 24), min_size=EXPERTS, max_size=EXPERTS), st.booleans())
-def test_shares_equal_the_reference_on_any_stream(
+def test_solve_shares_equals_the_reference_on_any_stream(
     open_npu: AscendAccelerator, load: list[int], other: bool
 ) -> None:
     npu, stream = open_npu, open_npu.stream(Role.AUX if other else Role.COMPUTE)
@@ -145,7 +145,7 @@ def test_checksums_equal_the_reference(
     assert out.tolist() == [as_int64(checksum(values[offset:]))]
 
 
-def test_large_data_is_summed_in_chunks(
+def test_checksum_of_large_data_is_chunked(
     npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bits, "CHUNK", 3)
@@ -153,19 +153,19 @@ def test_large_data_is_summed_in_chunks(
     assert int(bits.fingerprint(on(npu, data))) == as_int64(checksum(data))
 
 
-def test_hashes_equal_the_reference(npu: AscendAccelerator) -> None:
+def test_mix32_equals_the_reference(npu: AscendAccelerator) -> None:
     index = torch.tensor([0, 1, 2**16, 2**32 - 1])
     made = bits.mix32(on(npu, index), 3, -1, 2**40 + 5)
     assert made.tolist() == mix32(index, 3, -1, 2**40 + 5).tolist()
 
 
-def test_strided_data_has_no_checksum(npu: AscendAccelerator) -> None:
+def test_checksum_refuses_strided_data(npu: AscendAccelerator) -> None:
     data = on(npu, torch.zeros(8, dtype=torch.uint8))[::2]
     with pytest.raises(ValueError, match="C-contiguous"):
         npu.kernels.checksum(data, on(npu, torch.zeros(1)), npu.stream(Role.COPY))
 
 
-def test_every_commit_fills_the_other_set_and_leaves_other_layers_alone(
+def test_commit_tables_fills_idle_set_of_its_layers_only(
     npu: AscendAccelerator,
 ) -> None:
     stream, live = npu.stream(Role.COMPUTE), fresh(npu)
@@ -186,7 +186,7 @@ def test_every_commit_fills_the_other_set_and_leaves_other_layers_alone(
     assert live.replicas[0, 0].tolist() == [0] * SLOTS
 
 
-def test_the_generation_words_are_written_last(npu: AscendAccelerator) -> None:
+def test_commit_tables_writes_generation_last(npu: AscendAccelerator) -> None:
     """Order on the stream is order of the calls."""
     live, written = fresh(npu), list[int]()
 
@@ -204,7 +204,7 @@ def test_the_generation_words_are_written_last(npu: AscendAccelerator) -> None:
     assert written == [part.untyped_storage().data_ptr() for part in parts]
 
 
-def test_an_update_is_taken_at_the_call(npu: AscendAccelerator) -> None:
+def test_commit_tables_copies_update_at_call(npu: AscendAccelerator) -> None:
     stream, live, lock = npu.stream(Role.COMPUTE), fresh(npu), npu.stream_lock(SOON)
     made = table([1] * SLOTS)
     due = made.cumulative.tolist()
@@ -216,7 +216,7 @@ def test_an_update_is_taken_at_the_call(npu: AscendAccelerator) -> None:
     assert live.cumulative[1, 0].tolist() == due
 
 
-def test_a_layer_may_be_named_once(npu: AscendAccelerator) -> None:
+def test_commit_tables_refuses_duplicate_layer(npu: AscendAccelerator) -> None:
     made = table([1] * SLOTS)
     twice = TableUpdate(
         (0, 0),
@@ -250,7 +250,7 @@ def launch_all(npu: AscendAccelerator, stream: DeviceStream, live: Tables) -> di
     return results | dict(enumerate((*ruled, *turned)))
 
 
-def test_no_kernel_waits_for_the_stream_and_all_may_be_captured(npu: AscendAccelerator) -> None:
+def test_kernels_never_block_host_and_can_be_captured(npu: AscendAccelerator) -> None:
     stream, live = npu.stream(Role.COMPUTE), fresh(npu)
     npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
     eager = launch_all(npu, stream, live)
@@ -269,7 +269,7 @@ def test_no_kernel_waits_for_the_stream_and_all_may_be_captured(npu: AscendAccel
         assert {name: found.tolist() for name, found in made.items()} == due
 
 
-def test_a_captured_solver_reads_what_is_there_at_each_replay(npu: AscendAccelerator) -> None:
+def test_captured_solve_shares_reads_load_at_replay(npu: AscendAccelerator) -> None:
     stream, live, graph = npu.stream(Role.COMPUTE), fresh(npu), npu.graph()
     made = table([9] * SLOTS)
     npu.kernels.commit_tables(update(0, made), live, stream)
@@ -285,7 +285,7 @@ def test_a_captured_solver_reads_what_is_there_at_each_replay(npu: AscendAcceler
         assert out.tolist() == solve_cumulative(wanted, made, RANKS).tolist()
 
 
-def test_a_captured_solver_has_memory_of_its_own(
+def test_captured_solve_shares_has_own_memory(
     npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph may be replayed on any stream, beside what others solve."""
@@ -303,7 +303,7 @@ def test_a_captured_solver_has_memory_of_its_own(
     assert len(set(map(id, jobs))) == 3
 
 
-def test_a_solver_that_fails_fails_its_stream(npu: AscendAccelerator) -> None:
+def test_solve_shares_error_fails_its_stream(npu: AscendAccelerator) -> None:
     """The tables were never committed: no expert has a slot."""
     stream, out = npu.stream(Role.COMPUTE), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
     load = on(npu, torch.ones(EXPERTS, dtype=torch.int64))
@@ -313,7 +313,7 @@ def test_a_solver_that_fails_fails_its_stream(npu: AscendAccelerator) -> None:
     assert isinstance(told.value.__cause__, ValueError)
 
 
-def test_many_solvings_launch_one_callback(
+def test_solve_shares_launches_host_callback_once(
     npu: AscendAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch_npu keeps what it needs of a launched callback for ever."""

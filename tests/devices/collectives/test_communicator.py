@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from helpers.harnesses.devices import Network
-from helpers.processes.ranks import Case, Ranks
-from helpers.rank_programs import on_devices
+from helpers.processes.rank_pool import Case, Ranks
+from helpers.rank_programs import device_collectives as on_devices
 
 from equipoise.hal import registry
 
@@ -46,29 +46,29 @@ def play(ranks: Ranks, network: Network) -> Callable[..., list[Any]]:
 Play = Callable[..., list[Any]]
 
 
-def test_two_ranks_that_both_send_first_both_receive(play: Play) -> None:
+def test_ranks_that_both_send_first_both_receive(play: Play) -> None:
     found = play(on_devices.messages, 2, edges=[(0, 1), (1, 0)], nbytes=70_000)
     assert found == [[[1] * 70_000], [[0] * 70_000]]
 
 
-def test_messages_of_different_pairs_never_wait_for_each_other(play: Play) -> None:
+def test_messages_of_different_pairs_do_not_block_each_other(play: Play) -> None:
     """On one stream a rank, and on one for either way, each of these three waits for another."""
     found = play(on_devices.messages, 3, edges=[(0, 1), (0, 2), (1, 2)], nbytes=5)
     assert found == [[], [[0] * 5], [[1] * 5, [2] * 5]]
 
 
-def test_the_first_message_of_a_pair_waits_for_nobody(play: Play) -> None:
+def test_first_message_of_pair_does_not_block_host(play: Play) -> None:
     first, second = play(on_devices.late, 2)
     assert first == {"done": [False, False], "came": [1, 7]}
     assert second == {"done": [], "came": [0, 7]}
 
 
-def test_a_stream_may_wait_for_a_message_whose_link_is_not_there_yet(play: Play) -> None:
+def test_stream_waits_for_message_before_its_link_exists(play: Play) -> None:
     found, _ = play(on_devices.awaited, 2)
     assert found == [5, 6]
 
 
-def test_a_stream_that_waits_in_vain_is_released_and_fails(play: Play) -> None:
+def test_stream_waiting_past_deadline_is_released_and_failed(play: Play) -> None:
     for rank, (work, stream, idle) in enumerate(play(on_devices.in_vain, 2, deadline=BRISK)):
         assert work["error"] in ("OperationTimeout", "CommunicatorFailed")
         assert f"irecv from {1 - rank} of 'test'" in work["text"]
@@ -77,42 +77,42 @@ def test_a_stream_that_waits_in_vain_is_released_and_fails(play: Play) -> None:
         assert idle
 
 
-def test_a_message_that_had_to_wait_for_its_link_still_comes_after_its_stream(play: Play) -> None:
+def test_message_delayed_by_link_keeps_stream_order(play: Play) -> None:
     assert play(on_devices.ordered, 2) == [[True, [2, 3]]] * 2
 
 
-def test_a_warm_link_is_used_at_once(play: Play) -> None:
+def test_warm_link_is_used_without_new_thread(play: Play) -> None:
     for made, data, names in play(on_devices.warmed, 2):
         assert made == []
         assert data == [0]
         assert names == ["test/0/0-1", "test/0/0-1/0-1", "test/0/0-1/1-0"]
 
 
-def test_streams_of_closed_communicators_are_used_again(play: Play) -> None:
+def test_closed_communicators_return_their_streams(play: Play) -> None:
     for sums, empty in play(on_devices.many, 2, count=40):
         assert sums == [2 * number + 1 for number in range(40)]
         assert empty
 
 
-def test_empty_operations_wait_for_everybody_too(play: Play) -> None:
+def test_empty_operations_wait_for_all_ranks(play: Play) -> None:
     early, _ = play(on_devices.empties, 2)
     assert [seen["error"] for seen in early] == ["ResultPending"] * 2
 
 
-def test_operations_are_not_captured(play: Play) -> None:
+def test_operations_in_capture_are_unsupported(play: Play) -> None:
     for seen in play(on_devices.captured, 2):
         assert [one["error"] for one in seen] == ["Unsupported"] * 2
         assert "all_reduce of 'test'" in seen[0]["text"]
 
 
-def test_a_rank_that_is_lost_while_a_link_is_made_strands_nobody(play: Play) -> None:
+def test_rank_lost_during_link_setup_fails_operation(play: Play) -> None:
     (ended, gone), _ = play(on_devices.lost_while_linking, 2, deadline=BRISK, lost=frozenset({1}))
     assert ended["error"] in ("OperationTimeout", "CommunicatorFailed")
     assert "irecv from 1 of 'test'" in ended["text"]
     assert gone
 
 
-def test_a_communicator_is_rebuilt_as_often_as_it_fails(play: Play) -> None:
+def test_communicator_can_be_rebuilt_repeatedly(play: Play) -> None:
     assert play(on_devices.reopened, 2, deadline=BRISK, rounds=3) == [[1, 3, 5]] * 2
 
 
@@ -124,7 +124,7 @@ def aborting(network: Network) -> None:
 
 
 @pytest.mark.usefixtures("aborting")
-def test_an_abort_ends_works_and_releases_streams_which_say_that_they_failed(play: Play) -> None:
+def test_abort_ends_works_and_fails_waiting_streams(play: Play) -> None:
     for ended, stream, idle, refusal, total, left in play(on_devices.aborted, 2):
         assert "irecv from" in ended["text"]
         assert ended["text"].endswith("was aborted")
@@ -136,7 +136,7 @@ def test_an_abort_ends_works_and_releases_streams_which_say_that_they_failed(pla
 
 
 @pytest.mark.usefixtures("aborting")
-def test_what_hangs_when_a_fabric_closes_is_aborted_and_nothing_is_kept(play: Play) -> None:
+def test_fabric_close_aborts_operations_in_flight(play: Play) -> None:
     for ended, kept in play(on_devices.closed_in_flight, 2):
         assert ended["error"] == "CommunicatorFailed"
         assert kept == []

@@ -32,7 +32,7 @@ from equipoise.hal.conformance.search import Effort, Violated, search
 from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
-KINDS = {"ascend": "devices.conformance.planted", "nccl": "cudasim.nccl_planted"}
+KINDS = {"ascend": "devices.conformance.broken_backends", "nccl": "cudasim.broken_nccl_backends"}
 """Modules that have the healthy backends of a kind as `SOUND`, its breakages as `BREAKAGES`, what
 undoes them as `undone`, and a broken backend by the name of each."""
 CASES = 400

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import npusim
-from devices.simulator.running import LIMIT
+import pytest
+from devices.simulator.simulated_program import LIMIT
 from npusim.build import ensure
 
 SOURCES = Path(npusim.__file__).parent
@@ -42,7 +43,8 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": str(folder.parent)}
 
 
-def test_the_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) -> None:
+@pytest.mark.deep
+def test_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     listing = (folder / "symbols.txt").read_text(encoding="utf-8")
     changed = listing.replace("aclInit\n", "aclInitialise\n")
@@ -54,7 +56,8 @@ def test_the_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) ->
     assert "--update" in done.stderr
 
 
-def test_what_the_compiler_says_is_shown_in_full(tmp_path: Path) -> None:
+@pytest.mark.deep
+def test_build_shows_compiler_errors_in_full(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     (folder / "src" / "core" / "broken.cpp").write_text("int broken() { return nothing; }\n")
     done = build(folder)
@@ -64,7 +67,7 @@ def test_what_the_compiler_says_is_shown_in_full(tmp_path: Path) -> None:
     assert "nothing" in done.stderr
 
 
-def test_a_machine_without_a_compiler_is_told_in_one_line(tmp_path: Path) -> None:
+def test_build_without_compiler_is_refused_in_one_line(tmp_path: Path) -> None:
     done = build(copy_sources(tmp_path), CXX="/no/such/compiler")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -72,7 +75,8 @@ def test_a_machine_without_a_compiler_is_told_in_one_line(tmp_path: Path) -> Non
     ]
 
 
-def test_another_compiler_builds_anew_and_must_make_libraries(tmp_path: Path) -> None:
+@pytest.mark.deep
+def test_build_with_another_compiler_starts_over_and_checks_output(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     shutil.copy(SOURCES / "src" / "core" / "fault.cpp", folder / "src" / "core")  # stubs call it
     done = build(folder, CXX="env g++")
@@ -85,7 +89,8 @@ def test_another_compiler_builds_anew_and_must_make_libraries(tmp_path: Path) ->
     ]
 
 
-def test_an_interrupted_build_is_told_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.deep
+def test_build_interrupted_ends_in_one_line(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     compiler, begun = tmp_path / "compiler", tmp_path / "begun"
     compiler.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
@@ -106,15 +111,9 @@ def test_an_interrupted_build_is_told_in_one_line(tmp_path: Path) -> None:
     assert said.splitlines() == ["npusim: interrupted"]
 
 
-def test_several_that_build_at_once_all_get_it() -> None:
+@pytest.mark.deep
+def test_build_serves_concurrent_callers() -> None:
     command = [sys.executable, "-m", "npusim.build"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate(timeout=LIMIT)[0].strip() for process in running]
     assert said == [str(ensure())] * 3
-
-
-def test_the_installation_looks_like_one() -> None:
-    folder = ensure()
-    names = {path.name for path in (folder / "lib64").glob("*.so")}
-    assert {"libascendcl.so", "libhccl.so", "libopapi.so", "libge_runner.so"} <= names
-    assert (folder / "opp").is_dir()

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from devices.simulator.running import PROGRAMS, launch, run_program
+from devices.simulator.simulated_program import PROGRAMS, launch, run_program
 from npusim.launch import FAULTY
 
 
@@ -23,41 +23,43 @@ from npusim.launch import FAULTY
         (("--schedule", "lazy", "--", "/no/such/program"), "cannot start /no/such/program"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+def test_launcher_bad_input_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], said: str
+) -> None:
     outcome = launch(*arguments)
     assert outcome.code == 2
     assert said in outcome.err
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_help_names_the_schedules_and_the_exit_codes() -> None:
+def test_launcher_help_names_schedules_and_exit_codes() -> None:
     outcome = launch("--help")
     assert outcome.code == 0
     for word in ("eager", "delay[:SEED]", "lazy", "explore[:SEED]", "exit codes"):
         assert word in outcome.out
 
 
-def test_a_command_without_faults_ends_with_its_own_code_and_nothing_printed() -> None:
+def test_launcher_returns_exit_code_of_faultless_command() -> None:
     outcome = launch("--schedule", "lazy", "--", "sh", "-c", "exit 3")
     assert (outcome.code, outcome.out, outcome.err) == (3, "", "")
 
 
 @pytest.mark.parametrize("code", ["0", "3"])
-def test_a_fault_makes_the_exit_code_70_whatever_the_command_said(code: str) -> None:
+def test_launcher_exits_70_when_command_had_faults(code: str) -> None:
     outcome = run_program("faulty", "eager", arguments=("2", code))
     assert outcome.code == FAULTY
     assert "npusim: 2 faults, 1 different" in outcome.err
     assert "2 x the target of a copy is no device memory" in outcome.err
 
 
-def test_a_fault_of_a_grandchild_counts() -> None:
+def test_launcher_counts_faults_of_grandchildren() -> None:
     inner = f"import subprocess, sys; subprocess.run({_faulty()!r}, check=True)"
     outcome = launch("--schedule", "eager", "--", sys.executable, "-c", inner)
     assert outcome.code == FAULTY
     assert "1 faults" in outcome.err
 
 
-def test_a_command_that_removes_the_file_of_faults_is_no_command_without_faults() -> None:
+def test_launcher_exits_70_when_fault_file_is_removed() -> None:
     outcome = launch("--schedule", "eager", "--", "sh", "-c", 'rm "$NPUSIM_FAULTS"')
     assert outcome.code == FAULTY
     assert outcome.err.splitlines() == [
@@ -65,7 +67,7 @@ def test_a_command_that_removes_the_file_of_faults_is_no_command_without_faults(
     ]
 
 
-def test_a_folder_that_cannot_be_built_in_is_told_in_one_line() -> None:
+def test_launcher_unusable_build_folder_is_one_line() -> None:
     given = {"NPUSIM_BUILD": "/proc/nowhere"}
     outcome = launch("--schedule", "eager", "--", "true", environment=given)
     assert outcome.code == 2
@@ -73,18 +75,18 @@ def test_a_folder_that_cannot_be_built_in_is_told_in_one_line() -> None:
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_one_may_go_on_in_spite_of_faults() -> None:
+def test_launcher_keep_going_ignores_faults() -> None:
     outcome = launch("--schedule", "eager", "--keep-going", "--", *_faulty())
     assert outcome.code == 0
     assert "1 faults" in outcome.err
 
 
-def test_devices_and_memory_are_as_chosen() -> None:
+def test_launcher_sets_number_of_devices_and_memory() -> None:
     facts = run_program("size", "eager", "--devices", "3", "--memory", "64").facts
     assert facts == {"devices": 3, "total": 64 << 20}
 
 
-def test_a_function_that_is_not_implemented_is_loud() -> None:
+def test_launcher_reports_call_of_unimplemented_function() -> None:
     outcome = run_program("missing", "eager")
     assert outcome.code == FAULTY
     assert "libascendcl: rtKernelLaunch was called and is a stub" in outcome.err

@@ -16,9 +16,7 @@ from npusim.schedule import parse
         ("explore", 2**64 - 1, f"explore:{2**64 - 1}"),
     ],
 )
-def test_a_schedule_is_told_to_the_driver_with_its_seed(
-    text: str, seed: int | None, parsed: str
-) -> None:
+def test_schedule_parse_includes_seed(text: str, seed: int | None, parsed: str) -> None:
     assert parse(text, seed) == parsed
 
 
@@ -35,6 +33,6 @@ def test_a_schedule_is_told_to_the_driver_with_its_seed(
         ("explore", 2**64, "is not in 0 to"),
     ],
 )
-def test_what_is_no_schedule_is_refused(text: str, seed: int | None, said: str) -> None:
+def test_schedule_parse_refuses_invalid_text(text: str, seed: int | None, said: str) -> None:
     with pytest.raises(Refused, match=said):
         parse(text, seed)

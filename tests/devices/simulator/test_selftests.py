@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from devices.simulator.running import Outcome, launch
+from devices.simulator.simulated_program import Outcome, launch
 
 pytestmark = pytest.mark.timeout(400)
 LIMIT = 380.0
@@ -15,13 +15,14 @@ def selftest(name: str) -> Outcome:
     return launch("--schedule", "lazy", "--", *command, limit=LIMIT)
 
 
-def test_every_operator_gives_the_bits_of_torch_on_the_cpu() -> None:
+@pytest.mark.deep
+def test_simulated_operators_match_torch_cpu_bit_for_bit() -> None:
     outcome = selftest("ops")
     assert outcome.code == 0, outcome.out
     assert ": 0 wrong" in outcome.out
 
 
-def test_right_programs_on_ranks_end_well_and_wrong_ones_are_told() -> None:
+def test_simulated_hccl_passes_right_and_reports_wrong_programs() -> None:
     outcome = selftest("hccl")
     assert outcome.code == 0, outcome.out
     assert outcome.out.count(" ok\n") == len(outcome.out.splitlines())

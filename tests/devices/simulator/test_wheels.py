@@ -15,7 +15,7 @@ def install(folder: Path, name: str, version: str, text: str = "") -> None:
     (package / "version.py").write_text(f"__version__ = {version!r}\n{text}")
 
 
-def test_a_cpu_build_is_found_without_importing_it(
+def test_find_torch_accepts_cpu_build_without_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "torch_of_cpu", "1.0+cpu", "cuda: str | None = None\n")
@@ -27,7 +27,7 @@ def test_a_cpu_build_is_found_without_importing_it(
 @pytest.mark.parametrize(
     ("text", "kind"), [("cuda: str | None = '13.0'\n", "CUDA"), ("hip = '7.1'\n", "HIP")]
 )
-def test_a_build_for_another_accelerator_is_refused_in_one_line(
+def test_find_torch_refuses_build_for_another_accelerator(
     text: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, f"torch_of_{kind}", "1.0", text)
@@ -36,6 +36,6 @@ def test_a_build_for_another_accelerator_is_refused_in_one_line(
         wheels.find_torch(f"torch_of_{kind}")
 
 
-def test_a_package_that_is_missing_is_named_with_its_remedy() -> None:
+def test_find_torch_npu_names_missing_package_and_remedy() -> None:
     with pytest.raises(Refused, match=r"^torch_npu is not installed: pip install torch_npu==2"):
         wheels.find_torch_npu("no_such_package")

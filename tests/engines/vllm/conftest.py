@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.expected import Reference, read
+from engines.vllm.runs.reference_tokens import Reference, read
 from engines.vllm.runs.run import SETTINGS, Outcome, run
 from helpers.paths import SEARCH_PATH
 

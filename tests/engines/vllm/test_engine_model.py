@@ -51,7 +51,9 @@ def own_router() -> Any:
         (lambda: layer(own_router(), together=True), "layer 0: .* rows of all ranks .* together"),
     ],
 )
-def test_a_layer_that_cannot_ask_is_refused(make: Callable[[], object], said: str) -> None:
+def test_expert_model_refuses_layer_that_cannot_ask_for_slots(
+    make: Callable[[], object], said: str
+) -> None:
     from equipoise.integrations.vllm.engine_model import expert_model
 
     with pytest.raises(IntegrationError, match=said):
@@ -66,7 +68,7 @@ def served_by(asks: str, rows: list[Any]) -> Any:
     return Served(unused, unused, (), Clock(), (), unused, Asks(asks), rows)
 
 
-def test_a_draft_may_leave_layers_out_but_not_all() -> None:
+def test_draft_model_may_skip_layers_but_not_all() -> None:
     rows = [SimpleNamespace(asked=asked) for asked in (False, False)]
     served = served_by("some layer", rows)
     served.fill([3])
@@ -76,7 +78,7 @@ def test_a_draft_may_leave_layers_out_but_not_all() -> None:
     assert served.proven()
 
 
-def test_a_layer_that_has_computed_without_asking_is_named() -> None:
+def test_served_model_names_layer_computed_without_asking() -> None:
     rows = [SimpleNamespace(asked=asked) for asked in (True, False, True)]
     served = served_by("every layer", rows)
     assert not served.proven(), "no forward with tokens has come by"
@@ -87,7 +89,7 @@ def test_a_layer_that_has_computed_without_asking_is_named() -> None:
     assert served.proven()
 
 
-def test_both_runners_make_a_state_of_ours_for_who_asked_and_of_theirs_for_all_others() -> None:
+def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     from vllm.distributed.eplb.eplb_state import EplbState
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.gpu.eplb_utils import EPLBController

@@ -83,7 +83,7 @@ def state(**asked: Any) -> Any:
 
 @AGAIN
 @given(STEPS)
-def test_what_carried_nobodys_tokens_does_not_count(
+def test_engine_state_step_discards_counts_of_dummy_steps(
     streams: EngineStreams, steps: list[tuple[list[int], bool]]
 ) -> None:
     worker = Worker(streams)
@@ -97,7 +97,7 @@ def test_what_carried_nobodys_tokens_does_not_count(
 
 @AGAIN
 @given(COUNTS, COUNTS)
-def test_what_the_engine_warmed_up_with_does_not_count_and_what_follows_does(
+def test_engine_state_discards_counts_of_warm_up_only(
     streams: EngineStreams, warm: list[int], real: list[int]
 ) -> None:
     worker = Worker(streams)
@@ -109,7 +109,7 @@ def test_what_the_engine_warmed_up_with_does_not_count_and_what_follows_does(
     assert worker.counted == [real, [2 * one for one in real]]
 
 
-def test_a_forward_that_only_measures_memory_is_no_step(streams: EngineStreams) -> None:
+def test_engine_state_profile_forward_is_no_step(streams: EngineStreams) -> None:
     worker = Worker(streams)
     worker.count([1, 2])
     worker.state.step(is_profile=True, is_dummy=True)
@@ -119,7 +119,7 @@ def test_a_forward_that_only_measures_memory_is_no_step(streams: EngineStreams) 
 
 @AGAIN
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_every_micro_batch_has_the_tokens_within_its_slice(
+def test_engine_state_splits_token_count_among_micro_batches(
     streams: EngineStreams, tokens: int, cut: int, padding: int
 ) -> None:
     from vllm.v1.worker.ubatch_utils import UBatchSlice
@@ -134,7 +134,7 @@ def test_every_micro_batch_has_the_tokens_within_its_slice(
     assert int(worker.served.filled[0]) == tokens
 
 
-def test_a_layer_masks_by_the_micro_batch_that_it_is_in() -> None:
+def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
     from vllm.distributed.eplb.eplb_state import EplbLayerState
 
     from equipoise.integrations.vllm.engine_routing import LayerState
@@ -150,15 +150,15 @@ def test_a_layer_masks_by_the_micro_batch_that_it_is_in() -> None:
 
 
 @given(st.lists(st.integers(1, 1 << 22), min_size=1, max_size=3), st.sampled_from([0.5, 1.0, 4.0]))
-def test_staging_takes_a_slot_of_every_family_at_least(slots: list[int], asked: float) -> None:
+def test_staging_budget_is_at_least_one_slot_of_every_family(
+    slots: list[int], asked: float
+) -> None:
     families = [SimpleNamespace(slot_bytes=one) for one in slots]
     assert state(staging_mb=asked)._budget(families) == max(sum(slots), int(asked * 2**20))
 
 
 @given(st.integers(1, 400), st.integers(1, 400))
-def test_a_sub_window_divides_the_interval_and_nothing_does_nearer_to_a_quarter_of_the_window(
-    window: int, interval: int
-) -> None:
+def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
     from equipoise.integrations.vllm.engine_served import sub_window_of
 
     found = sub_window_of(window, interval)
@@ -168,16 +168,6 @@ def test_a_sub_window_divides_the_interval_and_nothing_does_nearer_to_a_quarter_
     others = [n for n in range(1, window + 1) if interval % n == 0]
     factor = max(found / quarter, quarter / found)
     assert all(factor <= max(n / quarter, quarter / n) + 1e-9 for n in others)
-
-
-def test_a_quarter_is_taken_where_it_divides() -> None:
-    from equipoise.integrations.vllm.engine_served import sub_window_of
-
-    assert [sub_window_of(1000, 3000), sub_window_of(1024, 3000), sub_window_of(8, 8)] == [
-        250,
-        250,
-        2,
-    ]
 
 
 def engine(window: int, interval: int) -> Any:
@@ -193,7 +183,7 @@ def engine(window: int, interval: int) -> Any:
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.floats(0, 4), st.floats(0, 4))
-def test_an_engine_is_configured_as_was_asked(
+def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
     from equipoise.integrations.vllm.engine_served import engine_config, sub_window_of
@@ -209,7 +199,7 @@ def test_an_engine_is_configured_as_was_asked(
     assert found.deadline == 3.0
 
 
-def test_a_sub_window_that_was_asked_for_is_taken() -> None:
+def test_engine_config_takes_sub_window_from_settings() -> None:
     from equipoise.integrations.vllm.engine_served import engine_config
 
     found = engine_config(EngineSettings(sub_window=4), engine(12, 24), 0, 1)

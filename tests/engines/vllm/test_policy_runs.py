@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.expected import Reference
-from engines.vllm.runs.judging import counts, differs, says
+from engines.vllm.runs.outcome_checks import counts, differs, says
+from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
 
@@ -41,25 +41,21 @@ def planned_by_us(outcome: Outcome) -> None:
     assert "equipoise policy: " in outcome.said
 
 
-def test_experts_that_our_policy_moves_beside_the_forward_change_no_token(
-    references: References, run_once: RunOnce
-) -> None:
+def test_policy_async_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:
     outcome = run_once("policy-async", planned(references[MODEL]))
     says(outcome, references[MODEL])
     planned_by_us(outcome)
 
 
 @pytest.mark.deep
-def test_nor_do_those_that_it_moves_between_two_steps(
-    references: References, run_once: RunOnce
-) -> None:
+def test_policy_sync_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:
     outcome = run_once("policy-sync", planned(references[MODEL], use_async=False))
     says(outcome, references[MODEL])
     planned_by_us(outcome)
 
 
 @pytest.mark.deep
-def test_nor_with_more_experts(references: References, run_once: RunOnce) -> None:
+def test_policy_keeps_tokens_with_16_experts(references: References, run_once: RunOnce) -> None:
     outcome = run_once("policy-16", planned(references["qwen3-moe-16"]))
     says(outcome, references["qwen3-moe-16"])
     planned_by_us(outcome)
@@ -67,7 +63,7 @@ def test_nor_with_more_experts(references: References, run_once: RunOnce) -> Non
 
 @pytest.mark.deep
 @pytest.mark.parametrize("use_async", [True, False])
-def test_a_copy_that_is_dropped_is_noticed(
+def test_policy_dropped_copy_changes_tokens(
     use_async: bool, references: References, run_once: RunOnce
 ) -> None:
     """However little moves: what moves is read."""

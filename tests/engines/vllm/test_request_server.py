@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.expected import Reference
-from engines.vllm.runs.judging import says
+from engines.vllm.runs.outcome_checks import says
 from engines.vllm.runs.prompts import PROMPTS
+from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
-from vllm_cpu.holes import PARALLEL
+from vllm_cpu.missing_features import PARALLEL
 
 pytestmark = pytest.mark.deep
 RunOnce = Callable[[str, Case], Outcome]
@@ -45,7 +45,7 @@ def routed(outcome: Outcome, requests: int) -> None:
     assert {name: counts[name] for name in others} == dict.fromkeys(others, 0)
 
 
-def test_late_binding_changes_no_token_and_routes_all_requests(
+def test_routed_server_keeps_tokens_and_routes_all_requests(
     references: References, run_once: RunOnce
 ) -> None:
     case = modes.routed(references["qwen3"], "fit")
@@ -54,14 +54,14 @@ def test_late_binding_changes_no_token_and_routes_all_requests(
     routed(outcome, case.rounds * len(PROMPTS))
 
 
-def test_two_api_servers_route_to_the_same_ranks(references: References, run_once: RunOnce) -> None:
+def test_two_api_servers_route_over_shared_ranks(references: References, run_once: RunOnce) -> None:
     case = modes.routed(references["qwen3"], {"policy": "jsq_load"}, api_server_count=2)
     outcome = run_once("routed-by-two", case)
     says(outcome, references["qwen3"])
     routed(outcome, case.rounds * len(PROMPTS))
 
 
-def test_clients_that_leave_take_nothing_with_them(
+def test_routed_server_loses_nothing_when_clients_leave(
     references: References, run_once: RunOnce
 ) -> None:
     # More than there are slots, so that some are held when they go.
@@ -77,7 +77,7 @@ def test_clients_that_leave_take_nothing_with_them(
     assert served(outcome) <= sent < served(outcome) + counts["aborted_requests"]
 
 
-def test_ranks_that_work_in_lockstep_are_woken_for_what_was_held(
+def test_routed_server_wakes_lockstep_ranks_for_held_requests(
     references: References, run_once: RunOnce
 ) -> None:
     reference = references["qwen3-moe"]
@@ -87,7 +87,7 @@ def test_ranks_that_work_in_lockstep_are_woken_for_what_was_held(
     routed(outcome, case.rounds * len(PROMPTS))
 
 
-def test_nothing_is_counted_where_nothing_is_asked_for(
+def test_server_without_routing_settings_exports_no_metrics(
     references: References, run_once: RunOnce
 ) -> None:
     outcome = run_once("replicas", modes.data_parallel(references["qwen3"]))
@@ -95,9 +95,7 @@ def test_nothing_is_counted_where_nothing_is_asked_for(
     assert counted(outcome) == {}
 
 
-def test_the_proxy_routes_to_ranks_of_an_unchanged_server(
-    references: References, run_once: RunOnce
-) -> None:
+def test_proxy_routes_to_ranks_of_stock_server(references: References, run_once: RunOnce) -> None:
     case = modes.proxied(references["qwen3"])
     outcome = run_once("proxied", case)
     says(outcome, references["qwen3"])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.processes.ranks import Case, Ranks
+from helpers.processes.rank_pool import Case, Ranks
 
 WATCHDOG = 400.0
 """Seconds that a rank may take, and importing vllm-ascend."""

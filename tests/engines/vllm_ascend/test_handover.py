@@ -30,7 +30,7 @@ def messages(answer: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_every_stage_computes_on_exactly_what_the_one_before_made(play: Play, stages: int) -> None:
+def test_stage_receives_exact_tensors_of_previous_stage(play: Play, stages: int) -> None:
     first, *later = play("stages:execute", stages, steps=STEPS, parts=OURS)
     assert messages(first) == (COUNT, 0)
     for at, stage in enumerate(later, start=1):
@@ -40,14 +40,14 @@ def test_every_stage_computes_on_exactly_what_the_one_before_made(play: Play, st
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_with_the_part_off_stages_do_the_same_without_us(play: Play, stages: int) -> None:
+def test_stages_without_handover_part_run_stock_code(play: Play, stages: int) -> None:
     first, *later = play("stages:execute", stages, steps=STEPS, parts={})
     assert [stage["right"] for stage in later] == [[True] * COUNT] * (stages - 1)
     for stage in (first, *later):
         assert set(stage["counted"].values()) == {0}
 
 
-def test_the_worker_waits_for_handles_of_ours_and_without_us_for_torchs(play: Play) -> None:
+def test_worker_waits_for_equipoise_handles_only_with_handover(play: Play) -> None:
     ours, _ = play("stages:execute", 2, steps=STEPS[:1], parts=OURS)
     theirs, _ = play("stages:execute", 2, steps=STEPS[:1], parts={})
     assert ours["handles"] == [["equipoise", "equipoise"]]
@@ -55,7 +55,7 @@ def test_the_worker_waits_for_handles_of_ours_and_without_us_for_torchs(play: Pl
 
 
 @pytest.mark.parametrize("fault", HANDOVER)
-def test_a_fault_in_the_hand_over_is_noticed(play: Play, fault: Fault) -> None:
+def test_handover_planted_fault_is_detected(play: Play, fault: Fault) -> None:
     _, last = play("stages:execute", 2, steps=STEPS, parts=IMPATIENT, fault=fault)
     assert last["right"] != [True] * COUNT
     assert fault is not Fault.SKIPPED_WAIT or "does not begin as a message" in last["raised"]

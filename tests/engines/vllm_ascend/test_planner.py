@@ -46,7 +46,7 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, int], list[list[list[int]]]]:
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_every_plan_passes_its_check_and_no_rank_holds_an_expert_twice(
+def test_planner_accepts_plans_without_duplicate_expert_on_a_rank(
     play: Play, problem: tuple[dict[str, int], list[list[list[int]]]]
 ) -> None:
     shape, loads = problem
@@ -61,7 +61,7 @@ def test_every_plan_passes_its_check_and_no_rank_holds_an_expert_twice(
         assert all(np.unique(layer).size == shape["experts"] for layer in table)
 
 
-def test_the_planners_own_process_plans_with_our_policy_and_the_worker_counts_it(
+def test_planner_process_uses_policy_and_worker_counts_its_calls(
     play: Play,
 ) -> None:
     (found,) = play(
@@ -75,7 +75,7 @@ def test_the_planners_own_process_plans_with_our_policy_and_the_worker_counts_it
     assert moved(second, third) == 0
 
 
-def test_a_call_changes_no_more_slots_than_it_may(play: Play) -> None:
+def test_planner_call_moves_no_more_slots_than_limit(play: Play) -> None:
     part = {"policy": {"most": 0.05}}
     (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP] * 3, parts=part)
     tables = [np.array(table) for table in found["tables"]]
@@ -83,24 +83,24 @@ def test_a_call_changes_no_more_slots_than_it_may(play: Play) -> None:
     assert moved(tables[0], tables[-1]) > 0
 
 
-def test_with_the_part_off_vllm_ascends_own_policy_plans(play: Play) -> None:
+def test_planner_uses_stock_policy_when_part_is_off(play: Play) -> None:
     (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts={})
     assert found["policies"] == ["SwiftBalanceEplb", "DefaultEplbPolicy"]
     assert set(found["counted"].values()) == {0}
 
 
-def test_when_the_worker_is_shut_down_the_policies_are_the_engines_again(play: Play) -> None:
+def test_worker_shutdown_restores_stock_policies(play: Play) -> None:
     assert play("planners:after", 1) == [["SwiftBalanceEplb", "DefaultEplbPolicy"]]
 
 
 @pytest.mark.parametrize("fault", PLANS)
-def test_a_plan_that_its_check_would_reject_is_noticed(play: Play, fault: Fault) -> None:
+def test_planner_check_rejects_planted_plan_faults(play: Play, fault: Fault) -> None:
     (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts=OURS, fault=fault)
     assert len(found["said"][0]) == 2
     assert found["tables"][0] == found["tables"][1]
 
 
-def test_a_policy_that_fails_keeps_the_planners_process_alive_and_is_counted(play: Play) -> None:
+def test_planner_process_survives_failing_policy_and_counts_it(play: Play) -> None:
     (found,) = play(
         "planners:plan", 1, table=SHAPE, loads=[STEEP] * 2, parts=OURS, fault=Fault.FAILING_POLICY
     )

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from vllm_cpu.client_plays import PLAYS
+from vllm_cpu.client_scenarios import PLAYS
 
 pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
 
 
 @pytest.mark.parametrize("name", PLAYS)
-def test_the_client_serves_a_policy_as_it_serves_its_own_rule(play: Play, name: str) -> None:
+def test_vllm_023_client_scenario_with_routing_policy(play: Play, name: str) -> None:
     assert play("clients:played", 1, play=name) == [[]]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from exploration.channel.case import Case, Fault, Manner
-from exploration.channel.play import Record, Sight, expected
+from exploration.channel.run_case import Record, Sight, expected
 
 from equipoise.hal.errors import CommunicatorFailed, MessageMismatch, StreamError
 

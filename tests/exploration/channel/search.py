@@ -5,8 +5,8 @@ from contextlib import suppress
 from exploration.channel.case import Case, Fault, case_from
 from exploration.channel.mutants import Mutant
 from exploration.channel.oracle import violations
-from exploration.channel.play import play
-from helpers.strategies.drawing import each_of
+from exploration.channel.run_case import play
+from helpers.strategies.hypothesis_examples import each_of
 from hypothesis import strategies as st
 
 LONGEST = 128

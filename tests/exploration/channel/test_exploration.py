@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from exploration.channel.case import FAULTS, Case, Fault, Making, Manner
 from exploration.channel.oracle import violations
-from exploration.channel.play import Record, play
+from exploration.channel.run_case import Record, play
 from exploration.channel.search import cases
 from helpers.records import RecordProperty, add_row
-from helpers.strategies.drawing import each_of
+from helpers.strategies.hypothesis_examples import each_of
 from helpers.tiers import DEEP
 from hypothesis import given, note, settings
 
@@ -46,7 +46,7 @@ def counted(outcomes: Counter[str]) -> dict[str, int]:
     return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
 
 
-def test_whatever_is_late_every_step_is_read_as_it_was_sent(
+def test_channel_steps_are_read_as_sent_under_any_schedule(
     record_property: RecordProperty,
 ) -> None:
     found = played((Fault.NONE,))
@@ -54,7 +54,7 @@ def test_whatever_is_late_every_step_is_read_as_it_was_sent(
     add_row(record_property, "interleavings", cells)
 
 
-def test_whatever_goes_wrong_nothing_else_is_read_unless_the_reader_is_told(
+def test_channel_reader_gets_sent_steps_or_an_error_under_faults(
     record_property: RecordProperty,
 ) -> None:
     found = played(FAULTS)
@@ -65,13 +65,13 @@ def test_whatever_goes_wrong_nothing_else_is_read_unless_the_reader_is_told(
         add_row(record_property, "faults explored", cells)
 
 
-def test_a_case_is_played_alike_each_time() -> None:
+def test_channel_exploration_replays_case_deterministically() -> None:
     seen: list[tuple[Case, str]] = []
     each_of(cases(FAULTS), 20, lambda case: seen.append((case, repr(play(case)))))
     assert [repr(play(case)) for case, _ in seen] == [record for _, record in seen]
 
 
-def test_the_exploration_comes_to_every_fault_manner_and_way_of_reading() -> None:
+def test_channel_exploration_reaches_every_fault_and_reading_mode() -> None:
     seen: list[Case] = []
     each_of(cases(FAULTS), 300, seen.append)
     assert {case.fault for case in seen} == set(FAULTS)
@@ -80,7 +80,7 @@ def test_the_exploration_comes_to_every_fault_manner_and_way_of_reading() -> Non
     assert {(case.parts, case.reading) for case in seen} >= {(1, "host"), (2, "stream")}
 
 
-def test_faults_are_noticed_by_reads_and_by_hosts() -> None:
+def test_channel_exploration_faults_reach_reads_and_hosts() -> None:
     told: set[str] = set()
 
     def tell(case: Case) -> None:

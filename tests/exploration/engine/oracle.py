@@ -6,9 +6,9 @@ from itertools import combinations, groupby, pairwise
 
 import numpy as np
 from exploration.engine.case import Case, FaultKind
-from exploration.engine.forward import HALF, Sight, mark
+from exploration.engine.forward_model import HALF, Sight, mark
 from exploration.engine.lane import Planted
-from exploration.engine.story import Record, Story
+from exploration.engine.records import Record, Story
 
 from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError

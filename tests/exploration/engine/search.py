@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from exploration.engine.case import Case
 from exploration.engine.oracle import violations
 from exploration.engine.patches import Patches
-from exploration.engine.play import play
+from exploration.engine.run_case import play
 from exploration.engine.strategies import MIXED
-from helpers.strategies.drawing import each_of
+from helpers.strategies.hypothesis_examples import each_of
 
 DRAWN = 8
 """Cases that are drawn for each that is played."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from exploration.engine.case import Cadence, Case, Fault, FaultKind, Lag, Path
-from exploration.engine.worlds import WORLDS
+from exploration.engine.world_profiles import WORLDS
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import ShareMode

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from exploration.engine.case import Case, FaultKind
 from exploration.engine.oracle import violations
-from exploration.engine.play import play
-from exploration.engine.story import Record
+from exploration.engine.records import Record
+from exploration.engine.run_case import play
 from exploration.engine.strategies import FAULTY, HEALTHY
 from helpers.records import RecordProperty, add_row
-from helpers.strategies.drawing import each_of
+from helpers.strategies.hypothesis_examples import each_of
 from helpers.tiers import DEEP
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
@@ -81,7 +81,7 @@ def counted(outcomes: Counter[str]) -> dict[str, int]:
     return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
 
 
-def test_whatever_is_late_every_epoch_commits_everywhere_or_runs_out_of_patience(
+def test_engine_epochs_commit_or_expire_under_any_schedule(
     record_property: RecordProperty,
 ) -> None:
     tally = Tally()
@@ -90,7 +90,7 @@ def test_whatever_is_late_every_epoch_commits_everywhere_or_runs_out_of_patience
     add_row(record_property, "interleavings", cells)
 
 
-def test_whatever_goes_wrong_ranks_keep_what_is_installed_or_commit_it_together_or_stop(
+def test_engine_keeps_one_layout_or_stops_under_faults(
     record_property: RecordProperty,
 ) -> None:
     tally = Tally()
@@ -102,7 +102,7 @@ def test_whatever_goes_wrong_ranks_keep_what_is_installed_or_commit_it_together_
         add_row(record_property, "faults explored", cells)
 
 
-def test_a_case_is_played_alike_each_time() -> None:
+def test_engine_exploration_replays_case_deterministically() -> None:
     def tell(case: Case) -> None:
         once, again = play(case), play(case)
         assert once.moved == again.moved
@@ -111,7 +111,7 @@ def test_a_case_is_played_alike_each_time() -> None:
     each_of(FAULTY, 20, tell)
 
 
-def test_the_exploration_comes_to_commits_to_every_fault_and_to_every_reason_of_an_abort() -> None:
+def test_engine_exploration_reaches_every_fault_and_abort_reason() -> None:
     seen: Counter[str] = Counter()
     struck: set[FaultKind] = set()
 

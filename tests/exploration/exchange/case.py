@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from helpers.rank_programs.patterns import DTYPES
+from helpers.rank_programs.tensor_patterns import DTYPES
 from torch import Tensor
 
 from equipoise.pipeline.expert_exchange.format import ExchangeFormat, RowFormat

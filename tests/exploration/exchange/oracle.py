@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 from exploration.exchange.case import Case
-from helpers.rank_programs.patterns import DTYPES, pattern
+from helpers.rank_programs.tensor_patterns import DTYPES, pattern
 from torch import Tensor
 
 

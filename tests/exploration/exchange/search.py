@@ -4,9 +4,9 @@ from contextlib import suppress
 
 from exploration.engine.patches import Patches
 from exploration.exchange.case import Case
-from exploration.exchange.play import play
+from exploration.exchange.run_case import play
 from exploration.exchange.strategies import cases
-from helpers.strategies.drawing import each_of
+from helpers.strategies.hypothesis_examples import each_of
 
 
 class Found(Exception):

@@ -2,7 +2,7 @@
 
 import pytest
 from exploration.exchange.case import Case
-from exploration.exchange.play import play
+from exploration.exchange.run_case import play
 from exploration.exchange.strategies import cases
 from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(900)
 CASES = 5_000 if DEEP else 250
 
 
-def test_whoever_moves_next_every_step_equals_the_dense_reference_or_says_why_not(
+def test_exchange_matches_dense_reference_under_any_schedule(
     record_property: RecordProperty,
 ) -> None:
     count = 0

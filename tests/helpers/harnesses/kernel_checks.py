@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.harnesses.kernel_launchers import Launchers, guarded, intact, is_clean, on_device
-from helpers.strategies.kernel_worlds import World, moved
+from helpers.strategies.routing_kernel_cases import World, moved
 from torch import Tensor
 
 from equipoise.hal import routing, routing_rules

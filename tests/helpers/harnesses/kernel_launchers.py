@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.harnesses.interpreting import DEVICE
+from helpers.harnesses.triton_interpreter import DEVICE
 from torch import Tensor
 
 REAL = "equipoise.backends.cuda.kernels"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from helpers.strategies.wishes import Problem, problems
+from helpers.strategies.placement_problems import Problem, problems
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 

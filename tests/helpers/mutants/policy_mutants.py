@@ -9,9 +9,9 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
-from helpers.references.slow_front import SlowFront, SlowRequest
-from helpers.references.slow_pool import Br0, Brh, Fit
-from helpers.references.slow_prefixes import (
+from helpers.references.reference_front_end import SlowFront, SlowRequest
+from helpers.references.reference_late_binding_rules import Br0, Brh, Fit
+from helpers.references.reference_prefix_rules import (
     ByPrefix,
     Dynamo,
     LlmD,
@@ -19,7 +19,7 @@ from helpers.references.slow_prefixes import (
     TpuInference,
     to_compute,
 )
-from helpers.references.slow_push import (
+from helpers.references.reference_push_rules import (
     FastPhi,
     Jsq,
     JsqLoad,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.references.slow_simulation import SlowJob, SlowServer, SlowSimulation
-from helpers.strategies.simulated import front_of
+from helpers.references.reference_simulation import SlowJob, SlowServer, SlowSimulation
+from helpers.strategies.simulation_comparison import front_of
 
 from equipoise.balancer.requests.simulation import Saturated, Scenario
 from equipoise.balancer.requests.workload import Workload

@@ -2,19 +2,23 @@
 
 import socket
 from contextlib import ExitStack
+from random import SystemRandom
+
+LOWEST, HIGHEST = 15_000, 30_000
+"""Below those that a system gives to whoever asks for any: no connection takes one meanwhile."""
+ATTEMPTS = 200
 
 
 def free_port(following: int = 1) -> int:
     """The first of so many that follow each other, on the loopback address."""
-    for _ in range(50):
+    draw = SystemRandom()
+    for _ in range(ATTEMPTS):
+        port = draw.randrange(LOWEST, HIGHEST - following)
         with ExitStack() as held:
-            one = held.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
             try:
-                for later in range(1, following):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port + later))
-            except (OSError, OverflowError):
+                for each in range(port, port + following):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            except OSError:
                 continue
             return port
     raise AssertionError(f"no {following} ports follow each other")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.fakes.fake_process import FakeProcess, events_of
-from helpers.harnesses.proxying import tokens_of
+from helpers.fakes.fake_server_process import FakeProcess, events_of
+from helpers.harnesses.proxy_site import tokens_of
 from helpers.tiers import DEEP
 
-REQUESTS, AT_ONCE, WATCHDOG = (10_000, 500, 900.0) if DEEP else (1_000, 100, 100.0)
+REQUESTS, AT_ONCE, WATCHDOG = (10_000, 500, 900.0) if DEEP else (1_000, 100, 250.0)
 SERVERS, TOKENS, SLOTS, PACE = 3, 12, 24, 0.005
 DOOMED = "w1"
 """The server that is killed."""

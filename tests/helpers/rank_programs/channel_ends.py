@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.channels import hand_over, is_of, on_stream, place, plan, read_all, step
-from helpers.rank_programs.outcomes import outcome
-from helpers.rank_programs.patterns import SOON
-from helpers.rank_programs.works import meet
+from helpers.rank_programs.operations import meet
+from helpers.rank_programs.tensor_patterns import SOON
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from helpers.rank_programs.outcomes import outcome
-from helpers.rank_programs.patterns import SOON
-from helpers.rank_programs.works import meet
+from helpers.rank_programs.call_outcome import outcome
+from helpers.rank_programs.operations import meet
+from helpers.rank_programs.tensor_patterns import SOON
 from torch import Tensor
 
 from equipoise.hal import registry

@@ -1,10 +1,10 @@
-"""Programs of collectives and point-to-point operations, each beside its definition."""
+"""Programs of collectives and rounds, each beside its definition."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from helpers.rank_programs.patterns import SOON, empty, pattern, same
+from helpers.rank_programs.tensor_patterns import SOON, empty, pattern, same
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
@@ -36,40 +36,6 @@ def issue_all_reduce(group: Communicator, seed: int, step: Step) -> Issued:
     return [group.all_reduce(mine)], lambda: equal(mine, expected)
 
 
-def issue_all_gather(group: Communicator, seed: int, step: Step) -> Issued:
-    shape, dtype = step["shape"], step["dtype"]
-    out = empty([group.size, *shape], dtype)
-    parts = [pattern(seed, rank, shape, dtype) for rank in range(group.size)]
-    work = group.all_gather(out, parts[group.rank].clone())
-    return [work], lambda: each_equal(list(out), parts)
-
-
-def issue_reduce_scatter(group: Communicator, seed: int, step: Step) -> Issued:
-    shape, dtype = step["shape"], step["dtype"]
-    wide = [group.size, *shape]
-    parts = [pattern(seed, rank, wide, dtype) for rank in range(group.size)]
-    out = empty(shape, dtype)
-    expected = torch.stack(parts).sum(0).to(out.dtype)[group.rank]
-    work = group.reduce_scatter(out, parts[group.rank].clone())
-    return [work], lambda: equal(out, expected)
-
-
-def issue_broadcast(group: Communicator, seed: int, step: Step) -> Issued:
-    shape, dtype = step["shape"], step["dtype"]
-    source = step["source"] % group.size
-    mine = pattern(seed, group.rank, shape, dtype)
-    work = group.broadcast(mine, source)
-    return [work], lambda: equal(mine, pattern(seed, source, shape, dtype))
-
-
-def issue_all_to_all(group: Communicator, seed: int, step: Step) -> Issued:
-    shape, dtype = [group.size, *step["shape"]], step["dtype"]
-    out = empty(shape, dtype)
-    work = group.all_to_all(out, pattern(seed, group.rank, shape, dtype))
-    parts = [pattern(seed, rank, shape, dtype)[group.rank] for rank in range(group.size)]
-    return [work], lambda: each_equal(list(out), parts)
-
-
 def issue_uneven(group: Communicator, seed: int, step: Step) -> Issued:
     rows, width, dtype = step["rows"], step["width"], step["dtype"]
     me = group.rank
@@ -84,10 +50,6 @@ def issue_uneven(group: Communicator, seed: int, step: Step) -> Issued:
         parts.append(whole[sum(theirs[:me]) : sum(theirs[: me + 1])])
     work = group.all_to_all_uneven(out, mine, receives, sends)
     return [work], lambda: each_equal(list(torch.split(out, receives)), parts)
-
-
-def issue_barrier(group: Communicator, seed: int, step: Step) -> Issued:
-    return [group.barrier()], lambda: None
 
 
 def issue_exchange(group: Communicator, seed: int, step: Step) -> Issued:
@@ -107,38 +69,8 @@ def issue_exchange(group: Communicator, seed: int, step: Step) -> Issued:
     return [work], check
 
 
-def issue_messages(group: Communicator, seed: int, step: Step) -> Issued:
-    """Several messages a pair, sends first, what was sent dropped and overwritten at once."""
-    me, works, arriving = group.rank, [], []
-    messages = [(a % group.size, b % group.size, n) for a, b, n in step["messages"]]
-    for number, (source, destination, size) in enumerate(messages):
-        if source == me != destination:
-            works.append(
-                group.isend(blob(seed + 50 * number, source, destination, size), destination)
-            )
-            scribble(size)
-    for number, (source, destination, size) in enumerate(messages):
-        if destination == me != source:
-            storage = torch.full((size + 8,), 255, dtype=torch.uint8)
-            works.append(group.irecv(storage[4:-4], source))
-            arriving.append((storage, blob(seed + 50 * number, source, destination, size)))
-
-    def check() -> None:
-        for storage, expected in arriving:
-            equal(storage[4:-4], expected)
-            assert storage[:4].tolist() + storage[-4:].tolist() == [255] * 8
-
-    return works, check
-
-
 def blob(seed: int, source: int, destination: int, size: int) -> Tensor:
     return pattern(seed, 16 * source + destination, [size], "uint8")
-
-
-def scribble(size: int) -> None:
-    """Take the memory that was just given back, and fill it."""
-    for _ in range(4):
-        torch.full((size,), 255, dtype=torch.uint8)
 
 
 def equal(found: Tensor, expected: Tensor) -> None:
@@ -152,12 +84,6 @@ def each_equal(found: list[Tensor], expected: list[Tensor]) -> None:
 
 ISSUERS: dict[str, Callable[[Communicator, int, Step], Issued]] = {
     "all_reduce": issue_all_reduce,
-    "all_gather": issue_all_gather,
-    "reduce_scatter": issue_reduce_scatter,
-    "broadcast": issue_broadcast,
-    "all_to_all": issue_all_to_all,
     "uneven": issue_uneven,
-    "barrier": issue_barrier,
     "exchange": issue_exchange,
-    "messages": issue_messages,
 }

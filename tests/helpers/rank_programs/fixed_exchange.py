@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from exploration.exchange import case as cases
 from exploration.exchange import oracle
-from exploration.exchange.naive import NaiveKernels
-from exploration.exchange.play import Make, made_wire
-from exploration.exchange.script import Script
-from helpers.rank_programs.patterns import DTYPES, SOON, same
+from exploration.exchange.alternative_kernels import NaiveKernels
+from exploration.exchange.rank_program import Script
+from exploration.exchange.run_case import Make, made_wire
+from helpers.rank_programs.tensor_patterns import DTYPES, SOON, same
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND

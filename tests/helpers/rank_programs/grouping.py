@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from helpers.rank_programs.outcomes import outcome
-from helpers.rank_programs.patterns import SOON
-from helpers.rank_programs.works import total
+from helpers.rank_programs.call_outcome import outcome
+from helpers.rank_programs.operations import total
+from helpers.rank_programs.tensor_patterns import SOON
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.grouping import GroupFabric

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from helpers.rank_programs.on_devices import device, meet, put
-from helpers.rank_programs.outcomes import Outcome, outcome
-from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.call_outcome import Outcome, outcome
+from helpers.rank_programs.device_collectives import device, meet, put
+from helpers.rank_programs.tensor_patterns import SOON
 from torch import distributed
 
 from equipoise.hal.communicator import Exchange, Fabric, Parcel

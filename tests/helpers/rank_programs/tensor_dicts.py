@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.channels import counted, place
-from helpers.rank_programs.outcomes import outcome
-from helpers.rank_programs.patterns import SOON
+from helpers.rank_programs.tensor_patterns import SOON
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
@@ -18,7 +18,6 @@ WIDTH = 1 << 14
 """Elements of a tensor whose reading takes a while."""
 Fields = list[tuple[str, list[int], str]]
 """Name, shape and dtype of each tensor."""
-Step = dict[str, Any]
 
 
 def dictionary(number: int, fields: Fields, constants: dict[str, Any]) -> dict[str, Any]:

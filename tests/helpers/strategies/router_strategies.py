@@ -3,7 +3,7 @@
 from random import Random
 from typing import TypeAlias
 
-from helpers.harnesses.router_play import KINDS, ROOMS, SLOTS, Draw
+from helpers.harnesses.router_comparison import KINDS, ROOMS, SLOTS, Draw
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy import Capacity

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from helpers.processes.job import Job
+from helpers.processes.mpi_job import Job
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """Channels between processes: P5, K1, X3, and the bugs that taught them."""
 
 import pytest
-from helpers.processes.ranks import Ranks
+from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import channel_ends, channels
-from helpers.strategies.drawing import few
+from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ ROWS = st.lists(st.integers(0, channels.MOST), min_size=1, max_size=12)
 
 @FEW
 @given(ROWS, st.integers(1, 4).flatmap(lambda d: st.tuples(st.just(d), st.integers(1, d))))
-def test_steps_of_any_size_arrive_whole_though_their_source_is_written_over(
+def test_channel_delivers_steps_whose_source_is_overwritten(
     ranks: Ranks, rows: list[int], buffers: tuple[int, int]
 ) -> None:
     depth, ahead = buffers
@@ -26,7 +26,7 @@ def test_steps_of_any_size_arrive_whole_though_their_source_is_written_over(
 
 @FEW
 @given(ROWS, st.integers(1, 3))
-def test_steps_that_are_made_where_they_are_sent_from_arrive_whole(
+def test_channel_delivers_steps_built_in_lent_buffers(
     ranks: Ranks, rows: list[int], depth: int
 ) -> None:
     answers = ranks.run(
@@ -35,7 +35,7 @@ def test_steps_that_are_made_where_they_are_sent_from_arrive_whole(
     assert [(answer["wrong"], answer["buffers"]) for answer in answers] == [([], 0)] * 2
 
 
-def test_a_buffer_is_not_packed_into_while_its_sender_keeps_what_it_was_lent(ranks: Ranks) -> None:
+def test_channel_does_not_pack_into_lent_buffer_still_held(ranks: Ranks) -> None:
     sender, receiver = ranks.run(channel_ends.kept_of_a_loan, 2)
     assert sender["refused"]["error"] == "BuffersHeld"
     assert "message 0" in sender["refused"]["text"]
@@ -43,13 +43,13 @@ def test_a_buffer_is_not_packed_into_while_its_sender_keeps_what_it_was_lent(ran
     assert receiver["wrong"] == []
 
 
-def test_an_edge_that_was_closed_is_opened_again_under_its_name(ranks: Ranks) -> None:
+def test_channel_reopens_closed_edge_under_same_name(ranks: Ranks) -> None:
     assert ranks.run(channel_ends.opened_again, 2, times=3) == [[], []]
 
 
 @FEW
 @given(ROWS, st.integers(1, 3))
-def test_slices_are_gathered_to_what_was_sent(ranks: Ranks, rows: list[int], depth: int) -> None:
+def test_channel_gathers_slices_to_sent_tensors(ranks: Ranks, rows: list[int], depth: int) -> None:
     answers = ranks.run(channels.stream_of_steps, 4, rows=rows, depth=depth, ahead=depth, parts=2)
     assert [answer["wrong"] for answer in answers] == [[]] * 4
     assert {answer["messages"] for answer in answers} == {len(rows)}
@@ -57,7 +57,7 @@ def test_slices_are_gathered_to_what_was_sent(ranks: Ranks, rows: list[int], dep
     assert all(answer["buffers"] == 0 for answer in answers)
 
 
-def test_in_the_steady_state_a_step_is_one_message_and_no_pickle_and_no_memory(
+def test_channel_steady_step_is_one_message_without_allocation(
     ranks: Ranks,
 ) -> None:
     sender, receiver = ranks.run(channels.steady, 2, steps=20)
@@ -66,16 +66,14 @@ def test_in_the_steady_state_a_step_is_one_message_and_no_pickle_and_no_memory(
 
 
 @pytest.mark.parametrize("other", ["dtype", "depth"])
-def test_ends_that_are_opened_differently_are_refused_on_both_sides(
-    ranks: Ranks, other: str
-) -> None:
+def test_channel_refuses_mismatched_ends_on_both_sides(ranks: Ranks, other: str) -> None:
     for answer in ranks.run(channels.opened_otherwise, 2, other=other):
         assert answer["error"] == "ShapeClassError"
         assert "rank 0" in answer["text"]
         assert "rank 1" in answer["text"]
 
 
-def test_a_buffer_is_not_received_into_while_a_tensor_over_it_is_kept(ranks: Ranks) -> None:
+def test_channel_does_not_receive_into_buffer_still_held(ranks: Ranks) -> None:
     sender, receiver = ranks.run(channels.keeper, 2)
     assert sender["error"] == ""
     assert receiver["told"]["error"] == "BuffersHeld"
@@ -84,13 +82,13 @@ def test_a_buffer_is_not_received_into_while_a_tensor_over_it_is_kept(ranks: Ran
     assert receiver["seen"] == [True] * 4
 
 
-def test_draining_beside_programs_that_hand_over_frees_no_buffer_too_early(ranks: Ranks) -> None:
+def test_channel_drain_during_handovers_frees_no_buffer_early(ranks: Ranks) -> None:
     rows = [channels.MOST, 1] * 40
     answers = ranks.run(channels.drained_meanwhile, 2, rows=rows)
     assert [answer["wrong"] for answer in answers] == [[], []]
 
 
-def test_a_sender_does_not_wait_for_a_receiver_that_comes_later(ranks: Ranks) -> None:
+def test_channel_send_does_not_wait_for_later_receive_vllm_49274(ranks: Ranks) -> None:
     """vLLM pull request 49274: the metadata of an asynchronous send was sent blocking, and a
     schedule in which the receive came later hung."""
     sender, receiver = ranks.run(channels.before_anybody_receives, 2, steps=4)
@@ -98,7 +96,7 @@ def test_a_sender_does_not_wait_for_a_receiver_that_comes_later(ranks: Ranks) ->
     assert receiver["wrong"] == []
 
 
-def test_tensors_that_are_not_the_same_on_all_ranks_are_not_sent_in_slices(ranks: Ranks) -> None:
+def test_channel_refuses_slices_of_unequal_tensors_sglang_30015(ranks: Ranks) -> None:
     """SGLang issue 30015: gathered slices of tensors that differ are nobody's."""
     answers = ranks.run(channels.not_alike, 4)
     assert [answer["wrong"] for answer in answers] == [[]] * 4
@@ -107,7 +105,7 @@ def test_tensors_that_are_not_the_same_on_all_ranks_are_not_sent_in_slices(ranks
         assert "hidden, residual" in answer["told"]["text"]
 
 
-def test_every_read_of_a_step_whose_sender_is_gone_raises_the_same(ranks: Ranks) -> None:
+def test_channel_reads_of_lost_sender_raise_the_same_error(ranks: Ranks) -> None:
     _, receiver = ranks.run(channels.lost_sender, 2, lost={0}, deadline=3.0)
     assert receiver["whole"]
     assert receiver["reads"][0] == receiver["reads"][1]
@@ -115,7 +113,7 @@ def test_every_read_of_a_step_whose_sender_is_gone_raises_the_same(ranks: Ranks)
     assert receiver["later"] == receiver["reads"][0][0]
 
 
-def test_a_step_that_is_captured_in_a_graph_is_an_error_and_not_a_hang(ranks: Ranks) -> None:
+def test_channel_step_in_graph_capture_is_an_error_vllm_51887(ranks: Ranks) -> None:
     """vLLM issue 51887: a graph had captured the boundary of a stage, and serving hung."""
     sender, receiver = ranks.run(channels.in_a_graph, 2, deadline=3.0)
     assert sender == "EventNotRecorded"

@@ -6,10 +6,10 @@ import pytest
 from exploration.exchange import oracle
 from exploration.exchange.case import PLAIN, Case, Grid
 from exploration.exchange.strategies import cases
-from helpers.processes.ranks import Ranks
+from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import fixed_exchange
-from helpers.rank_programs.patterns import same
-from helpers.strategies.drawing import few
+from helpers.rank_programs.tensor_patterns import same
+from helpers.strategies.hypothesis_examples import few
 from hypothesis import given, note
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ def verdicts(ranks: Ranks, case: Case, where: str = "host") -> list[list[str]]:
 
 @FEW
 @given(cases(), st.sampled_from(["host", "stream"]))
-def test_rows_go_to_their_slots_and_come_back_to_their_tokens(
+def test_fixed_exchange_round_trip_matches_dense_reference(
     ranks: Ranks, case: Case, where: str
 ) -> None:
     note(repr(case))
@@ -43,47 +43,45 @@ EXTREMES: dict[str, list[Grid]] = {
 
 
 @pytest.mark.parametrize("grids", EXTREMES.values(), ids=EXTREMES.keys())
-def test_lopsided_batches_fit_what_cannot_overflow(ranks: Ranks, grids: list[Grid]) -> None:
+def test_fixed_exchange_ample_format_fits_lopsided_batches(ranks: Ranks, grids: list[Grid]) -> None:
     case = replace(PLAIN, steps=[[grids, grids[::-1]]] * 2)
     assert verdicts(ranks, case) == [["Fitted(stray=0)"] * 2] * 3
 
 
-def test_a_capacity_that_is_exactly_reached_is_enough(ranks: Ranks) -> None:
+def test_fixed_exchange_fits_when_capacity_is_exactly_reached(ranks: Ranks) -> None:
     grids = [[[0, 1], [0, 6], [2, 3]], [[0, 0], [1, 6]], []]
     case = replace(PLAIN, capacity=2, result_capacity=3, steps=[[grids]])
     assert verdicts(ranks, case) == [["Fitted(stray=0)"]] * 3
 
 
-def test_one_row_too_many_is_known_to_all_ranks_and_forgotten_once_read(ranks: Ranks) -> None:
+def test_fixed_exchange_row_overflow_is_known_to_all_ranks(ranks: Ranks) -> None:
     full, empty = [[[0, 1], [0, 6], [1, 3]], [], []], [[[5, 5]], [], [[0, 0]]]
     case = replace(PLAIN, capacity=2, result_capacity=9, steps=[[full, empty], [empty], [full]])
     over = "Overflowed(rows=1, results=0)"
     assert verdicts(ranks, case) == [[over, "Fitted(stray=0)", over]] * 3
 
 
-def test_one_result_too_many_is_known_to_all_ranks(ranks: Ranks) -> None:
+def test_fixed_exchange_result_overflow_is_known_to_all_ranks(ranks: Ranks) -> None:
     grids = [[], [[4, 5], [4, 4]], []]
     case = replace(PLAIN, result_capacity=3, steps=[[grids]])
     assert verdicts(ranks, case) == [["Overflowed(rows=0, results=1)"]] * 3
 
 
-def test_another_generation_is_known_to_all_ranks_when_the_words_are_read(ranks: Ranks) -> None:
+def test_fixed_exchange_generation_mismatch_is_known_to_all_ranks(ranks: Ranks) -> None:
     grids = [[[0, 1]], [[2, 3]], [[4, 5]]]
     case = replace(PLAIN, steps=[[grids, grids], [grids]], odd=[[0, 1, 2]])
     assert verdicts(ranks, case) == [["mismatch", "Fitted(stray=0)"]] * 3
 
 
 @pytest.mark.parametrize("active", [[0, 2], [1], [2, 0, 1]])
-def test_ranks_that_take_no_part_are_neither_sent_to_nor_waited_for(
-    ranks: Ranks, active: list[int]
-) -> None:
+def test_fixed_exchange_skips_inactive_ranks(ranks: Ranks, active: list[int]) -> None:
     grids = [[[0, 5], [2, 3]], [[2, 0], [4, 4]], [[3, 1]]]
     case = replace(PLAIN, steps=[[grids, grids]] * 2, active=active)
     counts = {(0, 2): [4, 2], (1,): [6], (2, 0, 1): [0, 0, 0]}[tuple(active)]
     assert verdicts(ranks, case) == [[f"Fitted(stray={count})"] * 2 for count in counts]
 
 
-def test_replicas_of_an_expert_give_the_same_bits_wherever_a_token_goes(ranks: Ranks) -> None:
+def test_fixed_exchange_replicas_give_identical_bits(ranks: Ranks) -> None:
     placement = [2, 0, 0, 1, 1, 2]
     first: list[Grid] = [[[1, 0], [3, 5]], [[0, 3]], [[2, 5], [5, 4]]]
     second: list[Grid] = [[[2, 5], [4, 0]], [[5, 4]], [[1, 0], [0, 3]]]
@@ -95,7 +93,7 @@ def test_replicas_of_an_expert_give_the_same_bits_wherever_a_token_goes(ranks: R
     assert all(same(one, other) for one, other in zip(*told, strict=True))
 
 
-def test_a_rank_that_is_killed_fails_the_step_and_the_others_go_on_among_themselves(
+def test_fixed_exchange_survivors_go_on_after_rank_is_killed(
     ranks: Ranks,
 ) -> None:
     grids = [[[0, 5], [2, 3]], [[2, 0]], [[3, 1], [4, 4]]]

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from helpers.processes.ranks import Ranks
-from helpers.rank_programs import stages
-from helpers.strategies.drawing import few
+from helpers.processes.rank_pool import Ranks
+from helpers.rank_programs import pipeline_stages as stages
+from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 @FEW
 @given(SIZES, st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
-def test_a_pipeline_samples_what_one_process_samples(
+def test_pipeline_samples_same_tokens_as_one_process(
     ranks: Ranks, sizes: list[int], count: int, in_flight: int, depth: int
 ) -> None:
     answers = ranks.run(
@@ -30,7 +30,7 @@ def test_a_pipeline_samples_what_one_process_samples(
 
 @FEW
 @given(SIZES, st.integers(1, 3), st.integers(1, 2))
-def test_a_stage_that_hands_on_what_came_hands_it_on_before_it_comes_again(
+def test_stage_that_forwards_received_tensors_keeps_tokens(
     ranks: Ranks, sizes: list[int], in_flight: int, depth: int
 ) -> None:
     told: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_a_stage_that_hands_on_what_came_hands_it_on_before_it_comes_again(
 
 @FEW
 @given(SIZES, st.integers(1, 3))
-def test_stages_of_two_ranks_that_hold_the_same_hand_over_slices(
+def test_stages_of_two_ranks_hand_over_slices(
     ranks: Ranks, sizes: list[int], in_flight: int
 ) -> None:
     answers = ranks.run(
@@ -58,7 +58,7 @@ def test_stages_of_two_ranks_that_hold_the_same_hand_over_slices(
     assert [answer["tokens"] for answer in answers] == [expected] * 4
 
 
-def test_a_stage_between_two_gathers_and_compares_without_a_mixture(ranks: Ranks) -> None:
+def test_middle_stage_gathers_and_compares_without_mixing(ranks: Ranks) -> None:
     """Each new number of rows is compared while rows of others are gathered."""
     sizes = list(range(1, 13))
     answers = ranks.run(stages.turns, 6, sizes=sizes, in_flight=3, depth=3, parts=2, raises=[])
@@ -67,9 +67,7 @@ def test_a_stage_between_two_gathers_and_compares_without_a_mixture(ranks: Ranks
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
-def test_a_turn_begins_behind_the_end_of_the_one_that_it_needs_and_no_later(
-    ranks: Ranks, in_flight: int
-) -> None:
+def test_stage_turn_begins_after_the_turn_it_depends_on(ranks: Ranks, in_flight: int) -> None:
     for answer in ranks.run(
         stages.turns, 2, sizes=[2] * 6, in_flight=in_flight, depth=3, parts=1, raises=[]
     ):
@@ -84,7 +82,7 @@ def test_a_turn_begins_behind_the_end_of_the_one_that_it_needs_and_no_later(
             assert len(ended) == max(0, number + 1 - in_flight)
 
 
-def test_receives_of_tokens_are_posted_ahead_unless_they_would_keep_sends_back(
+def test_stage_posts_token_receives_ahead_unless_serial(
     ranks: Ranks,
 ) -> None:
     sizes = [2] * 5
@@ -95,7 +93,7 @@ def test_receives_of_tokens_are_posted_ahead_unless_they_would_keep_sends_back(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_stage_that_fails_ends_every_stage_and_only_it_says_why(ranks: Ranks, stage: int) -> None:
+def test_failing_stage_ends_all_stages_and_alone_reports_cause(ranks: Ranks, stage: int) -> None:
     answers = ranks.run(
         stages.turns,
         3,

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from helpers.processes.ranks import Ranks
+from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import tensor_dicts
-from helpers.strategies.drawing import few
+from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ STEPS = st.lists(st.tuples(FIELDS, CONSTANTS), min_size=1, max_size=5).flatmap(
 
 @FEW
 @given(STEPS, st.integers(2, 3), st.integers(0, 1), st.booleans())
-def test_dictionaries_of_any_kind_in_any_order_arrive_as_they_were_handed_over(
+def test_tensor_dict_arrives_unchanged_in_any_order(
     ranks: Ranks, steps: list[Any], size: int, lag: int, inference: bool
 ) -> None:
     """Empty ones, empty tensors, strided ones, numbers and words, growing and shrinking; of
@@ -38,7 +38,7 @@ def test_dictionaries_of_any_kind_in_any_order_arrive_as_they_were_handed_over(
     assert answers == [[]] * size
 
 
-def test_steps_that_are_alike_take_one_message_each_and_no_pickle_and_no_memory(
+def test_tensor_dict_steady_step_is_one_message_without_allocation(
     ranks: Ranks,
 ) -> None:
     sender, receiver = ranks.run(tensor_dicts.steady, 2, steps=20)
@@ -46,7 +46,7 @@ def test_steps_that_are_alike_take_one_message_each_and_no_pickle_and_no_memory(
     assert receiver == {"irecv": 20}
 
 
-def test_what_is_declared_alike_goes_in_slices_and_arrives_whole(ranks: Ranks) -> None:
+def test_tensor_dict_replicated_tensors_travel_in_slices(ranks: Ranks) -> None:
     answers = ranks.run(tensor_dicts.sliced, 4, chosen=None)
     assert [answer["error"] for answer in answers[:2]] == ["", ""]
     expected = [
@@ -56,36 +56,36 @@ def test_what_is_declared_alike_goes_in_slices_and_arrives_whole(ranks: Ranks) -
     assert answers[2:] == [expected] * 2
 
 
-def test_what_is_declared_not_alike_travels_whole_from_each_rank(ranks: Ranks) -> None:
+def test_tensor_dict_unreplicated_tensors_travel_whole(ranks: Ranks) -> None:
     answers = ranks.run(tensor_dicts.sliced, 4, chosen={"own": False})
     assert [step["own"] for step in answers[2]] == [[0, n] for n in range(3)]
     assert [step["own"] for step in answers[3]] == [[1, n] for n in range(3)]
 
 
-def test_a_tensor_of_each_rank_among_slices_is_refused_each_time(ranks: Ranks) -> None:
+def test_tensor_dict_refuses_slices_of_unreplicated_tensor(ranks: Ranks) -> None:
     """The default of engines is to slice everything that can be divided."""
     assert ranks.run(tensor_dicts.refused, 4) == [["NotReplicated"] * 2] * 2 + [[]] * 2
 
 
-def test_edges_that_there_are_not_are_named(ranks: Ranks) -> None:
+def test_tensor_dict_names_missing_edge(ranks: Ranks) -> None:
     answers = ranks.run(tensor_dicts.nobody_there, 3)
     assert [answer[2:] for answer in answers] == [[True, False], [False, False], [False, True]]
     for answer in answers:
         assert all("there is no edge" in text for text in answer[:2])
 
 
-def test_an_engine_that_is_idle_loses_no_edge(ranks: Ranks) -> None:
+def test_tensor_dict_edge_survives_idle_engine(ranks: Ranks) -> None:
     _, receiver = ranks.run(tensor_dicts.idle, 2, deadline=0.5, seconds=0.8)
     assert receiver == [0, 1, 2]
 
 
-def test_what_nobody_reads_does_not_stop_what_comes_behind_it(ranks: Ranks) -> None:
+def test_tensor_dict_unread_step_does_not_block_later_ones(ranks: Ranks) -> None:
     _, receiver = ranks.run(tensor_dicts.unread, 2, steps=12)
     assert receiver == list(range(1, 12, 2))
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=20), st.integers(1, 4))
-def test_both_ends_know_the_same_size_for_every_first_part(sizes: list[int], ahead: int) -> None:
+def test_first_part_size_is_equal_on_both_ends(sizes: list[int], ahead: int) -> None:
     parts, told = FirstParts(ahead), []
     for size in sizes:
         told.append(parts.use())

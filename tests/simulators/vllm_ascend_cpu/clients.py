@@ -1,6 +1,6 @@
 """A case for a pool of ranks: the client of the vLLM beside vllm-ascend, and our routing in it."""
 
-from vllm_cpu.client_plays import perform
+from vllm_cpu.client_scenarios import perform
 
 from equipoise.hal.communicator import Fabric
 from equipoise.integrations.vllm.symbols import problems

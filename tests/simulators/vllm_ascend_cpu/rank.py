@@ -19,7 +19,7 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_TARGET_DEVICE": "cpu",
 }
-IMPORTED = "groups", "planners", "refusals", "stages"
+IMPORTED = "groups", "planners", "compatibility", "stages"
 """Of `vllm_ascend_cpu`; the first has the stand-ins that vllm-ascend is imported over."""
 
 
@@ -36,7 +36,7 @@ for _name in IMPORTED:
 
 def main() -> None:
     """Serve as a rank."""
-    import_module("helpers.processes.worker").main()
+    import_module("helpers.processes.rank_process").main()
 
 
 if __name__ == "__main__":

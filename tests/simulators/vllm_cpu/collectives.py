@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
-from vllm_cpu.uneven import gather_rows, scatter_sum
+from vllm_cpu.uneven_collectives import gather_rows, scatter_sum
 
 
 class HostCommunicator(CpuCommunicator):

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-from vllm_cpu.local import only_local
+from vllm_cpu.local_experts import only_local
 
 
 def follow_expert_map() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms.cpu import CpuPlatform
 
-from vllm_cpu.holes import Hole, filled
+from vllm_cpu.missing_features import Hole, filled
 
 if TYPE_CHECKING:  # It asks for the platform while it is imported.
     from vllm.config import VllmConfig

@@ -3,9 +3,9 @@
 import time
 
 from vllm_cpu.faults import plant, planted
-from vllm_cpu.holes import Hole, filled
+from vllm_cpu.missing_features import Hole, filled
 from vllm_cpu.runner import stand_in_for_backend
-from vllm_cpu.watch import watch_all
+from vllm_cpu.vllm_counters import watch_all
 
 NAP = 0.0005
 """Seconds between two looks into a queue of messages; a step of a test's model takes far longer."""

@@ -10,7 +10,7 @@ from vllm_cpu.eplb.routing import route_on_the_host
 from vllm_cpu.eplb.state import build_state
 from vllm_cpu.eplb.streams import stand_in_for_streams
 from vllm_cpu.experts import follow_expert_map
-from vllm_cpu.holes import Hole, filled
+from vllm_cpu.missing_features import Hole, filled
 
 
 class FilledWorker(CPUWorker):

@@ -125,7 +125,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
+def test_advise_rejects_bad_input_and_writes_nothing(
     equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
@@ -137,7 +137,7 @@ def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
 
 
-def test_without_hardware_it_says_whether_balancing_is_worth_it(
+def test_advise_without_hardware_judges_whether_balancing_pays(
     equipoise: Callable[..., Any],
 ) -> None:
     skewed = equipoise("advise", "counts.npy", *RANKS)
@@ -151,7 +151,7 @@ def test_without_hardware_it_says_whether_balancing_is_worth_it(
     assert "2. How many redundant slots?  none, since balancing is not worth it" in even.out
 
 
-def test_with_hardware_it_says_how_fast_experts_move_and_what_it_rests_on(
+def test_advise_with_hardware_estimates_expert_moves_per_step(
     equipoise: Callable[..., Any],
 ) -> None:
     answer = equipoise("advise", "counts.npy", *RANKS, *MACHINE, "--json", "advice.json")
@@ -167,7 +167,7 @@ def test_with_hardware_it_says_how_fast_experts_move_and_what_it_rests_on(
     assert figures["command"].startswith("equipoise advise counts.npy")
 
 
-def test_what_is_installed_is_judged_as_a_placement(equipoise: Callable[..., Any]) -> None:
+def test_advise_judges_installed_placement(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("advise", "counts.npy", "--installed", "installed.json")
     assert answer.code == 0
     assert "1. Is another plan worth it?  not worth it" in answer.out
@@ -175,16 +175,14 @@ def test_what_is_installed_is_judged_as_a_placement(equipoise: Callable[..., Any
 
 
 @pytest.mark.parametrize("more", [(), MACHINE, ("--hardware", "h200", *MACHINE[2:])])
-def test_no_line_of_the_table_is_wider_than_a_terminal(
-    equipoise: Callable[..., Any], more: tuple[str, ...]
-) -> None:
+def test_advise_table_fits_80_columns(equipoise: Callable[..., Any], more: tuple[str, ...]) -> None:
     answer = equipoise("advise", "counts.npy", *RANKS, *more)
     assert answer.code == 0
     assert max(map(len, answer.out.splitlines())) <= 80
     assert answer.out == "\n".join(line.rstrip() for line in answer.out.split("\n"))
 
 
-def test_every_option_reaches_the_question(
+def test_advise_options_reach_question(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Question] = []
@@ -211,7 +209,7 @@ def test_every_option_reaches_the_question(
     assert found.installed is not None
 
 
-def test_options_come_from_a_file_and_the_command_line_goes_before_it(
+def test_advise_command_line_overrides_config_file(
     equipoise: Callable[..., Any],
 ) -> None:
     answer = equipoise("advise", "counts.npy", "--config", "config.yaml", "--itl", "20")
@@ -219,7 +217,7 @@ def test_options_come_from_a_file_and_the_command_line_goes_before_it(
     assert "  20 experts in a step of 20 ms" in answer.out
 
 
-def test_every_option_is_a_field_with_the_default_of_the_question() -> None:
+def test_advise_option_defaults_match_question() -> None:
     request = {field.name: field.default for field in fields(AdviseRequest)}
     assert set(advise_options.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
     for field in fields(Question):

@@ -50,7 +50,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.items(), ids=map(repr, BAD))
-def test_a_bad_configuration_is_one_line_that_names_file_and_key(
+def test_config_error_names_file_and_key_in_one_line(
     equipoise: Callable[..., Any], asked: list[object], tmp_path: Path, text: str, says: str
 ) -> None:
     (tmp_path / "run.yaml").write_text(text)
@@ -62,7 +62,7 @@ def test_a_bad_configuration_is_one_line_that_names_file_and_key(
     assert "run.yaml" in line or "configuration file" in line
 
 
-def test_a_configuration_that_is_not_text_is_one_line(
+def test_config_that_is_not_utf8_is_rejected_with_one_line(
     equipoise: Callable[..., Any], asked: list[object], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_bytes(b"ranks: \xff")
@@ -71,19 +71,19 @@ def test_a_configuration_that_is_not_text_is_one_line(
     assert "not UTF-8 at byte offset 7" in answer.err
 
 
-def test_every_setting_is_an_option_and_a_key() -> None:
+def test_every_run_setting_is_an_option_and_a_key() -> None:
     assert set(RunSettings.__dataclass_fields__) <= set(BY_KEY)
-    text = build_parser().format_help()
-    assert "run" in text
-    for option in OPTIONS:
-        assert build_parser().parse_args(["run"]).__dict__.get(option.key) is None
+    parser = build_parser()
+    assert "run" in parser.format_help()
+    parsed = vars(parser.parse_args(["run"]))
+    assert {option.key: parsed.get(option.key) for option in OPTIONS} == dict.fromkeys(
+        option.key for option in OPTIONS
+    )
 
 
 @given(value=st.floats(0, 1000), power=st.sampled_from(["e", "E"]), digits=st.integers(0, 17))
 @example(value=0.01, power="e", digits=0)
-def test_a_number_with_a_power_of_ten_is_one_however_it_is_written(
-    value: float, power: str, digits: int
-) -> None:
+def test_config_reads_numbers_in_exponent_notation(value: float, power: str, digits: int) -> None:
     """YAML 1.1 takes 1e-2 for a text: it wants a point and a sign."""
     written = f"{value:.{digits}e}"
     for text in (written, written.replace("e+", "e"), written.replace("e-0", "e-")):
@@ -91,7 +91,7 @@ def test_a_number_with_a_power_of_ten_is_one_however_it_is_written(
         assert REAL.from_yaml(said) == float(text)
 
 
-def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: Path) -> None:
+def test_run_command_line_overrides_file_and_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("ranks: 2\nsteps: 60\nshares: lagged\nbalance: off\ntext: a.txt\n")
     arguments = build_parser().parse_args(["run", "--config", str(file), "--ranks", "1"])
@@ -101,32 +101,22 @@ def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: 
     assert settings.text == (Path("a.txt"),)
 
 
-def test_texts_named_by_several_flags_are_all_served_in_order() -> None:
+def test_run_texts_of_several_flags_keep_order() -> None:
     line = ["run", "--text", "a.txt", "b.txt", "--ranks", "2", "--text", "c.txt"]
     settings = request_of(vars(build_parser().parse_args(line))).settings
     assert settings.text == (Path("a.txt"), Path("b.txt"), Path("c.txt"))
     assert request_of(vars(build_parser().parse_args(["run"]))).settings.text == ()
 
 
-def test_an_object_of_a_package_may_be_the_backend(
+@pytest.mark.slow
+def test_run_accepts_backend_as_package_object(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
     assert equipoise("run", "--quiet", "--backend", CPU).code == 0
     assert [settings.backend for settings in asked] == [CPU]
 
 
-@given(
-    ranks=st.none() | st.integers(1, 64),
-    in_file=st.none() | st.integers(1, 64),
-)
-def test_whoever_speaks_last_is_heard(ranks: int | None, in_file: int | None) -> None:
-    line = {} if ranks is None else {"ranks": ranks}
-    file = {} if in_file is None else {"ranks": in_file}
-    heard = resolve(line, file).settings.ranks
-    assert heard == (ranks or in_file or RunSettings().ranks)
-
-
-def test_redundant_experts_come_on_top_of_the_models(tmp_path: Path) -> None:
+def test_redundant_experts_add_to_model_experts(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_redundant_experts: 4\n")
     assert resolve({}, read_config(file, BY_KEY)).settings.slots == 36
@@ -135,7 +125,7 @@ def test_redundant_experts_come_on_top_of_the_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["on", "'on'", "true", "yes"])
-def test_balance_may_be_written_as_yaml_likes_it(tmp_path: Path, word: str) -> None:
+def test_config_accepts_yaml_booleans_for_balance(tmp_path: Path, word: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"balance: {word}")
     if word == "yes":
@@ -143,17 +133,18 @@ def test_balance_may_be_written_as_yaml_likes_it(tmp_path: Path, word: str) -> N
     assert read_config(file, BY_KEY) == {"balance": Balance.ON}
 
 
-def test_an_empty_configuration_changes_nothing(tmp_path: Path) -> None:
+def test_empty_config_gives_default_settings(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("# nothing yet\n")
     assert resolve({}, read_config(file, BY_KEY)).settings == RunSettings()
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=60) | st.text("[]{}:,-!&*'\"# \n019aZ", max_size=20))
 @example(text="2001-99-99")
 @example(text="[" * 2000)
 @example(text="? [a]\n: b")
-def test_no_text_whatever_is_more_than_one_clear_error(
+def test_config_of_arbitrary_text_is_read_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "run.yaml"

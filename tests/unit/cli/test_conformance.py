@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakes import wheel
+from helpers.fakes import schedule_recorder as wheel
 
 from equipoise.cli.config import read_config
 from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.profile import Profile
 
-BROKEN = "helpers.fakes.broken_backend:BACKEND"
+BROKEN = "helpers.fakes.broken_stream_backends:BACKEND"
 REFUSED = {
     ("--backend", "nothing"): "--backend: unknown name 'nothing'; known: ",
     ("--backend", "no.such.module:BACKEND"): "does not import",
@@ -24,7 +24,7 @@ REFUSED = {
     ("--ranks", "many"): "expected a whole number, got 'many'",
     (
         "--backend",
-        "helpers.fakes.crowded:BACKEND",
+        "helpers.fakes.two_device_backend:BACKEND",
     ): "--ranks 4: 4 ranks need 4 devices, and crowded has 2",
     ("--seed", "-1"): "--seed must be at least 0, got -1",
     ("--cases", "0"): "--cases must be at least 1, got 0",
@@ -47,7 +47,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), REFUSED.items(), ids=lambda v: " ".join(v)[:40])
-def test_what_it_cannot_do_is_one_line_and_exit_code_2(
+def test_conformance_rejects_bad_input_with_one_line(
     equipoise: Callable[..., Any], arguments: tuple[str, ...], says: str
 ) -> None:
     answer = equipoise("conformance", *arguments)
@@ -58,7 +58,8 @@ def test_what_it_cannot_do_is_one_line_and_exit_code_2(
     assert answer.out == ""
 
 
-def test_a_backend_that_keeps_the_contract_ends_with_that_and_exit_code_0(
+@pytest.mark.slow
+def test_conformance_exits_0_when_contract_is_kept(
     equipoise: Callable[..., Any],
 ) -> None:
     answer = equipoise("conformance", "--backend", "virtual", "--only", "ordering", "--quiet")
@@ -70,7 +71,8 @@ def test_a_backend_that_keeps_the_contract_ends_with_that_and_exit_code_0(
     assert answer.err == ""
 
 
-def test_a_violation_is_told_with_its_program_and_exit_code_1(
+@pytest.mark.slow
+def test_conformance_prints_violating_program_and_exits_1(
     equipoise: Callable[..., Any],
 ) -> None:
     answer = equipoise("conformance", "--backend", BROKEN, "--only", "ordering", "--quiet")
@@ -81,7 +83,8 @@ def test_a_violation_is_told_with_its_program_and_exit_code_1(
     assert lines[-1].startswith("THE CONTRACT IS BROKEN: ")
 
 
-def test_the_files_say_what_the_terminal_says(
+@pytest.mark.slow
+def test_conformance_writes_json_and_html_report(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
     answer = equipoise("conformance", "--backend", BROKEN, "--only", "ordering", "--out", "found")
@@ -98,7 +101,7 @@ def test_the_files_say_what_the_terminal_says(
     assert "page: " in answer.err
 
 
-def test_the_command_line_goes_before_the_file_and_the_file_before_the_default(
+def test_conformance_command_line_overrides_file_and_defaults(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "c.yaml"
@@ -114,7 +117,7 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_default(
     )
 
 
-def test_every_option_has_a_default_that_help_shows() -> None:
+def test_conformance_options_have_shown_defaults() -> None:
     parser = build_parser()
     text = " ".join(parser.format_help().split())
     assert "conformance" in text
@@ -122,30 +125,35 @@ def test_every_option_has_a_default_that_help_shows() -> None:
         assert option.shown_default, option.key
 
 
-def test_a_probe_that_raises_is_a_violation_and_no_traceback(equipoise: Callable[..., Any]) -> None:
-    loud = "helpers.fakes.broken_backend:LOUD"
+@pytest.mark.slow
+def test_conformance_reports_raising_probe_as_violation(equipoise: Callable[..., Any]) -> None:
+    loud = "helpers.fakes.broken_stream_backends:LOUD"
     answer = equipoise("conformance", "--backend", loud, "--only", "resources", "--quiet")
     assert answer.code == 1
     assert any(line.startswith("B1   violated") for line in answer.out.splitlines())
     assert answer.err == ""
 
 
-def test_a_device_is_steered_before_each_case_and_so_many_cases_are_played(
+def test_conformance_steers_device_before_each_case(
     equipoise: Callable[..., Any],
 ) -> None:
     wheel.TOLD.clear()
     arguments = ("--backend", "cpu", "--only", "ordering", "--cases", "3", "--quiet")
-    answer = equipoise("conformance", *arguments, "--steer", "helpers.fakes.wheel:steer")
+    answer = equipoise(
+        "conformance", *arguments, "--steer", "helpers.fakes.schedule_recorder:steer"
+    )
     assert answer.code == 0, answer.out + answer.err
     assert answer.out.splitlines()[0].startswith("conformance of cpu with gloo")
     assert len(wheel.TOLD) == 4 * 3, "the properties of the family, and nothing on ranks"
 
 
-def test_a_device_that_cannot_be_steered_is_one_line_and_exit_code_2(
+def test_conformance_failed_steering_exits_2_with_one_line(
     equipoise: Callable[..., Any],
 ) -> None:
     arguments = ("--backend", "cpu", "--only", "overlap", "--quiet")
-    answer = equipoise("conformance", *arguments, "--steer", "helpers.fakes.wheel:into_nothing")
+    answer = equipoise(
+        "conformance", *arguments, "--steer", "helpers.fakes.schedule_recorder:into_nothing"
+    )
     assert answer.code == 2
     [line] = answer.err.splitlines()
     assert "cannot steer: OSError: the driver is not there" in line

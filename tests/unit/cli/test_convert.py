@@ -55,7 +55,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
+def test_convert_rejects_bad_input_and_writes_nothing(
     equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     before = sorted(os.listdir(tmp_path))
@@ -67,7 +67,7 @@ def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_statistics_arrive_and_what_is_lost_is_said(equipoise: Callable[..., Any]) -> None:
+def test_convert_keeps_counts_and_warns_of_lost_fields(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("convert", "recorded", "deep/counts.csv")
     assert (answer.code, answer.out) == (0, "")
     assert answer.err.splitlines() == [
@@ -79,7 +79,7 @@ def test_statistics_arrive_and_what_is_lost_is_said(equipoise: Callable[..., Any
     assert np.array_equal(before.counts, after.counts)
 
 
-def test_a_placement_arrives_and_lost_shares_are_said(equipoise: Callable[..., Any]) -> None:
+def test_convert_keeps_placement_and_warns_of_lost_shares(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("convert", "placement.json", "o.npz", "--quiet")
     assert answer.code == 0
     assert answer.err == "equipoise: warning: o.npz: vllm does not carry shares: lost\n"
@@ -87,7 +87,7 @@ def test_a_placement_arrives_and_lost_shares_are_said(equipoise: Callable[..., A
     assert np.array_equal(before.placement, after.placement)
 
 
-def test_an_array_without_a_name_is_statistics_unless_there_are_ranks(
+def test_convert_reads_plain_array_as_statistics_without_ranks(
     equipoise: Callable[..., Any],
 ) -> None:
     assert equipoise("convert", "map.npy", "as.csv").code == 0
@@ -96,7 +96,7 @@ def test_an_array_without_a_name_is_statistics_unless_there_are_ranks(
     assert formats.read_placement("as.json").ranks == 4
 
 
-def test_a_full_disk_is_no_bad_input(
+def test_convert_full_disk_exits_3_without_output(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -109,7 +109,7 @@ def test_a_full_disk_is_no_bad_input(
     assert not Path("o.csv").exists()
 
 
-def test_options_come_from_a_file_and_name_every_format(equipoise: Callable[..., Any]) -> None:
+def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any]) -> None:
     Path("convert.yaml").write_text("format: eplb-table\nquiet: true\n")
     assert equipoise("convert", "placement.json", "o.json", "--config", "convert.yaml").code == 0
     assert formats.read_placement("o.json").origin == "eplb-table: o.json"

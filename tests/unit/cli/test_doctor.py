@@ -21,7 +21,7 @@ from equipoise.hal.capabilities import Capabilities, SlotFormat, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
 
-def test_the_cpu_backend_is_found_with_its_capabilities(
+def test_doctor_lists_cpu_backend_with_capabilities(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
     answer = equipoise("doctor", "--json", "found.json")
@@ -36,11 +36,11 @@ def test_the_cpu_backend_is_found_with_its_capabilities(
     assert {check["name"] for check in found["checks"]} >= {"native core", "batch invariance"}
 
 
-def test_no_line_of_it_is_wider_than_a_terminal(equipoise: Callable[..., Any]) -> None:
+def test_doctor_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
     assert max(map(len, equipoise("doctor").out.splitlines())) <= 80
 
 
-def test_without_a_working_accelerator_it_fails_and_gives_the_reasons() -> None:
+def test_doctor_fails_without_working_accelerator() -> None:
     broken = Found("abacus", works=False, detail="no beads")
     found = replace(examine(), accelerators=(broken,))
     assert found.exit_code == 1
@@ -49,14 +49,14 @@ def test_without_a_working_accelerator_it_fails_and_gives_the_reasons() -> None:
     assert replace(found, accelerators=()).exit_code == 1
 
 
-def test_a_backend_that_does_not_import_is_a_finding() -> None:
+def test_doctor_reports_backend_import_failure() -> None:
     def find(name: str) -> findings.Probed:
         raise BackendUnavailable(f"backend {name!r} does not import")
 
     assert look_at("abacus", find) == Found("abacus", False, "backend 'abacus' does not import")
 
 
-def test_a_backend_that_cannot_run_here_still_shows_what_it_declares() -> None:
+def test_doctor_shows_capabilities_of_unavailable_backend() -> None:
     class Abacus:
         capabilities = Capabilities()
 
@@ -68,7 +68,7 @@ def test_a_backend_that_cannot_run_here_still_shows_what_it_declares() -> None:
     assert found.capabilities["stream_lock"] == "no"
 
 
-def test_how_many_devices_there_are_is_told_of_those_that_work() -> None:
+def test_doctor_prints_device_count_of_working_backend() -> None:
     class Herd(CpuBackend):
         def devices(self) -> int:
             return 12
@@ -83,7 +83,7 @@ def test_how_many_devices_there_are_is_told_of_those_that_work() -> None:
     assert line.split() == ["devices", "12"]
 
 
-def test_a_processor_whose_bits_depend_on_the_batch_is_a_finding(
+def test_doctor_reports_batch_variant_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(config: ModelConfig) -> None:
@@ -105,11 +105,11 @@ def test_a_processor_whose_bits_depend_on_the_batch_is_a_finding(
         (frozenset({SlotFormat.STRIDED, SlotFormat.PRIVATE}), "private, strided"),
     ],
 )
-def test_capabilities_are_put_in_words(value: object, words: str) -> None:
+def test_doctor_formats_capability_values(value: object, words: str) -> None:
     assert in_words(value) == words
 
 
-def test_memory_is_what_slots_of_the_models_experts_take() -> None:
+def test_demo_memory_counts_expert_slots_and_staging() -> None:
     memory = demo_memory(RunSettings())
     expert = 3 * 128 * 40 * 4
     assert memory["experts held without balancing"] == 8 * 6 * expert
@@ -119,17 +119,17 @@ def test_memory_is_what_slots_of_the_models_experts_take() -> None:
     assert memory["communicators"] == 0  # over gloo they buffer in the host's memory
 
 
-def test_without_balancing_there_is_no_staging_and_no_redundant_slot() -> None:
+def test_demo_memory_without_balancing_has_no_staging() -> None:
     memory = demo_memory(RunSettings(balance=Balance.OFF))
     assert memory["redundant slots"] == memory["staging"] == memory["packed slots"] == 0
 
 
-def test_what_travels_at_once_without_independent_groups_is_as_much_as_is_staged_and_sent() -> None:
+def test_demo_memory_hccl_packs_twice_the_staging() -> None:
     memory = demo_memory(RunSettings(communicator="hccl", parcel=1))
     assert memory["packed slots"] == 2 * (memory["staging"] or 0)
 
 
-def test_a_communicator_that_does_not_say_what_it_takes_is_unknown() -> None:
+def test_demo_memory_of_undeclared_communicator_is_unknown() -> None:
     settings = RunSettings(backend="virtual")
     assert demo_memory(settings)["communicators"] is None
     ledger = render_ledger(settings).splitlines()

@@ -192,7 +192,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
+def test_plan_rejects_bad_input_and_writes_nothing(
     equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     layout = formats.read_placement("installed.json")
@@ -208,7 +208,7 @@ def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
 
 
-def test_the_placement_written_is_the_plan(
+def test_plan_writes_placement_and_figures(
     equipoise: Callable[..., Any], statistics: np.ndarray[Any, Any]
 ) -> None:
     answer = equipoise("plan", "counts.npy", *SHAPE, "-o", "deep/new.json", "--json", "f.json")
@@ -227,7 +227,7 @@ def test_the_placement_written_is_the_plan(
     assert answer.err.splitlines() == ["placement: deep/new.json", "figures: f.json"]
 
 
-def test_what_is_installed_is_kept_and_may_be_overwritten(equipoise: Callable[..., Any]) -> None:
+def test_plan_with_zero_copies_keeps_installed_placement(equipoise: Callable[..., Any]) -> None:
     before = formats.read_placement("installed.json")
     same = ("--installed", "installed.json", "-o", "installed.json")
     answer = equipoise("plan", "counts.npy", *same, "--quiet", "--max-copies", "0")
@@ -236,7 +236,7 @@ def test_what_is_installed_is_kept_and_may_be_overwritten(equipoise: Callable[..
     assert np.array_equal(formats.read_placement("installed.json").placement, before.placement)
 
 
-def test_a_format_that_loses_shares_is_warned_of_and_even_shares_are_none_to_lose(
+def test_plan_warns_when_format_drops_uneven_shares(
     equipoise: Callable[..., Any],
 ) -> None:
     lossy = equipoise("plan", "counts.npy", *SHAPE, "-o", "a.yaml", "--quiet")
@@ -249,13 +249,13 @@ def test_a_format_that_loses_shares_is_warned_of_and_even_shares_are_none_to_los
     assert (kept.code, kept.err) == (0, "")
 
 
-def test_a_format_is_chosen_by_its_name(equipoise: Callable[..., Any]) -> None:
+def test_plan_writes_format_chosen_by_name(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("plan", "counts.npy", *SHAPE, *OUT, "--format", "vllm-ascend")
     assert answer.code == 0
     assert formats.read_placement("new.json").origin == "vllm-ascend: new.json"
 
 
-def test_options_come_from_a_file_and_the_command_line_goes_before_it(
+def test_plan_command_line_overrides_config_file(
     equipoise: Callable[..., Any],
 ) -> None:
     Path("plan.yaml").write_text(
@@ -267,7 +267,7 @@ def test_options_come_from_a_file_and_the_command_line_goes_before_it(
     assert "policy connected" in answer.out
 
 
-def test_every_option_reaches_the_planner(
+def test_plan_options_reach_planner(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, object] = {}
@@ -290,7 +290,7 @@ def test_every_option_reaches_the_planner(
     assert (seen["ranks"], seen["slots"]) == (4, 12)
 
 
-def test_every_option_is_a_field_with_the_default_of_the_planner() -> None:
+def test_plan_option_defaults_match_planner() -> None:
     planner = inspect.signature(plan).parameters
     request = {field.name: field.default for field in fields(PlanRequest)}
     for name, default in request.items():
@@ -304,7 +304,7 @@ def test_every_option_is_a_field_with_the_default_of_the_planner() -> None:
     assert written == names.PLACEMENTS
 
 
-def test_a_byte_budget_pays_for_whole_copies(equipoise: Callable[..., Any]) -> None:
+def test_plan_byte_budget_limits_moved_copies(equipoise: Callable[..., Any]) -> None:
     np.save("moved.npy", np.load("counts.npy")[..., ::-1] ** 2)
     installed = ("--installed", "installed.json", "--policy", "connected", "--json", "f.json")
     weighed = (*installed, "--expert-bytes", "1000")
@@ -319,7 +319,7 @@ def test_a_byte_budget_pays_for_whole_copies(equipoise: Callable[..., Any]) -> N
     assert figures["moves"] > 1, "the last budget is no limit"
 
 
-def test_a_rank_that_can_take_more_is_given_more(equipoise: Callable[..., Any]) -> None:
+def test_plan_capacities_give_larger_ranks_more_load(equipoise: Callable[..., Any]) -> None:
     Path("ranks.txt").write_text("1 1\n1, 3\n")
     for given in ("1,1,1,3", "ranks.txt"):
         answer = equipoise(
@@ -340,7 +340,9 @@ def test_a_rank_that_can_take_more_is_given_more(equipoise: Callable[..., Any]) 
     assert "--capacities: greedy places as if all ranks were equal" in warned.err
 
 
-def test_active_experts_are_counted_once_a_batch(equipoise: Callable[..., Any]) -> None:
+def test_plan_active_experts_objective_counts_experts_per_window(
+    equipoise: Callable[..., Any],
+) -> None:
     batches = np.zeros((4, 1, 8), dtype=np.int64)
     batches[:, 0, 0], batches[0, 0, 1:] = 1000, 1
     np.save("routing.npy", batches)
@@ -353,6 +355,6 @@ def test_active_experts_are_counted_once_a_batch(equipoise: Callable[..., Any]) 
     assert figures["imbalance"]["linear"] == pytest.approx(5 / (11 / 4) - 1)
 
 
-def test_no_line_of_the_table_is_wider_than_a_terminal(equipoise: Callable[..., Any]) -> None:
+def test_plan_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("plan", "counts.npy", *SHAPE, *OUT)
     assert max(map(len, answer.out.splitlines())) <= 80

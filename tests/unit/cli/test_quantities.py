@@ -30,7 +30,7 @@ def refuses(reader: Callable[[Any], object], value: object) -> bool:
     return False
 
 
-def test_bytes_are_decimal_or_binary() -> None:
+def test_bytes_of_text_accepts_decimal_and_binary_units() -> None:
     said = {
         "7": 7,
         "44M": 44 * 10**6,
@@ -45,9 +45,7 @@ def test_bytes_are_decimal_or_binary() -> None:
 
 
 @given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)), st.sampled_from(["", "B"]))
-def test_a_whole_number_of_units_is_that_many_times_the_unit(
-    count: int, unit: str, mark: str
-) -> None:
+def test_bytes_of_text_multiplies_count_by_unit(count: int, unit: str, mark: str) -> None:
     expected = count * UNITS[unit]
     if expected <= MOST_BYTES:
         assert bytes_of_text(f"{count}{unit}{mark}") == expected
@@ -75,17 +73,17 @@ BAD = (
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_no_whole_number_of_bytes_is_refused(text: str) -> None:
+def test_bytes_of_text_rejects_fractional_or_malformed_text(text: str) -> None:
     assert refuses(bytes_of_text, text)
     assert refuses(bytes_of_yaml, text)
 
 
 @pytest.mark.parametrize("value", [True, 0, -5, 1.5, None, [1], MOST_BYTES + 1])
-def test_yaml_gives_whole_bytes_or_a_text(value: object) -> None:
+def test_bytes_of_yaml_rejects_invalid_values(value: object) -> None:
     assert refuses(bytes_of_yaml, value)
 
 
-def test_one_number_is_a_list_and_anything_else_a_file() -> None:
+def test_numbers_option_is_a_list_or_a_file_path() -> None:
     assert numbers_of_text("1") == (1.0,)
     assert numbers_of_text("1,.5") == (1.0, 0.5)
     assert numbers_of_text("ranks.txt") == Path("ranks.txt")
@@ -94,7 +92,7 @@ def test_one_number_is_a_list_and_anything_else_a_file() -> None:
         assert refuses(numbers_of_yaml, wrong)
 
 
-def test_a_file_of_numbers_is_read_once_and_counted(tmp_path: Path) -> None:
+def test_numbers_file_must_have_one_number_per_rank(tmp_path: Path) -> None:
     path = tmp_path / "ranks"
     path.write_text("1,2\n3\t4,\n")
     assert numbers("--x", path, 4) == (1, 2, 3, 4)
@@ -104,7 +102,7 @@ def test_a_file_of_numbers_is_read_once_and_counted(tmp_path: Path) -> None:
         numbers("--x", tmp_path, 5)
 
 
-def test_a_list_may_hold_numbers_with_powers_of_ten_and_no_words() -> None:
+def test_numbers_list_accepts_exponents_and_rejects_words() -> None:
     assert numbers_of_yaml(yaml.safe_load("[1, 5e-1, 0.25]")) == (1.0, 0.5, 0.25)
     for text in ("[1, half]", "[1, true]", f"[1{'0' * 400}]"):
         with pytest.raises(ValueError, match=r"half|True|10"):

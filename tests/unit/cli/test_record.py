@@ -63,7 +63,7 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "done"
 
 
-def test_every_rank_has_a_file_of_its_own_rows(equipoise: Callable[..., Any], asked: Asked) -> None:
+def test_record_writes_rows_of_every_rank(equipoise: Callable[..., Any], asked: Asked) -> None:
     answer = equipoise("record", "--ranks", "2", "--steps", "9", "--range", "3-5", "-o", "new/rec")
     assert answer.code == 0, answer.err
     found = formats.read_statistics("new/rec")
@@ -79,21 +79,19 @@ def test_every_rank_has_a_file_of_its_own_rows(equipoise: Callable[..., Any], as
     assert (settings.ranks, settings.steps, settings.balance) == (2, 9, Balance.OFF)
 
 
-def test_without_a_range_every_step_is_recorded(equipoise: Callable[..., Any]) -> None:
+def test_record_without_range_covers_every_step(equipoise: Callable[..., Any]) -> None:
     assert equipoise("record", "--steps", "7", "-o", "rec", "--quiet").err == ""
     assert formats.read_statistics("rec").span == Iterations(0, 7)
 
 
-def test_what_is_recorded_may_be_written_in_any_format(equipoise: Callable[..., Any]) -> None:
+def test_record_writes_other_statistics_formats(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("record", "--steps", "3", "-o", "counts.csv")
     assert answer.code == 0
     assert "warning: counts.csv: csv does not carry" in answer.err
     assert formats.read_statistics("counts.csv").windows == 3
 
 
-def test_balancing_meanwhile_is_asked_for_as_run_is(
-    equipoise: Callable[..., Any], asked: Asked
-) -> None:
+def test_record_passes_balancing_options(equipoise: Callable[..., Any], asked: Asked) -> None:
     wishes = ("--balance", "on", "--shares", "lagged", "--num-redundant-experts", "4")
     assert equipoise("record", *wishes, "--steps", "9", "-o", "rec").code == 0
     [(settings, _)] = asked
@@ -101,7 +99,7 @@ def test_balancing_meanwhile_is_asked_for_as_run_is(
 
 
 @pytest.mark.parametrize("out", ["new/rec", "new/counts.csv"])
-def test_what_cannot_be_made_is_found_before_anything_is_served(
+def test_record_rejects_uncreatable_output_before_start(
     equipoise: Callable[..., Any], asked: Asked, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     def refuse(path: Path, *_: object, **__: object) -> None:
@@ -115,15 +113,13 @@ def test_what_cannot_be_made_is_found_before_anything_is_served(
     assert line.endswith("cannot be written: No such file or directory")
 
 
-def test_what_is_only_of_balancing_is_refused_where_nothing_is_balanced(
-    equipoise: Callable[..., Any], asked: Asked
-) -> None:
+def test_record_rejects_shares_without_balance(equipoise: Callable[..., Any], asked: Asked) -> None:
     answer = equipoise("record", "--shares", "lagged", "--steps", "9", "-o", "rec")
     assert (answer.code, answer.out, asked) == (2, "", [])
     assert "--shares has no meaning without --balance on: every expert has one slot" in answer.err
 
 
-def test_a_finished_run_gives_the_sum_of_its_ranks(
+def test_record_of_finished_run_sums_over_ranks(
     equipoise: Callable[..., Any], asked: Asked, finished: Path
 ) -> None:
     answer = equipoise("record", "--run", "done", "--range", "2-5", "-o", "rec")
@@ -136,9 +132,7 @@ def test_a_finished_run_gives_the_sum_of_its_ranks(
     assert asked == []
 
 
-def test_the_record_of_a_run_may_be_named_itself(
-    equipoise: Callable[..., Any], finished: Path
-) -> None:
+def test_record_accepts_path_of_run_record(equipoise: Callable[..., Any], finished: Path) -> None:
     assert equipoise("record", "--run", "done/record.npz", "-o", "counts.npz").code == 0
     found = formats.read_statistics("counts.npz")
     assert (found.windows, found.by_rank, found.top_k) == (12, None, 4)
@@ -179,7 +173,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line_and_starts_nothing(
+def test_record_rejects_bad_input_before_start(
     equipoise: Callable[..., Any],
     asked: Asked,
     finished: Path,
@@ -200,7 +194,7 @@ def test_bad_input_is_one_line_and_starts_nothing(
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_a_recording_that_fails_leaves_nothing_behind(
+def test_record_failure_leaves_no_files(
     equipoise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(settings: RunSettings, recording: Recording, progress: Progress) -> None:
@@ -215,7 +209,7 @@ def test_a_recording_that_fails_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(("rank", "says"), [("0", "recorded steps 0 to 8 on 2 ranks\n"), ("1", "")])
-def test_a_rank_of_a_launcher_writes_straight_into_the_folder(
+def test_record_under_external_launcher_writes_into_folder(
     equipoise: Callable[..., Any],
     asked: Asked,
     monkeypatch: pytest.MonkeyPatch,
@@ -231,7 +225,7 @@ def test_a_rank_of_a_launcher_writes_straight_into_the_folder(
     assert equipoise("record", "--ranks", "2", "-o", "counts.npz").code == 2
 
 
-def test_every_option_of_record_reaches_its_request(tmp_path: Path) -> None:
+def test_record_options_reach_request(tmp_path: Path) -> None:
     said = {"range": Iterations(1, 2), "run": Path("r"), "out": Path("o"), "format": "csv"}
     found = resolve(said | {"ranks": 8, "quiet": True}, {"ranks": 2, "steps": 5})
     assert (found.range, found.run, found.out, found.format) == tuple(said.values())
@@ -243,13 +237,13 @@ def test_every_option_of_record_reaches_its_request(tmp_path: Path) -> None:
     # A recording is short and looked at afterwards, and counts come before any copy is chosen:
     # nothing watches it, and how experts move is nothing to it.
     groups = WATCHING, PLANS, MOVES
-    absent |= {"exchange", "locality", "rule"} | {
+    absent |= {"exchange", "locality", "rule", "variants"} | {
         option.key for option in RUN_OPTIONS if option.group in groups
     }
     assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)
 
 
-def test_a_configuration_may_say_all_of_it(
+def test_record_options_come_from_config_file(
     equipoise: Callable[..., Any], asked: Asked, tmp_path: Path
 ) -> None:
     (tmp_path / "r.yaml").write_text("range: 2-4\nout: rec\nbalance: on\nsteps: 9\n")

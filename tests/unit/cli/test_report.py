@@ -76,7 +76,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
+def test_report_rejects_bad_input_and_writes_nothing(
     equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     before = sorted(os.listdir(tmp_path))
@@ -88,7 +88,7 @@ def test_bad_input_is_one_line_and_exit_code_two_and_nothing_is_written(
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_the_table_is_that_of_the_definitions(
+def test_report_table_follows_definitions(
     equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
 ) -> None:
     answer = equipoise("report", "recorded")
@@ -103,7 +103,7 @@ def test_the_table_is_that_of_the_definitions(
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
-def test_a_placement_is_compared_in_table_figures_and_page(equipoise: Callable[..., Any]) -> None:
+def test_report_compares_placement_with_linear(equipoise: Callable[..., Any]) -> None:
     answer = equipoise(
         "report",
         "recorded",
@@ -126,7 +126,7 @@ def test_a_placement_is_compared_in_table_figures_and_page(equipoise: Callable[.
     assert "destination rank" in page
 
 
-def test_a_layer_without_rows_is_a_null_and_no_trouble(equipoise: Callable[..., Any]) -> None:
+def test_report_layer_without_rows_is_null(equipoise: Callable[..., Any]) -> None:
     counts = np.zeros((1, 2, EXPERTS), dtype=np.int64)
     counts[0, 1, 2] = 9
     np.save("half.npy", counts)
@@ -137,7 +137,7 @@ def test_a_layer_without_rows_is_a_null_and_no_trouble(equipoise: Callable[..., 
     assert layers["imbalance"] == [None, 1.0]
 
 
-def test_without_pictures_the_table_still_comes(
+def test_report_without_matplotlib_prints_table_and_warns(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*_: object) -> str:
@@ -151,7 +151,7 @@ def test_without_pictures_the_table_still_comes(
     assert not Path("r.html").exists()
 
 
-def test_names_on_the_page_are_escaped(equipoise: Callable[..., Any]) -> None:
+def test_report_page_escapes_names(equipoise: Callable[..., Any]) -> None:
     os.rename("recorded", "<b>&")
     assert equipoise("report", "<b>&", "--html", "r.html").code == 0
     page = Path("r.html").read_text()
@@ -159,7 +159,7 @@ def test_names_on_the_page_are_escaped(equipoise: Callable[..., Any]) -> None:
     assert "&lt;b&gt;&amp;" in page
 
 
-def test_options_come_from_a_file(equipoise: Callable[..., Any]) -> None:
+def test_report_options_come_from_config_file(equipoise: Callable[..., Any]) -> None:
     Path("report.yaml").write_text("ranks: 2\nquiet: true\njson: f.json\n")
     assert equipoise("report", "recorded", "--config", "report.yaml").err == ""
     assert json.loads(Path("f.json").read_text())["ranks"] == 2
@@ -167,7 +167,7 @@ def test_options_come_from_a_file(equipoise: Callable[..., Any]) -> None:
     assert set(BY_KEY) - {"quiet"} == fields - {"statistics", "progress"}
 
 
-def test_a_range_is_reported_as_if_nothing_else_had_been_recorded(
+def test_report_range_ignores_other_iterations(
     equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
 ) -> None:
     part = formats.read_statistics("recorded").during(formats.Iterations(101, 103))

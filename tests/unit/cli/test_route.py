@@ -89,7 +89,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[RouteSettings]:
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.items(), ids=map(repr, BAD))
-def test_bad_input_is_one_line_and_nothing_listens(
+def test_route_rejects_bad_config_with_one_line(
     equipoise: Callable[..., Any], tmp_path: Path, text: str, says: str
 ) -> None:
     (tmp_path / "route.yaml").write_text(text)
@@ -103,7 +103,7 @@ def test_bad_input_is_one_line_and_nothing_listens(
     assert says in line
 
 
-def test_options_come_from_the_file_and_the_command_line_goes_before_it(
+def test_route_command_line_overrides_config_file(
     equipoise: Callable[..., Any], tmp_path: Path, served: list[RouteSettings]
 ) -> None:
     (tmp_path / "keys").write_text("one\ntwo\n")
@@ -129,7 +129,7 @@ def test_options_come_from_the_file_and_the_command_line_goes_before_it(
     assert settings.client_rank is ClientRank.FORBID
 
 
-def test_every_default_is_the_one_that_help_shows() -> None:
+def test_route_help_defaults_match_settings() -> None:
     settings = settings_of(request_of({"workers": ["http://a:1"]}))
     shown = {option.key: option.shown_default for option in OPTIONS}
     assert shown["hold_timeout"] == f"{settings.patience.hold:g}"
@@ -140,7 +140,7 @@ def test_every_default_is_the_one_that_help_shows() -> None:
     assert shown["slots"] == str(settings.workers[0].slots)
 
 
-def test_workers_may_be_named_on_the_command_line() -> None:
+def test_route_accepts_workers_on_command_line() -> None:
     line = ["route", "--workers", "http://a:1", "http://b:2", "--workers", "http://c:3"]
     arguments = build_parser().parse_args([*line, "--policy-options", "window=32", "gamma=.5"])
     request = request_of(vars(arguments))
@@ -149,12 +149,12 @@ def test_workers_may_be_named_on_the_command_line() -> None:
     assert callable(factory_of("fit", dict(request.policy_options)))
 
 
-def test_a_policy_of_ones_own_takes_no_options() -> None:
+def test_route_custom_policy_rejects_options() -> None:
     with pytest.raises(UsageError, match="are for policies by name"):
-        factory_of("helpers.fakes.late_binding:LateBinding", {"window": 3})
+        factory_of("helpers.fakes.late_binding_policy:LateBinding", {"window": 3})
 
 
-def test_what_is_missing_is_named_with_how_to_get_it(
+def test_route_missing_aiohttp_names_install_command(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(needs, "find_spec", lambda name: None if name == "aiohttp" else find_spec)
@@ -163,7 +163,7 @@ def test_what_is_missing_is_named_with_how_to_get_it(
     assert answer.err == ("equipoise: error: aiohttp is missing: pip install 'equipoise[serve]'\n")
 
 
-def test_the_shipped_example_is_one(
+def test_route_example_config_is_accepted(
     equipoise: Callable[..., Any], tmp_path: Path, served: list[RouteSettings]
 ) -> None:
     example = ROOT / "examples" / "configs" / "route.yaml"
@@ -174,7 +174,7 @@ def test_the_shipped_example_is_one(
     assert {one.rank for one in settings.workers} >= {0, 1}
 
 
-def test_the_example_of_the_page_is_one(
+def test_route_docs_example_config_is_accepted(
     equipoise: Callable[..., Any], tmp_path: Path, served: list[RouteSettings]
 ) -> None:
     page = (ROOT / "docs" / "route.md").read_text(encoding="utf-8")
@@ -185,7 +185,7 @@ def test_the_example_of_the_page_is_one(
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
-def test_the_examples_with_reports_are_taken(name: str) -> None:
+def test_route_report_example_configs_are_accepted(name: str) -> None:
     path = ROOT / "examples" / "configs" / f"route-reports-{name}.yaml"
     settings = settings_of(request_of({"config": path}))
     assert settings.reports is not None

@@ -62,7 +62,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD)
-def test_bad_input_is_one_line_and_nothing_is_written(
+def test_route_report_rejects_bad_input_and_writes_nothing(
     equipoise: Callable[..., Any], arguments: tuple[str, ...], says: str
 ) -> None:
     before = sorted(Path().iterdir())
@@ -73,7 +73,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert sorted(Path().iterdir()) == before
 
 
-def test_a_log_becomes_a_table_figures_and_a_page(equipoise: Callable[..., Any]) -> None:
+def test_route_report_writes_table_figures_and_page(equipoise: Callable[..., Any]) -> None:
     pytest.importorskip("matplotlib")
     answer = equipoise("route-report", "log", "--json", "out/f.json", "--html", "out/page.html")
     assert answer.code == 0
@@ -87,20 +87,20 @@ def test_a_log_becomes_a_table_figures_and_a_page(equipoise: Callable[..., Any])
     assert "1 of 2 requests completed" in Path("out/page.html").read_text()
 
 
-def test_of_several_runs_one_is_chosen(equipoise: Callable[..., Any]) -> None:
+def test_route_report_selects_run_by_number(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("route-report", "twice", "--run", "2", "--json", "f.json", "--quiet")
     assert (answer.code, answer.err) == (0, "")
     assert json.loads(Path("f.json").read_text())["total"]["requests"] == 3
 
 
-def test_a_line_that_was_cut_off_is_left_out_and_said(equipoise: Callable[..., Any]) -> None:
+def test_route_report_skips_truncated_line(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("route-report", "cut")
     assert answer.code == 0
     assert "cut: 1 request " in answer.out
     assert "1 line of the log cut off and left out" in answer.out
 
 
-def test_without_matplotlib_there_is_a_table_and_a_warning(
+def test_route_report_without_matplotlib_prints_table_and_warns(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*given: object) -> str:
@@ -113,6 +113,6 @@ def test_without_matplotlib_there_is_a_table_and_a_warning(
     assert not Path("page.html").exists()
 
 
-def test_every_option_is_a_field_of_the_request() -> None:
+def test_route_report_options_match_request_fields() -> None:
     fields = {"log", "progress", *(set(BY_KEY) - {"quiet"})}
     assert set(RouteReportRequest.__dataclass_fields__) == fields

@@ -17,6 +17,8 @@ from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
 from equipoise.demo.variant import variants
 from equipoise.hal.errors import RankLost
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +27,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-def test_it_ends_with_the_verdict_and_leaves_figures_and_report(
+def test_run_prints_verdict_and_writes_figures_and_report(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
     answer = equipoise("run")
@@ -37,7 +39,7 @@ def test_it_ends_with_the_verdict_and_leaves_figures_and_report(
     assert asked == [RunSettings()]
 
 
-def test_figures_and_report_go_where_they_are_told_to(
+def test_run_writes_figures_and_report_to_given_paths(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
     assert equipoise("run", "--json", "a/f.json", "--html", "b/r.html", "--quiet").code == 0
@@ -47,7 +49,7 @@ def test_figures_and_report_go_where_they_are_told_to(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_a_trace_is_written_where_it_is_asked_for(
+def test_run_writes_trace_to_given_path(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
     answer = equipoise("run", "--trace", "t/trace.json")
@@ -57,7 +59,7 @@ def test_a_trace_is_written_where_it_is_asked_for(
     assert "trace: t/trace.json" in answer.err
 
 
-def test_the_trace_does_not_go_where_something_else_goes(
+def test_run_rejects_trace_path_used_by_json(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
     answer = equipoise("run", "--trace", "same", "--json", "same")
@@ -67,7 +69,7 @@ def test_the_trace_does_not_go_where_something_else_goes(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_what_watches_the_run_is_passed_on(
+def test_run_passes_on_metrics_and_log_options(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
     port = free_port(RunSettings().ranks)
@@ -82,7 +84,7 @@ def test_what_watches_the_run_is_passed_on(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_the_memory_of_a_rank_is_told_before_it_starts(
+def test_run_prints_rank_memory_before_first_step(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
     lines = equipoise("run").err.splitlines()
@@ -92,7 +94,7 @@ def test_the_memory_of_a_rank_is_told_before_it_starts(
     )
 
 
-def test_quiet_is_silent_but_for_the_table(
+def test_run_quiet_prints_only_the_table(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
     loud, quiet = equipoise("run"), equipoise("run", "--quiet")
@@ -102,7 +104,7 @@ def test_quiet_is_silent_but_for_the_table(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_without_balancing_the_run_still_compares_its_outputs(
+def test_run_without_balancing_compares_outputs(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
     answer = equipoise("run", "--no-balance")
@@ -207,7 +209,7 @@ def test_an_unknown_variant_of_a_configuration_file_is_one_line(
     assert asked == []
 
 
-def test_without_matplotlib_the_run_succeeds_and_says_how_to_get_the_report(
+def test_run_without_matplotlib_succeeds_and_names_extra(
     equipoise: Callable[..., Any],
     asked: list[RunSettings],
     no_report: None,
@@ -222,7 +224,7 @@ def test_without_matplotlib_the_run_succeeds_and_says_how_to_get_the_report(
     assert not (tmp_path / "equipoise-run" / "report.html").exists()
 
 
-def test_a_lost_rank_is_one_line_and_exit_code_three(
+def test_run_lost_rank_exits_3_with_one_line(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: object) -> None:
@@ -234,7 +236,7 @@ def test_a_lost_rank_is_one_line_and_exit_code_three(
     assert answer.err.splitlines() == ["equipoise: error: rank 2 was killed during dispatch"]
 
 
-def test_an_interrupted_run_says_so_and_no_more(
+def test_run_interrupt_exits_130_with_one_line(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -245,7 +247,7 @@ def test_an_interrupted_run_says_so_and_no_more(
     assert (answer.code, answer.err) == (130, "equipoise: interrupted\n")
 
 
-def test_a_rank_that_another_launcher_started_leaves_the_telling_to_rank_zero(
+def test_run_as_nonzero_external_rank_prints_no_table(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "run_demo", lambda *_: None)
@@ -253,7 +255,7 @@ def test_a_rank_that_another_launcher_started_leaves_the_telling_to_rank_zero(
     assert (answer.code, answer.out) == (0, "")
 
 
-def test_figures_that_cannot_be_written_are_one_line_and_the_table_is_still_printed(
+def test_run_prints_table_when_figures_cannot_be_written(
     equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> int:
@@ -269,7 +271,7 @@ def test_figures_that_cannot_be_written_are_one_line_and_the_table_is_still_prin
 
 
 @pytest.mark.parametrize("flag", ["--trace", "--json", "--html"])
-def test_an_output_that_cannot_be_written_costs_none_of_the_others(
+def test_run_writes_other_outputs_when_one_fails(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path, flag: str
 ) -> None:
     if not Path("/dev/full").is_char_device():
@@ -286,7 +288,7 @@ def test_an_output_that_cannot_be_written_costs_none_of_the_others(
     assert "/dev/full" not in "\n".join(answer.err.splitlines()[:-1])
 
 
-def test_the_trace_is_written_last(
+def test_run_writes_trace_last(
     equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
@@ -301,7 +303,7 @@ def test_the_trace_is_written_last(
     assert order == ["summary.json", "report.html", "t.json"]
 
 
-def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_help_shows_every_option_with_default(capsys: pytest.CaptureFixture[str]) -> None:
     from equipoise.cli.main import main
 
     with pytest.raises(SystemExit) as left:
@@ -313,7 +315,7 @@ def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[
         assert f"(default: {default_of(option)})" in text
 
 
-def test_the_experts_that_options_speak_of_are_the_models() -> None:
+def test_run_settings_constants_match_model_config() -> None:
     assert ModelConfig().experts == EXPERTS
     assert ModelConfig().layers == LAYERS
     assert SlotWeights(ModelConfig(), 2).family().slot_bytes == SLOT_BYTES

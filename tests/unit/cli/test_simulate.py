@@ -33,7 +33,8 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_svg", None)
 
 
-def test_it_prints_a_table_and_writes_figures_and_a_report(
+@pytest.mark.slow
+def test_simulate_prints_table_and_writes_figures_and_report(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
     answer = equipoise(*SMALL)
@@ -57,7 +58,7 @@ def test_it_prints_a_table_and_writes_figures_and_a_report(
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_figures_are_there_for_every_seed_with_intervals_and_differences(
+def test_simulate_figures_have_seeds_intervals_and_differences(
     equipoise: Callable[..., Any],
 ) -> None:
     assert equipoise(*SMALL, "--json", "f.json", "--quiet").code == 0
@@ -76,7 +77,7 @@ def test_figures_are_there_for_every_seed_with_intervals_and_differences(
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_the_same_command_writes_the_same_figures(equipoise: Callable[..., Any]) -> None:
+def test_simulate_repeats_figures_for_same_command(equipoise: Callable[..., Any]) -> None:
     texts = []
     for _ in range(2):
         assert equipoise(*SMALL, "--noise", "0.1", "--quiet").code == 0
@@ -85,7 +86,9 @@ def test_the_same_command_writes_the_same_figures(equipoise: Callable[..., Any])
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_without_matplotlib_table_and_figures_still_come(equipoise: Callable[..., Any]) -> None:
+def test_simulate_without_matplotlib_writes_table_and_figures(
+    equipoise: Callable[..., Any],
+) -> None:
     answer = equipoise(*SMALL, "--quiet")
     assert answer.code == 0
     assert "round_robin" in answer.out
@@ -96,7 +99,7 @@ def test_without_matplotlib_table_and_figures_still_come(equipoise: Callable[...
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_one_seed_has_no_intervals_and_says_so(equipoise: Callable[..., Any]) -> None:
+def test_simulate_one_seed_has_no_intervals(equipoise: Callable[..., Any]) -> None:
     answer = equipoise(*SMALL, "--seeds", "1", "--json", "f.json", "--quiet")
     assert "\u00b1" not in answer.out
     assert "one seed: no intervals, and no difference can be told from chance" in answer.out
@@ -105,7 +108,7 @@ def test_one_seed_has_no_intervals_and_says_so(equipoise: Callable[..., Any]) ->
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_all_policies_are_the_default_and_the_oracle_is_one(equipoise: Callable[..., Any]) -> None:
+def test_simulate_default_policies_are_all_with_oracle(equipoise: Callable[..., Any]) -> None:
     words = ("simulate", "--workload", "sharegpt", "--requests", "30", "--workers", "2")
     answer = equipoise(*words, "--slots-per-worker", "2", "--seeds", "1", "--json", "f.json")
     assert answer.code == 0
@@ -115,7 +118,7 @@ def test_all_policies_are_the_default_and_the_oracle_is_one(equipoise: Callable[
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_requests_that_never_fit_are_failed_and_no_error(equipoise: Callable[..., Any]) -> None:
+def test_simulate_counts_requests_that_never_fit_as_failed(equipoise: Callable[..., Any]) -> None:
     answer = equipoise(*SMALL, "--kv-tokens", "300", "--json", "f.json", "--quiet")
     assert answer.code == 0
     assert "failed" in answer.out
@@ -123,7 +126,9 @@ def test_requests_that_never_fit_are_failed_and_no_error(equipoise: Callable[...
     assert all(0 < part < 1 for part in failed)
 
 
-def test_where_nothing_fits_everything_still_comes(equipoise: Callable[..., Any]) -> None:
+def test_simulate_writes_all_outputs_when_every_request_fails(
+    equipoise: Callable[..., Any],
+) -> None:
     answer = equipoise(*SMALL, "--kv-tokens", "1", "--sweep", "workers", "--points", "1,2")
     assert answer.code == 0
     assert "no policy is better than another at anything" in answer.out
@@ -141,7 +146,7 @@ def test_where_nothing_fits_everything_still_comes(equipoise: Callable[..., Any]
         ("workers", "2,4", "gap, %, by workers"),
     ],
 )
-def test_a_sweep_is_a_table_of_its_own(
+def test_simulate_sweep_prints_table_and_figures(
     equipoise: Callable[..., Any], over: str, points: str, heads: str
 ) -> None:
     sweep = ("--sweep", over, "--points", points)
@@ -153,7 +158,8 @@ def test_a_sweep_is_a_table_of_its_own(
     assert set(found["points"][0]["policies"]) == {"round_robin", "br0", "fit"}
 
 
-def test_a_sweep_is_a_picture_too(equipoise: Callable[..., Any]) -> None:
+@pytest.mark.slow
+def test_simulate_sweep_adds_picture_to_report(equipoise: Callable[..., Any]) -> None:
     answer = equipoise(*SMALL, "--sweep", "workers", "--points", "1,2", "--html", "r.html")
     assert answer.code == 0
     page = Path("r.html").read_text()
@@ -161,13 +167,13 @@ def test_a_sweep_is_a_picture_too(equipoise: Callable[..., Any]) -> None:
     assert "More workers" in page
 
 
-def test_every_option_is_a_field_and_every_field_an_option() -> None:
+def test_simulate_options_match_request_fields() -> None:
     names = {field.name for field in fields(SimulateRequest)}
     assert set(BY_KEY) - {"quiet"} == names - {"progress"}
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_options_come_from_a_file_and_the_command_line_goes_before_it(
+def test_simulate_command_line_overrides_config_file(
     equipoise: Callable[..., Any],
 ) -> None:
     Path("c.yaml").write_text(
@@ -181,14 +187,14 @@ def test_options_come_from_a_file_and_the_command_line_goes_before_it(
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_the_small_configuration_that_ships_runs(equipoise: Callable[..., Any]) -> None:
+def test_simulate_small_example_config_runs(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("simulate", "--config", str(CONFIGS / "simulate-small.yaml"), "--quiet")
     assert (answer.code, os.listdir("simulate-small")) == (0, ["summary.json"])
     assert answer.out.startswith("sharegpt: 600 requests on 4 workers of 8 slots; 6 policies")
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large"])
-def test_configurations_that_ship_hold_only_options_in_their_range(size: str) -> None:
+def test_simulate_example_configs_are_valid(size: str) -> None:
     from equipoise.cli.simulate_setup import stage
     from equipoise.cli.simulate_validation import validate
 
@@ -200,7 +206,7 @@ def test_configurations_that_ship_hold_only_options_in_their_range(size: str) ->
     assert stage(request, None).trial.seeds
 
 
-def test_it_is_listed_and_explains_itself(
+def test_simulate_help_lists_every_option(
     equipoise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:

@@ -131,7 +131,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line_and_exit_code_two(
+def test_simulate_rejects_bad_input_and_writes_nothing(
     equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     before = sorted(os.listdir(tmp_path))

@@ -9,7 +9,7 @@ from equipoise.cli.simulate_progress import LINES, Bar, Hidden, Lines, progress_
 
 
 @given(runs=st.integers(1, 200))
-def test_a_log_gets_few_lines_and_always_the_last(runs: int) -> None:
+def test_simulate_progress_log_is_bounded_and_ends_with_last_run(runs: int) -> None:
     stream = io.StringIO()
     lines = Lines(runs, stream)
     for _ in range(runs):
@@ -21,7 +21,7 @@ def test_a_log_gets_few_lines_and_always_the_last(runs: int) -> None:
     assert written[-1] == f"{runs}/{runs} runs"
 
 
-def test_a_bar_names_policy_and_seed_and_counts_runs() -> None:
+def test_simulate_progress_bar_names_policy_seed_and_runs() -> None:
     stream = io.StringIO()
     bar = Bar(2, stream)
     bar.at("fit", 3, 0.5)
@@ -33,7 +33,7 @@ def test_a_bar_names_policy_and_seed_and_counts_runs() -> None:
     assert "2/2 runs" in stream.getvalue()
 
 
-def test_nobody_hears_a_hidden_run() -> None:
+def test_hidden_simulate_progress_accepts_all_calls() -> None:
     hidden = progress_for("hidden", 3)
     assert isinstance(hidden, Hidden)
     hidden.at("fit", 0, 0.1)

@@ -39,7 +39,7 @@ def traced(tmp_path: Path, rows: int = 6) -> Path:
     return path
 
 
-def test_options_of_the_cluster_reach_it() -> None:
+def test_cluster_options_reach_simulated_cluster() -> None:
     staged = stage(
         request(
             workers=3, slots_per_worker=5, kv_tokens=900, prefill_chunk=64, drafts=2,
@@ -58,7 +58,7 @@ def test_options_of_the_cluster_reach_it() -> None:
     assert scenario.cluster.step.fixed == pytest.approx(0.25 * full)
 
 
-def test_options_of_routing_reach_every_policy_and_milliseconds_become_seconds() -> None:
+def test_routing_options_reach_every_policy_in_seconds() -> None:
     staged = stage(
         request(
             policies=("jsq", "fit"), when_full="hold", window=9, ageing=3.0, slack=0.2, gather=0.5,
@@ -78,7 +78,7 @@ def test_options_of_routing_reach_every_policy_and_milliseconds_become_seconds()
 
 
 @pytest.mark.parametrize("model", ["bfio", "blog", "dyntralb"])
-def test_a_published_step_time_is_not_stretched_to_a_share(model: str) -> None:
+def test_published_step_model_ignores_fixed_share(model: str) -> None:
     staged = stage(request(step_model=model), None)
     assert staged.trial.fixed_share is None
     step = staged.trial.scenario.cluster.step
@@ -86,7 +86,7 @@ def test_a_published_step_time_is_not_stretched_to_a_share(model: str) -> None:
     assert (step.fixed > 0, step.per_mean > 0) == (model != "blog", model == "blog")
 
 
-def test_a_workload_has_forty_requests_a_slot_and_each_seed_its_own() -> None:
+def test_workload_draws_40_requests_per_slot_for_each_seed() -> None:
     staged = stage(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
     assert list(staged.trial.seeds) == [7, 8]
     first, second = (staged.trial.draw(seed) for seed in staged.trial.seeds)
@@ -107,7 +107,7 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("said", "words"), SAMPLES.values(), ids=SAMPLES.keys())
-def test_what_seeds_of_a_trace_differ_in_is_said(
+def test_trace_sampling_states_how_seeds_differ(
     tmp_path: Path, said: dict[str, Any], words: str
 ) -> None:
     wanted = request(workload=None, trace=traced(tmp_path), **said)
@@ -137,7 +137,9 @@ ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
 
 
 @pytest.mark.parametrize(("said", "kind", "words"), ARRIVALS.values(), ids=ARRIVALS.keys())
-def test_how_requests_come(tmp_path: Path, said: dict[str, Any], kind: type, words: str) -> None:
+def test_arrival_options_select_arrival_process(
+    tmp_path: Path, said: dict[str, Any], kind: type, words: str
+) -> None:
     wanted = request(workload=None, trace=traced(tmp_path), **said)
     staged = stage(wanted, load_trace(wanted))
     assert words in staged.arrivals
@@ -148,7 +150,7 @@ def test_how_requests_come(tmp_path: Path, said: dict[str, Any], kind: type, wor
         assert workload.arrivals[-1] == pytest.approx(0.5)
 
 
-def test_only_so_many_requests_of_a_trace_are_taken(
+def test_trace_is_cut_to_requested_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = traced(tmp_path)
@@ -163,21 +165,21 @@ def test_only_so_many_requests_of_a_trace_are_taken(
     assert capsys.readouterr().err == f"equipoise: warning: --requests 9: {path} gave 6\n"
 
 
-def test_policies_stand_in_the_order_of_the_rules_with_the_oracle_behind_its_like() -> None:
+def test_known_policies_follow_rule_order_with_oracle_after_brh() -> None:
     names = list(known_policies())
     assert names[names.index("brh") + 1] == "brh_oracle"
     names.remove("brh_oracle")
     assert names == list(RULES)
 
 
-def test_sweeps_have_points_where_nobody_says_any() -> None:
+def test_sweep_without_points_uses_default_points() -> None:
     assert points_of(request()) == ()
     assert points_of(request(sweep="load")) == LOADS
     assert points_of(request(sweep="workers")) == WORKERS
     assert points_of(request(sweep="load", points=(0.5,))) == (0.5,)
 
 
-def test_seeds_that_differ_in_nothing_are_warned_of(
+def test_simulate_warns_when_seeds_share_recorded_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     simulated(
@@ -192,7 +194,7 @@ def test_seeds_that_differ_in_nothing_are_warned_of(
 @pytest.mark.skipif(TRACES is None, reason="EQUIPOISE_TRACES names no folder")
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("load", [None, 0.7])
-def test_a_published_trace_is_simulated(name: str, load: float | None) -> None:
+def test_published_trace_is_simulated_without_failures(name: str, load: float | None) -> None:
     path = Path(str(TRACES)) / name
     if not path.exists():
         pytest.skip(f"EQUIPOISE_TRACES has no {name}")

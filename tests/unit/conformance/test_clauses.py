@@ -17,26 +17,26 @@ def contract() -> list[str]:
     return re.findall(r"^\| ([A-Z]\d+) \|", text, re.MULTILINE)
 
 
-def test_every_clause_of_the_contract_has_a_title_in_its_order() -> None:
+def test_clause_titles_match_contract_order() -> None:
     assert list(TITLES) == contract()
     assert sorted(TITLES, key=place) == contract()
 
 
-def test_a_title_fits_on_a_line() -> None:
+def test_clause_titles_fit_on_a_line() -> None:
     assert max(map(len, TITLES.values())) <= 63
 
 
-def test_every_clause_is_judged_by_a_property_or_binds_somebody_else() -> None:
+def test_every_clause_has_a_property_or_is_exempt() -> None:
     assert set(suite.clauses()) | KEPT_ELSEWHERE == set(contract())
     assert set(suite.clauses()) & KEPT_ELSEWHERE == set()
 
 
-def test_names_of_properties_are_unique() -> None:
+def test_property_names_are_unique() -> None:
     names = [claim.name for claim in suite.properties()]
     assert len(set(names)) == len(names)
 
 
-def test_the_contract_names_the_families_that_judge_a_clause() -> None:
+def test_contract_names_property_families_of_each_clause() -> None:
     text = CONTRACT.read_text(encoding="utf-8")
     for clause, tested in re.findall(r"^\| ([A-Z]\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE):
         families = [claim.family for claim in suite.properties() if clause in claim.clauses]

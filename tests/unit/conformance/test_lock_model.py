@@ -21,7 +21,7 @@ def after(ops: list[str]) -> LockModel:
 
 
 @given(histories)
-def test_at_most_one_of_the_words_is_set_and_none_while_the_mover_owns_the_slots(
+def test_lock_model_has_at_most_one_owner(
     ops: list[str],
 ) -> None:
     model = after(ops)
@@ -29,7 +29,7 @@ def test_at_most_one_of_the_words_is_set_and_none_while_the_mover_owns_the_slots
 
 
 @given(histories)
-def test_no_more_sections_pass_than_signals_were_given_unless_the_epoch_is_void(
+def test_lock_model_passes_at_most_one_section_per_signal(
     ops: list[str],
 ) -> None:
     signals = ops.count("signal")
@@ -39,14 +39,14 @@ def test_no_more_sections_pass_than_signals_were_given_unless_the_epoch_is_void(
 
 
 @given(histories)
-def test_a_drain_fails_exactly_while_a_section_is_under_way(ops: list[str]) -> None:
+def test_lock_model_drain_fails_only_during_section(ops: list[str]) -> None:
     model = after(ops)
     under_way, epoch = model.passed < model.launched, model.epoch
     assert model.drain() == ((StreamTimeout,) if under_way else ())
     assert model.epoch == epoch + (not under_way)
 
 
-def test_the_mover_and_the_reader_take_turns() -> None:
+def test_lock_model_alternates_mover_and_reader() -> None:
     model = LockModel()
     assert model.wait() == (LockMisuse,)
     assert model.signal() == ()
@@ -56,7 +56,7 @@ def test_the_mover_and_the_reader_take_turns() -> None:
     assert model.wait() == ()
 
 
-def test_a_poison_lets_all_pass_and_ends_with_the_epoch() -> None:
+def test_lock_model_poison_lasts_until_drain() -> None:
     model = LockModel()
     model.section()
     model.poison()

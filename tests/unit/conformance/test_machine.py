@@ -35,7 +35,7 @@ class Listener:
         pass
 
 
-def test_the_machine_composes_programs_with_schedules_of_every_length() -> None:
+def test_machine_composes_varied_programs_and_schedules() -> None:
     listener = Listener()
     verdict = search(MACHINE, listener, Effort(cases=50))
     assert isinstance(verdict, Held)
@@ -43,16 +43,14 @@ def test_the_machine_composes_programs_with_schedules_of_every_length() -> None:
     assert len({len(case.schedule) for case in listener.cases}) > 5
 
 
-def test_what_the_device_does_not_declare_is_in_no_program() -> None:
+def test_machine_omits_undeclared_operations() -> None:
     listener = Listener()
     search(MACHINE, listener, Effort(cases=50))
     assert not [s for c in listener.cases for s in c.program.steps if s.op in LOCKED]
 
 
 @given(st.lists(STREAM, min_size=1, max_size=6), STREAM)
-def test_a_stream_that_followed_a_launch_has_reached_it_and_those_before(
-    launches: list[str], waiting: str
-) -> None:
+def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waiting: str) -> None:
     order = Order()
     numbers = [order.launch(role) for role in launches]
     order.follow(waiting, numbers[-1])
@@ -60,7 +58,7 @@ def test_a_stream_that_followed_a_launch_has_reached_it_and_those_before(
     assert all(order.reached(waiting, number) for number in same)
 
 
-def test_a_stranger_that_looks_is_known_until_the_writer_has_waited_for_it() -> None:
+def test_ledger_lists_stranger_until_writer_waits_for_it() -> None:
     ledger = Ledger()
     ledger.look(0, FIRST)
     assert ledger.strangers(SECOND, 0) == [FIRST]
@@ -68,7 +66,7 @@ def test_a_stranger_that_looks_is_known_until_the_writer_has_waited_for_it() -> 
     assert ledger.strangers(SECOND, 0) == []
 
 
-def test_an_attached_stream_is_no_stranger_and_has_seen_every_commit() -> None:
+def test_ledger_attached_stream_is_settled_and_no_stranger() -> None:
     ledger = Ledger()
     ledger.attach(FIRST)
     ledger.write(1, 0, SECOND)
@@ -78,7 +76,7 @@ def test_an_attached_stream_is_no_stranger_and_has_seen_every_commit() -> None:
     assert ledger.strangers(SECOND, 0) == []
 
 
-def test_a_leased_slot_keeps_its_version() -> None:
+def test_ledger_leased_slot_keeps_its_version() -> None:
     ledger = Ledger()
     ledger.leases.append(0)
     ledger.write(1, 0, FIRST)
@@ -88,7 +86,7 @@ def test_a_leased_slot_keeps_its_version() -> None:
     assert ledger.slot(0) == 2
 
 
-def test_the_turns_of_the_lock_do_not_depend_on_who_comes_first() -> None:
+def test_ledger_lock_turn_is_order_independent() -> None:
     early, late = Ledger(), Ledger()
     early.acquire()
     early.sign()

@@ -9,11 +9,11 @@ from equipoise.hal.conformance.suite import find
 from equipoise.hal.conformance.virtual import ControlledSubject
 
 
-def test_measuring_on_real_threads_violates_nothing() -> None:
+def test_overlap_property_only_reports_on_real_threads() -> None:
     claim = find("copies-and-computation-overlap")
     assert isinstance(search(claim, DeviceSubject(BACKEND), Effort(cases=1)), Reported)
 
 
-def test_without_a_clock_there_is_nothing_to_measure() -> None:
+def test_overlap_property_needs_a_clock() -> None:
     subject = ControlledSubject(VIRTUAL)
     assert not overlap.a_clock(subject.traits)

@@ -13,15 +13,13 @@ weights = st.lists(st.integers(0, 4), min_size=8, max_size=8)
 
 
 @given(rest, weights)
-def test_the_shares_of_every_expert_add_up(rest: list[int], weights: list[int]) -> None:
+def test_table_shares_sum_to_one_per_expert(rest: list[int], weights: list[int]) -> None:
     made = routes.table([*range(EXPERTS), *rest], weights)
     assert (made.cumulative[made.start[1:].long() - 1] == SHARE_ONE).all()
 
 
 @given(rest, weights)
-def test_no_token_goes_to_a_slot_of_weight_nought_while_another_slot_has_some(
-    rest: list[int], weights: list[int]
-) -> None:
+def test_table_routes_no_token_to_zero_weight_slot(rest: list[int], weights: list[int]) -> None:
     held = [*range(EXPERTS), *rest]
     ids = torch.arange(60, dtype=torch.int32) % EXPERTS
     slots, _ = route_hashed(ids, routes.table(held, weights), 0, 0, 0)
@@ -30,5 +28,5 @@ def test_no_token_goes_to_a_slot_of_weight_nought_while_another_slot_has_some(
         assert weights[slot] or not any(rivals)
 
 
-def test_shares_follow_the_weights() -> None:
+def test_table_shares_follow_weights() -> None:
     assert routes.table([0, 0], [1, 3]).cumulative.tolist() == [SHARE_ONE // 4, SHARE_ONE]

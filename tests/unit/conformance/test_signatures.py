@@ -59,7 +59,7 @@ class Called(Right):
         return 90
 
 
-def test_an_object_that_is_as_the_protocol_says_has_no_differences() -> None:
+def test_matching_object_has_no_signature_differences() -> None:
     assert differences(Door, Right()) == []
     assert differences(Door, Right) == []
 
@@ -74,6 +74,6 @@ def test_an_object_that_is_as_the_protocol_says_has_no_differences() -> None:
         (Called, "width is a method, not an attribute"),
     ],
 )
-def test_a_difference_is_named(kind: type, line: str) -> None:
+def test_signature_difference_is_named(kind: type, line: str) -> None:
     (found,) = differences(Door, kind())
     assert found == f"{kind.__name__} for Door: {line}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from helpers.fakes import wheel
+from helpers.fakes import schedule_recorder as wheel
 from hypothesis import strategies as st
 
 from equipoise.backends.cpu import BACKEND
@@ -54,13 +54,13 @@ def _nothing_told() -> None:
     wheel.TOLD.clear()
 
 
-def test_the_schedule_that_breaks_a_property_is_found_and_shrunk() -> None:
+def test_steered_search_finds_and_shrinks_breaking_schedule() -> None:
     verdict = search(_property(_racy), DeviceSubject(BACKEND, wheel.steer), Effort(cases=200))
     assert isinstance(verdict, Violated)
     assert verdict.case.schedule == b"\x65"
 
 
-def test_each_case_is_steered_by_a_schedule_of_its_own_which_may_be_long() -> None:
+def test_steered_search_gives_each_case_its_own_schedule() -> None:
     verdict = search(_property(_sound), DeviceSubject(BACKEND, wheel.steer), Effort(cases=60))
     assert verdict == Held(60)
     assert len(wheel.TOLD) == 60
@@ -68,19 +68,19 @@ def test_each_case_is_steered_by_a_schedule_of_its_own_which_may_be_long() -> No
     assert max(map(len, wheel.TOLD)) > SCHEDULE
 
 
-def test_a_device_that_cannot_be_steered_breaks_no_clause() -> None:
-    steer = steering("helpers.fakes.wheel:into_nothing")
+def test_steering_failure_is_a_usage_error() -> None:
+    steer = steering("helpers.fakes.schedule_recorder:into_nothing")
     with pytest.raises(UsageError, match="cannot steer: OSError: the driver is not there"):
         search(_property(_sound), DeviceSubject(BACKEND, steer), Effort(cases=5))
 
 
 @pytest.mark.parametrize(("name", "says"), BAD.items(), ids=list(BAD))
-def test_what_cannot_steer_is_said_to(name: str, says: str) -> None:
+def test_steering_refuses_invalid_name(name: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         steering(name)
 
 
-def test_what_is_steered_is_one_device_in_this_process() -> None:
+def test_steered_campaign_plays_one_local_device() -> None:
     campaign = Campaign(
         backend="cpu",
         communicator="gloo",
@@ -89,7 +89,7 @@ def test_what_is_steered_is_one_device_in_this_process() -> None:
         families=("ordering",),
         seed=0,
         cases=2,
-        steer="helpers.fakes.wheel:steer",
+        steer="helpers.fakes.schedule_recorder:steer",
     )
     with campaign.subjects(None) as subjects:
         assert list(subjects) == [Executor.DEVICE]

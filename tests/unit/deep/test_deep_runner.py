@@ -9,7 +9,7 @@ import pytest
 from deep import __main__ as deep
 from deep import matrix_page, page, results, running
 from deep.parts import PARTS, REPORT, Part, Report, Step, chosen
-from helpers.processes.processes import alive
+from helpers.processes.process_state import alive
 from helpers.records import add_row
 
 JUNIT = """<testsuites><testsuite>

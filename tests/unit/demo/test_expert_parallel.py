@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from helpers.processes.threads import Seat, on_ranks
+from helpers.processes.thread_ranks import Seat, on_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -141,12 +141,13 @@ def _placement(random: np.random.Generator, shape: Shape) -> Placement:
     return random.permutation(np.concatenate([np.arange(shape.experts), spare])).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ExchangeForm)
 @given(layouts())
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_logits_are_equal_bit_for_bit_wherever_the_experts_live(
+def test_expert_parallel_logits_equal_single_process(
     reference: list[Tensor], form: ExchangeForm, case: tuple[Shape, Layout]
 ) -> None:
     shape, layout = case
@@ -157,7 +158,7 @@ def test_logits_are_equal_bit_for_bit_wherever_the_experts_live(
 
 
 @pytest.mark.parametrize("form", ExchangeForm)
-def test_one_wrong_expert_in_one_slot_changes_the_logits(
+def test_expert_parallel_logits_differ_with_wrong_expert(
     reference: list[Tensor], form: ExchangeForm
 ) -> None:
     shape = Shape(CONFIG.layers, CONFIG.experts, 8, 2)

@@ -14,7 +14,7 @@ GRIDS = st.builds(
 
 
 @given(GRIDS, st.integers(4, 9))
-def test_stages_divide_the_layers_in_their_order(grid: Grid, layers: int) -> None:
+def test_grid_stages_divide_layers_in_order(grid: Grid, layers: int) -> None:
     first_ranks = range(0, grid.ranks, grid.per_stage)
     parts = [grid.layers(rank, layers) for rank in first_ranks]
     assert [layer for part in parts for layer in part] == list(range(layers))
@@ -22,7 +22,7 @@ def test_stages_divide_the_layers_in_their_order(grid: Grid, layers: int) -> Non
 
 
 @given(GRIDS)
-def test_a_rank_is_in_one_stage_one_column_and_one_group_of_slices(grid: Grid) -> None:
+def test_grid_groups_partition_ranks(grid: Grid) -> None:
     every = range(grid.ranks)
     for groups in (grid.stage_ranks, grid.column, grid.slices):
         members = {groups(rank) for rank in every}
@@ -33,7 +33,7 @@ def test_a_rank_is_in_one_stage_one_column_and_one_group_of_slices(grid: Grid) -
 
 
 @given(GRIDS)
-def test_columns_serve_the_same_requests_on_all_stages_and_slices_of_them(grid: Grid) -> None:
+def test_grid_columns_share_requests_over_all_stages(grid: Grid) -> None:
     for rank in range(grid.ranks):
         column, slices = grid.column(rank), grid.slices(rank)
         assert {grid.group(other) for other in (*column, *slices)} == {grid.group(rank)}

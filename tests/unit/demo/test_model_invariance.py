@@ -73,9 +73,10 @@ def alone(seed: int, length: int) -> Tensor:
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=SLOTS // 3)
 
 
+@pytest.mark.slow
 @FEW
 @given(lengths, st.randoms(use_true_random=False), st.integers(1, 4))
-def test_a_prompt_has_the_same_logits_whatever_shares_its_batch(
+def test_prompt_logits_are_independent_of_batch(
     sizes: list[int], chance: Random, cuts: int
 ) -> None:
     slots = list(range(SLOTS))
@@ -90,11 +91,10 @@ def test_a_prompt_has_the_same_logits_whatever_shares_its_batch(
             assert torch.equal(logits, alone(seed, n))
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data(), st.integers(1, SLOTS - 2))
-def test_a_decoding_request_has_the_same_logits_in_a_group_of_any_size(
-    data: st.DataObject, requests: int
-) -> None:
+def test_decode_logits_are_independent_of_group_size(data: st.DataObject, requests: int) -> None:
     slots = data.draw(st.permutations(range(SLOTS)))[:requests]
     known = {slot: data.draw(st.integers(1, 20)) for slot in slots}
     store = KVCache(CONFIG, SLOTS)
@@ -113,7 +113,7 @@ def test_a_decoding_request_has_the_same_logits_in_a_group_of_any_size(
 
 @FEW
 @given(st.lists(st.integers(1, 23), unique=True, max_size=5))
-def test_a_prompt_in_pieces_has_the_logits_of_the_whole(cuts: list[int]) -> None:
+def test_chunked_prompt_has_logits_of_whole_prompt(cuts: list[int]) -> None:
     store = KVCache(CONFIG, 1)
     bounds = [0, *sorted(cuts), 24]
     pieces = [Sequence(0, text(3, 24)[start:stop], start) for start, stop in pairwise(bounds)]
@@ -123,7 +123,7 @@ def test_a_prompt_in_pieces_has_the_logits_of_the_whole(cuts: list[int]) -> None
     assert torch.equal(torch.cat(logits), alone(3, 24))
 
 
-def test_what_an_earlier_request_left_in_a_slot_changes_nothing() -> None:
+def test_kv_cache_slot_reuse_changes_no_logits() -> None:
     store = KVCache(CONFIG, SLOTS)
     forward(Batch(tuple(Sequence(slot, text(50 + slot, 160), 0) for slot in range(8))), store)
     reused = forward(Batch((Sequence(5, text(1, 30), 0),)), store)
@@ -134,7 +134,7 @@ def test_what_an_earlier_request_left_in_a_slot_changes_nothing() -> None:
     assert torch.equal(more, forward(Batch((), (Sequence(0, text(2, 1), 30),)), fresh))
 
 
-def test_logits_depend_on_every_earlier_byte_and_on_no_later_one() -> None:
+def test_logits_are_causal() -> None:
     changed = text(3, 24).clone()
     changed[10] = changed[10] % 255 + 1
     logits = forward(Batch((Sequence(0, changed, 0),)), KVCache(CONFIG, 1))
@@ -142,7 +142,7 @@ def test_logits_depend_on_every_earlier_byte_and_on_no_later_one() -> None:
     assert same.tolist() == [True] * 10 + [False] * 14
 
 
-def test_an_idle_rank_still_calls_every_layer() -> None:
+def test_decoder_calls_every_layer_for_empty_batch() -> None:
     seen = []
 
     def experts(layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
@@ -156,9 +156,7 @@ def test_an_idle_rank_still_calls_every_layer() -> None:
 
 @FEW
 @given(st.integers(1, 300), st.data())
-def test_an_expert_gives_a_row_the_same_bits_alone_and_among_others(
-    rows: int, data: st.DataObject
-) -> None:
+def test_expert_row_bits_are_independent_of_other_rows(rows: int, data: st.DataObject) -> None:
     weights = random_weights(CONFIG, seed=7)
     x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows))
     row = data.draw(st.integers(0, rows - 1))
@@ -167,7 +165,7 @@ def test_an_expert_gives_a_row_the_same_bits_alone_and_among_others(
     assert torch.equal(single[0], expert_rows(x, gate_up, down)[row])
 
 
-def test_experts_are_summed_in_top_k_order() -> None:
+def test_combine_sums_experts_in_top_k_order() -> None:
     rows = torch.tensor([2.0**24, 1.0, 1.0, -(2.0**24)]).view(1, 4, 1)
     assert combine_in_order(rows, torch.ones(1, 4)).item() == 0.0
     assert combine_in_order(rows[:, [0, 3, 1, 2]], torch.ones(1, 4)).item() == 2.0
@@ -175,32 +173,32 @@ def test_experts_are_summed_in_top_k_order() -> None:
 
 @FEW
 @given(st.lists(st.integers(0, 5), max_size=40))
-def test_rows_of_one_expert_stay_in_their_own_order(ids: list[int]) -> None:
+def test_group_by_expert_keeps_row_order(ids: list[int]) -> None:
     chosen = ids[: len(ids) // 2 * 2]
     order, bounds = group_by_expert(torch.tensor(chosen, dtype=torch.int32).view(-1, 2), 6)
     groups = [order[start:stop].tolist() for start, stop in pairwise(bounds)]
     assert groups == [[i for i, e in enumerate(chosen) if e == expert] for expert in range(6)]
 
 
-def test_equal_gates_go_to_the_lower_expert() -> None:
+def test_top_in_order_breaks_ties_by_lower_expert() -> None:
     values = torch.tensor([[0.1, 0.3, 0.2, 0.3, 0.2, 0.2]]).repeat(8, 1)
     _, ids = top_in_order(values, 4)
     assert ids.tolist() == [[1, 3, 2, 4]] * 8
 
 
-def test_this_machine_passes_the_start_up_check() -> None:
+def test_batch_invariance_check_passes_here() -> None:
     names = [probe.name for probe in probes(ModelConfig())]
     assert {"router", "expert of width 40", "attention scores over 160"} <= set(names)
     check_batch_invariance(ModelConfig())
 
 
-def test_a_product_that_looks_at_its_company_is_named_with_the_row_count() -> None:
+def test_batch_invariance_check_names_variant_product() -> None:
     mixing = Probe("mixing product", 4, lambda x: x * (1 + (len(x) == 40)))
     with pytest.raises(NotBatchInvariant, match="mixing product gives other bits at 40 rows"):
         check_probes([mixing])
 
 
-def test_several_threads_are_refused() -> None:
+def test_batch_invariance_check_rejects_several_threads() -> None:
     torch.set_num_threads(2)
     try:
         with pytest.raises(NotBatchInvariant, match="2 threads"):
@@ -217,12 +215,12 @@ def test_several_threads_are_refused() -> None:
         (Batch((), (Sequence(0, text(0, 1), -1),)), "outside the context of 160"),
     ],
 )
-def test_a_sequence_that_does_not_fit_the_cache_is_refused(batch: Batch, words: str) -> None:
+def test_forward_rejects_sequence_outside_kv_cache(batch: Batch, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         forward(batch, KVCache(CONFIG, SLOTS))
 
 
-def test_a_malformed_batch_is_refused() -> None:
+def test_batch_rejects_malformed_sequences() -> None:
     with pytest.raises(ValueError, match="occurs twice"):
         Batch((Sequence(1, text(0, 3), 0),), (Sequence(1, text(0, 1), 3),))
     with pytest.raises(ValueError, match="has not one token"):
@@ -233,7 +231,7 @@ def test_a_malformed_batch_is_refused() -> None:
         KVCache(CONFIG, 0)
 
 
-def test_a_device_that_goes_by_the_number_of_rows_is_given_one_number_of_them(
+def test_batch_variant_device_gets_grouped_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a GPU does, whose sums of few rows are other trees than those of many."""
@@ -254,7 +252,7 @@ def test_a_device_that_goes_by_the_number_of_rows_is_given_one_number_of_them(
     }
 
 
-def test_the_host_is_not_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_variant_host_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(candidates: list[Probe], device: torch.device) -> None:
         raise NotBatchInvariant("other bits")
 
@@ -264,7 +262,7 @@ def test_the_host_is_not_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows._grouped == set()
 
 
-def test_rows_in_groups_have_the_same_bits_and_every_product_the_same_shape(
+def test_grouped_rows_keep_bits_and_use_one_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weights = random_weights(CONFIG, seed=5)

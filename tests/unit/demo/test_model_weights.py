@@ -57,15 +57,16 @@ def bits_per_byte(text: bytes) -> float:
     return float(torch.stack(nats).mean()) / math.log(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_held_out_text_of_each_kind_takes_less_than_2_4_bits_per_byte(kind: str) -> None:
+def test_shipped_weights_need_below_2_4_bits_per_byte(kind: str) -> None:
     text = shipped_phase(kind).text
     middle = len(text) // 2
     sample = text[: SAMPLE // 2] + text[middle : middle + SAMPLE // 2]
     assert bits_per_byte(sample) < 2.4
 
 
-def test_the_file_is_smaller_than_8_mb_and_says_what_it_is() -> None:
+def test_shipped_weights_file_size_and_metadata() -> None:
     blob = shipped_bytes()
     notes = metadata(blob)
     assert len(blob) < 8_000_000
@@ -78,7 +79,7 @@ def test_the_file_is_smaller_than_8_mb_and_says_what_it_is() -> None:
     assert max(recorded.values()) < 2.4
 
 
-def test_weights_are_exactly_the_bfloat16_of_the_file() -> None:
+def test_shipped_weights_are_exact_bfloat16_values() -> None:
     weights = shipped()
     for name in tensor_shapes(weights.config):
         tensor = getattr(weights, name)
@@ -94,7 +95,7 @@ def test_random_weights_are_a_pure_function_of_the_seed() -> None:
     assert not torch.equal(one.gate_up, other.gate_up)
 
 
-def test_a_missing_or_misshapen_weight_is_named() -> None:
+def test_weights_errors_name_missing_or_misshapen_tensor() -> None:
     config = ModelConfig(layers=1, experts=4)
     weights = random_weights(config, 0)
     tensors = {name: getattr(weights, name) for name in tensor_shapes(config)}
@@ -105,7 +106,7 @@ def test_a_missing_or_misshapen_weight_is_named() -> None:
         weights_from(tensors, config)
 
 
-def test_impossible_sizes_are_refused() -> None:
+def test_model_config_rejects_impossible_sizes() -> None:
     with pytest.raises(ValueError, match="hidden=100"):
         ModelConfig(hidden=100, heads=3)
     with pytest.raises(ValueError, match="top_k=5"):

@@ -33,7 +33,7 @@ def traffics(draw: st.DrawFn) -> Traffic:
 
 
 @given(traffics())
-def test_the_same_arguments_give_the_same_requests(traffic: Traffic) -> None:
+def test_traffic_is_a_pure_function_of_arguments(traffic: Traffic) -> None:
     again = Traffic(
         traffic.phases, traffic.steps, traffic.requests_per_step, prompt=16, seed=traffic.seed
     )
@@ -42,7 +42,7 @@ def test_the_same_arguments_give_the_same_requests(traffic: Traffic) -> None:
 
 
 @given(traffics(), st.integers(1, 8))
-def test_any_number_of_ranks_serves_exactly_the_same_requests(traffic: Traffic, ranks: int) -> None:
+def test_traffic_divides_same_requests_among_any_ranks(traffic: Traffic, ranks: int) -> None:
     for step in range(traffic.steps):
         arrivals = traffic.arrivals(step)
         parts = [of_rank(arrivals, rank, ranks) for rank in range(ranks)]
@@ -51,7 +51,7 @@ def test_any_number_of_ranks_serves_exactly_the_same_requests(traffic: Traffic, 
 
 
 @given(traffics())
-def test_phases_take_equal_numbers_of_consecutive_steps(traffic: Traffic) -> None:
+def test_traffic_phases_take_equal_consecutive_steps(traffic: Traffic) -> None:
     order = [traffic.phase_of(step) for step in range(traffic.steps)]
     sizes = [order.count(i) for i in range(len(traffic.phases))]
     assert order == sorted(order)
@@ -61,7 +61,7 @@ def test_phases_take_equal_numbers_of_consecutive_steps(traffic: Traffic) -> Non
 
 
 @given(traffics())
-def test_no_prompt_comes_again_before_every_prompt_of_its_phase_was_served(
+def test_traffic_serves_every_prompt_before_repeating_one(
     traffic: Traffic,
 ) -> None:
     served: dict[int, list[bytes]] = {}
@@ -78,25 +78,25 @@ def test_no_prompt_comes_again_before_every_prompt_of_its_phase_was_served(
 
 
 @given(traffics())
-def test_request_ids_count_over_the_whole_run(traffic: Traffic) -> None:
+def test_traffic_request_ids_are_consecutive(traffic: Traffic) -> None:
     ids = [r.id for step in range(traffic.steps) for r in traffic.arrivals(step)]
     assert ids == list(range(traffic.steps * traffic.requests_per_step))
 
 
-def test_another_seed_gives_another_order() -> None:
+def test_traffic_order_depends_on_seed() -> None:
     phases = (phase("a", 40),)
     one, other = (Traffic(phases, 5, prompt=16, seed=seed) for seed in (0, 1))
     assert [one.arrivals(s) for s in range(5)] != [other.arrivals(s) for s in range(5)]
 
 
-def test_the_shipped_phases_are_served_where_no_file_is_named() -> None:
+def test_load_phases_defaults_to_shipped_texts() -> None:
     assert tuple(phase.name for phase in load_phases()) == DEFAULT_PHASES
     assert shipped_phase("english").name == "english"
     with pytest.raises(BadText, match="no text of kind 'klingon'"):
         shipped_phase("klingon")
 
 
-def test_files_are_served_in_order_under_their_own_names(tmp_path: Path) -> None:
+def test_load_phases_keeps_file_order_and_names(tmp_path: Path) -> None:
     for name in ("second", "first"):
         (tmp_path / f"{name}.txt").write_text(name * 100)
     phases = load_phases([tmp_path / "first.txt", tmp_path / "second.txt"])
@@ -112,7 +112,7 @@ def test_files_are_served_in_order_under_their_own_names(tmp_path: Path) -> None
         (b"a" * 150 + b"\xff" + b"a" * 50, "is not UTF-8 at byte offset 150"),
     ],
 )
-def test_bad_content_is_refused_in_one_line_that_names_the_file(
+def test_load_phases_rejects_bad_content_naming_file(
     tmp_path: Path, content: bytes, words: str
 ) -> None:
     path = tmp_path / "bad.txt"
@@ -125,7 +125,7 @@ def test_bad_content_is_refused_in_one_line_that_names_the_file(
     assert isinstance(caught.value, UsageError)
 
 
-def test_a_missing_file_a_directory_and_an_unreadable_file_are_refused(
+def test_load_phases_rejects_unreadable_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(BadText, match="does not exist"):
@@ -141,7 +141,7 @@ def test_a_missing_file_a_directory_and_an_unreadable_file_are_refused(
         load_phases([tmp_path / "locked.txt"])
 
 
-def test_traffic_that_cannot_be_served_is_refused() -> None:
+def test_traffic_rejects_impossible_arguments() -> None:
     with pytest.raises(ValueError, match="1 steps cannot hold 2 phases"):
         Traffic((phase("a", 9), phase("b", 9)), 1, prompt=16)
     with pytest.raises(ValueError, match="at least 1"):

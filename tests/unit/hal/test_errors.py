@@ -28,28 +28,28 @@ def classes() -> dict[str, type]:
     return {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 
 
-def test_every_class_is_drawn_and_everything_drawn_exists() -> None:
+def test_error_tree_drawing_lists_every_class() -> None:
     assert set(drawn()) == set(classes())
     assert len(drawn()) > 15
 
 
-def test_every_class_hangs_where_it_is_drawn() -> None:
+def test_error_classes_have_drawn_parents() -> None:
     for name, parent in drawn().items():
         assert classes()[name].__bases__ == (classes()[parent] if parent else Exception,)
 
 
-def test_the_branches_exclude_each_other() -> None:
+def test_error_branches_are_disjoint() -> None:
     branches = [classes()[name] for name, parent in drawn().items() if parent == "EquipoiseError"]
     for kind in classes().values():
         assert sum(issubclass(kind, branch) for branch in branches) <= 1
 
 
-def test_an_operation_past_its_deadline_counts_as_failed_but_a_pending_one_does_not() -> None:
+def test_operation_timeout_is_failure_but_result_pending_is_not() -> None:
     assert issubclass(errors.OperationTimeout, errors.CommunicatorFailed)
     assert not issubclass(errors.ResultPending, errors.CommunicatorFailed)
 
 
-def test_errors_about_ranks_name_them() -> None:
+def test_rank_errors_name_their_ranks() -> None:
     missing = errors.BallotIncomplete("q", (1, 3))
     lost = errors.RankLost(2, "was killed by SIGKILL", "step 7")
     assert missing.missing == (1, 3)
@@ -58,5 +58,5 @@ def test_errors_about_ranks_name_them() -> None:
 
 
 @pytest.mark.parametrize("kind", classes().values())
-def test_every_class_says_what_it_means(kind: type) -> None:
+def test_error_classes_have_docstrings(kind: type) -> None:
     assert (kind.__doc__ or "").strip()

@@ -13,7 +13,7 @@ ELSEWHERE = {"Probe"}
 
 
 @pytest.mark.parametrize("module", sorted(HOMES))
-def test_every_public_class_of_a_protocol_module_is_exported(module: str) -> None:
+def test_hal_exports_every_public_protocol_class(module: str) -> None:
     found = import_module(f"equipoise.hal.{module}")
     public = {
         name
@@ -25,11 +25,11 @@ def test_every_public_class_of_a_protocol_module_is_exported(module: str) -> Non
         assert getattr(equipoise.hal, name) is getattr(found, name)
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+def test_hal_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Gate'"):
         equipoise.hal.Gate  # noqa: B018
 
 
-def test_importing_the_errors_does_not_import_torch() -> None:
+def test_errors_import_does_not_import_torch() -> None:
     code = "import sys, equipoise.hal.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

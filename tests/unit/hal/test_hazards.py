@@ -27,7 +27,7 @@ def cpu() -> Iterator[CpuAccelerator]:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3), NAMES, NAMES), max_size=20))
-def test_conflicting_verbs_run_in_the_order_of_issue(
+def test_hazards_run_conflicting_verbs_in_issue_order(
     verbs: list[tuple[int, list[str], list[str]]],
 ) -> None:
     cpu = BACKEND.open(0)
@@ -55,7 +55,7 @@ def test_conflicting_verbs_run_in_the_order_of_issue(
         ({"writes": "a"}, {"writes": "b", "reads": "c"}, False),
     ],
 )
-def test_only_conflicting_verbs_wait(
+def test_hazards_delay_only_conflicting_verbs(
     cpu: CpuAccelerator, first: dict[str, str], second: dict[str, str], waits: bool
 ) -> None:
     hazards, gate, seen = Hazards(cpu.event), threading.Event(), []
@@ -75,7 +75,7 @@ def test_only_conflicting_verbs_wait(
     assert seen == [1]
 
 
-def test_a_verb_records_one_event_and_yields_it(cpu: CpuAccelerator) -> None:
+def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
     made = []
 
     def event() -> object:
@@ -90,7 +90,7 @@ def test_a_verb_records_one_event_and_yields_it(cpu: CpuAccelerator) -> None:
     assert done.query()
 
 
-def test_a_verb_that_could_not_be_launched_is_not_waited_for(cpu: CpuAccelerator) -> None:
+def test_hazards_ignore_verb_that_failed_to_launch(cpu: CpuAccelerator) -> None:
     hazards, one, two = Hazards(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     with pytest.raises(ZeroDivisionError), hazards.ordered(one, writes="a"):
         raise ZeroDivisionError
@@ -99,7 +99,7 @@ def test_a_verb_that_could_not_be_launched_is_not_waited_for(cpu: CpuAccelerator
     two.synchronize(SOON)
 
 
-def test_a_failed_writer_is_told_to_readers_and_forgotten_by_the_next_writer(
+def test_hazards_fail_readers_of_failed_writer_until_rewrite(
     cpu: CpuAccelerator,
 ) -> None:
     hazards, one, two = Hazards(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
@@ -117,7 +117,8 @@ def test_a_failed_writer_is_told_to_readers_and_forgotten_by_the_next_writer(
     two.synchronize(SOON)
 
 
-def test_memory_is_bounded_by_buffers_and_streams(cpu: CpuAccelerator) -> None:
+@pytest.mark.slow
+def test_hazards_memory_is_bounded(cpu: CpuAccelerator) -> None:
     hazards = Hazards(cpu.event)
     for number in range(200):
         stream = cpu.stream(list(Role)[number % 4])

@@ -9,6 +9,8 @@ import pytest
 
 import equipoise
 
+pytestmark = pytest.mark.slow
+
 VENDORS = ("torch_npu", "cuda", "triton", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy")
 WITHIN_VLLM = {
     f"equipoise.integrations.vllm.{name}"
@@ -32,7 +34,7 @@ def look(body: str) -> tuple[set[str], int, int]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     modules, threads, tasks = json.loads(done.stdout.splitlines()[-1])
     return set(modules), threads, tasks
@@ -43,20 +45,20 @@ def public_modules() -> list[str]:
     return [m.name for m in walk if not m.name.rpartition(".")[2].startswith("__")]
 
 
-def test_importing_the_package_imports_no_vendor_and_not_even_torch() -> None:
+def test_package_import_loads_neither_vendor_nor_torch() -> None:
     modules, threads, tasks = look("import equipoise")
     assert not modules & {*VENDORS, "torch", "numpy"}
     assert (threads, tasks) == (1, 1)
 
 
-def test_neither_does_reading_a_command_line() -> None:
+def test_cli_parsing_loads_neither_vendor_nor_torch() -> None:
     body = "from equipoise.cli import main, parser\nparser.build_parser().parse_args(['doctor'])"
     modules, threads, tasks = look(body)
     assert not modules & {*VENDORS, "torch", "numpy"}
     assert (threads, tasks) == (1, 1)
 
 
-def test_every_public_module_imports_without_a_vendor_and_without_a_thread() -> None:
+def test_public_modules_import_without_vendor_or_thread() -> None:
     names = sorted({*public_modules()} - WITHIN_VLLM)
     assert {"equipoise.hal.stream", "equipoise.backends.cpu", "equipoise.pipeline"} <= set(names)
     body = "import torch\nbefore = threading.active_count()\nimport numpy\n"
@@ -68,12 +70,12 @@ def test_every_public_module_imports_without_a_vendor_and_without_a_thread() -> 
 
 
 @pytest.mark.parametrize("name", sorted(WITHIN_VLLM))
-def test_what_derives_from_the_engines_classes_imports_nothing_else_that_is_missing(
+def test_vllm_modules_fail_only_on_missing_vllm(
     name: str,
 ) -> None:
     assert name in public_modules()
     without = f"import sys\nsys.modules['vllm'] = None\nimport {name}"
     done = subprocess.run(
-        [sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", without], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'vllm.")

@@ -17,18 +17,18 @@ BLOB = torch.zeros(1, dtype=torch.uint8)
 
 
 @given(SHAPES, st.sampled_from([torch.uint8, torch.bfloat16, torch.float64]))
-def test_a_segment_type_knows_its_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_segment_type_counts_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     data = torch.zeros(shape, dtype=dtype)
     assert Segment("w", data).type.nbytes == data.numel() * data.element_size()
     assert Segment("w", data).type == SegmentType("w", shape, dtype)
 
 
-def test_a_strided_segment_is_refused() -> None:
+def test_segment_refuses_strided_tensor() -> None:
     with pytest.raises(SlotError, match=r"'gate' of shape \(3, 2\) is strided"):
         Segment("gate", torch.zeros(2, 3).t())
 
 
-def test_any_offset_will_do_but_for_a_private_format() -> None:
+def test_segment_offset_is_free_except_for_private_format() -> None:
     stacked = torch.zeros(4, 3)
     assert Segment("w", stacked[2]).data.storage_offset() == 6
     Segment("w", stacked[0], SlotFormat.PRIVATE)
@@ -37,9 +37,7 @@ def test_any_offset_will_do_but_for_a_private_format() -> None:
 
 
 @given(SHAPES, st.integers(0, 9))
-def test_a_private_segment_is_all_that_its_storage_holds(
-    shape: tuple[int, ...], padding: int
-) -> None:
+def test_private_segment_covers_its_whole_storage(shape: tuple[int, ...], padding: int) -> None:
     count = math.prod(shape)
     whole = torch.arange(count + padding, dtype=torch.int16)
     segment = Segment("w", whole[:count].view(shape), SlotFormat.PRIVATE)
@@ -50,7 +48,7 @@ def test_a_private_segment_is_all_that_its_storage_holds(
     assert torch.equal(Segment("w", segment.data).bytes, whole[:count].view(torch.uint8))
 
 
-def test_the_bytes_of_a_segment_are_its_memory() -> None:
+def test_segment_bytes_alias_tensor_memory() -> None:
     stacked = torch.zeros(4, 3)
     Segment("w", stacked[2]).bytes.fill_(1)
     assert stacked.view(torch.uint8).sum(1).tolist() == [0, 0, 12, 0]
@@ -58,7 +56,7 @@ def test_the_bytes_of_a_segment_are_its_memory() -> None:
     assert set(stacked.view(torch.uint8).flatten().tolist()) == {2}
 
 
-def test_a_layout_needs_a_slot() -> None:
+def test_slot_layout_refuses_no_slots() -> None:
     with pytest.raises(SlotError, match="at least one slot"):
         SlotLayout((), 1)
 
@@ -73,30 +71,30 @@ def test_a_layout_needs_a_slot() -> None:
     ],
     ids=["shape", "name", "dtype", "format"],
 )
-def test_slots_that_differ_in_one_word_of_their_descriptor_are_refused(other: Segment) -> None:
+def test_slot_layout_refuses_different_descriptors(other: Segment) -> None:
     with pytest.raises(SlotError, match="slot 1 is"):
         SlotLayout(((Segment("w", torch.zeros(2)),), (other,)), 1)
 
 
-def test_private_slots_that_store_another_number_of_bytes_are_refused() -> None:
+def test_slot_layout_refuses_private_slots_of_different_size() -> None:
     slots = [(Segment("w", torch.zeros(n)[:2], SlotFormat.PRIVATE),) for n in (2, 3)]
     with pytest.raises(SlotError, match="slot 1 is"):
         SlotLayout(tuple(slots), 1)
 
 
-def test_slots_with_another_number_of_segments_are_refused() -> None:
+def test_slot_layout_refuses_different_segment_counts() -> None:
     one = Segment("w", torch.zeros(2))
     with pytest.raises(SlotError, match="slot 1 is"):
         SlotLayout(((one,), (one, one)), 1)
 
 
-def test_a_slot_has_the_bytes_of_its_segments() -> None:
+def test_slot_bytes_are_sum_of_segments() -> None:
     slot = (Segment("a", torch.zeros(3)), Segment("b", torch.zeros(5, dtype=torch.bfloat16)))
     assert SlotLayout((slot, slot), 0).slot_bytes == 22
 
 
 @given(st.lists(st.integers(0, 5), max_size=8))
-def test_a_round_carries_at_most_one_blob_a_peer_and_direction(peers: list[int]) -> None:
+def test_exchange_refuses_two_blobs_per_peer_and_direction(peers: list[int]) -> None:
     parcels = tuple(Parcel(peer, BLOB) for peer in peers)
     if len(set(peers)) == len(peers):
         assert Exchange(sends=parcels, receives=parcels).sends == parcels

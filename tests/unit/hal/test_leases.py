@@ -26,9 +26,7 @@ def is_barred(leases: Leases, slot: int) -> bool:
     st.lists(st.lists(st.sampled_from(SLOTS), max_size=4), max_size=6),
     st.lists(st.integers(0, 5), max_size=12),
 )
-def test_a_slot_is_free_when_its_last_lease_is_released_however_often(
-    taken: list[list[int]], released: list[int]
-) -> None:
+def test_slot_is_leased_until_last_release(taken: list[list[int]], released: list[int]) -> None:
     leases = Leases()
     held = [leases.take(slots) for slots in taken]
     assert [lease.slots for lease in held] == [tuple(slots) for slots in taken]
@@ -41,14 +39,14 @@ def test_a_slot_is_free_when_its_last_lease_is_released_however_often(
         assert [is_barred(leases, slot) for slot in SLOTS] == [slot in left for slot in SLOTS]
 
 
-def test_every_leased_slot_is_named() -> None:
+def test_slot_leased_error_names_every_slot() -> None:
     leases = Leases()
     leases.take([3, 1])
     with pytest.raises(SlotLeased, match=r"slot\(s\) 1, 3 are leased"), leases.barred([3, 0, 1]):
         pytest.fail("reached the block")
 
 
-def test_nobody_takes_a_lease_while_a_verb_is_issued() -> None:
+def test_lease_waits_while_verb_is_issued() -> None:
     leases, taking, taken = Leases(), threading.Event(), threading.Event()
 
     def take() -> None:
@@ -65,7 +63,7 @@ def test_nobody_takes_a_lease_while_a_verb_is_issued() -> None:
     assert is_barred(leases, 0)
 
 
-def test_two_threads_that_release_one_lease_release_it_once() -> None:
+def test_concurrent_release_of_lease_counts_once() -> None:
     leases, together = Leases(), threading.Barrier(2)
     for _ in range(50):
         keep, twice = leases.take([0]), leases.take([0])

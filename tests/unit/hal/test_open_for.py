@@ -1,7 +1,7 @@
 """Ranks of one machine take its devices in turn."""
 
 import pytest
-from helpers.fakes.crowded import LINKS
+from helpers.fakes.two_device_backend import LINKS
 
 from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
@@ -26,19 +26,19 @@ class CountedBackend(CpuBackend):
         return CpuAccelerator()
 
 
-def test_each_rank_has_a_device_of_its_own_while_there_are_enough() -> None:
+def test_open_for_assigns_devices_round_robin() -> None:
     backend = CountedBackend(3)
     for rank in range(5):
         open_for(backend, rank).close()
     assert backend.opened == [0, 1, 2, 0, 1]
 
 
-def test_without_a_device_no_rank_can_open_one() -> None:
+def test_open_for_fails_without_devices() -> None:
     with pytest.raises(BackendUnavailable, match="'counted' has no device for rank 1"):
         open_for(CountedBackend(0), 1)
 
 
-def test_more_ranks_than_devices_need_links_that_share_them() -> None:
+def test_check_room_refuses_more_ranks_than_unshared_devices() -> None:
     """Clause B9."""
     check_room(CountedBackend(2), LINKS, 2)
     with pytest.raises(UsageError, match="3 ranks need 3 devices, and counted has 2 here"):
@@ -46,7 +46,7 @@ def test_more_ranks_than_devices_need_links_that_share_them() -> None:
     check_room(CountedBackend(2), GLOO, 3)
 
 
-def test_any_number_of_ranks_opens_the_one_cpu() -> None:
+def test_open_for_gives_every_rank_the_cpu() -> None:
     for rank in (0, 7):
         accelerator = open_for(BACKEND, rank)
         assert accelerator.name == "cpu:0"

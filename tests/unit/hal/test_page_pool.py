@@ -31,7 +31,7 @@ def behind(cpu: CpuAccelerator, gate: threading.Event) -> Event:
     return event
 
 
-def test_pages_are_separate_and_of_the_size_asked_for(cpu: CpuAccelerator) -> None:
+def test_pool_pages_are_separate_and_of_requested_size(cpu: CpuAccelerator) -> None:
     pool = cpu.host_pool(16, 3)
     pages = [pool.take(SOON) for _ in range(3)]
     for number, page in enumerate(pages):
@@ -41,7 +41,7 @@ def test_pages_are_separate_and_of_the_size_asked_for(cpu: CpuAccelerator) -> No
     assert {page.data.dtype for page in pages} == {torch.uint8}
 
 
-def test_without_a_free_page_taking_gives_up_in_time(cpu: CpuAccelerator) -> None:
+def test_pool_take_times_out_without_free_page(cpu: CpuAccelerator) -> None:
     pool = cpu.host_pool(4, 1)
     page = pool.take(SOON)
     with pytest.raises(PoolExhausted, match=r"within 0\.02 s"):
@@ -50,7 +50,7 @@ def test_without_a_free_page_taking_gives_up_in_time(cpu: CpuAccelerator) -> Non
     assert pool.take(0.0).data.data_ptr() == page.data.data_ptr()
 
 
-def test_a_page_comes_back_only_after_the_copy_that_reads_it(cpu: CpuAccelerator) -> None:
+def test_page_returns_only_after_copy_that_reads_it(cpu: CpuAccelerator) -> None:
     pool, gate, read = cpu.host_pool(4, 1), threading.Event(), []
     page = pool.take(SOON)
     page.data.fill_(1)
@@ -70,7 +70,7 @@ def test_a_page_comes_back_only_after_the_copy_that_reads_it(cpu: CpuAccelerator
     assert read == [[1] * 4]
 
 
-def test_a_page_that_is_free_is_handed_out_before_one_that_is_still_read(
+def test_pool_prefers_free_page_over_one_being_read(
     cpu: CpuAccelerator,
 ) -> None:
     pool, gate = cpu.host_pool(4, 2), threading.Event()
@@ -83,7 +83,7 @@ def test_a_page_that_is_free_is_handed_out_before_one_that_is_still_read(
     gate.set()
 
 
-def test_whoever_waits_is_woken_by_a_page_given_back(cpu: CpuAccelerator) -> None:
+def test_pool_take_is_woken_by_returned_page(cpu: CpuAccelerator) -> None:
     pool = cpu.host_pool(4, 1)
     page, taken = pool.take(SOON), threading.Event()
     with ThreadPoolExecutor(1) as threads:
@@ -95,7 +95,7 @@ def test_whoever_waits_is_woken_by_a_page_given_back(cpu: CpuAccelerator) -> Non
         assert taking.result(SOON).data.data_ptr() == page.data.data_ptr()
 
 
-def test_a_page_is_given_back_once(cpu: CpuAccelerator) -> None:
+def test_page_refuses_second_give_back(cpu: CpuAccelerator) -> None:
     pool = cpu.host_pool(4, 1)
     page = pool.take(SOON)
     page.give_back(None)
@@ -109,7 +109,7 @@ def test_a_page_is_given_back_once(cpu: CpuAccelerator) -> None:
     again.give_back(None)
 
 
-def test_an_event_that_was_never_recorded_is_refused_and_the_page_kept(
+def test_page_give_back_refuses_unrecorded_event(
     cpu: CpuAccelerator,
 ) -> None:
     pool = cpu.host_pool(4, 1)
@@ -119,7 +119,7 @@ def test_an_event_that_was_never_recorded_is_refused_and_the_page_kept(
     page.give_back(None)
 
 
-def test_a_copy_that_failed_reads_no_more(cpu: CpuAccelerator) -> None:
+def test_page_returns_after_failed_copy(cpu: CpuAccelerator) -> None:
     pool, event, copy = cpu.host_pool(4, 1), cpu.event(), cpu.stream(Role.COPY)
     page = pool.take(SOON)
     gate = threading.Event()
@@ -135,7 +135,7 @@ def test_a_copy_that_failed_reads_no_more(cpu: CpuAccelerator) -> None:
         copy.synchronize(SOON)
 
 
-def test_several_takers_never_share_a_page(cpu: CpuAccelerator) -> None:
+def test_concurrent_takers_never_share_a_page(cpu: CpuAccelerator) -> None:
     pool, in_use, clashes = cpu.host_pool(4, 2), set[int](), list[int]()
     guard, copy = threading.Lock(), cpu.stream(Role.COPY)
 
@@ -163,6 +163,6 @@ def test_several_takers_never_share_a_page(cpu: CpuAccelerator) -> None:
 
 
 @pytest.mark.parametrize(("page_bytes", "pages"), [(0, 1), (1, 0), (-1, 1)])
-def test_a_pool_without_pages_is_refused(page_bytes: int, pages: int) -> None:
+def test_pool_refuses_empty_size(page_bytes: int, pages: int) -> None:
     with pytest.raises(SlotError, match="a pool needs pages"):
         PagePool(lambda n: torch.empty(n, dtype=torch.uint8), page_bytes, pages)

@@ -29,7 +29,7 @@ def commit(cpu: CpuAccelerator, readers: Readers, writer: Stream, log: list[str]
     readers.follow(held, done)
 
 
-def test_a_commit_comes_between_two_launches_of_a_reader(cpu: CpuAccelerator) -> None:
+def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
     readers, log, gate = Readers(cpu.event), list[str](), threading.Event()
     reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
     readers.attach(reader)
@@ -44,7 +44,7 @@ def test_a_commit_comes_between_two_launches_of_a_reader(cpu: CpuAccelerator) ->
     assert log == ["before", "commit", "after"]
 
 
-def test_a_stream_with_two_readers_is_held_until_both_are_detached(cpu: CpuAccelerator) -> None:
+def test_stream_is_held_until_all_its_readers_detach(cpu: CpuAccelerator) -> None:
     readers, reader, writer = Readers(cpu.event), cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
     first, second = readers.attach(reader), readers.attach(reader)
     assert readers.hold(writer) == (reader,)
@@ -55,13 +55,13 @@ def test_a_stream_with_two_readers_is_held_until_both_are_detached(cpu: CpuAccel
     assert readers.hold(writer) == ()
 
 
-def test_the_writers_own_stream_is_not_held(cpu: CpuAccelerator) -> None:
+def test_readers_do_not_hold_writer_stream(cpu: CpuAccelerator) -> None:
     readers, stream = Readers(cpu.event), cpu.stream(Role.COMPUTE)
     readers.attach(stream)
     assert readers.hold(stream) == ()
 
 
-def test_a_failed_reader_is_not_waited_for_attached_or_detached(cpu: CpuAccelerator) -> None:
+def test_readers_skip_failed_stream(cpu: CpuAccelerator) -> None:
     readers, log = Readers(cpu.event), list[str]()
     reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
     attached = readers.attach(reader)
@@ -75,7 +75,7 @@ def test_a_failed_reader_is_not_waited_for_attached_or_detached(cpu: CpuAccelera
     assert log == ["commit", "commit"]
 
 
-def test_every_writer_waits_for_a_detached_reader_and_then_it_is_forgotten(
+def test_writers_wait_for_detached_reader_then_forget_it(
     cpu: CpuAccelerator,
 ) -> None:
     readers, gate = Readers(cpu.event), threading.Event()

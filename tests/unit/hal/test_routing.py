@@ -48,14 +48,14 @@ def int32(values: list[int]) -> Tensor:
 
 
 @given(WORD, WORD, WORD, WORD)
-def test_the_mix_is_what_the_clause_says(index: int, rank: int, layer: int, step: int) -> None:
+def test_mix32_equals_its_definition(index: int, rank: int, layer: int, step: int) -> None:
     mixed = routing.mix32(torch.tensor([index]), rank, layer, step)
     assert mixed.tolist() == [slow_mix(index, rank, layer, step)]
 
 
 @UNHURRIED
 @given(batches(), WORD, WORD, WORD)
-def test_hashed_elements_go_to_the_first_replica_above_their_draw(
+def test_route_hashed_takes_first_replica_above_draw(
     batch: tuple[list[int], list[int], int, list[int]], rank: int, layer: int, step: int
 ) -> None:
     placement, shares, experts, ids = batch
@@ -73,7 +73,7 @@ def test_hashed_elements_go_to_the_first_replica_above_their_draw(
 
 @UNHURRIED
 @given(batches(), WORD, WORD)
-def test_apportioned_occurrences_go_where_the_quota_intervals_say(
+def test_route_apportioned_follows_quota_intervals(
     batch: tuple[list[int], list[int], int, list[int]], rank: int, layer: int
 ) -> None:
     placement, shares, experts, ids = batch
@@ -92,7 +92,7 @@ def test_apportioned_occurrences_go_where_the_quota_intervals_say(
 
 
 @given(batches())
-def test_a_table_lists_each_experts_slots_and_running_shares(
+def test_build_table_lists_slots_and_cumulative_shares(
     batch: tuple[list[int], list[int], int, list[int]],
 ) -> None:
     placement, shares, experts, _ = batch
@@ -110,14 +110,14 @@ def halves() -> routing.RoutingTable:
     return routing.build_table(int32([0, 0]), int32([32768, 32768]), 1)
 
 
-def test_steps_layers_and_ranks_draw_differently() -> None:
+def test_route_hashed_differs_by_step_layer_and_rank() -> None:
     ids = torch.zeros(64, dtype=torch.int32)
     salts = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     drawn = {tuple(routing.route_hashed(ids, halves(), *salt)[0].tolist()) for salt in salts}
     assert len(drawn) == len(salts)
 
 
-def test_hashed_tokens_follow_the_shares() -> None:
+def test_route_hashed_follows_shares() -> None:
     table = routing.build_table(int32([0, 0, 0]), int32([6554, 19661, 39321]), 1)
     ids = torch.zeros(100_000, dtype=torch.int32)
     slots, _ = routing.route_hashed(ids, table, 3, 5, 7)
@@ -126,13 +126,13 @@ def test_hashed_tokens_follow_the_shares() -> None:
     assert (drawn - torch.tensor([0.1, 0.3, 0.6])).abs().max() < 5 * 0.5 / len(ids) ** 0.5
 
 
-def test_ranks_round_one_token_differently() -> None:
+def test_route_apportioned_rounds_differently_by_rank() -> None:
     one = torch.zeros(1, dtype=torch.int32)
     chosen = [int(routing.route_apportioned(one, halves(), rank, 0)[0]) for rank in range(200)]
     assert 60 < sum(chosen) < 140
 
 
-def test_shares_level_what_can_be_levelled() -> None:
+def test_solve_shares_levels_rank_loads() -> None:
     counts = torch.tensor([[30, 10, 20]])
     shares = routing.solve_shares(counts, int32([0, 1, 0, 2])[None], 2)
     assert shares.tolist() == [[43691, 65536, 21845, 65536]]
@@ -148,7 +148,7 @@ def test_shares_level_what_can_be_levelled() -> None:
         ([0, 1], [65536], "shares: expected 2 elements, got 1"),
     ],
 )
-def test_a_table_that_would_misroute_is_refused(
+def test_build_table_refuses_inconsistent_shares(
     placement: list[int], shares: list[int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -165,7 +165,7 @@ def test_a_table_that_would_misroute_is_refused(
         ({"cumulative": int32([1]).to("meta")}, "cumulative: expected on cpu, got meta"),
     ],
 )
-def test_a_table_of_other_shapes_is_refused(changed: dict[str, Tensor], message: str) -> None:
+def test_routing_table_refuses_wrong_shapes(changed: dict[str, Tensor], message: str) -> None:
     right = {"start": int32([0, 1]), "replicas": int32([0]), "cumulative": int32([65536])}
     with pytest.raises(ValueError, match=message):
         routing.RoutingTable(**(right | changed))
@@ -178,7 +178,7 @@ def test_a_table_of_other_shapes_is_refused(changed: dict[str, Tensor], message:
         ([0, 0, 0], 1, "placement: expected a slot for every expert, none for 1"),
     ],
 )
-def test_shares_without_ranks_or_slots_are_refused(
+def test_solve_shares_refuses_bad_ranks_or_placement(
     placement: list[int], ranks: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

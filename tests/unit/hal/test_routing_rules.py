@@ -40,7 +40,7 @@ def vllm(top_k: int, rows: int = ALL_ROWS) -> RowHash:
     return RowHash(top_k, int32([rows]))
 
 
-def test_vllms_rule_gives_what_its_formula_gives_on_paper() -> None:
+def test_row_hash_equals_vllm_formula_worked_by_hand() -> None:
     # t * 2654435769 mod 2**32 is 0, 2654435769, 1013904242, 3668340011, 2027808484, which leaves
     # 0 1 0 1 0 when divided by 2 and 0 0 2 2 1 when divided by 3.
     ids = int32([0, 1, 1, 0, 0, 2, 1, -1, 1, 0])
@@ -49,7 +49,7 @@ def test_vllms_rule_gives_what_its_formula_gives_on_paper() -> None:
     assert counts.tolist() == [3, 2, 1]
 
 
-def test_tensorrt_llms_rule_gives_what_its_formula_gives_on_paper() -> None:
+def test_block_turns_equal_tensorrt_llm_formula_worked_by_hand() -> None:
     first = [0, 0, 1, 0, 1, 1, 1, -1, 2]
     ids = int32([*first, *[-1] * (BLOCK - len(first)), 0, 1, 1])
     slots, counts = route_by_block_turns(ids, table(HELD), BlockTurns(offset=1))
@@ -60,7 +60,7 @@ def test_tensorrt_llms_rule_gives_what_its_formula_gives_on_paper() -> None:
     assert counts.tolist() == [4, 6, 1]
 
 
-def test_without_spare_slots_the_offset_changes_nothing() -> None:
+def test_block_turns_offset_is_irrelevant_without_spare_slots() -> None:
     ids = int32([2, 0, 1, 1, 3, -1])
     for offset in (0, 1, 7):
         slots, _ = route_by_block_turns(ids, table([2, 0, 1]), BlockTurns(offset))
@@ -83,7 +83,7 @@ def run(placement: list[int], expert: int) -> list[int]:
 
 @UNHURRIED
 @given(batches(), st.integers(1, 5), st.integers(0, 60))
-def test_vllms_elements_go_where_the_words_say(
+def test_row_hash_equals_its_definition(
     batch: tuple[list[int], list[int]], top_k: int, rows: int
 ) -> None:
     placement, ids = batch
@@ -99,7 +99,7 @@ def test_vllms_elements_go_where_the_words_say(
 
 @UNHURRIED
 @given(batches(), st.integers(0, 70))
-def test_tensorrt_llms_elements_go_where_the_words_say(
+def test_block_turns_equal_their_definition(
     batch: tuple[list[int], list[int]], offset: int
 ) -> None:
     placement, ids = batch
@@ -114,7 +114,7 @@ def test_tensorrt_llms_elements_go_where_the_words_say(
     assert counts.tolist() == [ids.count(expert) for expert in range(made.experts)]
 
 
-def test_rules_that_cannot_be_are_refused() -> None:
+def test_rules_refuse_invalid_parameters() -> None:
     with pytest.raises(ValueError, match="top_k: expected at least 1, got 0"):
         vllm(0)
     with pytest.raises(ValueError, match="offset: expected at least 0, got -1"):

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = (ROOT / "csrc" / "board.cpp", ROOT / "csrc" / "table.cpp")
 DRIVER = Path(__file__).with_name("board.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}")
@@ -20,7 +22,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize(("experts", "ranks", "per_rank"), [(5, 4, 2), (3, 3, 3), (24, 8, 4)])
-def test_a_changed_board_is_as_one_built_anew(
+def test_board_after_changes_equals_rebuilt_board(
     board: ctypes.CDLL, experts: int, ranks: int, per_rank: int
 ) -> None:
     astray = [board.first_astray(seed, experts, ranks, per_rank, 200) for seed in range(20)]

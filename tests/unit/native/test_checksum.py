@@ -26,21 +26,19 @@ def slow(data: bytes) -> int:
 
 
 @given(st.binary(max_size=200))
-def test_it_is_what_the_definition_says(data: bytes) -> None:
+def test_checksum_equals_definition(data: bytes) -> None:
     assert _native.checksum(data) == slow(data)
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())
-def test_it_notices_one_changed_bit(data: bytes, choice: st.DataObject) -> None:
+def test_checksum_detects_one_changed_bit(data: bytes, choice: st.DataObject) -> None:
     changed = bytearray(data)
     changed[choice.draw(st.integers(0, len(data) - 1))] ^= 1 << choice.draw(st.integers(0, 7))
     assert _native.checksum(bytes(changed)) != _native.checksum(data)
 
 
 @given(st.lists(st.binary(min_size=4, max_size=4), min_size=2, max_size=40), st.data())
-def test_it_notices_two_words_that_changed_places(
-    words: list[bytes], choice: st.DataObject
-) -> None:
+def test_checksum_detects_swapped_words(words: list[bytes], choice: st.DataObject) -> None:
     a, b = (choice.draw(st.integers(0, len(words) - 1)) for _ in range(2))
     assume(words[a] != words[b])
     swapped = list(words)
@@ -49,12 +47,12 @@ def test_it_notices_two_words_that_changed_places(
 
 
 @given(st.binary(max_size=100), st.integers(1, 9))
-def test_it_notices_zeros_at_the_end(data: bytes, zeros: int) -> None:
+def test_checksum_detects_appended_zeros(data: bytes, zeros: int) -> None:
     assert _native.checksum(data + bytes(zeros)) != _native.checksum(data)
 
 
 @given(st.binary(min_size=8, max_size=100), st.integers(0, 7))
-def test_views_at_any_offset_of_numpy_and_torch_agree(data: bytes, offset: int) -> None:
+def test_checksum_of_numpy_and_torch_views_agree(data: bytes, offset: int) -> None:
     array = np.frombuffer(bytearray(data), dtype=np.uint8)[offset:]
     tensor = torch.from_numpy(array)
     assert _native.checksum(array) == _native.checksum(tensor) == slow(data[offset:])

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from helpers.harnesses.router_play import difference
+from helpers.harnesses.router_comparison import difference
 from helpers.mutants.policy_mutants import MUTANTS, Mutant
 from helpers.strategies.router_strategies import busy
 
@@ -13,8 +13,9 @@ from equipoise.balancer.requests.rules import RULES
 CASES = 240
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.broken)
-def test_the_comparison_rejects(mutant: Mutant) -> None:
+def test_router_comparison_rejects_mutant(mutant: Mutant) -> None:
     assert any(noticed(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"
 
 
@@ -24,6 +25,6 @@ def noticed(mutant: Mutant, seed: int) -> bool:
     return difference(named, workers, events, mutant.front) is not None
 
 
-def test_every_policy_has_a_mutant_and_none_is_there_twice() -> None:
+def test_router_mutants_cover_every_policy_once() -> None:
     assert {mutant.name for mutant in MUTANTS} == set(RULES)
     assert max(Counter(mutant.broken for mutant in MUTANTS).values()) == 1

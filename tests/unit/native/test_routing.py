@@ -50,7 +50,7 @@ def outputs(table: routing.RoutingTable, ids: torch.Tensor) -> tuple[torch.Tenso
 
 @UNHURRIED
 @given(batches(), WORD, WORD, st.integers(0, 2**40))
-def test_hashed_slots_and_counts_equal_the_reference(
+def test_route_hashed_equals_reference(
     batch: tuple[routing.RoutingTable, torch.Tensor], rank: int, layer: int, step: int
 ) -> None:
     table, ids = batch
@@ -63,7 +63,7 @@ def test_hashed_slots_and_counts_equal_the_reference(
 
 @UNHURRIED
 @given(batches(), WORD, WORD)
-def test_apportioned_slots_and_counts_equal_the_reference(
+def test_route_apportioned_equals_reference(
     batch: tuple[routing.RoutingTable, torch.Tensor], rank: int, layer: int
 ) -> None:
     table, ids = batch
@@ -75,9 +75,7 @@ def test_apportioned_slots_and_counts_equal_the_reference(
 
 
 @given(WORD, WORD, WORD)
-def test_a_draw_equal_to_a_running_share_goes_to_the_next_replica(
-    rank: int, layer: int, step: int
-) -> None:
+def test_route_hashed_draw_on_boundary_takes_next_replica(rank: int, layer: int, step: int) -> None:
     ids = torch.zeros(1, dtype=torch.int32)
     draw = int(routing.mix32(ids.long(), rank, layer, step)) >> 16
     for first, replica in ((draw, 1), (draw + 1, 0)):
@@ -91,7 +89,7 @@ def test_a_draw_equal_to_a_running_share_goes_to_the_next_replica(
 
 @UNHURRIED
 @given(batches())
-def test_counts_ignore_padding(batch: tuple[routing.RoutingTable, torch.Tensor]) -> None:
+def test_count_experts_ignores_padding(batch: tuple[routing.RoutingTable, torch.Tensor]) -> None:
     table, ids = batch
     _, counts = outputs(table, ids)
     _native.count_experts(ids, counts)
@@ -101,7 +99,7 @@ def test_counts_ignore_padding(batch: tuple[routing.RoutingTable, torch.Tensor])
 
 @UNHURRIED
 @given(tables(), st.integers(0, 50_000), WORD)
-def test_quotas_of_large_batches_stay_within_one_of_the_exact_share(
+def test_route_apportioned_quotas_are_within_one_of_share(
     table: routing.RoutingTable, count: int, rank: int
 ) -> None:
     ids = torch.zeros(count, dtype=torch.int32)
@@ -114,7 +112,7 @@ def test_quotas_of_large_batches_stay_within_one_of_the_exact_share(
     assert (np.abs(quotas * 65536 - shares.astype(np.int64) * count) < 65536).all()
 
 
-def test_numpy_arrays_and_torch_tensors_are_routed_alike() -> None:
+def test_route_hashed_treats_numpy_and_torch_alike() -> None:
     table = routing.build_table(
         torch.tensor([0, 1, 0], dtype=torch.int32),
         torch.tensor([10_000, 65536, 55_536], dtype=torch.int32),

@@ -29,7 +29,9 @@ def runs(table: routing.RoutingTable) -> tuple[torch.Tensor, torch.Tensor]:
 
 @UNHURRIED
 @given(batches(), REPEATS, st.integers(1, 9), st.one_of(st.integers(0, 40), st.just(HIGHEST)))
-def test_vllms_rule_equals_the_reference(batch: Batch, repeat: int, top_k: int, rows: int) -> None:
+def test_route_by_row_hash_equals_reference(
+    batch: Batch, repeat: int, top_k: int, rows: int
+) -> None:
     table, ids = batch[0], batch[1].repeat(repeat)
     slots, counts = outputs(table, ids)
     _native.route_by_row_hash(ids, *runs(table), top_k, rows, slots, counts)
@@ -41,7 +43,7 @@ def test_vllms_rule_equals_the_reference(batch: Batch, repeat: int, top_k: int, 
 
 @UNHURRIED
 @given(batches(), REPEATS, st.one_of(st.integers(0, 40), st.just(HIGHEST)))
-def test_tensorrt_llms_rule_equals_the_reference(batch: Batch, repeat: int, offset: int) -> None:
+def test_route_by_block_turns_equals_reference(batch: Batch, repeat: int, offset: int) -> None:
     table, ids = batch[0], batch[1].repeat(repeat)
     slots, counts = outputs(table, ids)
     _native.route_by_block_turns(ids, *runs(table), offset, slots, counts)
@@ -51,7 +53,7 @@ def test_tensorrt_llms_rule_equals_the_reference(batch: Batch, repeat: int, offs
 
 
 @pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
-def test_turns_begin_anew_at_the_edge_of_a_block(size: int) -> None:
+def test_route_by_block_turns_restarts_at_block_edge(size: int) -> None:
     # Of three copies the block would make no difference: 1024 leaves 1.
     placement, shares = torch.zeros(5).int(), torch.tensor([65536, 0, 0, 0, 0]).int()
     table = routing.build_table(placement, shares, 1)

@@ -51,8 +51,9 @@ def built(way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Id
     return out.tolist(), rounds
 
 
-@pytest.mark.timeout(300)
-def test_compilers_and_their_flags_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_shipment_is_independent_of_compiler_flags(tmp_path: Path) -> None:
     ways = [way for way in WAYS if shutil.which(way[0])]
     assert len(ways) >= 2
     arguments = plan(1), plan(2), np.arange(LAYERS, dtype=np.int32)[::-1].copy()
@@ -61,7 +62,7 @@ def test_compilers_and_their_flags_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", range(14, LAYERS + 1))
-def test_many_rounds_are_as_few_as_there_can_be(layers: int) -> None:
+def test_shipment_uses_fewest_rounds(layers: int) -> None:
     """One lot of more rounds than a word has bits, and of fewer."""
     before, after = plan(3), plan(4)
     after[layers:] = before[layers:]

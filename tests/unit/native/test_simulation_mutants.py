@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.mutants.simulation_mutants import MUTANTS, SimulationMutant
-from helpers.strategies.simulated import difference, differs, drawn_of
+from helpers.strategies.simulation_comparison import difference, differs, drawn_of
 
 from equipoise.balancer.requests.simulation import simulate
 
@@ -10,7 +10,7 @@ CASES = 60
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.broken)
-def test_the_comparison_rejects(mutant: SimulationMutant) -> None:
+def test_simulation_comparison_rejects_mutant(mutant: SimulationMutant) -> None:
     assert any(noticed(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"
 
 
@@ -23,5 +23,5 @@ def noticed(mutant: SimulationMutant, seed: int) -> bool:
         return True
 
 
-def test_the_specification_as_it_is_is_kept_on_the_same_cases() -> None:
+def test_simulation_comparison_accepts_healthy_specification() -> None:
     assert [difference(*drawn_of(seed)) for seed in range(CASES)] == [None] * CASES

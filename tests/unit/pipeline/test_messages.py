@@ -44,13 +44,13 @@ NUMBERS = st.integers(0, 2**62)
 
 
 @given(CLASSES)
-def test_a_class_is_what_its_description_says(one: ShapeClass) -> None:
+def test_shape_class_survives_serialisation(one: ShapeClass) -> None:
     assert ShapeClass.from_bytes(one.to_bytes()) == one
     assert 0 <= one.digest < 2**63
 
 
 @given(CLASSES, CLASSES)
-def test_classes_have_one_digest_only_if_they_are_one(one: ShapeClass, other: ShapeClass) -> None:
+def test_shape_class_digest_identifies_class(one: ShapeClass, other: ShapeClass) -> None:
     assert (one.digest == other.digest) == (one == other)
 
 
@@ -67,12 +67,12 @@ def test_classes_have_one_digest_only_if_they_are_one(one: ShapeClass, other: Sh
         b'{"fields": [["a", [1], "nn", "whole"]], "constants": []}',
     ],
 )
-def test_what_describes_no_class_is_refused(text: bytes) -> None:
+def test_shape_class_refuses_invalid_description(text: bytes) -> None:
     with pytest.raises(ShapeClassError):
         ShapeClass.from_bytes(text)
 
 
-def test_a_class_is_of_tensors_and_constants_and_of_nothing_else() -> None:
+def test_shape_class_accepts_only_tensors_and_constants() -> None:
     found = shape_class({"a": torch.zeros(2, 3), "n": 3, "b": torch.zeros(())}, sliced=("a",))
     assert found.fields == (
         Field("a", (2, 3), torch.float32, Split.SLICED),
@@ -88,7 +88,7 @@ def test_a_class_is_of_tensors_and_constants_and_of_nothing_else() -> None:
 
 
 @given(CLASSES, st.integers(1, 4))
-def test_parts_of_a_message_lie_apart_aligned_and_within_it(one: ShapeClass, parts: int) -> None:
+def test_message_layout_keeps_parts_apart_aligned_and_inside(one: ShapeClass, parts: int) -> None:
     made = layout_of(one, parts)
     end = HEADER_BYTES
     for place in made.places:
@@ -101,9 +101,7 @@ def test_parts_of_a_message_lie_apart_aligned_and_within_it(one: ShapeClass, par
 
 
 @given(CLASSES, st.integers(2, 3))
-def test_gathered_tensors_lie_apart_from_each_other_and_from_the_headers(
-    one: ShapeClass, parts: int
-) -> None:
+def test_message_layout_keeps_gathered_tensors_apart(one: ShapeClass, parts: int) -> None:
     made = layout_of(one, parts)
     end = HEADER_BYTES * parts
     for place in made.sliced:
@@ -114,7 +112,7 @@ def test_gathered_tensors_lie_apart_from_each_other_and_from_the_headers(
 
 
 @given(CLASSES)
-def test_every_tensor_is_read_as_it_was_put_into_a_message(one: ShapeClass) -> None:
+def test_message_unpack_returns_packed_tensors(one: ShapeClass) -> None:
     made = layout_of(one)
     message = torch.zeros(made.nbytes, dtype=torch.uint8)
     values = {field.name: _values(field) for field in one.fields}
@@ -126,14 +124,14 @@ def test_every_tensor_is_read_as_it_was_put_into_a_message(one: ShapeClass) -> N
 
 
 @given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
-def test_a_header_is_read_as_it_was_written(header: Header) -> None:
+def test_message_header_survives_round_trip(header: Header) -> None:
     words = torch.zeros(1, WORDS, dtype=torch.int64)
     header.write(words.numpy().data)
     assert read_header(words[0].tolist(), "edge") == header
 
 
 @given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), st.integers(0, 511))
-def test_a_header_with_a_flipped_bit_is_refused(header: Header, bit: int) -> None:
+def test_message_header_with_flipped_bit_is_refused(header: Header, bit: int) -> None:
     words = torch.zeros(1, WORDS, dtype=torch.int64)
     header.write(words.numpy().data)
     words.view(torch.uint8)[0, bit // 8] ^= 1 << bit % 8
@@ -141,7 +139,7 @@ def test_a_header_with_a_flipped_bit_is_refused(header: Header, bit: int) -> Non
         read_header(words[0].tolist(), "edge")
 
 
-def test_memory_is_held_while_a_tensor_over_it_is_left_whoever_has_it() -> None:
+def test_buffer_is_held_while_any_tensor_views_it() -> None:
     buffer = Buffer(lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8))
     buffer.make_room(64)
     assert not buffer.held
@@ -158,7 +156,7 @@ def test_memory_is_held_while_a_tensor_over_it_is_left_whoever_has_it() -> None:
     assert not buffer.held
 
 
-def test_memory_is_made_again_only_where_it_is_too_small() -> None:
+def test_buffer_reallocates_only_when_too_small() -> None:
     made: list[int] = []
 
     def memory(nbytes: int) -> Tensor:
@@ -171,7 +169,7 @@ def test_memory_is_made_again_only_where_it_is_too_small() -> None:
     assert made == [0, 8, 9]
 
 
-def test_a_template_has_one_class_for_each_number_of_rows() -> None:
+def test_template_caches_one_shape_class_per_row_count() -> None:
     template = Template((RowField("a", (3,), torch.float32, Split.SLICED),), most=4)
     assert template.at(2) is template.at(2)
     assert template.at(0).fields == (Field("a", (0, 3), torch.float32, Split.SLICED),)

@@ -39,14 +39,14 @@ def question(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], **more: ob
     return Question(**given)  # type: ignore[arg-type]
 
 
-def test_an_expert_is_three_matrices_and_two_operations_a_weight() -> None:
+def test_expert_size_and_operations_follow_dimensions() -> None:
     for precision, size in (("bf16", 2.0), ("fp8", 1.0), ("fp4", 0.5)):
         found = Expert.of_dimensions(7168, 2048, precision)
         assert found.size == 3 * 7168 * 2048 * size
         assert found.operations_per_row == 2 * 3 * 7168 * 2048
 
 
-def test_figure_15_of_the_source_comes_out_as_it_is_told() -> None:
+def test_pace_reproduces_figure_15_of_source() -> None:
     """300 experts of 24 MiB within 50 ms; a model of 58 layers, 8 slots a rank, in 2 such steps."""
     pace = Pace(151e9, 24 << 20, 0.05)
     assert pace.experts_per_step == 300
@@ -56,7 +56,7 @@ def test_figure_15_of_the_source_comes_out_as_it_is_told() -> None:
     assert pace.transfer(300) == pytest.approx(0.05, rel=1e-3)
 
 
-def test_an_expert_that_is_too_big_for_a_step_takes_several() -> None:
+def test_pace_expert_larger_than_step_takes_several_steps() -> None:
     pace = Pace(1000.0, 2500, 1.0)
     assert pace.experts_per_step == 0
     assert pace.steps(2) == 6
@@ -66,7 +66,7 @@ def test_an_expert_that_is_too_big_for_a_step_takes_several() -> None:
     st.floats(1.0, 1e6), st.floats(1.0, 100.0), st.integers(1, 10**6), st.floats(1e-3, 10.0),
     st.integers(0, 1000),
 )  # fmt: skip
-def test_a_faster_link_or_a_longer_step_never_moves_fewer_experts(
+def test_pace_is_monotone_in_rate_latency_and_size(
     rate: float, more: float, size: int, latency: float, copies: int
 ) -> None:
     slow = Pace(rate, size, latency)
@@ -77,7 +77,7 @@ def test_a_faster_link_or_a_longer_step_never_moves_fewer_experts(
     assert small.experts_per_step >= slow.experts_per_step
 
 
-def test_copies_arrive_where_their_expert_was_not() -> None:
+def test_incoming_counts_experts_new_to_rank() -> None:
     def of(*held: int) -> Arrangement:
         return Arrangement.even(np.array([held] * 2, dtype=np.int32), 2)
 
@@ -89,7 +89,7 @@ def test_copies_arrive_where_their_expert_was_not() -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
-def test_copies_are_those_that_the_planner_counts(seed: int) -> None:
+def test_incoming_equals_planner_moves(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4)
     again = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4, installed=first.placement)
@@ -97,7 +97,7 @@ def test_copies_are_those_that_the_planner_counts(seed: int) -> None:
     assert int(incoming(old, new).sum()) == again.moves
 
 
-def test_a_stall_is_what_does_not_fit_beside_the_forward() -> None:
+def test_move_stall_is_transfer_beyond_forward_time() -> None:
     pace = Pace(1000.0, 1000, 5.0)
     copies = np.array([[1, 0], [2, 7]])
     found = move("", copies, pace, np.array([1.0, 2.0]))
@@ -108,7 +108,7 @@ def test_a_stall_is_what_does_not_fit_beside_the_forward() -> None:
     assert move("", copies * 0, pace, np.array([9.0, 9.0])).layer_stall == 0.0
 
 
-def test_moves_pay_when_what_is_saved_outweighs_the_stall() -> None:
+def test_break_even_is_stall_over_saving_per_step() -> None:
     assert break_even(0.0, -1.0) == 0
     assert break_even(1.0, 0.0) is None
     assert break_even(1.0, -0.1) is None
@@ -117,14 +117,14 @@ def test_moves_pay_when_what_is_saved_outweighs_the_stall() -> None:
 
 
 @given(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3), st.floats(1.0, 100.0))
-def test_a_greater_gain_never_takes_longer_to_pay(stall: float, saved: float, more: float) -> None:
+def test_break_even_is_monotone_in_saving(stall: float, saved: float, more: float) -> None:
     found, faster = break_even(stall, saved), break_even(stall, saved * more)
     assert found is not None
     assert faster is not None
     assert faster <= found
 
 
-def test_a_rank_takes_the_longer_of_reading_and_computing() -> None:
+def test_roofline_takes_longer_of_reading_and_computing() -> None:
     roofline = Roofline(EXPERT, MACHINE)
     # 2e9 bytes and 8e9 operations a second: 0.5 us to read an expert, 0.25 us for a row.
     rows = np.array([[1000.0, 0.0, 0.0, 0.0], [1e-9, 0.0, 50.0, 50.0]])
@@ -138,13 +138,13 @@ def test_a_rank_takes_the_longer_of_reading_and_computing() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1e4), min_size=4, max_size=4), st.floats(1.0, 10.0))
-def test_more_rows_never_take_less_time(rows: list[float], more: float) -> None:
+def test_roofline_is_monotone_in_rows(rows: list[float], more: float) -> None:
     roofline = Roofline(EXPERT, MACHINE)
     less, greater = (roofline.seconds(np.array([rows]) * factor, 2) for factor in (1.0, more))
     assert (greater >= less - 1e-18).all()
 
 
-def test_half_of_the_windows_is_planned_on_and_the_rest_measured_on() -> None:
+def test_trial_splits_windows_into_train_and_test() -> None:
     counts = np.arange(5 * 2 * 4, dtype=np.int64).reshape(5, 2, 4)
     found = Trial.of(Statistics(counts))
     assert np.array_equal(found.train.counts, counts[:2])
@@ -157,7 +157,7 @@ def test_half_of_the_windows_is_planned_on_and_the_rest_measured_on() -> None:
     assert (many.train.windows, many.test.windows) == (500, MOST_WINDOWS)
 
 
-def test_shares_of_the_window_itself_level_what_kept_shares_do_not() -> None:
+def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     counts = SKEWED.copy()
     counts[2:, :, 0] = 3000
     trial = Trial.of(Statistics(counts))
@@ -169,12 +169,12 @@ def test_shares_of_the_window_itself_level_what_kept_shares_do_not() -> None:
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
-def test_the_floor_of_many_ranks_is_nearly_the_exact_one(rows: int, ranks: int) -> None:
+def test_chance_floor_is_close_to_exact_floor(rows: int, ranks: int) -> None:
     assert chance.floor(rows, ranks) == pytest.approx(exact_floor(rows, ranks), rel=0.01)
     assert chance.floor(rows, 4) == noise_floor(rows, 4)
 
 
-def test_the_floor_of_hundreds_of_ranks_is_what_drawing_gives() -> None:
+def test_chance_floor_of_576_ranks_matches_simulation() -> None:
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(5760, [1 / 576] * 576, size=300).max(axis=1).mean() / 10 - 1
     assert chance.floor(5760, 576) == pytest.approx(drawn, rel=0.03)
@@ -182,14 +182,14 @@ def test_the_floor_of_hundreds_of_ranks_is_what_drawing_gives() -> None:
 
 @given(st.integers(2, 8), st.integers(1, 1000), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_an_equal_load_is_not_worth_balancing(size: int, rows: int, layers: int) -> None:
+def test_advice_equal_load_is_not_worth_balancing(size: int, rows: int, layers: int) -> None:
     found = advise(question(np.full((2, layers, 4 * size), rows, dtype=np.int64)))
     assert found.worth.verdict is Verdict.NOISE
     assert found.worth.now.mean == 0
     assert found.redundancy.advised.planned == 0
 
 
-def test_a_load_drawn_without_preference_is_not_worth_balancing() -> None:
+def test_advice_uniform_random_load_is_not_worth_balancing() -> None:
     rng = np.random.default_rng(0)
     counts = rng.multinomial(4000, [1 / 32] * 32, size=(8, 20)).astype(np.int64)
     found = advise(question(counts))
@@ -197,7 +197,7 @@ def test_a_load_drawn_without_preference_is_not_worth_balancing() -> None:
     assert found.worth.now.mean == pytest.approx(found.worth.floor, rel=0.1)
 
 
-def test_a_skewed_load_is_worth_balancing_and_the_gain_is_that_of_the_slowest_rank() -> None:
+def test_advice_skewed_load_gains_by_slowest_rank() -> None:
     found = advise(question(SKEWED))
     assert found.worth.verdict is Verdict.WORTH
     # 100 of 160 on the first of four ranks; in 12 slots, all could have 40.
@@ -210,7 +210,7 @@ def test_a_skewed_load_is_worth_balancing_and_the_gain_is_that_of_the_slowest_ra
     assert found.widths.advised is None
 
 
-def test_what_is_saved_counts_in_time_where_time_is_known() -> None:
+def test_advice_gain_uses_seconds_when_known() -> None:
     rows = Way("", None, np.array([1.0]))
     assert gain(rows, replace(rows, measured=np.array([0.0]))) == rows_gain(1.0, 0.0) == 0.5
     slow, same = (replace(rows, measured=np.array([x]), seconds=2.0) for x in (1.0, 0.0))
@@ -220,7 +220,7 @@ def test_what_is_saved_counts_in_time_where_time_is_known() -> None:
     assert verdict(0.12, 0.1, 0.5) is Verdict.NOISE
 
 
-def test_slots_are_as_few_as_meet_the_target_unless_reading_them_takes_longer() -> None:
+def test_advised_slots_are_fewest_that_meet_target() -> None:
     def choice(more: int, planned: float, seconds: float | None = None) -> Choice:
         return Choice(8 + 4 * more, 2 + more, more > 0, planned, planned, None, seconds)
 
@@ -234,7 +234,7 @@ def test_slots_are_as_few_as_meet_the_target_unless_reading_them_takes_longer() 
     assert advised(slow, 0.02) == (slow[0], Reason.READING)
 
 
-def test_ranks_can_be_connected_from_one_slot_less_than_ranks_more_than_experts() -> None:
+def test_connectable_needs_experts_plus_ranks_less_one_slots() -> None:
     assert (fewest(256, 32), fewest(256, 36)) == (8, 8)
     assert connectable(256, 288, 32)
     assert not connectable(256, 288, 36)
@@ -243,14 +243,14 @@ def test_ranks_can_be_connected_from_one_slot_less_than_ranks_more_than_experts(
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_numbers_of_ranks_divide_the_experts_or_were_asked_about(experts: int, ranks: int) -> None:
+def test_rank_candidates_divide_experts_or_are_requested(experts: int, ranks: int) -> None:
     found = candidates(experts, ranks)
     assert ranks in found
     assert found == sorted(set(found))
     assert all(experts % size == 0 for size in found if size != ranks)
 
 
-def test_the_fewest_ranks_are_advised_that_fit_memory_and_latency() -> None:
+def test_advised_ranks_are_fewest_within_memory_and_latency() -> None:
     known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
     assert _advised_ranks(known) == 2
     small = replace(MACHINE, figures=FIGURES | {"memory_gb": 2 * 3 * 1000 / 1e9})
@@ -267,7 +267,7 @@ def _advised_ranks(known: Mapping[str, object]) -> int | None:
     return None if found.advised is None else found.advised.ranks
 
 
-def test_a_step_of_more_rows_takes_longer_and_changes_no_imbalance() -> None:
+def test_advice_more_step_rows_change_time_not_imbalance() -> None:
     known = {"expert": EXPERT, "hardware": MACHINE}
     one, ten = (advise(question(SKEWED, step_rows=n, **known)).worth for n in (16_000, 160_000))
     assert one.now.seconds is not None
@@ -276,7 +276,7 @@ def test_a_step_of_more_rows_takes_longer_and_changes_no_imbalance() -> None:
     assert ten.step_floor < one.step_floor
 
 
-def test_what_is_installed_is_what_runs_now() -> None:
+def test_advice_compares_with_installed_placement() -> None:
     statistics = Statistics(SKEWED)
     found = plan(SKEWED, slots=12, ranks=4)
     layout = Arrangement(found.placement, found.shares, 4)
@@ -291,7 +291,7 @@ def test_what_is_installed_is_what_runs_now() -> None:
     assert other.slots == 12
 
 
-def test_everything_is_said_as_plain_values() -> None:
+def test_advice_json_has_plain_values() -> None:
     counts = SKEWED.copy()
     counts[:, 1] = 0
     known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}

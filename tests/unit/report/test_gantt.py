@@ -10,6 +10,8 @@ from equipoise.demo.record import RunRecord
 from equipoise.report.gantt import MOST_RANKS, epoch_gantt, extent_of, telling_epoch
 from equipoise.report.palette import PHASES, WORK
 
+pytestmark = pytest.mark.slow
+
 MakeRecord = Callable[..., RunRecord]
 
 
@@ -28,7 +30,7 @@ def spans(number: int, ranks: int = 2) -> tuple[Traced, ...]:
     return tuple(found)
 
 
-def test_the_epoch_that_moved_most_is_shown(make_record: MakeRecord) -> None:
+def test_gantt_shows_epoch_with_most_moves(make_record: MakeRecord) -> None:
     record = make_record(spans=spans(0))
     chosen = telling_epoch(record)
     assert chosen is not None
@@ -43,20 +45,20 @@ def test_the_epoch_that_moved_most_is_shown(make_record: MakeRecord) -> None:
     assert WORK["mover"] in picture.svg
 
 
-def test_only_phases_that_occur_are_explained(make_record: MakeRecord) -> None:
+def test_gantt_legend_lists_only_occurring_phases(make_record: MakeRecord) -> None:
     picture = epoch_gantt(make_record(spans=spans(0)))
     assert picture is not None
     assert ">planning<" in picture.svg
     assert ">updating<" not in picture.svg
 
 
-def test_what_lies_outside_the_epoch_is_not_drawn(make_record: MakeRecord) -> None:
+def test_gantt_omits_spans_outside_epoch(make_record: MakeRecord) -> None:
     picture = epoch_gantt(make_record(spans=spans(0)))
     assert picture is not None
     assert WORK["compute stream"] not in picture.svg
 
 
-def test_the_extent_reaches_from_the_first_rank_to_the_last(make_record: MakeRecord) -> None:
+def test_gantt_extent_covers_all_ranks(make_record: MakeRecord) -> None:
     epoch = telling_epoch(make_record())
     assert epoch is not None
     extent = extent_of(epoch, spans(epoch.number))
@@ -67,13 +69,13 @@ def test_the_extent_reaches_from_the_first_rank_to_the_last(make_record: MakeRec
 
 
 @pytest.mark.parametrize("kept", [(), spans(99)])
-def test_without_its_spans_there_is_no_picture(
+def test_gantt_is_none_without_spans_of_epoch(
     make_record: MakeRecord, kept: tuple[Traced, ...]
 ) -> None:
     assert epoch_gantt(make_record(spans=kept)) is None
 
 
-def test_of_many_ranks_the_first_are_drawn(make_record: MakeRecord) -> None:
+def test_gantt_draws_first_ranks_up_to_limit(make_record: MakeRecord) -> None:
     picture = epoch_gantt(make_record(spans=spans(0, ranks=MOST_RANKS + 3)))
     assert picture is not None
     assert len(re.findall(r">rank \d+<", picture.svg)) == MOST_RANKS

@@ -12,7 +12,7 @@ from equipoise.hal.errors import FormatError
 from equipoise.report.advice.hardware import KEYS, Hardware, find, known
 
 
-def test_every_figure_that_ships_has_a_source() -> None:
+def test_shipped_hardware_figures_have_sources() -> None:
     assert len(known()) >= 3
     for hardware in known().values():
         assert set(hardware.figures) == set(hardware.sources)
@@ -20,7 +20,7 @@ def test_every_figure_that_ships_has_a_source() -> None:
         assert {"memory_gb", "memory_bandwidth_gbs", "bf16_tflops"} <= set(hardware.figures)
 
 
-def test_the_page_lists_every_figure_with_its_source() -> None:
+def test_advise_docs_list_every_hardware_figure() -> None:
     page = (ROOT / "docs" / "advise.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if re.match(r"\| [a-z0-9-]+ \| `[a-z0-9_]+` ", line)]
     assert rows == [
@@ -30,7 +30,7 @@ def test_the_page_lists_every_figure_with_its_source() -> None:
     ]
 
 
-def test_a_file_has_the_same_keys_with_or_without_sources(tmp_path: Path) -> None:
+def test_hardware_file_accepts_values_with_or_without_sources(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("memory_gb: 10\nfp8_tflops: {value: 2.5, source: I measured it}\n")
     found = find(str(path))
@@ -60,9 +60,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.items())
-def test_a_file_that_is_no_hardware_is_one_clear_error(
-    tmp_path: Path, text: str, says: str
-) -> None:
+def test_hardware_file_error_names_file(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(FormatError) as error:
@@ -71,7 +69,7 @@ def test_a_file_that_is_no_hardware_is_one_clear_error(
     assert says in str(error.value)
 
 
-def test_what_cannot_be_found_or_read_is_named(tmp_path: Path) -> None:
+def test_hardware_find_rejects_unknown_or_unreadable_names(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="abacus: is neither a file nor one of h100"):
         find("abacus")
     with pytest.raises(FormatError, match="cannot be read: Is a directory"):
@@ -81,11 +79,11 @@ def test_what_cannot_be_found_or_read_is_named(tmp_path: Path) -> None:
         find(str(tmp_path / "bytes"))
 
 
-def test_a_figure_that_nobody_said_is_named() -> None:
+def test_hardware_missing_figure_is_named() -> None:
     with pytest.raises(FormatError, match="mine: has no fp4_tflops; it has memory_gb"):
         Hardware("mine", {"memory_gb": 1.0}).operations_per_second("fp4")
 
 
 @given(st.sampled_from(KEYS), st.floats(1e-6, 1e9))
-def test_a_figure_is_what_was_said(key: str, value: float) -> None:
+def test_hardware_figure_returns_given_value(key: str, value: float) -> None:
     assert Hardware("mine", {key: value}).figure(key) == value

@@ -22,7 +22,7 @@ def whole(rank_rows: Counts) -> Window:
     return Window(0, len(rank_rows))
 
 
-def test_imbalance_is_max_over_mean_less_one_averaged_over_layers_and_steps() -> None:
+def test_imbalance_is_mean_of_max_over_mean_minus_one() -> None:
     rank_rows = np.array([[[30, 10], [20, 20]], [[40, 0], [25, 15]]])
     assert metrics.imbalance(rank_rows, Window(0, 2)) == pytest.approx((0.5 + 0 + 1 + 0.25) / 4)
     assert metrics.imbalance(rank_rows, Window(1, 2)) == pytest.approx((1 + 0.25) / 2)
@@ -36,7 +36,7 @@ def test_balancedness_is_mean_over_max() -> None:
 
 
 @given(rank_rows=loads, seed=st.randoms(use_true_random=False))
-def test_the_order_of_ranks_does_not_matter(rank_rows: Counts, seed: object) -> None:
+def test_imbalance_is_independent_of_rank_order(rank_rows: Counts, seed: object) -> None:
     order = list(range(rank_rows.shape[-1]))
     seed.shuffle(order)  # type: ignore[attr-defined]
     shuffled = rank_rows[..., order]
@@ -46,38 +46,38 @@ def test_the_order_of_ranks_does_not_matter(rank_rows: Counts, seed: object) -> 
 
 
 @given(rank_rows=loads, factor=st.integers(2, 50))
-def test_imbalance_has_no_scale(rank_rows: Counts, factor: int) -> None:
+def test_imbalance_is_scale_invariant(rank_rows: Counts, factor: int) -> None:
     assert metrics.imbalance(factor * rank_rows, whole(rank_rows)) == pytest.approx(
         metrics.imbalance(rank_rows, whole(rank_rows))
     )
 
 
 @given(rank_rows=loads)
-def test_imbalance_lies_between_zero_and_one_rank_doing_everything(rank_rows: Counts) -> None:
+def test_imbalance_is_between_zero_and_ranks_minus_one(rank_rows: Counts) -> None:
     found = metrics.imbalance(rank_rows, whole(rank_rows))
     assert -1e-12 <= found <= rank_rows.shape[-1] - 1
 
 
 @given(ranks=st.integers(1, 8), load=st.integers(1, 1000))
-def test_equal_loads_are_in_perfect_balance(ranks: int, load: int) -> None:
+def test_imbalance_of_equal_loads_is_zero(ranks: int, load: int) -> None:
     rank_rows = np.full((3, 2, ranks), load)
     assert metrics.imbalance(rank_rows, Window(0, 3)) == 0.0
     assert metrics.balancedness(rank_rows, Window(0, 3)) == 1.0
 
 
-def test_a_layer_without_rows_is_left_out_of_the_mean() -> None:
+def test_imbalance_omits_layers_without_rows() -> None:
     rank_rows = np.array([[[30, 10], [0, 0]]])
     assert metrics.imbalance(rank_rows, Window(0, 1)) == pytest.approx(0.5)
     assert np.isnan(metrics.imbalance(rank_rows[:, 1:], Window(0, 1)))
 
 
-def test_the_floor_is_that_of_each_steps_own_rows() -> None:
+def test_floor_averages_noise_floors_of_steps() -> None:
     rank_rows = np.array([[[3, 1]], [[8, 8]], [[0, 0]]])
     expected = (noise_floor(4, 2) + noise_floor(16, 2)) / 2
     assert metrics.floor(rank_rows, Window(0, 3)) == pytest.approx(expected)
 
 
-def test_a_stall_is_what_exceeds_the_unbalanced_median_and_never_negative() -> None:
+def test_stall_is_time_above_unbalanced_median() -> None:
     unbalanced = np.array([9.0, 1.0, 1.2, 0.8])
     balanced = np.array([9.0, 1.5, 0.1, 1.1])
     assert metrics.stall_seconds(balanced, unbalanced, Window(1, 4)) == pytest.approx(0.5 + 0.1)
@@ -85,7 +85,7 @@ def test_a_stall_is_what_exceeds_the_unbalanced_median_and_never_negative() -> N
     assert metrics.stall_seconds(balanced, unbalanced, Window(4, 4)) == 0.0
 
 
-def test_figures_start_at_the_first_commit_and_stalls_where_the_first_epoch_began(
+def test_metric_windows_start_at_first_commit_and_epoch(
     make_record: Callable[..., RunRecord],
     make_variant: Callable[..., object],
     make_epoch: Callable[..., object],

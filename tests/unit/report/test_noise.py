@@ -23,12 +23,12 @@ def enumerated(rows: int, ranks: int) -> Fraction:
 
 
 @given(rows=st.integers(1, 9), ranks=st.integers(1, 4))
-def test_the_exact_floor_is_what_enumerating_all_throws_gives(rows: int, ranks: int) -> None:
+def test_exact_floor_equals_enumeration(rows: int, ranks: int) -> None:
     assert exact_floor(rows, ranks) == pytest.approx(float(enumerated(rows, ranks)), abs=1e-9)
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(64, 4), (1000, 4), (1024, 8), (600, 64)])
-def test_the_exact_floor_is_what_a_seeded_simulation_gives(rows: int, ranks: int) -> None:
+def test_exact_floor_matches_simulation(rows: int, ranks: int) -> None:
     throws = np.random.default_rng(7).multinomial(rows, [1 / ranks] * ranks, size=20_000)
     simulated = throws.max(axis=1) * ranks / rows - 1
     tolerance = 5 * simulated.std() / np.sqrt(len(simulated))
@@ -36,32 +36,32 @@ def test_the_exact_floor_is_what_a_seeded_simulation_gives(rows: int, ranks: int
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_the_normal_limit_takes_over_within_one_percent(ranks: int) -> None:
+def test_normal_floor_is_within_one_percent_at_switch(ranks: int) -> None:
     rows = EXACT_UP_TO * ranks
     assert normal_floor(rows, ranks) == pytest.approx(exact_floor(rows, ranks), rel=0.0105)
 
 
-def test_two_ranks_in_the_normal_limit_are_one_over_root_pi_apart() -> None:
+def test_normal_floor_of_two_ranks_is_inverse_root_pi() -> None:
     assert normal_floor(2, 2) == pytest.approx(np.pi**-0.5, rel=1e-6)
 
 
 @given(rows=st.integers(1, 10**7))
-def test_one_rank_has_no_noise(rows: int) -> None:
+def test_noise_floor_of_one_rank_is_zero(rows: int) -> None:
     assert noise_floor(rows, 1) == 0.0
 
 
 @given(rows=st.integers(1, 3000), ranks=st.integers(2, 8))
-def test_more_rows_never_mean_more_noise_by_whole_rounds(rows: int, ranks: int) -> None:
+def test_noise_floor_decreases_with_four_times_rows(rows: int, ranks: int) -> None:
     assert noise_floor(4 * rows * ranks, ranks) < noise_floor(rows * ranks, ranks)
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(0, 4), (4, 0)])
-def test_nothing_thrown_has_no_floor(rows: int, ranks: int) -> None:
+def test_noise_floor_rejects_zero_rows_or_ranks(rows: int, ranks: int) -> None:
     with pytest.raises(ValueError, match="needs rows and ranks"):
         noise_floor(rows, ranks)
 
 
-def test_the_exact_floor_of_many_rows_on_hundreds_of_ranks_ends() -> None:
+def test_exact_floor_terminates_for_many_rows_and_ranks() -> None:
     """The rounding of the transform alone once kept the sum from its end."""
     assert exact_floor(12_800, 32) == pytest.approx(normal_floor(12_800, 32), rel=0.03)
     assert noise_floor(32_768, 576) > normal_floor(32_768, 576)

@@ -16,7 +16,7 @@ from equipoise.report.spread import fitted, linear, lower_bound, serve
 COUNTS = np.array([[[4, 0, 2, 2], [1, 1, 1, 1]], [[0, 6, 1, 1], [9, 0, 0, 3]]], dtype=np.int64)
 
 
-def test_by_rank_sums_consecutive_experts_and_averages_over_windows() -> None:
+def test_spread_by_rank_follows_definition() -> None:
     found = serve("", Statistics(COUNTS), linear(Statistics(COUNTS), 2)).by_rank
     layers: list[list[list[int]]] = [[[4, 4], [6, 2]], [[2, 2], [9, 3]]]
     for layer, windows in enumerate(layers):
@@ -29,7 +29,7 @@ def test_by_rank_sums_consecutive_experts_and_averages_over_windows() -> None:
     assert found.worst == 0
 
 
-def test_by_slot_divides_an_expert_among_its_copies() -> None:
+def test_spread_by_slot_divides_expert_among_copies() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 0]] * 2, dtype=np.int32)
     layout = Arrangement.even(placement, 2)
     found = serve("", Statistics(COUNTS), layout)
@@ -38,14 +38,14 @@ def test_by_slot_divides_an_expert_among_its_copies() -> None:
     assert found.rank_rows[0] == pytest.approx([4 / 3 + 2 + 6 + 1, 2 + 8 / 3 + 1])
 
 
-def test_shares_that_are_not_even_count_as_they_are() -> None:
+def test_spread_uses_uneven_shares() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 1]] * 2, dtype=np.int32)
     shares = np.array([[1 << 14, 1 << 16, 1 << 16, 1 << 16, 3 << 14, 0]] * 2, dtype=np.int32)
     found = serve("", Statistics(COUNTS), Arrangement(placement, shares, 2))
     assert found.rank_rows[0] == pytest.approx([1 + 6 + 3, 3 + 3 + 0])
 
 
-def test_windows_and_layers_without_rows_are_left_out() -> None:
+def test_spread_omits_windows_and_layers_without_rows() -> None:
     counts = np.zeros((2, 2, 4), dtype=np.int64)
     counts[0, 0] = COUNTS[0, 0]
     found = serve("", Statistics(counts), linear(Statistics(counts), 2)).by_rank
@@ -54,18 +54,18 @@ def test_windows_and_layers_without_rows_are_left_out() -> None:
     assert found.average == (4, 0, 0)
 
 
-def test_one_rank_has_no_deviation() -> None:
+def test_spread_of_one_rank_has_zero_deviation() -> None:
     statistics = Statistics(COUNTS)
     assert serve("", statistics, linear(statistics, 1)).by_rank.std.tolist() == [0, 0]
 
 
-def test_linear_of_experts_that_ranks_do_not_divide_holds_all_of_them() -> None:
+def test_linear_placement_holds_all_experts_on_uneven_ranks() -> None:
     layout = linear(Statistics(COUNTS), 3)
     assert layout.slots == 6
     assert set(layout.placement[0].tolist()) == {0, 1, 2, 3}
 
 
-def test_a_placement_is_matched_by_the_numbers_of_its_layers() -> None:
+def test_fitted_placement_matches_layer_numbers() -> None:
     placement = np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]], dtype=np.int32)
     layout = Arrangement.even(placement, 2, (3, 4, 7))
     found = fitted(layout, Statistics(COUNTS, (4, 7)))
@@ -79,7 +79,7 @@ def test_a_placement_is_matched_by_the_numbers_of_its_layers() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 100), min_size=6, max_size=6), st.integers(0, 4))
-def test_no_plan_goes_below_the_bound(loads: list[int], extra: int) -> None:
+def test_lower_bound_is_below_greedy_plan(loads: list[int], extra: int) -> None:
     counts = np.array([[loads]], dtype=np.int64)
     slots = 6 + 2 * extra
     bound = lower_bound(Statistics(counts), 2, slots)
@@ -91,7 +91,7 @@ def test_no_plan_goes_below_the_bound(loads: list[int], extra: int) -> None:
 
 
 @pytest.mark.parametrize("loads", list(combinations_with_replacement((1, 5, 12), 3)))
-def test_the_bound_is_the_least_load_whose_copies_fit(loads: tuple[int, ...]) -> None:
+def test_lower_bound_equals_best_split_of_small_cases(loads: tuple[int, ...]) -> None:
     slots, ranks = 4, 2
     bound = lower_bound(Statistics(np.array([[loads]], dtype=np.int64)), ranks, slots)
     mean_load = sum(loads) / ranks

@@ -38,13 +38,13 @@ PROMISED = [
 MakeRecord = Callable[..., RunRecord]
 
 
-def test_every_promised_key_is_in_the_json(make_record: MakeRecord) -> None:
+def test_summary_json_has_every_promised_key(make_record: MakeRecord) -> None:
     written = json.loads(json.dumps(summarise(make_record()).to_json(), allow_nan=False))
     assert set(PROMISED) <= set(written)
     assert written["outputs_identical"] is True
 
 
-def test_the_figures_are_those_worked_out_by_hand(make_record: MakeRecord) -> None:
+def test_summary_figures_equal_hand_computed_values(make_record: MakeRecord) -> None:
     summary = summarise(make_record())
     assert summary.measured_from_step == 3
     assert summary.imbalance_unbalanced == pytest.approx((0.5 + 1.0) / 2)
@@ -59,7 +59,7 @@ def test_the_figures_are_those_worked_out_by_hand(make_record: MakeRecord) -> No
     assert summary.exit_code == 0
 
 
-def test_stalls_are_measured_against_the_unbalanced_steps(make_record: MakeRecord) -> None:
+def test_summary_stall_is_relative_to_unbalanced_steps(make_record: MakeRecord) -> None:
     record = make_record()
     slow = record.variants["exact"].step_seconds.copy()
     slow[0], slow[5] = 60.0, 1.25
@@ -67,7 +67,7 @@ def test_stalls_are_measured_against_the_unbalanced_steps(make_record: MakeRecor
     assert summarise(record).stall_seconds == pytest.approx(0.25)
 
 
-def test_a_variant_that_was_not_run_is_null(make_record: MakeRecord) -> None:
+def test_summary_of_missing_variant_is_null(make_record: MakeRecord) -> None:
     record = make_record()
     del record.variants["static"], record.variants["lagged"], record.variants["unbalanced"]
     summary = summarise(record)
@@ -76,9 +76,7 @@ def test_a_variant_that_was_not_run_is_null(make_record: MakeRecord) -> None:
 
 
 @pytest.mark.parametrize("name", ["unbalanced", "static", "lagged", "exact"])
-def test_one_variant_with_other_outputs_is_enough_to_differ(
-    make_record: MakeRecord, name: str
-) -> None:
+def test_summary_fails_when_one_variant_differs(make_record: MakeRecord, name: str) -> None:
     record = make_record()
     record.variants[name] = replace(record.variants[name], outputs="b")
     summary = summarise(record)
@@ -86,17 +84,17 @@ def test_one_variant_with_other_outputs_is_enough_to_differ(
     assert summary.exit_code == 1
 
 
-def test_outputs_that_agree_with_each_other_but_not_with_the_reference_differ(
+def test_summary_fails_when_all_variants_differ_from_reference(
     make_record: MakeRecord,
 ) -> None:
     assert not summarise(make_record(reference_outputs="b")).outputs_identical
 
 
-def test_a_run_without_variants_is_not_identical_to_anything(make_record: MakeRecord) -> None:
+def test_summary_without_variants_is_not_identical(make_record: MakeRecord) -> None:
     assert not summarise(make_record(shares="none", variants={})).outputs_identical
 
 
-def test_a_run_that_moved_nothing_is_not_exercised(make_record: MakeRecord) -> None:
+def test_summary_run_without_moves_is_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
     still = tuple(replace(epoch, slots_moved=0) for epoch in record.variants["exact"].epochs)
     record.variants["exact"] = replace(record.variants["exact"], epochs=still)
@@ -104,7 +102,7 @@ def test_a_run_that_moved_nothing_is_not_exercised(make_record: MakeRecord) -> N
     assert (summary.not_exercised, summary.exit_code) == ("no slot moved", 1)
 
 
-def test_a_phase_with_one_committed_epoch_is_not_exercised(make_record: MakeRecord) -> None:
+def test_summary_phase_with_one_commit_is_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
     epochs = record.variants["exact"].epochs
     outcomes = (*epochs[:3], replace(epochs[3], outcome="timeout"))
@@ -114,7 +112,7 @@ def test_a_phase_with_one_committed_epoch_is_not_exercised(make_record: MakeReco
     assert (summary.epochs_per_phase, summary.exit_code) == ((2, 1), 1)
 
 
-def test_a_run_without_balancing_is_not_asked_to_exercise_it(make_record: MakeRecord) -> None:
+def test_summary_without_balancing_exits_0(make_record: MakeRecord) -> None:
     record = make_record(shares="none")
     for name in ("static", "lagged", "exact"):
         del record.variants[name]
@@ -123,7 +121,7 @@ def test_a_run_without_balancing_is_not_asked_to_exercise_it(make_record: MakeRe
     assert (summary.measured_from_step, summary.exit_code) == (0, 0)
 
 
-def test_steps_without_tokens_leave_no_figure_and_no_nan(make_record: MakeRecord) -> None:
+def test_summary_of_empty_steps_has_no_figure_and_no_nan(make_record: MakeRecord) -> None:
     record = make_record()
     empty = {
         name: replace(variant, rank_rows=np.zeros_like(variant.rank_rows))

@@ -34,7 +34,7 @@ def events(trace: Any, phase: str) -> list[Any]:
     return [event for event in trace["traceEvents"] if event["ph"] == phase]
 
 
-def test_every_rank_is_a_process_and_every_stream_or_worker_a_thread(
+def test_trace_maps_ranks_to_processes_and_tracks_to_threads(
     make_record: MakeRecord,
 ) -> None:
     trace = traced(make_record(spans=SPANS))
@@ -55,7 +55,7 @@ def test_every_rank_is_a_process_and_every_stream_or_worker_a_thread(
     ]
 
 
-def test_times_are_microseconds_from_the_first_event(make_record: MakeRecord) -> None:
+def test_trace_times_are_microseconds_from_first_event(make_record: MakeRecord) -> None:
     trace = traced(make_record(spans=SPANS))
     found = {event["name"]: (event["ts"], event["dur"]) for event in events(trace, "X")}
     assert found["step"] == pytest.approx((0.0, 250_000.0), abs=1.0)
@@ -64,12 +64,12 @@ def test_times_are_microseconds_from_the_first_event(make_record: MakeRecord) ->
     assert move["args"] == {"layers": [0, 2]}
 
 
-def test_what_encloses_comes_before_what_it_encloses(make_record: MakeRecord) -> None:
+def test_trace_orders_enclosing_spans_first(make_record: MakeRecord) -> None:
     names = [event["name"] for event in events(traced(make_record(spans=SPANS)), "X")]
     assert names.index("epoch 3: committed") < names.index("planning")
 
 
-def test_the_imbalance_is_a_counter_and_what_is_unknown_is_left_out(
+def test_trace_imbalance_counter_omits_unknown_values(
     make_record: MakeRecord,
 ) -> None:
     levels = (Level(0, START + 1.0, 0.25), Level(0, START + 2.0, math.nan))
@@ -79,7 +79,7 @@ def test_the_imbalance_is_a_counter_and_what_is_unknown_is_left_out(
     assert counter["args"] == {"max/mean - 1": 0.25}
 
 
-def test_a_run_that_nobody_watched_is_an_empty_trace(make_record: MakeRecord) -> None:
+def test_trace_of_run_without_spans_is_empty(make_record: MakeRecord) -> None:
     trace = traced(make_record())
     assert trace["traceEvents"] == []
     assert faults(trace) == []
@@ -87,9 +87,7 @@ def test_a_run_that_nobody_watched_is_an_empty_trace(make_record: MakeRecord) ->
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.data())
-def test_any_doings_of_threads_make_a_trace_that_viewers_take(
-    make_record: MakeRecord, data: st.DataObject
-) -> None:
+def test_trace_of_arbitrary_spans_is_valid(make_record: MakeRecord, data: st.DataObject) -> None:
     spans = []
     for rank in range(2):
         for track in data.draw(st.sets(st.sampled_from(list(Track)))):
@@ -101,7 +99,7 @@ def test_any_doings_of_threads_make_a_trace_that_viewers_take(
     assert faults(traced(make_record(spans=tuple(spans)))) == []
 
 
-def test_books_without_a_run_are_a_trace_too() -> None:
+def test_trace_of_spans_without_run_record() -> None:
     trace = json.loads(trace_of(SPANS, (Level(0, START + 1.0, 0.25),), {"model": "target"}))
     assert faults(trace) == []
     assert {event["pid"] for event in events(trace, "X")} == {0, 1}

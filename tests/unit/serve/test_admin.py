@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from helpers.fakes.fake_openai import Fake
-from helpers.harnesses.proxying import Answer, Site, asked, proxied, run, settings_of
+from helpers.fakes.fake_openai_server import Fake
+from helpers.harnesses.proxy_site import Answer, Site, asked, proxied, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.admin import STRANGE, is_local
@@ -24,7 +24,7 @@ def workers_of(site: Site) -> list[str]:
     return [one["worker"] for fake in site.fakes for one in fake.events("end")]
 
 
-def test_a_worker_that_is_set_aside_gets_nothing_until_it_is_taken_back() -> None:
+def test_drained_worker_gets_no_requests_until_served_again() -> None:
     async def play() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
             answer = await post(site, "/workers/w0/drain")
@@ -42,7 +42,7 @@ def test_a_worker_that_is_set_aside_gets_nothing_until_it_is_taken_back() -> Non
     run(play())
 
 
-def test_what_a_worker_has_comes_to_its_end_and_what_waits_goes_elsewhere_or_waits() -> None:
+def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
     async def play() -> None:
         async with proxied(Fake("w0", slots=1, pace=0.02)) as site:
             begun = asyncio.create_task(site.post(asked(stream=True)))
@@ -58,7 +58,7 @@ def test_what_a_worker_has_comes_to_its_end_and_what_waits_goes_elsewhere_or_wai
     run(play())
 
 
-def test_health_and_hand_do_not_overrule_each_other() -> None:
+def test_manual_drain_and_health_checks_combine() -> None:
     async def play() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
             desk, view = site.proxy.desk, site.proxy.desk.workers[0]
@@ -85,7 +85,7 @@ def test_health_and_hand_do_not_overrule_each_other() -> None:
 @pytest.mark.parametrize(
     "path", ["/workers/w9/drain", "/workers/w0/stop", "/workers/", "/workers/drain"]
 )
-def test_what_is_not_there_is_said_so(path: str) -> None:
+def test_admin_unknown_worker_or_action_is_404(path: str) -> None:
     async def play() -> None:
         async with proxied(Fake("w0")) as site:
             answer = await post(site, path)
@@ -96,7 +96,7 @@ def test_what_is_not_there_is_said_so(path: str) -> None:
     run(play())
 
 
-def test_names_with_slashes_and_blanks_are_found() -> None:
+def test_admin_finds_worker_names_with_slashes_and_blanks() -> None:
     async def play() -> None:
         fake = Fake("w0")
         async with proxied(fake) as first:
@@ -110,7 +110,7 @@ def test_names_with_slashes_and_blanks_are_found() -> None:
     run(play())
 
 
-def test_where_keys_are_needed_one_is_needed_here_too() -> None:
+def test_admin_requires_key_when_proxy_has_keys() -> None:
     async def play() -> None:
         async with proxied(Fake("w0"), access=Access(keys=("secret",))) as site:
             assert (await post(site, "/workers/w0/drain")).status == 401
@@ -123,7 +123,7 @@ def test_where_keys_are_needed_one_is_needed_here_too() -> None:
 
 
 @pytest.mark.parametrize("header", STRANGE)
-def test_a_page_in_a_browser_or_somebody_behind_a_proxy_is_refused(header: str) -> None:
+def test_admin_rejects_browser_and_forwarded_requests(header: str) -> None:
     async def play() -> None:
         async with proxied(Fake("w0")) as site:
             said: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
@@ -141,6 +141,6 @@ def test_a_page_in_a_browser_or_somebody_behind_a_proxy_is_refused(header: str) 
         ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1", False), ("", False),
     ],
 )  # fmt: skip
-def test_only_loopback_addresses_are_this_machine(address: str, local: bool) -> None:
+def test_is_local_accepts_only_loopback_addresses(address: str, local: bool) -> None:
     request = make_mocked_request("POST", "/workers/w0/drain")
     assert is_local(request.clone(remote=address)) is local

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
-from helpers.fakes.late_binding import LateBinding
-from helpers.harnesses.proxying import run
+from helpers.fakes.late_binding_policy import LateBinding
+from helpers.harnesses.proxy_site import run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,9 +118,10 @@ def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> Policy:
 FACTORIES = (strict, *(factory_of(name, {}) for name in ("fit", "br0", "jsq_load", "round_robin")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", FACTORIES)
 @given(acts=st.lists(ACTS, max_size=80))
-def test_no_order_of_events_breaks_the_protocol_or_moves_what_has_begun(
+def test_policy_protocol_holds_for_any_event_order(
     factory: PolicyFactory, acts: list[tuple[object, object]]
 ) -> None:
     async def work() -> None:
@@ -151,7 +152,7 @@ class Told(LateBinding):
         return super().on_tokens(counts, finished)
 
 
-def test_what_one_turn_of_the_loop_brings_is_one_event() -> None:
+def test_policy_gets_tokens_of_one_loop_turn_together() -> None:
     async def work() -> None:
         policy = Told()
         desk = Desk(policy, 1, most_held=9)
@@ -179,7 +180,7 @@ class Broken(LateBinding):
         raise ValueError(request)
 
 
-def test_a_policy_that_fails_is_counted_and_fails_nobody_else() -> None:
+def test_policy_errors_are_counted_and_request_can_leave() -> None:
     async def work() -> None:
         desk = Desk(Broken([1]), 1, most_held=9)
         ticket = desk.arrive(5)
@@ -191,7 +192,7 @@ def test_a_policy_that_fails_is_counted_and_fails_nobody_else() -> None:
     run(work())
 
 
-def test_a_request_that_the_policy_cannot_take_is_not_kept() -> None:
+def test_request_rejected_by_policy_is_not_kept() -> None:
     class Refusing(LateBinding):
         def on_arrival(self, request: Request) -> Decision:
             raise ValueError(request)
@@ -205,7 +206,7 @@ def test_a_request_that_the_policy_cannot_take_is_not_kept() -> None:
     run(work())
 
 
-def test_the_least_busy_other_worker_is_tried_next() -> None:
+def test_retry_goes_to_least_loaded_other_worker() -> None:
     async def work() -> None:
         desk = Desk(LateBinding([4, 4, 4]), 3, most_held=9)
         tickets = [desk.arrive(5) for _ in range(4)]
@@ -221,7 +222,7 @@ def test_the_least_busy_other_worker_is_tried_next() -> None:
 
 
 @pytest.mark.parametrize("name", ["fit", "brh", "jsq_load", "fast_phi"])
-def test_the_largest_counts_that_are_believed_cost_nobody_else_a_slot(name: str) -> None:
+def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
     async def work() -> None:
         policy = factory_of(name, {})([SLOTS], [None])
         assert isinstance(policy, Router)

@@ -11,7 +11,9 @@ LABELS = st.dictionaries(st.sampled_from("abc"), st.text(max_size=8), min_size=3
 
 
 @given(rows=st.lists(st.tuples(LABELS, st.floats(0, 1e12)), max_size=6))
-def test_what_a_client_library_writes_is_read(rows: list[tuple[dict[str, str], float]]) -> None:
+def test_exposition_reader_reads_prometheus_client_output(
+    rows: list[tuple[dict[str, str], float]],
+) -> None:
     registry = CollectorRegistry()
     wanted = Gauge("running", "some words", ["a", "b", "c"], registry=registry)
     Gauge("running_more", "running 7", registry=registry).set(3)
@@ -23,7 +25,7 @@ def test_what_a_client_library_writes_is_read(rows: list[tuple[dict[str, str], f
     assert [one.value for one in found] == pytest.approx(list(expected.values()))
 
 
-def test_of_names_that_begin_alike_each_is_found_and_comments_are_not() -> None:
+def test_exposition_reader_separates_names_with_same_prefix() -> None:
     page = '# TYPE r gauge\nr 1\nr:x{rank="0",m="}\\"{"} 2 1700000\nr_total 9\n r 5\nrr 6\n'
     assert list(Reader(["r", "r:x"]).samples(page)) == [
         Sample("r", {}, 1.0),
@@ -32,13 +34,13 @@ def test_of_names_that_begin_alike_each_is_found_and_comments_are_not() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "many"])
-def test_what_is_no_count_is_refused_by_its_name(value: str) -> None:
+def test_exposition_reader_rejects_invalid_value_by_name(value: str) -> None:
     with pytest.raises(Unreadable, match="r is "):
         list(Reader(["r"]).samples(f"r {value}\n"))
 
 
 @given(page=st.text())
-def test_any_page_is_read_or_refused(page: str) -> None:
+def test_exposition_reader_reads_or_rejects_any_text(page: str) -> None:
     try:
         found = list(Reader(["a", "b"]).samples(page))
     except Unreadable:

@@ -19,7 +19,7 @@ def states(seen: list[Seen], settings: HealthSettings) -> list[Health]:
 
 
 @given(seen=SEEN, draining=COUNTS, lost=COUNTS, serving=COUNTS)
-def test_a_worker_changes_only_after_as_many_answers_as_are_asked_for(
+def test_health_state_changes_only_after_configured_counts(
     seen: list[Seen], draining: int, lost: int, serving: int
 ) -> None:
     settings = HealthSettings(draining_after=draining, lost_after=lost, serving_after=serving)
@@ -40,7 +40,7 @@ def test_a_worker_changes_only_after_as_many_answers_as_are_asked_for(
 
 
 @given(seen=SEEN)
-def test_a_worker_that_answers_well_for_long_serves_and_a_silent_one_is_lost(
+def test_health_ends_serving_when_well_and_lost_when_silent(
     seen: list[Seen],
 ) -> None:
     settings = HealthSettings()
@@ -50,12 +50,12 @@ def test_a_worker_that_answers_well_for_long_serves_and_a_silent_one_is_lost(
     assert unwell is not WorkerState.SERVING
 
 
-def test_a_worker_that_says_it_is_not_well_keeps_what_it_has() -> None:
+def test_health_unwell_worker_stays_draining() -> None:
     found = states([Seen.WELL, *[Seen.UNWELL] * 99], HealthSettings())
     assert {one.state for one in found[1:]} == {WorkerState.DRAINING}
 
 
-def test_what_is_doubtful_is_asked_again_soon_and_what_is_clear_is_not() -> None:
+def test_health_is_doubtful_between_states() -> None:
     settings = HealthSettings()
     assert first(Seen.WELL).doubtful is False
     assert first(Seen.SILENT).doubtful is False

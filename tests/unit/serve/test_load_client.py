@@ -5,20 +5,21 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers.fakes.fake_openai import Fake, start
-from helpers.harnesses.proxying import proxied, run
+from helpers.fakes.fake_openai_server import Fake, start
+from helpers.harnesses.proxy_site import run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.workload import Workload
 from equipoise.report.ink import Ink
-from equipoise.serve.asked import COMPLETIONS
 from equipoise.serve.load_client import LoadClient, Target
 from equipoise.serve.load_plan import ClosedLoop, LoadPlan, OpenLoop, Pace, prompt_of
 from equipoise.serve.load_result import LoadResult, Sent, Spread, result_of
 from equipoise.serve.load_table import WIDTH, render
 
 SEEDS = st.integers(0, 1 << 32)
+BRIEF = 0.05
+"""Seconds in which another request would be sent, if one were."""
 
 
 def plan(count: int, pace: Pace, gap: float = 0.0) -> LoadPlan:
@@ -41,7 +42,7 @@ def result(fake: Fake, pace: Pace, told: dict[str, object] | None = None) -> Loa
 
 
 @pytest.mark.parametrize("pace", [OpenLoop(), ClosedLoop(2), ClosedLoop(99)])
-def test_every_request_is_sent_once_and_every_token_counted(pace: Pace) -> None:
+def test_load_client_sends_each_request_once_and_counts_tokens(pace: Pace) -> None:
     fake = Fake("w0")
     found = result(fake, pace)
     assert (found.requests, found.answered, found.failures) == (6, 6, {})
@@ -63,14 +64,14 @@ FAILURES: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("told", "kind"), FAILURES)
-def test_failures_are_counted_by_kind(told: dict[str, object], kind: str) -> None:
+def test_load_client_counts_failures_by_kind(told: dict[str, object], kind: str) -> None:
     found = result(Fake("w0"), ClosedLoop(3), told)
     assert found.failures == {kind: 6}
     assert (found.answered, found.ttft, found.output_tokens) == (0, None, 0)
     assert f"failed: 6 x {kind}" in render(found, Ink.PLAIN)
 
 
-def test_a_server_that_is_not_there_and_one_that_never_answers_are_failures() -> None:
+def test_load_client_counts_timeouts_and_refused_connections() -> None:
     async def work() -> None:
         fake = Fake("w0")
         runner = await start(fake)
@@ -85,46 +86,50 @@ def test_a_server_that_is_not_there_and_one_that_never_answers_are_failures() ->
     run(work())
 
 
-def test_an_open_loop_waits_for_nobody_and_a_closed_one_for_its_own() -> None:
-    async def most(pace: Pace) -> int:
-        fake = Fake("w0", pace=0.02)
-        async with proxied(fake) as site:
-            target = Target(url=site.url, model="m", path=COMPLETIONS)
-            sending = asyncio.create_task(LoadClient(target).send(plan(12, pace)))
-            seen = 0
-            while not sending.done():
-                seen = max(seen, len(site.proxy.desk.tickets))
-                await asyncio.sleep(0.002)
-            assert len(await sending) == 12
-            return seen
+def test_load_client_closed_loop_bounds_concurrency() -> None:
+    """No request is ever answered."""
 
-    assert run(most(ClosedLoop(3))) == 3
-    assert run(most(OpenLoop())) > 6
+    async def begun(pace: Pace, least: int) -> int:
+        fake = Fake("w0")
+        runner = await start(fake)
+        stalled = (("fake", {"w0": {"stall": 0}}),)
+        target = Target(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stalled)
+        sending = asyncio.create_task(LoadClient(target).send(plan(12, pace)))
+        try:
+            while len(fake.events("begin")) < least:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(BRIEF)
+            return len(fake.events("begin"))
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await runner.cleanup()
+
+    assert run(begun(ClosedLoop(3), 3)) == 3
+    assert run(begun(OpenLoop(), 12)) == 12
 
 
 @given(seed=SEEDS, number=st.integers(0, 1000), tokens=st.integers(1, 300))
-def test_prompts_are_as_long_as_asked_for_and_the_same_again(
-    seed: int, number: int, tokens: int
-) -> None:
+def test_load_prompts_have_requested_length_and_repeat(seed: int, number: int, tokens: int) -> None:
     text = prompt_of(seed, number, tokens)
     assert len(text.split(" ")) == tokens
     assert text == prompt_of(seed, number, tokens)
 
 
-def test_no_two_prompts_of_a_plan_are_alike() -> None:
+def test_load_plan_prompts_are_distinct() -> None:
     prompts = Counter(planned.prompt for planned in plan(200, OpenLoop()))
     assert max(prompts.values()) == 1
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=50))
-def test_a_spread_is_in_order(values: list[float]) -> None:
+def test_load_spread_percentiles_are_ordered(values: list[float]) -> None:
     spread = Spread.of(values)
     assert spread is not None
     assert spread.p50 <= spread.p90 <= spread.p99 <= spread.most == max(values)
 
 
 @given(count=st.integers(0, 20), kind=st.sampled_from(["timed out", "a\x1b[31mb", "x" * 200]))
-def test_no_result_breaks_the_table(count: int, kind: str) -> None:
+def test_load_table_fits_width_for_any_result(count: int, kind: str) -> None:
     sent = [Sent(n, 0.0, 1.0, 2.0, 3.0, [0.1], 5, 7, kind if n % 2 else None) for n in range(count)]
     text = render(result_of(sent), Ink.PLAIN)
     assert all(len(line) <= WIDTH and line.isprintable() for line in text.splitlines())

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from helpers.fakes.fake_openai import Fake
-from helpers.harnesses.proxying import (
+from helpers.fakes.fake_openai_server import Fake
+from helpers.harnesses.proxy_site import (
     CHAT,
     Site,
     asked,
@@ -20,7 +20,7 @@ from equipoise.serve.proxy import worker_of
 from equipoise.serve.settings import RANK_HEADER, Access, ClientRank, Limits, WorkerSettings
 
 
-def test_an_answer_comes_whole_or_in_events() -> None:
+def test_proxy_returns_whole_response_or_event_stream() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as site:
             whole = await site.post(asked(3))
@@ -33,7 +33,7 @@ def test_an_answer_comes_whole_or_in_events() -> None:
     run(work())
 
 
-def test_a_stream_is_passed_on_byte_for_byte() -> None:
+def test_proxy_passes_stream_on_byte_for_byte() -> None:
     pieces = [
         ": hello\n\nda",
         'ta: {"choices": [{"text": "é',
@@ -50,7 +50,7 @@ def test_a_stream_is_passed_on_byte_for_byte() -> None:
     run(work())
 
 
-def test_tokens_come_one_by_one_while_the_worker_makes_them() -> None:
+def test_proxy_passes_tokens_on_before_stream_ends() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as site:
             stall = asked(9, stream=True, fake={"w0": {"stall": 2}})
@@ -64,7 +64,7 @@ def test_tokens_come_one_by_one_while_the_worker_makes_them() -> None:
     run(work())
 
 
-def test_completions_and_their_lists_of_tokens_are_served() -> None:
+def test_proxy_serves_completions_with_token_lists() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as site:
             exact = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 2}
@@ -76,7 +76,7 @@ def test_completions_and_their_lists_of_tokens_are_served() -> None:
     run(work())
 
 
-def test_ids_of_requests_are_taken_or_made_and_go_both_ways() -> None:
+def test_proxy_keeps_or_creates_request_id() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as site:
             said = await site.post(asked(), X_Request_Id="mine-1")
@@ -89,7 +89,7 @@ def test_ids_of_requests_are_taken_or_made_and_go_both_ways() -> None:
     run(work())
 
 
-def test_headers_of_a_connection_end_with_it() -> None:
+def test_proxy_drops_hop_by_hop_headers() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as site:
             await site.post(asked(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own")
@@ -101,7 +101,7 @@ def test_headers_of_a_connection_end_with_it() -> None:
     run(work())
 
 
-def test_questions_without_a_body_go_to_any_worker() -> None:
+def test_proxy_forwards_get_requests_to_a_worker() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
             models = await site.get("/v1/models")
@@ -113,7 +113,7 @@ def test_questions_without_a_body_go_to_any_worker() -> None:
     run(work())
 
 
-def test_what_is_not_served_is_said_in_the_apis_shape() -> None:
+def test_proxy_unknown_path_is_404_in_api_format() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as site:
             for path in ("/v1/embeddings", "/", "/health"):
@@ -123,7 +123,7 @@ def test_what_is_not_served_is_said_in_the_apis_shape() -> None:
     run(work())
 
 
-def test_the_proxy_says_how_it_is() -> None:
+def test_proxy_serves_health_ready_and_metrics() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
             assert json.loads((await site.get("/health")).body) == {"status": "ok"}
@@ -141,7 +141,7 @@ def test_the_proxy_says_how_it_is() -> None:
     run(work())
 
 
-def test_nobody_asks_without_a_key_where_one_is_needed() -> None:
+def test_proxy_requires_api_key() -> None:
     async def work() -> None:
         access = Access(keys=("one", "two"), worker_key="theirs")
         async with proxied(fake := Fake("w0"), access=access) as site:
@@ -159,7 +159,7 @@ def test_nobody_asks_without_a_key_where_one_is_needed() -> None:
     run(work())
 
 
-def test_a_clients_authorization_is_passed_on_where_the_proxy_has_none_of_its_own() -> None:
+def test_proxy_forwards_client_authorization_without_own_key() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as site:
             await site.post(asked(), Authorization="Bearer clients")
@@ -169,7 +169,7 @@ def test_a_clients_authorization_is_passed_on_where_the_proxy_has_none_of_its_ow
     run(work())
 
 
-def test_ranks_of_one_server_are_workers_of_their_own() -> None:
+def test_proxy_routes_data_parallel_ranks_as_workers() -> None:
     async def work() -> None:
         fake = Fake("w0")
         async with proxied(fake) as first:
@@ -194,14 +194,14 @@ async def _ask_for_ranks(site: Site, fake: Fake) -> None:
     assert (await site.post(asked(), X_data_parallel_rank="one")).status == 400
 
 
-def test_a_rank_without_one_among_the_workers_is_their_number() -> None:
+def test_worker_of_rank_is_index_without_rank_headers() -> None:
     plain = tuple(WorkerSettings(url="http://w", name=str(n)) for n in range(3))
     assert worker_of(2, plain) == 2
     with pytest.raises(Refused, match="no data-parallel rank 3"):
         worker_of(3, plain)
 
 
-def test_a_rank_may_be_forbidden_to_clients() -> None:
+def test_proxy_can_forbid_client_rank() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0"), client_rank=ClientRank.FORBID) as site:
             assert (await site.post(asked(data_parallel_rank=0))).status == 400
@@ -211,20 +211,29 @@ def test_a_rank_may_be_forbidden_to_clients() -> None:
     run(work())
 
 
-def test_a_stream_that_is_slow_to_say_so_counts_by_what_the_worker_says() -> None:
+def test_proxy_counts_output_tokens_of_stream_with_usage() -> None:
+    """One event that brings several tokens; how many they are comes later."""
+
+    def event(**fields: object) -> str:
+        return f"data: {json.dumps(fields)}\n\n"
+
+    usage = {"prompt_tokens": 4000, "completion_tokens": 5}
+    raw = [
+        event(choices=[{"index": 0, "delta": {"content": "five tokens at once"}}]),
+        event(choices=[], usage=usage),
+        "data: [DONE]\n\n",
+    ]
+
     async def work() -> None:
-        async with proxied(Fake("w0")) as site:
-            options = {"include_usage": True}
-            answer = await site.post(
-                asked(3, stream=True, stream_options=options, prompt_tokens=4000)
-            )
+        async with proxied(Fake("w0", pace=0.05)) as site:
+            answer = await site.post(asked(5, stream=True, fake={"w0": {"raw": raw}}))
             assert error_of(answer.body) is None
-            assert await site.metric("output_tokens_total") == 3
+            assert await site.metric("output_tokens_total") == 5
 
     run(work())
 
 
-def test_an_answer_that_is_too_long_is_no_answer() -> None:
+def test_proxy_rejects_oversized_worker_response() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), limits=Limits(answer=100)) as site:
             answer = await site.post(asked(500))

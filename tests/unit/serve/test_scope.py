@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers.harnesses.proxying import run
+from helpers.harnesses.proxy_site import run
 
 from equipoise.serve.scope import Interrupted, Reason, Scope
 
@@ -15,7 +15,7 @@ async def blocked(scope: Scope) -> None:
         await asyncio.Event().wait()
 
 
-def test_a_deadline_that_is_moved_on_does_not_end_it() -> None:
+def test_scope_survives_postponed_deadline() -> None:
     async def work() -> None:
         async with Scope() as scope:
             scope.within(0.02, Reason.TOKEN)
@@ -25,7 +25,7 @@ def test_a_deadline_that_is_moved_on_does_not_end_it() -> None:
     assert run(work()) is None
 
 
-def test_a_deadline_that_is_moved_up_ends_it() -> None:
+def test_scope_ends_at_earlier_deadline() -> None:
     async def work() -> None:
         async with Scope() as scope:
             scope.within(FOREVER, Reason.FIRST_TOKEN)
@@ -37,7 +37,7 @@ def test_a_deadline_that_is_moved_up_ends_it() -> None:
     assert ended.value.reason is Reason.STALLED
 
 
-def test_the_end_of_all_comes_before_a_later_deadline() -> None:
+def test_scope_total_deadline_precedes_later_one() -> None:
     async def work() -> None:
         async with Scope(asyncio.get_running_loop().time() + 0.02) as scope:
             scope.within(FOREVER, Reason.TOKEN)
@@ -48,7 +48,7 @@ def test_the_end_of_all_comes_before_a_later_deadline() -> None:
     assert ended.value.reason is Reason.TOTAL
 
 
-def test_the_first_reason_counts() -> None:
+def test_scope_keeps_first_interrupt_reason() -> None:
     async def work() -> None:
         scope = Scope()
         task = asyncio.create_task(blocked(scope))
@@ -62,7 +62,7 @@ def test_the_first_reason_counts() -> None:
     assert ended.value.reason is Reason.UNBOUND
 
 
-def test_a_task_that_is_cancelled_is_cancelled_and_not_interrupted() -> None:
+def test_scope_passes_on_task_cancellation() -> None:
     async def work() -> bool:
         task = asyncio.create_task(blocked(Scope()))
         await asyncio.sleep(0)
@@ -73,7 +73,7 @@ def test_a_task_that_is_cancelled_is_cancelled_and_not_interrupted() -> None:
     assert run(work())
 
 
-def test_what_ends_in_time_is_not_interrupted_afterwards() -> None:
+def test_scope_is_not_interrupted_after_exit() -> None:
     async def work() -> str:
         async with Scope() as scope:
             scope.within(0.01, Reason.TOKEN)
@@ -84,7 +84,7 @@ def test_what_ends_in_time_is_not_interrupted_afterwards() -> None:
     assert run(work()) == "whole"
 
 
-def test_a_time_out_of_somebody_else_is_passed_on() -> None:
+def test_scope_passes_on_foreign_timeout_error() -> None:
     async def work() -> None:
         async with Scope():
             raise TimeoutError("theirs")

@@ -27,7 +27,9 @@ async def _group(*works: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("where", ["task", "callback"])
-def test_a_signal_ends_it_and_nothing_is_wrapped(number: signal.Signals, where: str) -> None:
+def test_signal_raises_unwrapped_terminated_from_event_loop(
+    number: signal.Signals, where: str
+) -> None:
     def within_a_callback() -> None:
         asyncio.get_running_loop().call_soon(signal.raise_signal, number)
 
@@ -35,15 +37,14 @@ def test_a_signal_ends_it_and_nothing_is_wrapped(number: signal.Signals, where: 
         signal.raise_signal(number)
 
     first = within_a_task if where == "task" else within_a_callback
-    with terminable():
-        before = signal.getsignal(number)
-        with pytest.raises(Terminated) as ended:
-            asyncio.run(until_told(_group(first, lambda: None)))
-        assert callable(before)
+    before = signal.getsignal(number)
+    with terminable(), pytest.raises(Terminated) as ended:
+        asyncio.run(until_told(_group(first, lambda: None)))
     assert ended.value.number == number
+    assert signal.getsignal(number) == before
 
 
-def test_what_comes_to_its_end_is_returned_and_handlers_are_as_they_were() -> None:
+def test_finished_coroutine_returns_result_and_restores_handlers() -> None:
     async def work() -> int:
         return 7
 
@@ -53,7 +54,7 @@ def test_what_comes_to_its_end_is_returned_and_handlers_are_as_they_were() -> No
         assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_without_a_handler_a_cancelled_task_is_cancelled() -> None:
+def test_cancelled_coroutine_without_handler_stays_cancelled() -> None:
     async def work() -> None:
         async with asyncio.timeout(0.01):
             await until_told(asyncio.sleep(PATIENCE))

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers.fakes.late_binding import LateBinding
-from helpers.harnesses.proxying import run
+from helpers.fakes.late_binding_policy import LateBinding
+from helpers.harnesses.proxy_site import run
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.asked import CHAT, Asked
@@ -50,7 +50,7 @@ class Client:
         return "ended"
 
 
-def test_bytes_that_come_when_a_worker_was_lost_are_not_passed_on() -> None:
+def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
     async def work() -> None:
         desk = Desk(LateBinding([1, 1]), 2, most_held=9)
         ticket = desk.arrive(5)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vllm_cpu.faults import Fault
-from vllm_cpu.holes import Hole
+from vllm_cpu.missing_features import Hole
 
 Front = Literal["offline", "server", "proxied"]
 COMMON: Mapping[str, Any] = {

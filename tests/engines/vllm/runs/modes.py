@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.expected import Reference
 from engines.vllm.runs.prompts import TOKENS
+from engines.vllm.runs.reference_tokens import Reference
 from vllm_cpu import runner
-from vllm_cpu.holes import PARALLEL, SECOND_RUNNER, STOCK_EPLB, Hole
+from vllm_cpu.missing_features import PARALLEL, SECOND_RUNNER, STOCK_EPLB, Hole
 
 INTERVAL = 8
 """Steps between two rearrangements."""

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from engines.vllm.runs.expected import NAME, Reference
 from engines.vllm.runs.models import make_models
 from engines.vllm.runs.prompts import PROMPTS, TOKENS
+from engines.vllm.runs.reference_tokens import NAME, Reference
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.orphans import (
+from engines.vllm.runs.process_cleanup import (
     VARIABLE,
     Kin,
     end_all,
@@ -23,7 +23,9 @@ from engines.vllm.runs.orphans import (
     tell_stacks,
 )
 from helpers.paths import SEARCH_PATH
-from vllm_cpu import faults, holes, watch
+from vllm_cpu import faults
+from vllm_cpu import missing_features as holes
+from vllm_cpu import vllm_counters as watch
 
 LIMIT = 600.0
 """Seconds that a run may take."""
@@ -132,9 +134,9 @@ def _started(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The driver; its standard input is a pipe that nobody writes to, see `end_with_parent`."""
     module = {
-        "offline": "engines.vllm.runs.offline",
-        "server": "engines.vllm.runs.served",
-        "proxied": "engines.vllm.runs.proxied",
+        "offline": "engines.vllm.runs.run_offline",
+        "server": "engines.vllm.runs.run_server",
+        "proxied": "engines.vllm.runs.run_proxied",
     }[case.front]
     driver = subprocess.Popen(
         [sys.executable, "-P", "-m", module, "case.json", "answers.json"],

@@ -1,6 +1,7 @@
 """All mutants of the engine."""
 
-from exploration.engine.mutants import archives, boundaries, commits, locks, retirements, votes
+from exploration.engine.mutants import boundaries, commits, locks, retirements, votes
+from exploration.engine.mutants import forgetting as archives
 from exploration.engine.mutants.mutant import Mutant
 
 

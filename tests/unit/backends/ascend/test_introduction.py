@@ -39,13 +39,13 @@ def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> Introduct
     return Introduction(Talk(plane, "q", (0, 1), patience))
 
 
-def test_an_introduction_carries_words_from_the_first_rank(planes: Planes) -> None:
+def test_introduction_passes_value_from_first_rank(planes: Planes) -> None:
     speaker, hearer = (introduced(plane) for plane in planes)
     speaker.set("0", b"\0where\xff")
     assert hearer.get("0") == b"\0where\xff"
 
 
-def test_the_last_word_ends_when_the_others_have_heard_it(planes: Planes) -> None:
+def test_introduction_last_set_waits_until_peers_read_it(planes: Planes) -> None:
     speaker, hearer = (introduced(plane) for plane in planes)
     heard: list[bytes] = []
     listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST)))
@@ -55,13 +55,13 @@ def test_the_last_word_ends_when_the_others_have_heard_it(planes: Planes) -> Non
     assert heard == [b"2.13"]
 
 
-def test_nobody_enters_a_meeting_to_which_nobody_else_comes(planes: Planes) -> None:
+def test_introduction_last_set_times_out_without_peer(planes: Planes) -> None:
     with pytest.raises(BallotIncomplete) as raised:
         introduced(planes[0], SHORT).set(LAST, b"2.13")
     assert raised.value.missing == (1,)
 
 
-def test_an_introduction_that_has_taken_place_is_forgotten(planes: Planes) -> None:
+def test_introduction_get_fails_after_forget(planes: Planes) -> None:
     made = introduced(planes[0])
     made.forget()
     with pytest.raises(CommunicatorFailed, match="after the introduction"):

@@ -27,7 +27,7 @@ class Vendor:
         return Stream(next(self._pool))
 
 
-def test_the_stream_that_was_aimed_at_is_the_next_that_the_vendor_hands_out() -> None:
+def test_lanes_aim_predicts_next_vendor_stream() -> None:
     vendor = Vendor()
     account = Lanes(vendor.draw)
     for number in range(POOL - 1):
@@ -35,14 +35,14 @@ def test_the_stream_that_was_aimed_at_is_the_next_that_the_vendor_hands_out() ->
         assert account.take(vendor.draw().stream_id, f"c{number}") == aimed
 
 
-def test_every_communicator_has_a_stream_of_its_own_and_so_has_the_bell() -> None:
+def test_lanes_give_each_communicator_and_bell_own_stream() -> None:
     vendor = Vendor()
     account = Lanes(vendor.draw)
     taken = {_take(account, vendor, f"c{n}").stream_id for n in range(POOL - 1)}
     assert len(taken | {account.bell.stream_id}) == POOL
 
 
-def test_what_was_given_back_is_handed_out_again_and_nothing_else() -> None:
+def test_lanes_reuse_only_returned_stream() -> None:
     vendor = Vendor()
     account = Lanes(vendor.draw)
     lanes = [_take(account, vendor, f"c{n}") for n in range(POOL - 1)]
@@ -50,7 +50,7 @@ def test_what_was_given_back_is_handed_out_again_and_nothing_else() -> None:
     assert _take(account, vendor, "new").stream_id == lanes[1].stream_id
 
 
-def test_when_all_are_taken_the_error_names_the_holders() -> None:
+def test_lanes_exhausted_error_names_holders() -> None:
     vendor = Vendor()
     account = Lanes(vendor.draw)
     for number in range(POOL - 1):
@@ -59,7 +59,7 @@ def test_when_all_are_taken_the_error_names_the_holders() -> None:
         account.aim()
 
 
-def test_somebody_else_may_draw_between_two_communicators() -> None:
+def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
     vendor = Vendor()
     account = Lanes(vendor.draw)
     first = _take(account, vendor, "first")
@@ -69,7 +69,7 @@ def test_somebody_else_may_draw_between_two_communicators() -> None:
     assert second.stream_id not in (first.stream_id, account.bell.stream_id)
 
 
-def test_a_stream_that_was_drawn_by_somebody_else_in_between_is_noticed() -> None:
+def test_lanes_detect_communicator_on_taken_stream() -> None:
     vendor = Vendor()
     account = Lanes(vendor.draw)
     first = _take(account, vendor, "first")
@@ -77,7 +77,7 @@ def test_a_stream_that_was_drawn_by_somebody_else_in_between_is_noticed() -> Non
         account.take(first.stream_id, "second")
 
 
-def test_a_stream_of_another_pool_is_noticed() -> None:
+def test_lanes_detect_stream_of_another_pool() -> None:
     with pytest.raises(CommunicatorFailed, match="stream 7, which is not of its pool"):
         Lanes(Vendor().draw).take(7, "c")
 

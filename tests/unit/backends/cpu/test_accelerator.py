@@ -1,16 +1,15 @@
-"""The CPU as an accelerator: clauses B1, B4 to B6, R2, E5."""
+"""The CPU as an accelerator: clauses B1, E5."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.backends.cpu.stream import CpuStream, Verb
-from equipoise.hal.capabilities import Available, SlotFormat
-from equipoise.hal.errors import BackendUnavailable, StreamFailed, Unsupported
+from equipoise.hal.capabilities import Available
+from equipoise.hal.errors import BackendUnavailable
 from equipoise.hal.stream import Role
 
 SOON = 20.0
@@ -21,26 +20,19 @@ def cpu() -> CpuAccelerator:
     return BACKEND.open(0)
 
 
-def test_the_cpu_is_always_there_and_says_on_what() -> None:
+def test_probe_reports_cores() -> None:
     found = BACKEND.probe()
     assert isinstance(found, Available)
     assert "cores" in found.detail
 
 
 @pytest.mark.parametrize("index", [-1, 1, 7])
-def test_there_is_only_one_cpu(index: int) -> None:
+def test_open_refuses_any_index_but_zero(index: int) -> None:
     with pytest.raises(BackendUnavailable, match="device 0 only"):
         BACKEND.open(index)
 
 
-def test_each_role_has_one_stream_and_no_two_share_one(cpu: CpuAccelerator) -> None:
-    streams = [cpu.stream(role) for role in Role]
-    assert [cpu.stream(role) for role in Role] == streams
-    assert [stream.role for stream in streams] == list(Role)
-    assert len(set(map(id, streams))) == BACKEND.capabilities.streams == len(Role)
-
-
-def test_what_is_issued_as_one_holds_back_launches_on_every_stream(cpu: CpuAccelerator) -> None:
+def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
     """Else a launch could come between a commit's two waits on a reader's stream (clause V4)."""
     issuing, go, launched = threading.Event(), threading.Event(), threading.Event()
 
@@ -64,48 +56,18 @@ def test_what_is_issued_as_one_holds_back_launches_on_every_stream(cpu: CpuAccel
     cpu.close()
 
 
-def test_two_accelerators_share_no_stream() -> None:
+def test_accelerators_share_no_stream() -> None:
     first, second = BACKEND.open(0), BACKEND.open(0)
     assert first.stream(Role.COMPUTE) is not second.stream(Role.COMPUTE)
 
 
-def test_all_roles_truly_run_side_by_side(cpu: CpuAccelerator) -> None:
-    together = threading.Barrier(len(Role))
-    for role in Role:
-        cpu.stream(role).launch(lambda: together.wait(SOON))
-    cpu.synchronize(SOON)
-    assert not together.broken
-    cpu.close()
-
-
-def test_what_is_not_declared_is_unsupported(cpu: CpuAccelerator) -> None:
-    declared = BACKEND.capabilities
-    assert not declared.pinned_memory
-    assert declared.slot_formats == {SlotFormat.STRIDED}
-    with pytest.raises(Unsupported):
-        cpu.adopt(object())
-
-
-def test_memory_that_is_not_page_locked_is_still_memory(cpu: CpuAccelerator) -> None:
-    memory = cpu.pinned(7)
-    assert (memory.dtype, tuple(memory.shape), memory.device) == (torch.uint8, (7,), cpu.device)
-    assert cpu.pinned(0).numel() == 0
-
-
-def test_it_knows_where_it_is_and_how_much_memory_there_is(cpu: CpuAccelerator) -> None:
+def test_accelerator_reports_topology_and_memory(cpu: CpuAccelerator) -> None:
     assert cpu.topology().index == 0
     assert cpu.topology().node
     assert 0 < cpu.memory().free <= cpu.memory().total
 
 
-def test_synchronising_reports_the_failure_of_any_stream(cpu: CpuAccelerator) -> None:
-    cpu.stream(Role.AUX).launch(lambda: 1 / 0)
-    with pytest.raises(StreamFailed, match="division by zero"):
-        cpu.synchronize(SOON)
-    cpu.close()
-
-
-def test_closing_ends_every_thread_and_may_be_repeated(cpu: CpuAccelerator) -> None:
+def test_close_ends_every_thread_and_is_idempotent(cpu: CpuAccelerator) -> None:
     before = threading.active_count()
     for role in Role:
         cpu.stream(role).launch(lambda: None)

@@ -15,7 +15,7 @@ def started(work: Callable[[], object], count: int) -> list[threading.Thread]:
     return threads
 
 
-def test_whoever_waits_for_a_point_goes_on_when_it_is_reached() -> None:
+def test_latch_set_releases_all_waiters() -> None:
     latch, seen = Latch(), []
     threads = started(lambda: seen.append(latch.wait(SOON)), WAITERS)
     assert not latch.is_set()
@@ -26,7 +26,7 @@ def test_whoever_waits_for_a_point_goes_on_when_it_is_reached() -> None:
     assert latch.is_set()
 
 
-def test_a_point_may_be_reached_by_many_at_once_and_stays_reached() -> None:
+def test_latch_stays_set_after_concurrent_sets() -> None:
     for _ in range(50):
         latch, ready = Latch(), threading.Barrier(WAITERS)
         through: list[int] = []
@@ -47,7 +47,7 @@ def test_a_point_may_be_reached_by_many_at_once_and_stays_reached() -> None:
         assert latch.wait(SOON)
 
 
-def test_a_wait_for_a_point_that_nobody_reaches_ends_in_time() -> None:
+def test_latch_wait_times_out() -> None:
     latch = Latch()
     assert not latch.wait(0.01)
     assert not latch.wait(0.0)

@@ -30,7 +30,7 @@ def tree(root: Path, **lists: str) -> Path:
         ({0, 99}, UNKNOWN),
     ],
 )
-def test_a_process_is_on_the_node_that_has_all_its_processors(
+def test_numa_node_contains_all_allowed_processors(
     allowed: set[int], node: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
@@ -38,14 +38,14 @@ def test_a_process_is_on_the_node_that_has_all_its_processors(
     assert numa_node(root) == node
 
 
-def test_a_system_that_lists_no_nodes_or_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+def test_numa_node_unknown_without_readable_nodes(tmp_path: Path) -> None:
     assert numa_node(tmp_path / "none") == UNKNOWN
     (tmp_path / "node0").mkdir()
     assert numa_node(tmp_path) == UNKNOWN
     assert numa_node(tree(tmp_path, node1="a-b")) == UNKNOWN
 
 
-def test_what_copies_for_the_cpu_is_pinned_to_no_fewer_processors_than_there_are() -> None:
+def test_near_cpus_of_cpu_backend_are_all_available() -> None:
     accelerator = registry.accelerator("cpu").open(0)
     node = accelerator.topology().numa
     accelerator.close()

@@ -56,7 +56,7 @@ def cuts(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 
 @given(cuts())
-def test_every_copy_arrives_and_what_lies_between_stays(pairs: list[tuple[int, int, int]]) -> None:
+def test_copy_writes_only_its_target_bytes(pairs: list[tuple[int, int, int]]) -> None:
     source = torch.arange(ROOM, dtype=torch.int32).to(torch.uint8)
     out, due = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
     for to, begin, size in pairs:
@@ -65,7 +65,7 @@ def test_every_copy_arrives_and_what_lies_between_stays(pairs: list[tuple[int, i
     assert out.tolist() == due.tolist()
 
 
-def test_a_whole_batch_within_the_device_is_one_launch_for_each_width() -> None:
+def test_copy_batch_takes_one_launch_per_width() -> None:
     """Slots of several segments, some of them odd."""
     to, source = torch.zeros(64, 24, dtype=torch.uint8), torch.ones(64, 24, dtype=torch.uint8)
     even = [(a[:16], b[:16]) for a, b in zip(to, source, strict=True)]
@@ -79,13 +79,13 @@ def test_a_whole_batch_within_the_device_is_one_launch_for_each_width() -> None:
     assert to.sum(1).tolist() == [19] * 64
 
 
-def test_what_is_written_twice_is_written_in_order() -> None:
+def test_copy_to_same_target_keeps_order() -> None:
     out, first, second = (torch.full((8,), n, dtype=torch.uint8) for n in range(3))
     VERBS.copy([(out, first), (out, second)])
     assert out.tolist() == [2] * 8
 
 
-def test_empty_pieces_are_no_repetition() -> None:
+def test_copy_ignores_empty_pieces() -> None:
     out = torch.zeros(8, dtype=torch.uint8)
     nothing = out[:0]
     with Calls() as calls:
@@ -94,7 +94,7 @@ def test_empty_pieces_are_no_repetition() -> None:
     assert out.tolist() == [1] * 8
 
 
-def test_what_comes_over_a_link_comes_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_from_other_device_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors stand for another device: nothing is copied, everything is asked for."""
     asked: list[int] = []
     monkeypatch.setattr(byte_verbs, "copy", lambda to, source: asked.append(to.numel()))
@@ -104,7 +104,7 @@ def test_what_comes_over_a_link_comes_in_chunks(monkeypatch: pytest.MonkeyPatch)
     assert asked == [CHUNK, CHUNK, 5]
 
 
-def test_a_fingerprint_is_that_of_all_parts_back_to_back() -> None:
+def test_fingerprint_covers_concatenated_parts() -> None:
     parts = [torch.arange(n, dtype=torch.uint8) for n in (3, 5, 1)]
     out = torch.zeros(2, dtype=torch.int64)
     VERBS.fingerprint(parts, out[0], STREAM)
@@ -112,6 +112,6 @@ def test_a_fingerprint_is_that_of_all_parts_back_to_back() -> None:
     assert out.tolist() == [as_int64(checksum(torch.cat(parts))), as_int64(checksum(parts[0]))]
 
 
-def test_a_private_format_is_refused() -> None:
+def test_view_refuses_private_format() -> None:
     with pytest.raises(Unsupported, match="CUDA has no private format"):
         VERBS.view(Segment("w", torch.zeros(8), SlotFormat.PRIVATE))

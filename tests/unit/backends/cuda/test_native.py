@@ -45,7 +45,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
-def test_a_thread_lets_others_capture_from_its_first_call_on(driver: Driver) -> None:
+def test_settle_thread_relaxes_capture_mode_once(driver: Driver) -> None:
     with ThreadPoolExecutor(1) as one:
         for _ in range(3):
             one.submit(native.settle_thread, 1).result()
@@ -53,12 +53,12 @@ def test_a_thread_lets_others_capture_from_its_first_call_on(driver: Driver) -> 
     assert native.cuda().current == 1
 
 
-def test_the_main_thread_which_captures_keeps_its_mode(driver: Driver) -> None:
+def test_settle_thread_keeps_capture_mode_of_main_thread(driver: Driver) -> None:
     native.settle_thread(0)
     assert driver.told == []
 
 
-def test_without_the_driver_a_thread_has_its_device_all_the_same(
+def test_settle_thread_sets_device_without_driver(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> Any:

@@ -65,7 +65,7 @@ def api(scribe: Scribe) -> Api:
     return Api(scribe)
 
 
-def test_the_place_to_meet_is_given_by_value_all_of_it(api: Api, scribe: Scribe) -> None:
+def test_join_passes_whole_unique_id_by_value(api: Api, scribe: Scribe) -> None:
     assert api.unique_id() == ID
     made = api.join(ID, 4, 3)
     assert made.value == COMM
@@ -76,16 +76,14 @@ def test_the_place_to_meet_is_given_by_value_all_of_it(api: Api, scribe: Scribe)
     ("number", "version"),
     [(2804, (2, 8, 4)), (21403, (2, 14, 3)), (22703, (2, 27, 3)), (23007, (2, 30, 7))],
 )
-def test_a_version_is_read_in_both_ways_of_writing_it(
+def test_version_is_decoded_in_both_formats(
     api: Api, scribe: Scribe, number: int, version: tuple[int, ...]
 ) -> None:
     scribe.number = number
     assert api.version() == version
 
 
-def test_every_operation_gets_its_arguments_in_the_order_of_the_interface(
-    api: Api, scribe: Scribe
-) -> None:
+def test_operations_pass_arguments_in_nccl_order(api: Api, scribe: Scribe) -> None:
     comm = Comm(COMM)
     api.all_reduce(SOURCE, 5, TYPES[torch.bfloat16], comm, STREAM)
     api.reduce_scatter(TARGET, SOURCE, 5, TYPES[torch.int64], comm, STREAM)
@@ -103,13 +101,13 @@ def test_every_operation_gets_its_arguments_in_the_order_of_the_interface(
     ]
 
 
-def test_addresses_beyond_32_bits_come_through(api: Api, scribe: Scribe) -> None:
+def test_send_passes_64_bit_addresses(api: Api, scribe: Scribe) -> None:
     high = (1 << 47) + 1
     api.send(high, 1 << 33, 0, Comm(high + 1), high + 2)
     assert scribe.calls == [("ncclSend", high, 1 << 33, 0, 0, high + 1, high + 2)]
 
 
-def test_an_error_names_the_call_and_says_what_nccl_says(api: Api, scribe: Scribe) -> None:
+def test_error_names_call_and_nccl_message(api: Api, scribe: Scribe) -> None:
     scribe.codes["ncclAllReduce"] = 3
     with pytest.raises(NcclError, match=r"^ncclAllReduce: error 3 \(no route to host\)$"):
         api.all_reduce(SOURCE, 1, 0, Comm(COMM), STREAM)
@@ -118,30 +116,26 @@ def test_an_error_names_the_call_and_says_what_nccl_says(api: Api, scribe: Scrib
         api.all_reduce(SOURCE, 1, 0, Comm(COMM), STREAM)
 
 
-def test_an_error_of_the_communicator_is_told_and_progress_is_none(
-    api: Api, scribe: Scribe
-) -> None:
+def test_async_error_ignores_operations_in_progress(api: Api, scribe: Scribe) -> None:
     for code, said in ((0, ""), (7, ""), (6, "error 6 (no route to host)")):
         scribe.async_code = code
         assert api.async_error(Comm(COMM)) == said
 
 
-def test_a_group_is_begun_and_ended_on_the_same_thread(api: Api, scribe: Scribe) -> None:
+def test_group_wraps_calls_in_start_and_end(api: Api, scribe: Scribe) -> None:
     with api.group():
         api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
     assert [call[0] for call in scribe.calls] == ["ncclGroupStart", "ncclSend", "ncclGroupEnd"]
 
 
-def test_a_group_ends_also_where_a_call_fails_and_the_first_error_is_raised(
-    api: Api, scribe: Scribe
-) -> None:
+def test_group_ends_after_failed_call_and_raises_first_error(api: Api, scribe: Scribe) -> None:
     scribe.codes = {"ncclSend": 4, "ncclGroupEnd": 5}
     with pytest.raises(NcclError, match="ncclSend: error 4"), api.group():
         api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
     assert scribe.calls[-1] == ("ncclGroupEnd",)
 
 
-def test_a_library_that_lacks_a_function_is_noticed_at_once() -> None:
+def test_api_refuses_library_without_required_function() -> None:
     class Old:
         """Has nothing."""
 

@@ -123,7 +123,7 @@ def put(count: int, dtype: torch.dtype = torch.int8) -> Tensor:
     return torch.zeros(count, dtype=dtype)
 
 
-def test_an_operation_comes_behind_the_current_stream_and_its_end_behind_it(bench: Bench) -> None:
+def test_operation_is_ordered_after_current_stream(bench: Bench) -> None:
     value = put(4, torch.int32)
     handle = bench.group.all_reduce(value)
     assert bench.diary == [
@@ -139,7 +139,7 @@ def test_an_operation_comes_behind_the_current_stream_and_its_end_behind_it(benc
     assert bench.diary[-1] == ("wait", CURRENT)
 
 
-def test_every_message_is_answered_in_the_same_launch_data_first(bench: Bench) -> None:
+def test_batch_answers_each_message_in_same_group(bench: Bench) -> None:
     into, given = put(5), put(7)
     bench.group.batch(["irecv", "isend", "isend"], [into, given, into], [0, 0, 2])
     (begin,), (end,) = bench.calls("begin"), bench.calls("end")
@@ -155,7 +155,7 @@ def test_every_message_is_answered_in_the_same_launch_data_first(bench: Bench) -
     assert len({address for name, address, nbytes, *_ in inside if nbytes == 1}) == 3
 
 
-def test_an_uneven_all_to_all_leaves_out_what_is_empty_and_takes_its_own_along(
+def test_uneven_all_to_all_skips_empty_parts_and_includes_own(
     bench: Bench,
 ) -> None:
     into, given = put(9), put(6)
@@ -173,12 +173,12 @@ def test_an_uneven_all_to_all_leaves_out_what_is_empty_and_takes_its_own_along(
     ]
 
 
-def test_an_even_all_to_all_has_a_part_for_everybody(bench: Bench) -> None:
+def test_even_all_to_all_sends_equal_parts(bench: Bench) -> None:
     bench.group.all_to_all(put(6), put(6), (), ())
     assert [(c[2], c[3]) for c in bench.calls("send")] == [(2, 0), (2, 1), (2, 2)]
 
 
-def test_an_error_of_the_network_is_raised_though_the_device_never_comes_there(
+def test_handle_raises_network_error_of_unfinished_operation(
     bench: Bench,
 ) -> None:
     handle = bench.group.all_reduce(put(1))
@@ -191,7 +191,7 @@ def test_an_error_of_the_network_is_raised_though_the_device_never_comes_there(
 
 
 @pytest.mark.parametrize("way", ["abort", "close"])
-def test_ends_block_nobody_and_happen_once(bench: Bench, way: str) -> None:
+def test_abort_and_close_do_not_block_and_run_once(bench: Bench, way: str) -> None:
     bench.nccl.ends.clear()
     bench.nccl.error = "remote process exited"
     getattr(bench.group, way)()
@@ -207,7 +207,7 @@ def test_ends_block_nobody_and_happen_once(bench: Bench, way: str) -> None:
     ]
 
 
-def test_a_stream_is_used_again_when_nothing_is_left_on_it(bench: Bench) -> None:
+def test_own_stream_is_reused_only_when_idle(bench: Bench) -> None:
     bench.lane.idle = False
     bench.group.abort()
     _until_closed(bench.group)

@@ -62,7 +62,7 @@ DEVICE = Device(native, 0)
 STREAM = SimpleNamespace(cuda_stream=77)
 
 
-def test_an_acquire_waits_for_one_and_then_writes_zero(scribe: Scribe) -> None:
+def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
     full = CudaFullWord(DEVICE)
     full.wait(STREAM)
     (kind, stream, place, value, how), (kind2, stream2, place2, value2, how2) = scribe.calls
@@ -71,14 +71,14 @@ def test_an_acquire_waits_for_one_and_then_writes_zero(scribe: Scribe) -> None:
     assert place == place2 == full._word._address
 
 
-def test_a_signal_is_a_store_and_no_call_of_the_driver(scribe: Scribe) -> None:
+def test_full_word_give_stores_without_driver_call(scribe: Scribe) -> None:
     full = CudaFullWord(DEVICE)
     full.give()
     assert full._word.value == 1
     assert scribe.calls == []
 
 
-def test_a_release_is_a_write_of_the_stream_that_the_host_reads(scribe: Scribe) -> None:
+def test_empty_word_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
     empty = CudaEmptyWord(DEVICE)
     empty.set(STREAM)
     assert [(call[0], call[3]) for call in scribe.calls] == [("write", 1)]
@@ -89,7 +89,7 @@ def test_a_release_is_a_write_of_the_stream_that_the_host_reads(scribe: Scribe) 
     assert not empty.is_set()
 
 
-def test_no_word_is_handed_out_twice_and_all_begin_at_zero(scribe: Scribe) -> None:
+def test_shelf_words_are_distinct_and_zero(scribe: Scribe) -> None:
     shelf = Shelf(DEVICE)
     words = [shelf.take() for _ in range(PAGE + 2)]
     assert len({made._address for made in words}) == len(words)
@@ -99,7 +99,7 @@ def test_no_word_is_handed_out_twice_and_all_begin_at_zero(scribe: Scribe) -> No
     assert [made.value for made in words] == list(range(len(words)))
 
 
-def test_every_word_is_alone_on_its_line_and_where_the_device_finds_it(scribe: Scribe) -> None:
+def test_shelf_words_have_own_cache_line_and_device_address(scribe: Scribe) -> None:
     shelf = Shelf(DEVICE)
     words = [shelf.take() for _ in range(PAGE)]
     (page,) = shelf._pages
@@ -109,7 +109,7 @@ def test_every_word_is_alone_on_its_line_and_where_the_device_finds_it(scribe: S
         assert made._cell.__array_interface__["data"][0] + MAPPED == made._address
 
 
-def test_the_memory_of_words_outlives_their_locks(scribe: Scribe) -> None:
+def test_shelf_memory_outlives_its_words(scribe: Scribe) -> None:
     """A stream writes what it was told to, also when its lock is forgotten."""
     first = word.shelf(DEVICE)
     CudaFullWord(DEVICE)
@@ -117,7 +117,7 @@ def test_the_memory_of_words_outlives_their_locks(scribe: Scribe) -> None:
     assert len(first._pages) == 1
 
 
-def test_page_locked_memory_is_made_where_a_capture_would_forbid_it(
+def test_shelf_allocates_in_relaxed_capture_mode(
     scribe: Scribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -132,7 +132,7 @@ def test_page_locked_memory_is_made_where_a_capture_would_forbid_it(
     assert scribe.mode == "global"
 
 
-def test_a_setting_that_forbids_locks_forbids_no_allocation_in_a_capture(
+def test_unrestricted_relaxes_capture_mode_without_stream_memory(
     scribe: Scribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mode is relaxed wherever there are bindings, whatever streams can wait for."""
@@ -142,7 +142,7 @@ def test_a_setting_that_forbids_locks_forbids_no_allocation_in_a_capture(
     assert scribe.mode == "global"
 
 
-def test_what_the_driver_refuses_is_told_by_name(scribe: Scribe) -> None:
+def test_word_error_names_driver_call(scribe: Scribe) -> None:
     made = Shelf(DEVICE).take()
     scribe.status = 801
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32: 801"):
@@ -151,7 +151,7 @@ def test_what_the_driver_refuses_is_told_by_name(scribe: Scribe) -> None:
         made.enqueue_write(STREAM, 1)
 
 
-def test_a_word_is_read_where_the_host_wrote_it() -> None:
+def test_word_reads_value_stored_by_host() -> None:
     memory = torch.zeros(4, dtype=torch.int32)
     made = Word(memory.numpy()[1:], 0)
     made.store(5)
@@ -181,7 +181,7 @@ class Contexts(Scribe):
         return (0,)
 
 
-def test_a_thread_without_a_context_is_given_the_devices_once(
+def test_give_context_sets_primary_context_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the device is asked nothing: it may hang, and then the answer would too."""

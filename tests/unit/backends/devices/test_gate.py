@@ -18,7 +18,7 @@ def queue_up(gate: Gate, count: int) -> None:
     raise AssertionError(f"{len(gate._queue)} threads wait, not {count}")
 
 
-def test_a_thread_may_enter_again() -> None:
+def test_gate_is_reentrant() -> None:
     gate = Gate()
     with gate, gate:
         pass
@@ -31,7 +31,7 @@ def test_a_thread_may_enter_again() -> None:
         assert pool.submit(enter).result(SOON)  # it was given back as often as it was taken
 
 
-def test_who_has_waited_longest_comes_next() -> None:
+def test_gate_serves_threads_in_arrival_order() -> None:
     gate, order = Gate(), list[int]()
 
     def enter(number: int) -> None:
@@ -51,7 +51,7 @@ def test_who_has_waited_longest_comes_next() -> None:
     assert order == [0, 1, 2, 3]
 
 
-def test_it_is_held_by_one_thread_at_a_time() -> None:
+def test_gate_is_held_by_one_thread_at_a_time() -> None:
     gate, inside, most = Gate(), [0], [0]
 
     def work() -> None:

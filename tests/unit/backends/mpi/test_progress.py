@@ -74,9 +74,7 @@ def leg(request: Any, arriving: int | None = None) -> Leg:
     return Leg(request, arriving)
 
 
-def test_a_work_ends_when_the_last_of_its_requests_does(
-    mpi: ModuleType, progress: Progress
-) -> None:
+def test_work_ends_with_its_last_request(mpi: ModuleType, progress: Progress) -> None:
     handle, ends = work()
     first, last = Request(), Request()
     progress.add(flight(mpi, handle, leg(first), leg(last)))
@@ -90,7 +88,7 @@ def test_a_work_ends_when_the_last_of_its_requests_does(
     assert ends == [None]
 
 
-def test_buffers_are_let_go_with_the_last_request_and_not_with_the_work(
+def test_cancelled_work_keeps_buffers_until_request_ends(
     mpi: ModuleType, progress: Progress
 ) -> None:
     """Clauses K1, E4."""
@@ -107,9 +105,7 @@ def test_buffers_are_let_go_with_the_last_request_and_not_with_the_work(
     assert gone.wait(SOON)
 
 
-def test_cancelling_what_has_ended_fails_the_communicator_and_not_the_work(
-    mpi: ModuleType, progress: Progress
-) -> None:
+def test_cancel_of_ended_work_fails_only_communicator(mpi: ModuleType, progress: Progress) -> None:
     """Clause E4: or it would be a matter of luck."""
     handle, ends = work()
     request = Request()
@@ -121,7 +117,7 @@ def test_cancelling_what_has_ended_fails_the_communicator_and_not_the_work(
     assert [type(end) for end in ends] == [type(None), CommunicatorFailed]
 
 
-def test_only_receives_are_taken_back(mpi: ModuleType, progress: Progress) -> None:
+def test_deadline_cancels_receives_but_not_sends(mpi: ModuleType, progress: Progress) -> None:
     handle, _ = work(deadline=0.0)
     receive, send = Request(), Request()
     progress.add(flight(mpi, handle, leg(receive, 4), leg(send)))
@@ -129,9 +125,7 @@ def test_only_receives_are_taken_back(mpi: ModuleType, progress: Progress) -> No
     assert not send.withdrawn.is_set()
 
 
-def test_the_deadline_strikes_once_and_what_ends_later_says_nothing(
-    mpi: ModuleType, progress: Progress
-) -> None:
+def test_work_deadline_is_reported_once(mpi: ModuleType, progress: Progress) -> None:
     handle, ends = work(deadline=0.02)
     request = Request()
     progress.add(flight(mpi, handle, leg(request)))
@@ -147,9 +141,7 @@ def test_the_deadline_strikes_once_and_what_ends_later_says_nothing(
     assert other_ends == [None]
 
 
-def test_what_the_library_says_of_a_request_reaches_the_waiter(
-    mpi: ModuleType, progress: Progress
-) -> None:
+def test_work_raises_mpi_request_error(mpi: ModuleType, progress: Progress) -> None:
     handle, ends = work()
     request = Request(Failure("truncated"))
     request.over.set()
@@ -159,9 +151,7 @@ def test_what_the_library_says_of_a_request_reaches_the_waiter(
     assert [type(end) for end in ends] == [CommunicatorFailed, type(None)]
 
 
-def test_a_message_shorter_than_its_receive_is_an_error(
-    mpi: ModuleType, progress: Progress
-) -> None:
+def test_work_fails_on_message_shorter_than_receive(mpi: ModuleType, progress: Progress) -> None:
     """Clause A4."""
     handle, _ = work()
     request = Request()
@@ -171,7 +161,7 @@ def test_a_message_shorter_than_its_receive_is_an_error(
         handle.result(SOON)
 
 
-def test_stopping_ends_every_wait_and_hands_back_what_the_library_still_holds(
+def test_progress_stop_ends_waits_and_returns_unfinished_flights(
     mpi: ModuleType,
 ) -> None:
     """Clause E5."""
@@ -188,7 +178,7 @@ def test_stopping_ends_every_wait_and_hands_back_what_the_library_still_holds(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_progress_thread_that_dies_is_heard_by_every_waiter(mpi: ModuleType) -> None:
+def test_progress_thread_failure_fails_every_work(mpi: ModuleType) -> None:
     progress, (first, _), (second, _) = Progress(), work(), work()
     broken = Request(ZeroDivisionError("a bug"))
     progress.add(flight(mpi, first, leg(Request())))
@@ -200,7 +190,7 @@ def test_a_progress_thread_that_dies_is_heard_by_every_waiter(mpi: ModuleType) -
     progress.stop(SOON)
 
 
-def test_waiting_on_a_stream_does_not_block_the_host(mpi: ModuleType, progress: Progress) -> None:
+def test_work_wait_on_stream_does_not_block_host(mpi: ModuleType, progress: Progress) -> None:
     """Clause X7."""
     accelerator, (handle, _), seen = BACKEND.open(0), work(60.0), []
     stream, request = accelerator.stream(Role.COMPUTE), Request()

@@ -10,7 +10,7 @@ WINDOW = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
 
 
 @given(WINDOW, st.lists(WINDOW, max_size=3))
-def test_a_source_is_copied_where_a_byte_of_it_will_be_written(
+def test_apart_copies_source_that_overlaps_target(
     read: list[int], written: list[list[int]]
 ) -> None:
     memory = torch.arange(9, dtype=torch.uint8)
@@ -22,7 +22,7 @@ def test_a_source_is_copied_where_a_byte_of_it_will_be_written(
         assert kept.data_ptr() != source.data_ptr()
 
 
-def test_a_source_apart_from_everything_is_not_copied() -> None:
+def test_apart_keeps_source_without_overlap() -> None:
     memory = torch.arange(9, dtype=torch.uint8)
     source = memory[3:6]
     assert apart(source, memory[:3], memory[6:]) is source

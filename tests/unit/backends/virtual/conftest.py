@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from helpers.strategies.worlds import Worlds
+from helpers.strategies.virtual_worlds import Worlds
 
 from equipoise.backends.virtual import BACKEND
 from equipoise.backends.virtual.backend import VirtualBackend

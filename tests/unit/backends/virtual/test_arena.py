@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.backends.virtual.arena import ALIGNMENT, Arena, PaddedArena, bytes_of
 
 
-def test_memory_that_was_dropped_is_the_next_that_fits() -> None:
+def test_arena_reuses_dropped_memory_next() -> None:
     arena = Arena()
     first = arena.empty(64)
     place = first.data_ptr()
@@ -19,7 +19,7 @@ def test_memory_that_was_dropped_is_the_next_that_fits() -> None:
     assert arena.empty(48).data_ptr() == place
 
 
-def test_memory_is_scribbled_when_its_last_view_is_dropped() -> None:
+def test_arena_scribbles_memory_after_last_view() -> None:
     arena = Arena()
     block = arena.empty(32).fill_(7)
     view = block[4:12].view(torch.int32)
@@ -31,7 +31,7 @@ def test_memory_is_scribbled_when_its_last_view_is_dropped() -> None:
     assert 7 not in arena.empty(32).tolist()
 
 
-def test_an_array_over_a_tensor_keeps_its_memory() -> None:
+def test_arena_block_is_kept_by_numpy_array() -> None:
     arena = Arena()
     array = bytes_of(arena.empty(8).fill_(3))
     assert arena.lent == 1
@@ -40,19 +40,19 @@ def test_an_array_over_a_tensor_keeps_its_memory() -> None:
     assert arena.lent == 0
 
 
-def test_two_scribbles_differ() -> None:
+def test_arena_scribbles_differ() -> None:
     arena = Arena()
     first = arena.empty(16).clone()
     assert first.tolist() != arena.empty(16).tolist()
 
 
-def test_a_request_that_fits_no_free_block_gets_a_fresh_one() -> None:
+def test_arena_makes_new_block_when_none_fits() -> None:
     arena = Arena()
     small = arena.empty(16).data_ptr()
     assert arena.empty(1 << 20).data_ptr() != small
 
 
-def test_nothing_fragments_over_many_cycles() -> None:
+def test_arena_does_not_fragment_over_many_cycles() -> None:
     arena = Arena()
     places: set[int] = set()
     for _ in range(50):
@@ -62,7 +62,7 @@ def test_nothing_fragments_over_many_cycles() -> None:
     assert len(places) <= 3
 
 
-def test_storage_may_go_on_behind_the_bytes() -> None:
+def test_padded_arena_storage_exceeds_tensor() -> None:
     block = PaddedArena().empty(24)
     assert block.storage_offset() == 0
     assert block.untyped_storage().nbytes() > 24
@@ -70,7 +70,7 @@ def test_storage_may_go_on_behind_the_bytes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=30))
-def test_blocks_in_use_are_aligned_and_apart(requests: list[tuple[int, bool]]) -> None:
+def test_arena_blocks_are_aligned_and_disjoint(requests: list[tuple[int, bool]]) -> None:
     arena = Arena()
     held: list[Tensor] = []
     for number, (nbytes, keep) in enumerate(requests):
@@ -84,7 +84,7 @@ def test_blocks_in_use_are_aligned_and_apart(requests: list[tuple[int, bool]]) -
     assert arena.lent == len(held)
 
 
-def test_what_is_lent_outlives_the_arena() -> None:
+def test_arena_blocks_outlive_arena() -> None:
     arena = Arena()
     block = arena.empty(8).fill_(5)
     arena.close()
@@ -94,7 +94,7 @@ def test_what_is_lent_outlives_the_arena() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn, torch.int64, torch.bfloat16])
-def test_the_bytes_of_any_dtype_are_seen_in_place(dtype: torch.dtype) -> None:
+def test_bytes_of_views_any_dtype_in_place(dtype: torch.dtype) -> None:
     tensor = torch.zeros(3, dtype=dtype)
     bytes_of(tensor)[:] = 1
     assert tensor.view(torch.uint8).tolist() == [1] * 3 * dtype.itemsize

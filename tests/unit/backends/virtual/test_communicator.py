@@ -1,7 +1,14 @@
 """Operations beside streams, and the ends of communicators and ranks."""
 
 import pytest
-from helpers.strategies.worlds import SECONDS, Worlds, filled, opened, settle, works_of_a_sum
+from helpers.strategies.virtual_worlds import (
+    SECONDS,
+    Worlds,
+    filled,
+    opened,
+    settle,
+    works_of_a_sum,
+)
 
 from equipoise.hal.errors import (
     CommunicatorFailed,
@@ -12,24 +19,7 @@ from equipoise.hal.errors import (
 from equipoise.hal.stream import Role
 
 
-def test_an_operation_starts_behind_the_current_stream(make_world: Worlds) -> None:
-    world = make_world(2)
-    left, right = opened(world)
-    stream, data = world.accelerator(0).stream(Role.COMM), filled(world, 0, 0)
-    stream.hold()
-    stream.launch(lambda: data.fill_(6))
-    with stream.current():
-        left.isend(data, 1)
-    out = filled(world, 1, 0)
-    work = right.irecv(out, 0)
-    settle(world)
-    assert not work.done()
-    stream.let_go()
-    settle(world)
-    assert out.tolist() == [6] * 8
-
-
-def test_an_operation_behind_a_failed_stream_fails(make_world: Worlds) -> None:
+def test_operation_after_failed_stream_fails(make_world: Worlds) -> None:
     world = make_world(2)
     left, stream = opened(world)[0], world.accelerator(0).stream(Role.COMM)
     stream.launch(lambda: 1 // 0)
@@ -40,7 +30,7 @@ def test_an_operation_behind_a_failed_stream_fails(make_world: Worlds) -> None:
         work.result(0.0)
 
 
-def test_a_refused_operation_takes_no_number(make_world: Worlds) -> None:
+def test_refused_operation_does_not_shift_matching(make_world: Worlds) -> None:
     world = make_world(2)
     left, right = opened(world)
     stream = world.accelerator(0).stream(Role.COMM)
@@ -54,7 +44,7 @@ def test_a_refused_operation_takes_no_number(make_world: Worlds) -> None:
         work.result(0.0)
 
 
-def test_an_operation_cannot_be_captured(make_world: Worlds) -> None:
+def test_operation_in_capture_is_unsupported(make_world: Worlds) -> None:
     world = make_world(2)
     left, device = opened(world)[0], world.accelerator(0)
     stream = device.stream(Role.COMM)
@@ -62,20 +52,7 @@ def test_an_operation_cannot_be_captured(make_world: Worlds) -> None:
         device.graph().capture(stream, lambda: left.barrier())
 
 
-def test_a_stream_waits_for_a_work_without_the_host(make_world: Worlds) -> None:
-    world = make_world(2)
-    left, right = opened(world)
-    stream, out, seen = world.accelerator(1).stream(Role.COMPUTE), filled(world, 1, 0), []
-    right.irecv(out, 0).wait(stream)
-    stream.launch(lambda: seen.append(out.tolist()))
-    settle(world)
-    assert seen == []
-    left.isend(filled(world, 0, 3), 1)
-    settle(world)
-    assert seen == [[3] * 8]
-
-
-def test_a_stream_that_waits_for_a_failed_work_fails(make_world: Worlds) -> None:
+def test_stream_waiting_for_failed_work_fails(make_world: Worlds) -> None:
     world = make_world(2)
     stream = world.accelerator(1).stream(Role.COMPUTE)
     opened(world)[1].irecv(filled(world, 1, 0), 0).wait(stream)
@@ -84,7 +61,7 @@ def test_a_stream_that_waits_for_a_failed_work_fails(make_world: Worlds) -> None
         stream.synchronize(SECONDS)
 
 
-def test_abort_ends_what_is_in_flight_here_and_what_it_had_met(make_world: Worlds) -> None:
+def test_abort_fails_own_and_matched_operations(make_world: Worlds) -> None:
     world = make_world(2)
     left, right = opened(world)
     met = [left.isend(filled(world, 0, 3), 1), right.irecv(filled(world, 1, 0), 0)]
@@ -100,23 +77,7 @@ def test_abort_ends_what_is_in_flight_here_and_what_it_had_met(make_world: World
     assert world.leftovers()["operations"] == 0
 
 
-def test_a_rebuilt_communicator_hears_nothing_of_what_came_before(make_world: Worlds) -> None:
-    world = make_world(3)
-    ends = opened(world)
-    late = ends[0].isend(filled(world, 0, 9), 1)
-    settle(world)
-    world.expire()
-    for end in ends[:2]:
-        end.rebuild((0, 1))
-    out = filled(world, 1, 0)
-    works = [ends[0].isend(filled(world, 0, 4), 1), ends[1].irecv(out, 0)]
-    settle(world)
-    for work in works:
-        work.result(0.0)
-    assert (out.tolist(), late.done(), ends[0].size) == ([4] * 8, True, 2)
-
-
-def test_what_was_aborted_meets_nobody_any_more(make_world: Worlds) -> None:
+def test_aborted_receive_matches_no_later_send(make_world: Worlds) -> None:
     world = make_world(2)
     left, right = opened(world)
     left.irecv(filled(world, 0, 0), 1)
@@ -127,7 +88,7 @@ def test_what_was_aborted_meets_nobody_any_more(make_world: Worlds) -> None:
     assert not late.done()
 
 
-def test_what_fails_late_says_nothing_of_the_rebuilt_communicator(make_world: Worlds) -> None:
+def test_late_failure_does_not_affect_rebuilt_communicator(make_world: Worlds) -> None:
     world = make_world(2)
     ends = opened(world)
     old = ends[0].irecv(filled(world, 0, 0), 1)
@@ -142,19 +103,7 @@ def test_what_fails_late_says_nothing_of_the_rebuilt_communicator(make_world: Wo
         work.result(0.0)
 
 
-def test_closing_cuts_what_cannot_end(make_world: Worlds) -> None:
-    world = make_world(2)
-    left, _ = opened(world)
-    work = left.irecv(filled(world, 0, 0), 1)
-    world.fabric(0).close()
-    with pytest.raises(CommunicatorFailed, match="closed in flight"):
-        work.result(0.0)
-    with pytest.raises(CommunicatorFailed, match="was closed"):
-        left.barrier()
-    assert world.leftovers()["operations"] == 0
-
-
-def test_a_purpose_may_be_opened_anew_after_its_end(make_world: Worlds) -> None:
+def test_purpose_can_be_reopened_after_close(make_world: Worlds) -> None:
     world = make_world(2)
     for _ in range(3):
         ends = opened(world)
@@ -166,7 +115,7 @@ def test_a_purpose_may_be_opened_anew_after_its_end(make_world: Worlds) -> None:
             end.close()
 
 
-def test_ranks_of_a_subgroup_are_counted_in_its_order(make_world: Worlds) -> None:
+def test_subgroup_ranks_follow_given_order(make_world: Worlds) -> None:
     world = make_world(3)
     ends = opened(world, (2, 0))
     assert [(end.rank, end.size) for end in ends] == [(0, 2), (1, 2)]
@@ -174,7 +123,7 @@ def test_ranks_of_a_subgroup_are_counted_in_its_order(make_world: Worlds) -> Non
         world.fabric(1).open("other", (2, 0))
 
 
-def test_the_peers_of_a_killed_rank_learn_it_one_by_one(make_world: Worlds) -> None:
+def test_peers_learn_of_killed_rank_one_by_one(make_world: Worlds) -> None:
     world = make_world(3)
     ends = opened(world)
     works = [end.barrier() for end in ends[:2]]
@@ -196,7 +145,7 @@ def test_the_peers_of_a_killed_rank_learn_it_one_by_one(make_world: Worlds) -> N
         late.result(0.0)
 
 
-def test_nothing_of_a_stopped_rank_moves_and_time_makes_it_silent(make_world: Worlds) -> None:
+def test_stopped_rank_is_silent_after_deadline(make_world: Worlds) -> None:
     world = make_world(2)
     works = works_of_a_sum(world)
     world.accelerator(1).stream(Role.COMPUTE).launch(lambda: None)
@@ -214,7 +163,7 @@ def test_nothing_of_a_stopped_rank_moves_and_time_makes_it_silent(make_world: Wo
     assert world.fabric(1).control.lost(0.0) is None
 
 
-def test_time_tells_a_stopped_rank_even_when_nothing_is_pending(make_world: Worlds) -> None:
+def test_expire_reports_stopped_rank_without_pending_work(make_world: Worlds) -> None:
     world = make_world(2)
     world.stop(1)
     assert world.expire()

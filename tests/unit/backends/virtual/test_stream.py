@@ -4,18 +4,15 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from helpers.strategies.worlds import Worlds
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.strategies.virtual_worlds import Worlds
 
-from equipoise.backends.virtual import BACKEND
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
 from equipoise.backends.virtual.profiles import (
     ALIASING_POOL,
     LAGGING_QUERY,
     ONE_SIGNAL_ONE_WAITER,
 )
-from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout, Unsupported
+from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Role
 
 SECONDS = 1.0
@@ -26,7 +23,7 @@ def device(make_world: Worlds) -> VirtualAccelerator:
     return make_world().accelerator(0)
 
 
-def test_nothing_runs_before_somebody_says_so(make_world: Worlds) -> None:
+def test_launch_runs_only_when_world_advances(make_world: Worlds) -> None:
     world = make_world()
     seen: list[str] = []
     world.accelerator(0).stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
@@ -38,7 +35,7 @@ def test_nothing_runs_before_somebody_says_so(make_world: Worlds) -> None:
 @pytest.mark.parametrize(
     ("schedule", "order"), [(b"\0", ["compute", "copy"]), (b"\1", ["copy", "compute"])]
 )
-def test_the_schedule_says_which_stream_moves(
+def test_schedule_chooses_next_stream(
     make_world: Worlds, schedule: bytes, order: list[str]
 ) -> None:
     device, seen = make_world(1, schedule).accelerator(0), list[str]()
@@ -48,45 +45,7 @@ def test_the_schedule_says_which_stream_moves(
     assert seen == order
 
 
-@given(st.binary(max_size=48))
-def test_an_event_orders_two_streams_on_every_schedule(schedule: bytes) -> None:
-    world = BACKEND.world(1, schedule)
-    device, seen = world.accelerator(0), list[int | str]()
-    compute, copy, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
-    for number in range(3):
-        compute.launch(partial(seen.append, number))
-    compute.record(event)
-    compute.record(event)
-    copy.wait(event)
-    copy.launch(lambda: seen.append("behind"))
-    copy.synchronize(SECONDS)
-    assert seen == [0, 1, 2, "behind"]
-    world.close()
-
-
-def test_a_waiter_keeps_the_recording_that_was_current(device: VirtualAccelerator) -> None:
-    compute, copy, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
-    seen: list[str] = []
-    compute.record(event)
-    copy.wait(event)
-    copy.launch(lambda: seen.append("released"))
-    compute.hold()
-    compute.record(event)
-    copy.synchronize(SECONDS)
-    assert seen == ["released"]
-    assert not event.query()
-    with pytest.raises(StreamTimeout):
-        event.synchronize(SECONDS)
-
-
-def test_an_unrecorded_event_cannot_be_waited_for(device: VirtualAccelerator) -> None:
-    with pytest.raises(EventNotRecorded):
-        device.stream(Role.COMPUTE).wait(device.event())
-    with pytest.raises(EventNotRecorded):
-        device.event().synchronize(SECONDS)
-
-
-def test_a_wait_of_no_time_moves_nothing(device: VirtualAccelerator) -> None:
+def test_synchronize_with_zero_timeout_moves_nothing(device: VirtualAccelerator) -> None:
     stream = device.stream(Role.COMPUTE)
     stream.launch(lambda: None)
     with pytest.raises(StreamTimeout):
@@ -95,7 +54,7 @@ def test_a_wait_of_no_time_moves_nothing(device: VirtualAccelerator) -> None:
     stream.synchronize(0.0)
 
 
-def test_what_was_launched_before_a_hold_still_runs(device: VirtualAccelerator) -> None:
+def test_hold_stops_only_later_launches(device: VirtualAccelerator) -> None:
     stream, seen = device.stream(Role.COMPUTE), []
     stream.launch(lambda: seen.append("before"))
     stream.hold()
@@ -108,7 +67,7 @@ def test_what_was_launched_before_a_hold_still_runs(device: VirtualAccelerator) 
     assert seen == ["before", "behind"]
 
 
-def test_a_failure_skips_what_comes_later_and_is_told_at_every_call(
+def test_stream_failure_is_raised_by_every_later_call(
     device: VirtualAccelerator,
 ) -> None:
     stream, other, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
@@ -135,7 +94,7 @@ def test_a_failure_skips_what_comes_later_and_is_told_at_every_call(
     assert seen == []
 
 
-def test_a_program_launches_on_its_own_stream_in_place(device: VirtualAccelerator) -> None:
+def test_nested_launch_runs_in_place(device: VirtualAccelerator) -> None:
     stream, event = device.stream(Role.COMPUTE), device.event()
     seen: list[str | bool] = []
 
@@ -150,7 +109,7 @@ def test_a_program_launches_on_its_own_stream_in_place(device: VirtualAccelerato
     assert seen == ["inner", True, "next"]
 
 
-def test_a_program_that_waits_for_what_comes_later_fails(device: VirtualAccelerator) -> None:
+def test_program_waiting_for_later_work_fails_its_stream(device: VirtualAccelerator) -> None:
     stream, other, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
     other.hold()
     other.record(event)
@@ -159,7 +118,7 @@ def test_a_program_that_waits_for_what_comes_later_fails(device: VirtualAccelera
         stream.synchronize(SECONDS)
 
 
-def test_each_host_has_a_current_stream_of_its_own(make_world: Worlds) -> None:
+def test_current_stream_is_per_host(make_world: Worlds) -> None:
     world = make_world()
     first, second = (world.accelerator(0).stream(role) for role in (Role.COMPUTE, Role.COPY))
     world.step_in(0, 0)
@@ -173,7 +132,7 @@ def test_each_host_has_a_current_stream_of_its_own(make_world: Worlds) -> None:
     assert world.device(0).issuing() is None
 
 
-def test_a_running_program_is_on_its_own_stream(make_world: Worlds) -> None:
+def test_running_program_has_its_stream_current(make_world: Worlds) -> None:
     world, seen = make_world(), []
     stream = world.accelerator(0).stream(Role.COPY)
     stream.launch(lambda: seen.append(world.device(0).issuing()))
@@ -181,7 +140,7 @@ def test_a_running_program_is_on_its_own_stream(make_world: Worlds) -> None:
     assert seen == [stream]
 
 
-def test_a_closed_device_takes_no_more(device: VirtualAccelerator) -> None:
+def test_closed_device_refuses_launch(device: VirtualAccelerator) -> None:
     stream, seen = device.stream(Role.COMPUTE), []
     stream.launch(lambda: seen.append("ran"))
     device.close()
@@ -191,7 +150,7 @@ def test_a_closed_device_takes_no_more(device: VirtualAccelerator) -> None:
         stream.launch(lambda: None)
 
 
-def test_closing_does_not_wait_for_what_can_never_run(device: VirtualAccelerator) -> None:
+def test_close_does_not_wait_for_held_stream(device: VirtualAccelerator) -> None:
     stream, event = device.stream(Role.COMPUTE), device.event()
     stream.hold()
     stream.record(event)
@@ -200,7 +159,7 @@ def test_closing_does_not_wait_for_what_can_never_run(device: VirtualAccelerator
         event.synchronize(SECONDS)
 
 
-def test_a_lagging_query_tells_the_truth_a_micro_step_later(make_world: Worlds) -> None:
+def test_lagging_query_is_true_one_micro_step_later(make_world: Worlds) -> None:
     world = make_world(backend=LAGGING_QUERY)
     stream, event = world.accelerator(0).stream(Role.COMPUTE), world.accelerator(0).event()
     stream.record(event)
@@ -210,7 +169,7 @@ def test_a_lagging_query_tells_the_truth_a_micro_step_later(make_world: Worlds) 
     assert event.query()
 
 
-def test_a_lagging_query_tells_the_truth_once_the_host_has_synchronised(
+def test_lagging_query_is_true_after_synchronize(
     make_world: Worlds,
 ) -> None:
     device = make_world(backend=LAGGING_QUERY).accelerator(0)
@@ -223,7 +182,7 @@ def test_a_lagging_query_tells_the_truth_once_the_host_has_synchronised(
     assert event.query()
 
 
-def test_every_waiter_gets_a_signal_of_its_own(make_world: Worlds) -> None:
+def test_one_shot_event_signals_every_waiter(make_world: Worlds) -> None:
     device = make_world(backend=ONE_SIGNAL_ONE_WAITER).accelerator(0)
     stream, event, seen = device.stream(Role.COMPUTE), device.event(), list[Role]()
     stream.record(event)
@@ -237,7 +196,7 @@ def test_every_waiter_gets_a_signal_of_its_own(make_world: Worlds) -> None:
     assert seen == [Role.COPY, Role.COMM, Role.AUX]
 
 
-def test_roles_of_an_aliasing_pool_share_one_queue(make_world: Worlds) -> None:
+def test_aliasing_pool_roles_share_one_queue(make_world: Worlds) -> None:
     world = make_world(backend=ALIASING_POOL)
     device, seen = world.accelerator(0), list[Role]()
     for role in Role:
@@ -249,7 +208,7 @@ def test_roles_of_an_aliasing_pool_share_one_queue(make_world: Worlds) -> None:
         device.stream_lock(SECONDS)
 
 
-def test_one_role_of_an_aliasing_pool_fails_alone(make_world: Worlds) -> None:
+def test_aliasing_pool_role_fails_alone(make_world: Worlds) -> None:
     device, seen = make_world(backend=ALIASING_POOL).accelerator(0), []
     device.stream(Role.COPY).launch(lambda: 1 // 0)
     device.stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
@@ -259,6 +218,6 @@ def test_one_role_of_an_aliasing_pool_fails_alone(make_world: Worlds) -> None:
         device.stream(Role.COPY).synchronize(SECONDS)
 
 
-def test_an_event_of_another_backend_is_a_mistake(device: VirtualAccelerator) -> None:
+def test_stream_refuses_foreign_event(device: VirtualAccelerator) -> None:
     with pytest.raises(TypeError):
         device.stream(Role.COMPUTE).record(object())  # type: ignore[arg-type]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from helpers.references.published import published
-from helpers.strategies.wishes import Problem, problems
+from helpers.references.published_placement_rule import published
+from helpers.strategies.placement_problems import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ WEIGHT = [[30, 7, 0, 12, 55, 18], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]
 
 @UNHURRIED
 @given(problems(), st.sampled_from(["best", "connected", "greedy"]))
-def test_the_three_maps_agree(problem: Problem, policy: str) -> None:
+def test_rebalance_experts_returns_three_consistent_maps(problem: Problem, policy: str) -> None:
     weight = torch.from_numpy(problem.load)
     phy2log, log2phy, logcnt = rebalance_experts(
         weight, problem.slots, 1, 1, problem.ranks, policy=policy
@@ -35,7 +35,7 @@ def test_the_three_maps_agree(problem: Problem, policy: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.float64, torch.bfloat16])
-def test_the_type_of_counts_changes_nothing(dtype: torch.dtype) -> None:
+def test_rebalance_experts_ignores_dtype_of_weights(dtype: torch.dtype) -> None:
     given = torch.tensor(WEIGHT)
     wanted = rebalance_experts(given, 8, 3, 2, 4)
     for weight in (given.to(dtype), given.to(dtype).float().numpy(), WEIGHT):
@@ -44,26 +44,26 @@ def test_the_type_of_counts_changes_nothing(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**-3, 2.0**60])
-def test_the_unit_of_weights_changes_nothing(scale: float) -> None:
+def test_rebalance_experts_ignores_scale_of_weights(scale: float) -> None:
     weight = torch.rand((4, 12), generator=torch.Generator().manual_seed(3))
     wanted = rebalance_experts(weight, 16, 1, 1, 8)[0]
     assert torch.equal(rebalance_experts(weight * scale, 16, 1, 1, 8)[0], wanted)
 
 
-def test_greedy_is_the_published_rule() -> None:
+def test_greedy_policy_equals_published_rule() -> None:
     load = np.array(WEIGHT)
     found = rebalance_experts(load, 9, 1, 1, 3, policy="greedy")[0]
     assert found.tolist() == published(load, 9, 3).tolist()
 
 
-def test_one_rank_and_as_many_slots_as_experts() -> None:
+def test_rebalance_experts_on_one_rank_without_spare_slots() -> None:
     phy2log, log2phy, logcnt = rebalance_experts(torch.tensor(WEIGHT), 6, 1, 1, 1)
     assert phy2log.sort(dim=1).values.tolist() == [list(range(6))] * 3
     assert log2phy.shape == (3, 6, 1)
     assert set(logcnt.flatten().tolist()) == {1}
 
 
-def test_what_is_installed_stays_where_the_ranks_are_level() -> None:
+def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
     weight = torch.rand((3, 24), generator=torch.Generator().manual_seed(1))
     now = rebalance_experts(weight, 32, 1, 1, 4)[0]
     assert torch.equal(rebalance_experts(weight, 32, 1, 1, 4, installed=now)[0], now)
@@ -82,7 +82,7 @@ def test_what_is_installed_stays_where_the_ranks_are_level() -> None:
         ([[1, 2], [3]], (2, 1, 1, 1), "expected an array"),
     ],
 )
-def test_what_cannot_be_planned_gives_one_line(
+def test_rebalance_experts_refuses_bad_arguments_in_one_line(
     weight: list[list[float]], numbers: tuple[int, int, int, int], said: str
 ) -> None:
     with pytest.raises(PlacementError, match=said):

@@ -32,7 +32,7 @@ def steps() -> torch.Tensor:
         (EplbAlgorithm.deepseek_vec_hierarchical, torch.int64, torch.int32, 9),
     ],
 )
-def test_what_an_algorithm_returns(
+def test_rebalance_experts_dtypes_and_widths_per_algorithm(
     algorithm: EplbAlgorithm, first: torch.dtype, other: torch.dtype, width: int | None
 ) -> None:
     for named in (algorithm, algorithm.name):
@@ -47,7 +47,7 @@ def test_what_an_algorithm_returns(
             assert (placement[layer, held.long()] == expert).all()
 
 
-def test_steps_are_summed() -> None:
+def test_rebalance_experts_sums_steps() -> None:
     given = steps()
     whole = given.sum(dim=0, keepdim=True)
     wanted = rebalance_experts(whole, 24, 6, None, 1, "deepseek")
@@ -57,7 +57,7 @@ def test_steps_are_summed() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_what_is_installed_stays_where_the_ranks_are_level() -> None:
+def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
     now = rebalance_experts(steps() + 500, 24, 6, None, 1, "deepseek")[0]
     again = rebalance_experts(steps() + 500, 24, 6, None, 1, "deepseek", installed=now)[0]
     assert torch.equal(again, now)
@@ -72,7 +72,7 @@ def test_what_is_installed_stays_where_the_ranks_are_level() -> None:
         (steps() - 500, (24, 6), "deepseek", r"tokens_per_expert\[0, 0, \d+\] is -"),
     ],
 )
-def test_what_cannot_be_planned_gives_one_line(
+def test_rebalance_experts_refuses_bad_arguments_in_one_line(
     tokens: torch.Tensor, sizes: tuple[int, int], algorithm: object, said: str
 ) -> None:
     with pytest.raises(PlacementError, match=said):

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from helpers.references.published import copies_of, is_double, rank_loads, ranks_of
-from helpers.strategies.wishes import Problem, problems
+from helpers.references.published_placement_rule import copies_of, is_double, rank_loads, ranks_of
+from helpers.strategies.placement_problems import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def meta(problem: Problem) -> MoeLoadBalanceMetaInfo:
 
 @UNHURRIED
 @given(problems(), st.sampled_from(["best", "connected"]))
-def test_the_placement_has_the_counts_that_were_found(problem: Problem, policy: str) -> None:
+def test_do_placement_uses_counts_of_do_replication(problem: Problem, policy: str) -> None:
     load, info = problem.load[0].tolist(), MoePlacementCpuInfo()
     do_replication(meta(problem), load, info, policy=policy)
     counts = list(info.expert_replica_count)
@@ -40,7 +40,7 @@ def test_the_placement_has_the_counts_that_were_found(problem: Problem, policy: 
 
 @UNHURRIED
 @given(problems())
-def test_greedy_is_the_published_rule(problem: Problem) -> None:
+def test_greedy_policy_equals_published_rule(problem: Problem) -> None:
     load, info = problem.load[0].tolist(), MoePlacementCpuInfo()
     do_replication(meta(problem), np.array(load, dtype=np.float32), info, policy="greedy")
     assert info.expert_replica_count == copies_of(load, problem.slots)
@@ -50,9 +50,7 @@ def test_greedy_is_the_published_rule(problem: Problem) -> None:
 
 @UNHURRIED
 @given(problems(), st.data())
-def test_counts_of_the_callers_own_are_placed_as_published(
-    problem: Problem, data: st.DataObject
-) -> None:
+def test_do_placement_accepts_counts_of_the_caller(problem: Problem, data: st.DataObject) -> None:
     load, counts = problem.load[0].tolist(), [1] * problem.experts
     ids = st.integers(0, problem.experts - 1)
     for _ in range(problem.slots - problem.experts):
@@ -62,7 +60,7 @@ def test_counts_of_the_callers_own_are_placed_as_published(
     assert info.rank_expert_ids == ranks_of(load, counts, problem.ranks)
 
 
-def test_the_best_is_more_level_than_the_published_rule() -> None:
+def test_best_policy_is_more_level_than_published_rule() -> None:
     rng = np.random.default_rng(2)
     load = rng.poisson(1000 * np.exp(rng.standard_normal(64))).tolist()
     problem = Problem(np.array([load]), 80, 16)
@@ -85,7 +83,9 @@ def test_the_best_is_more_level_than_the_published_rule() -> None:
         ([1, 2, float("inf")], [2, 1, 1], r"expert_load_factor\[0, 2\] is inf"),
     ],
 )
-def test_what_does_not_fit_gives_one_line(load: list[float], counts: list[int], said: str) -> None:
+def test_do_placement_refuses_bad_arguments_in_one_line(
+    load: list[float], counts: list[int], said: str
+) -> None:
     info = MoePlacementCpuInfo(expert_replica_count=counts)
     with pytest.raises(PlacementError, match=said):
         do_placement(MoeLoadBalanceMetaInfo(3, 1, 0, 2, 2), load, info)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.strategies.wishes import Problem, problems
+from helpers.strategies.placement_problems import Problem, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,14 +33,14 @@ def copied(old: torch.Tensor, new: torch.Tensor, ranks: int) -> int:
     return int((~(after[..., :, None] == before[..., None, :]).any(dim=-1)).sum())
 
 
-def test_an_old_placement_that_is_level_stays() -> None:
+def test_policy_keeps_level_old_placement() -> None:
     weight, _ = drifted(1, 0.0)
     old = EplbPolicy.rebalance_experts(weight, 72, 8, 2, 8)
     assert (old.dtype, old.device.type, tuple(old.shape)) == (torch.int64, "cpu", (6, 72))
     assert torch.equal(rebalance_experts(weight, 72, 8, 2, 8, old), old)
 
 
-def test_a_drift_moves_a_small_part_of_the_slots() -> None:
+def test_policy_moves_few_slots_after_load_drift() -> None:
     weight, later = drifted(2, 0.2)
     old = rebalance_experts(weight, 72, 1, 1, 8)
     new = rebalance_experts(later, 72, 1, 1, 8, old)
@@ -49,14 +49,14 @@ def test_a_drift_moves_a_small_part_of_the_slots() -> None:
 
 
 @pytest.mark.parametrize("width", [64, 80])
-def test_a_group_that_grows_or_shrinks_is_planned_anew(width: int) -> None:
+def test_policy_plans_anew_when_group_size_changes(width: int) -> None:
     weight, _ = drifted(3, 0.0)
     old = torch.arange(width).remainder(64).repeat(6, 1)
     wanted = rebalance_experts(weight, 72, 1, 1, 8)
     assert torch.equal(rebalance_experts(weight, 72, 1, 1, 8, old), wanted)
 
 
-def test_empty_slots_are_filled_and_experts_keep_theirs() -> None:
+def test_policy_fills_empty_slots_and_keeps_the_others() -> None:
     weight, _ = drifted(4, 0.0)
     whole = rebalance_experts(weight, 72, 1, 1, 8)
     old = whole.clone()
@@ -67,7 +67,9 @@ def test_empty_slots_are_filled_and_experts_keep_theirs() -> None:
 
 @UNHURRIED
 @given(problems(), st.randoms(use_true_random=False))
-def test_slots_are_preserved_within_a_rank_and_only_there(problem: Problem, random: object) -> None:
+def test_preserve_intragpu_slots_keeps_slots_within_a_rank(
+    problem: Problem, random: object
+) -> None:
     rng = np.random.default_rng(random.getrandbits(32))  # type: ignore[attr-defined]
     shape = (2, problem.slots)
     old, new = (rng.integers(-1, problem.experts, shape) for _ in range(2))
@@ -81,18 +83,18 @@ def test_slots_are_preserved_within_a_rank_and_only_there(problem: Problem, rand
             assert stay == sum(min(was.count(e), wanted.count(e)) for e in set(wanted))
 
 
-def test_maps_that_do_not_compare_are_left_alone() -> None:
+def test_preserve_intragpu_slots_returns_incomparable_maps_unchanged() -> None:
     new = np.array([[0, 1, 2]])
     assert preserve_intragpu_slots(new, 2, new) is new
     assert preserve_intragpu_slots(new, 3, np.array([[0, 1]])) is new
 
 
-def test_newcomers_fill_what_is_free_in_their_order() -> None:
+def test_preserve_intragpu_slots_fills_free_slots_in_order() -> None:
     kept = preserve_intragpu_slots(np.array([[4, 1, 5, 2]]), 1, np.array([[1, 7, 2, 8]]))
     assert kept.tolist() == [[1, 4, 2, 5]]
 
 
-def test_logical_maps_skip_empty_slots_and_keep_the_type() -> None:
+def test_compute_logical_maps_skips_empty_slots_and_keeps_dtype() -> None:
     placement = torch.tensor([[2, 0, -1, 2], [0, 0, 0, 1]], dtype=torch.int32)
     slots, counts = compute_logical_maps(placement, 3)
     assert slots.dtype == counts.dtype == torch.int32
@@ -101,13 +103,13 @@ def test_logical_maps_skip_empty_slots_and_keep_the_type() -> None:
     assert slots.tolist() == [first, [[0, 1, 2], [3, -1, -1], [-1, -1, -1]]]
 
 
-def test_logical_maps_of_one_layer_have_no_layers() -> None:
+def test_compute_logical_maps_of_one_layer_has_no_layer_axis() -> None:
     slots, counts = compute_logical_maps(torch.tensor([1, 0, 1]), 2)
     assert slots.tolist() == [[1, -1], [0, 2]]
     assert counts.tolist() == [1, 2]
 
 
-def test_a_map_of_unknown_experts_gives_one_line() -> None:
+def test_compute_logical_maps_refuses_bad_placement_in_one_line() -> None:
     with pytest.raises(PlacementError, match=r"expert 5 is outside \[0, 3\)"):
         compute_logical_maps(torch.tensor([[0, 5]]), 3)
     with pytest.raises(PlacementError, match=r"expected \(layers, slots\) on the CPU"):

@@ -32,7 +32,7 @@ def accepted(before: Ints, after: Ints) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_first_layout_is_levelled_with_fewer_moves_than_the_default_policy(seed: int) -> None:
+def test_policy_levels_first_layout_with_fewer_moves_than_default(seed: int) -> None:
     rng = np.random.default_rng(seed)
     load, table = layouts.log_normal(rng, 0.02), layouts.first_layout()
     assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
@@ -42,7 +42,7 @@ def test_the_first_layout_is_levelled_with_fewer_moves_than_the_default_policy(s
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_mixed_layout_is_levelled_and_its_doubles_are_parted(seed: int) -> None:
+def test_policy_levels_mixed_layout_and_separates_duplicates(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = layouts.mixed_layout(rng)
     load = layouts.log_normal(rng, 0.05)
@@ -55,14 +55,14 @@ def test_a_mixed_layout_is_levelled_and_its_doubles_are_parted(seed: int) -> Non
     assert layouts.moves(table, found) <= 3700
 
 
-def test_loads_of_zipf_are_levelled_and_the_same_loads_move_nothing() -> None:
+def test_policy_levels_zipf_load_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
     found = replanned(load, table)
     assert layouts.score(load, found).mean() <= 1.02
     assert (replanned(load, found) == found).all()
 
 
-def test_layers_are_listed_by_what_they_gain() -> None:
+def test_policy_orders_layers_by_gain() -> None:
     table = np.array([[[0, 1], [2, 3]]] * 3)
     work = np.array([[[5, 5], [5, 5]], [[9, 9], [1, 1]], [[6, 6], [4, 4]]])
     changed, priority, new = rebalance_experts(table, work)
@@ -71,20 +71,20 @@ def test_layers_are_listed_by_what_they_gain() -> None:
     assert isinstance(new[1][0][0], int)
 
 
-def test_stages_are_summed_and_what_is_unknown_counts_nothing() -> None:
+def test_policy_sums_stages_and_ignores_unknown_counts() -> None:
     table = np.array([[[0, 1], [2, 0]]])
     stages = np.array([[[[4, 0], [1, -1]]], [[[4, -1], [1, 2]]]])
     summed = np.array([[[8, 0], [2, 2]]])
     assert rebalance_experts(table, stages)[2] == rebalance_experts(table, summed)[2]
 
 
-def test_nothing_was_counted_so_nothing_moves() -> None:
+def test_policy_moves_nothing_without_counts() -> None:
     table = np.array([[[0, 1], [2, 0]]])
     changed, priority, new = EplbPolicy().rebalance_experts(table, np.zeros((1, 2, 2)))
     assert (changed, priority.tolist(), new) == (0, [0], table.tolist())
 
 
-def test_a_group_that_changes_its_size_is_refused_in_one_line() -> None:
+def test_set_new_ep_size_is_refused_in_one_line() -> None:
     with pytest.raises(PlacementError, match="a group that changes to 64 ranks is not planned"):
         EplbPolicy().set_new_ep_size(64)
 
@@ -99,6 +99,6 @@ def test_a_group_that_changes_its_size_is_refused_in_one_line() -> None:
         ([[[0.0, 1.0]]], [[[1, 1]]], "current_expert_table must be integers"),
     ],
 )
-def test_what_does_not_fit_gives_one_line(table: object, work: object, said: str) -> None:
+def test_policy_refuses_bad_arguments_in_one_line(table: object, work: object, said: str) -> None:
     with pytest.raises(PlacementError, match=said):
         rebalance_experts(np.array(table), np.array(work))

@@ -34,7 +34,7 @@ ballots = st.builds(
 
 
 @given(ballots)
-def test_a_ballot_survives_the_wire(ballot: Ballot) -> None:
+def test_ballot_round_trips_through_bytes(ballot: Ballot) -> None:
     assert Ballot.from_bytes(ballot.to_bytes()) == ballot
 
 
@@ -49,25 +49,25 @@ def test_a_ballot_survives_the_wire(ballot: Ballot) -> None:
         b'{"stand":"moving","staged":[{}]}',
     ],
 )
-def test_an_unreadable_ballot_is_an_error_and_not_a_vote(text: bytes) -> None:
+def test_ballot_raises_on_unreadable_bytes(text: bytes) -> None:
     with pytest.raises(AgreementLost, match="unreadable"):
         Ballot.from_bytes(text)
 
 
-def test_equal_plans_may_move() -> None:
+def test_judge_moves_on_equal_plans() -> None:
     assert judge([Ballot(Stand.PLANNED, "d")] * 3) == Move()
 
 
-def test_different_plans_abort() -> None:
+def test_judge_aborts_on_different_plans() -> None:
     assert judge([Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNED, "e")]) == Abort("plans differ")
 
 
-def test_different_plans_abort_even_while_somebody_is_busy() -> None:
+def test_judge_aborts_on_different_plans_while_a_rank_plans() -> None:
     cast = [Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNED, "e"), Ballot(Stand.PLANNING)]
     assert judge(cast) == Abort("plans differ")
 
 
-def test_one_busy_rank_makes_all_wait() -> None:
+def test_judge_waits_while_a_rank_plans() -> None:
     assert judge([Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNING)]) == Wait()
 
 
@@ -75,46 +75,46 @@ def moving(*staged: LotMark) -> Ballot:
     return Ballot(Stand.MOVING, "d", staged)
 
 
-def test_lots_that_equal_their_sources_are_committed() -> None:
+def test_judge_commits_lots_with_matching_checksums() -> None:
     assert judge([moving(mark) for mark in MARKS]) == Commit(1)
     assert judge([moving(mark, mark) for mark in MARKS]) == Commit(2)
 
 
-def test_only_lots_that_every_rank_has_staged_are_committed() -> None:
+def test_judge_commits_only_lots_staged_on_every_rank() -> None:
     assert judge([moving(MARKS[0], MARKS[0]), moving(MARKS[1])]) == Commit(1)
     assert judge([moving(MARKS[0]), moving()]) == Wait()
 
 
 @pytest.mark.parametrize(("sent", "received"), [(6, 9), (5, 8), (WORD, 9)])
-def test_a_lot_that_differs_from_its_sources_aborts(sent: int, received: int) -> None:
+def test_judge_aborts_when_staged_bytes_differ_from_sources(sent: int, received: int) -> None:
     broken = LotMark(sent, received, "t")
     assert judge([moving(broken), moving(MARKS[1])]) == Abort("staged bytes differ")
     second = [moving(MARKS[0], broken), moving(MARKS[1], MARKS[1])]
     assert judge(second) == Abort("staged bytes differ")
 
 
-def test_sums_of_fingerprints_are_compared_modulo_a_word() -> None:
+def test_judge_compares_sums_of_checksums_modulo_64_bits() -> None:
     high = LotMark(WORD, 1, "t"), LotMark(2, 0, "t")
     assert judge([moving(mark) for mark in high]) == Commit(1)
 
 
-def test_tables_that_differ_abort() -> None:
+def test_judge_aborts_when_tables_differ() -> None:
     other = replace(MARKS[1], tables="u")
     assert judge([moving(MARKS[0]), moving(other)]) == Abort("tables differ")
 
 
 @pytest.mark.parametrize("stand", [Stand.PLANNING, Stand.PLANNED])
-def test_ranks_that_are_out_of_step_abort(stand: Stand) -> None:
+def test_judge_aborts_when_ranks_are_out_of_step(stand: Stand) -> None:
     assert judge([Ballot(stand), moving(MARKS[1])]) == Abort("ranks out of step")
 
 
-def test_a_failed_rank_aborts_with_its_reason() -> None:
+def test_judge_aborts_with_reason_of_failed_rank() -> None:
     cast = [Ballot(Stand.PLANNING), Ballot(Stand.FAILED, reason="move failed")]
     assert judge(cast) == Abort("move failed")
 
 
 @given(st.lists(ballots, min_size=1, max_size=4))
-def test_nothing_commits_unless_every_rank_has_verified_staging_of_one_plan(
+def test_judge_commits_only_verified_staging_of_one_plan(
     cast: list[Ballot],
 ) -> None:
     verdict = judge(cast)
@@ -130,11 +130,11 @@ def test_nothing_commits_unless_every_rank_has_verified_staging_of_one_plan(
 @given(
     st.one_of(st.just(Move()), st.builds(Commit, st.integers(1, 9)), st.builds(Abort, st.text()))
 )
-def test_a_decision_survives_the_wire(verdict: Settled) -> None:
+def test_decision_round_trips_through_bytes(verdict: Settled) -> None:
     assert from_decision(to_decision(verdict)) == verdict
 
 
 @pytest.mark.parametrize("text", [b"", b"move on", b"commit", b"commit x", b"abor"])
-def test_an_unreadable_decision_is_an_error(text: bytes) -> None:
+def test_decision_raises_on_unreadable_bytes(text: bytes) -> None:
     with pytest.raises(AgreementLost, match="unreadable"):
         from_decision(text)

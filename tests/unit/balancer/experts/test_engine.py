@@ -3,8 +3,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.harnesses.rebalancing import SHAPE, STEPS, Break, Pace, Story, rebalance, violations
-from helpers.mutants.breakages import (
+from helpers.harnesses.rebalancing_model import (
+    SHAPE,
+    STEPS,
+    Break,
+    Pace,
+    Story,
+    rebalance,
+    violations,
+)
+from helpers.mutants.balancer_breakages import (
     BlindOnce,
     BrokenUntilBuilt,
     DropsOneCopy,
@@ -42,7 +50,7 @@ def installed_at_the_end(stories: list[Story]) -> set[tuple[tuple[int, ...], ...
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
-def test_every_rank_commits_the_same_layout_before_the_same_step(shares: ShareMode) -> None:
+def test_engine_commits_same_layout_before_same_step_on_all_ranks(shares: ShareMode) -> None:
     stories = rebalance(shares=shares)
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits
@@ -52,13 +60,13 @@ def test_every_rank_commits_the_same_layout_before_the_same_step(shares: ShareMo
 
 
 @pytest.mark.parametrize("rule", [RoutingRule.ROW_HASH, RoutingRule.BLOCK_TURNS])
-def test_experts_move_under_another_engine_s_rule_too(rule: RoutingRule) -> None:
+def test_engine_moves_experts_under_vllm_and_tensorrt_rules(rule: RoutingRule) -> None:
     stories = rebalance(rule=rule)
     assert violations(stories) == []
     assert installed_at_the_end(stories) != {START}
 
 
-def test_a_rule_that_reads_no_shares_takes_none() -> None:
+def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
     with pytest.raises(ConfigError, match="reads no shares"):
         EngineConfig(
             label="x",
@@ -70,7 +78,7 @@ def test_a_rule_that_reads_no_shares_takes_none() -> None:
         )
 
 
-def test_bytes_are_counted_with_the_slots_that_travelled() -> None:
+def test_epoch_report_counts_bytes_of_travelled_slots() -> None:
     (report, *_) = rebalance()[0].reports
     assert report.slots > 0
     assert report.bytes == report.slots * 5 * 4
@@ -85,9 +93,7 @@ def retired(stories: list[Story]) -> list[int]:
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED, ShareMode.EXACT])
 @pytest.mark.parametrize("staging", [1, 2])
-def test_slots_retire_where_a_layer_does_not_fit_the_staging(
-    shares: ShareMode, staging: int
-) -> None:
+def test_engine_retires_slots_when_layer_exceeds_staging(shares: ShareMode, staging: int) -> None:
     stories = rebalance(shares=shares, staging=staging)
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits != []
@@ -96,11 +102,7 @@ def test_slots_retire_where_a_layer_does_not_fit_the_staging(
     assert retired(stories)[-1] == 0
 
 
-def test_nothing_retires_where_staging_holds_a_layer() -> None:
-    assert set(retired(rebalance(staging=SHAPE.slots_per_rank))) == {0}
-
-
-def test_slots_retire_where_groups_are_not_independent_too() -> None:
+def test_engine_retires_slots_on_dependent_groups() -> None:
     issuers: set[str] = set()
     serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
     stories = rebalance(both(*serial), staging=1)
@@ -109,7 +111,7 @@ def test_slots_retire_where_groups_are_not_independent_too() -> None:
     assert retired(stories)[-1] == 0
 
 
-def test_what_an_abort_leaves_half_written_stays_retired_until_it_is_filled_again() -> None:
+def test_retired_slots_stay_retired_after_abort_until_filled() -> None:
     stories = rebalance(fabric(".moves", FlippedOnce), staging=1)
     assert violations(stories) == []
     (aborted,) = [r for r in stories[0].reports if r.outcome == "staged bytes differ"]
@@ -120,14 +122,14 @@ def test_what_an_abort_leaves_half_written_stays_retired_until_it_is_filled_agai
     assert left[-1] == 0
 
 
-def test_a_move_that_never_succeeds_leaves_what_has_retired_alone_for_good() -> None:
+def test_retired_slots_stay_retired_when_no_move_succeeds() -> None:
     stories = rebalance(fabric(".moves", FlippedByte), staging=1)
     assert violations(stories) == []
     assert set(stories[0].aborts) == {"staged bytes differ"}
     assert retired(stories)[-1] > 0
 
 
-def test_a_rank_that_plans_otherwise_leaves_the_installed_placement_everywhere() -> None:
+def test_different_plans_keep_installed_placement_on_all_ranks() -> None:
     stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, mirrored)))
     assert violations(stories) == []
     assert installed_at_the_end(stories) == {START}
@@ -137,7 +139,7 @@ def test_a_rank_that_plans_otherwise_leaves_the_installed_placement_everywhere()
         assert story.aborts["plans differ"] >= 2
 
 
-def test_ranks_that_share_out_otherwise_abort_too() -> None:
+def test_different_shares_abort_the_epoch() -> None:
     stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
     assert violations(stories) == []
     assert all("plans differ" in story.aborts for story in stories)
@@ -152,28 +154,25 @@ ABORTS: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", ABORTS)
-def test_a_fault_before_the_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
+def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
     breakage, reason = ABORTS[name]
     stories = rebalance(breakage, deadline=4.0)
     assert violations(stories) == []
     for story in stories:
         assert reason in story.aborts
     assert stories[0].commits == stories[1].commits
+    if name == "ballot lost":  # the only one of these faults that is over after one epoch
+        assert [report.outcome for report in stories[0].reports][-1] == "committed"
 
 
-def test_reasons_are_counted_apart_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "KINDS", 0)
     for story in rebalance(fabric(".moves", NoExchange), deadline=4.0):
         aborted = [report for report in story.reports if report.outcome != "committed"]
         assert story.aborts == {engine.OTHERS: len(aborted)}
 
 
-def test_a_lost_ballot_costs_one_epoch_only() -> None:
-    stories = rebalance(fabric("control", MuteOnce), deadline=4.0)
-    assert [report.outcome for report in stories[0].reports][-1] == "committed"
-
-
-def test_a_slow_rank_commits_together_with_all_others() -> None:
+def test_slow_rank_commits_together_with_its_peer() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
     stories = rebalance(fabric(".moves", lambda inner: SlowExchange(inner, gate)), pace=pace)
@@ -183,7 +182,7 @@ def test_a_slow_rank_commits_together_with_all_others() -> None:
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
-def test_where_groups_are_not_independent_one_thread_issues_everything(shares: ShareMode) -> None:
+def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode) -> None:
     """An exchange issued by a worker would come anywhere between the steps' own operations (P4)."""
     issuers: set[str] = set()
     serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
@@ -195,7 +194,7 @@ def test_where_groups_are_not_independent_one_thread_issues_everything(shares: S
     assert issuers
 
 
-def test_an_exchange_that_cannot_begin_fails_the_epoch_and_not_the_step() -> None:
+def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
     peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
     cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
     stories = rebalance(both(peer, cannot), deadline=4.0)
@@ -203,7 +202,7 @@ def test_an_exchange_that_cannot_begin_fails_the_epoch_and_not_the_step() -> Non
     assert all("move failed" in story.aborts for story in stories)
 
 
-def test_behind_a_failed_move_the_communicator_is_built_again_and_epochs_go_on() -> None:
+def test_communicator_is_rebuilt_after_failed_move() -> None:
     # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
     stories = rebalance(fabric(".moves", BrokenUntilBuilt), deadline=4.0)
     assert violations(stories) == []
@@ -214,7 +213,7 @@ def test_behind_a_failed_move_the_communicator_is_built_again_and_epochs_go_on()
     assert stories[0].commits
 
 
-def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:
+def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
     slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
@@ -226,7 +225,7 @@ def test_an_epoch_that_is_out_of_patience_is_aborted_everywhere() -> None:
 
 
 @pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
-def test_a_rank_that_missed_the_ballots_goes_with_a_peer_that_saw_them(stand: str) -> None:
+def test_rank_without_ballots_follows_decision_of_its_peer(stand: str) -> None:
     stories = rebalance(fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.5)))
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits
@@ -235,7 +234,7 @@ def test_a_rank_that_missed_the_ballots_goes_with_a_peer_that_saw_them(stand: st
 
 
 @pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
-def test_a_rank_that_saw_all_ballots_aborts_when_its_peer_settled_for_abort(stand: str) -> None:
+def test_rank_with_all_ballots_aborts_when_peer_decided_abort(stand: str) -> None:
     blind = fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.0))
     stories = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))
     assert violations(stories) == []
@@ -244,7 +243,7 @@ def test_a_rank_that_saw_all_ballots_aborts_when_its_peer_settled_for_abort(stan
     assert stories[0].commits, "the epochs behind it go on: no exchange was left unmatched"
 
 
-def test_a_rank_that_cannot_learn_the_outcome_stops() -> None:
+def test_rank_stops_when_outcome_is_unknown() -> None:
     with pytest.raises(AgreementLost, match="connection lost"):
         rebalance(both(fabric("control", NoStore), fabric("control", NoStore, rank=0)))
 
@@ -276,23 +275,23 @@ def trusts_plans(ballots: list[Ballot]) -> Verdict:
     return judge(blank)
 
 
-def test_the_oracle_sees_a_copy_that_was_not_committed() -> None:
+def test_oracle_detects_missing_copy() -> None:
     assert any("holds" in line for line in violations(rebalance(store(DropsOneCopy))))
 
 
-def test_the_oracle_sees_a_commit_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_detects_commit_without_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.balancer.experts.assembly.Voyages", CommitsEarly)
     assert any("differ" in line for line in violations(rebalance()))
 
 
-def test_the_oracle_sees_staged_bytes_that_nobody_verified(
+def test_oracle_detects_unverified_staged_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(vote_module, "judge", trusts_bytes)
     assert violations(rebalance(fabric(".moves", FlippedByte))) != []
 
 
-def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vote_module, "judge", trusts_plans)
     lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
     assert any("layouts differ" in line for line in violations(rebalance(lies)))
@@ -306,7 +305,7 @@ def test_the_oracle_sees_plans_that_nobody_compared(monkeypatch: pytest.MonkeyPa
         ({"step_interval": 2}, "shorter"),
     ],
 )
-def test_a_cadence_that_cannot_be_kept_is_refused(wrong: dict[str, int], says: str) -> None:
+def test_engine_config_refuses_inconsistent_cadence(wrong: dict[str, int], says: str) -> None:
     cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
     with pytest.raises(ConfigError, match=says):
         EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)

@@ -8,7 +8,7 @@ from equipoise.balancer.experts.jobs import ThreadWorker, at_once
 from equipoise.balancer.experts.staff import Staff
 
 
-def test_nothing_begins_before_it_is_let_go_and_then_all_in_order() -> None:
+def test_held_worker_starts_jobs_in_order_after_go() -> None:
     worker, order = HeldWorker(ThreadWorker("test", 20.0)), list[int]()
     tasks = [worker.start(at_once(partial(order.append, number))) for number in (1, 2)]
     behind = worker._inner.start(at_once(lambda: order.append(0)))
@@ -24,7 +24,7 @@ def test_nothing_begins_before_it_is_let_go_and_then_all_in_order() -> None:
     assert order == [0, 1, 2]
 
 
-def test_whoever_waits_for_what_has_not_begun_is_told_at_once() -> None:
+def test_held_worker_result_raises_before_job_has_started() -> None:
     worker = HeldWorker(ThreadWorker("test", 20.0))
     task = worker.start(at_once(lambda: 7))
     with pytest.raises(TimeoutError, match="has not begun"):
@@ -36,7 +36,7 @@ def test_whoever_waits_for_what_has_not_begun_is_told_at_once() -> None:
     worker.close()
 
 
-def test_a_job_that_fails_says_so_to_whoever_asks() -> None:
+def test_held_worker_reports_exception_of_job() -> None:
     def broken() -> None:
         raise ValueError("heard")
 
@@ -47,7 +47,7 @@ def test_a_job_that_fails_says_so_to_whoever_asks() -> None:
     worker.close()
 
 
-def test_what_was_kept_back_never_begins_behind_the_end() -> None:
+def test_held_worker_drops_held_jobs_on_close() -> None:
     worker, begun = HeldWorker(ThreadWorker("test", 20.0)), threading.Event()
     task = worker.start(at_once(begun.set))
     worker.close()
@@ -56,7 +56,7 @@ def test_what_was_kept_back_never_begins_behind_the_end() -> None:
     assert not begun.is_set()
 
 
-def test_letting_the_staff_go_lets_everybody_go() -> None:
+def test_staff_go_releases_every_worker() -> None:
     staff = Staff.hired(lambda name: ThreadWorker(name, 20.0))
     names = ["planner", "mover", "clerk", "solver", "teller"]
     tasks = [getattr(staff, name).start(at_once(lambda: 1)) for name in names]

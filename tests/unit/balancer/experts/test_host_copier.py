@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers.harnesses.copying import GUARD, SMALL, SOON, STILL, guarded, noise
+from helpers.harnesses.host_copier import GUARD, SMALL, SOON, STILL, guarded, noise
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +45,7 @@ def places(draw: st.DrawFn) -> Places:
 
 
 @given(places())
-def test_every_byte_arrives_and_no_other_is_touched(copier: HostCopier, where: Places) -> None:
+def test_copier_writes_exactly_the_destination_bytes(copier: HostCopier, where: Places) -> None:
     source = noise(where.nbytes)
     found, wanted = (torch.full((where.nbytes,), GUARD, dtype=torch.uint8) for _ in range(2))
     copies = [Copy(source[a : a + n], found[b : b + n]) for a, b, n in where.copies]
@@ -60,14 +60,14 @@ def test_every_byte_arrives_and_no_other_is_touched(copier: HostCopier, where: P
 
 @pytest.mark.parametrize("profile", [PLAIN, PCIE, C2C, SMALL])
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1 << 16, (1 << 20) + 7, (1 << 22) + 65])
-def test_every_profile_copies_every_size(profile: Profile, nbytes: int) -> None:
+def test_copier_profiles_copy_every_size(profile: Profile, nbytes: int) -> None:
     source, destination = noise(nbytes), guarded(nbytes)
     with HostCopier(profile, threads=3) as copier:
         copier.submit([Copy(source, destination)]).wait(SOON)
     assert torch.equal(source, destination)
 
 
-def test_tensors_of_any_type_are_copied_as_bytes(copier: HostCopier) -> None:
+def test_copier_copies_any_dtype_as_bytes(copier: HostCopier) -> None:
     source = torch.randn(3, 5, dtype=torch.bfloat16)
     destination = torch.empty(15, dtype=torch.int16)
     scalar, place = torch.tensor(2.5), torch.tensor(0.0)
@@ -76,7 +76,7 @@ def test_tensors_of_any_type_are_copied_as_bytes(copier: HostCopier) -> None:
     assert float(place) == 2.5
 
 
-def test_many_tickets_of_many_threads_all_arrive() -> None:
+def test_copier_serves_tickets_of_many_threads() -> None:
     """Each thread copies down a chain of buffers of its own."""
     wrong: list[object] = []
 
@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[list[Copy], str]] = {
 
 
 @pytest.mark.parametrize(("copies", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_copied_is_refused_before_any_effect(
+def test_copier_refuses_bad_copies_before_any_effect(
     copier: HostCopier, copies: list[Copy], message: str
 ) -> None:
     first = torch.zeros(100, dtype=torch.uint8)
@@ -131,7 +131,7 @@ def test_what_cannot_be_copied_is_refused_before_any_effect(
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 20))
-def test_neighbours_are_no_overlap_and_overlaps_are_found(
+def test_copier_refuses_overlapping_but_not_adjacent_ranges(
     copier: HostCopier, a: int, b: int, nbytes: int
 ) -> None:
     memory = noise(60)
@@ -145,7 +145,7 @@ def test_neighbours_are_no_overlap_and_overlaps_are_found(
     assert torch.equal(copy.destination, wanted)
 
 
-def test_a_rate_keeps_chunks_back_and_none_lets_them_go() -> None:
+def test_copier_rate_holds_back_chunks() -> None:
     """Of 100 chunks at one a day the first is begun at once, and no other."""
     found = guarded(6400)
     copier = HostCopier(STILL, threads=4)
@@ -160,7 +160,7 @@ def test_a_rate_keeps_chunks_back_and_none_lets_them_go() -> None:
 
 
 @pytest.mark.parametrize("which", ["write on write", "write on read", "read on write"])
-def test_two_tickets_under_way_never_share_what_one_writes(which: str) -> None:
+def test_copier_refuses_ticket_that_conflicts_with_running_one(which: str) -> None:
     a, b, c = (noise(256, seed) for seed in range(3))
     copier = HostCopier(STILL, threads=1)
     copier.submit([Copy(a, b)])
@@ -176,7 +176,7 @@ def test_two_tickets_under_way_never_share_what_one_writes(which: str) -> None:
         copier.close(0.0)
 
 
-def test_memory_is_free_again_once_its_ticket_has_ended(copier: HostCopier) -> None:
+def test_copier_accepts_memory_again_after_its_ticket_ended(copier: HostCopier) -> None:
     a, b = noise(4096, 1), noise(4096, 2)
     wanted = a.clone()
     for _ in range(20):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from helpers.harnesses.pooling import (
+from helpers.harnesses.host_pool import (
     DESCRIPTOR,
     LAYOUT,
     SOON,
@@ -25,7 +25,7 @@ from helpers.harnesses.pooling import (
     sealed,
     weights,
 )
-from helpers.processes.meeting import ThreadControl, meet
+from helpers.processes.thread_control_plane import ThreadControl, meet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,10 +42,12 @@ from equipoise.hal.errors import (
     PoolLeased,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(0, 5))
-def test_every_rank_reads_what_all_have_filled(
+def test_pool_ranks_read_experts_filled_by_all_ranks(
     ranks: int, layers: int, experts: int, seed: int
 ) -> None:
     layout = PoolLayout(DESCRIPTOR, layers, experts)
@@ -62,18 +64,7 @@ def test_every_rank_reads_what_all_have_filled(
     assert holdings() == before
 
 
-def test_each_expert_is_filled_by_exactly_one_rank() -> None:
-    def program(control: ThreadControl) -> list[tuple[int, int]]:
-        pool = opened(control)
-        pool.close()
-        return list(pool.mine())
-
-    parts = meet(3, program)
-    every = [which for part in parts if isinstance(part, list) for which in part]
-    assert sorted(every) == [(layer, e) for layer in range(3) for e in range(5)]
-
-
-def test_the_checksum_is_what_a_slot_store_finds_after_the_weights_arrived_there() -> None:
+def test_pool_checksum_equals_slot_store_checksum() -> None:
     from equipoise.hal.slots import Segment, SlotLayout
     from equipoise.hal.stream import Role
 
@@ -100,7 +91,7 @@ def test_the_checksum_is_what_a_slot_store_finds_after_the_weights_arrived_there
         accelerator.close()
 
 
-def test_the_copier_brings_experts_from_the_pool_to_where_they_are_needed() -> None:
+def test_copier_copies_experts_from_leased_pool() -> None:
     experts = [(0, 1), (2, 3), (0, 1)]
     places = [tuple(torch.empty(s.shape, dtype=s.dtype) for s in DESCRIPTOR) for _ in experts]
 
@@ -116,7 +107,7 @@ def test_the_copier_brings_experts_from_the_pool_to_where_they_are_needed() -> N
         assert same(place, weights(LAYOUT, *which))
 
 
-def test_weights_of_any_stride_are_stored_contiguously() -> None:
+def test_pool_stores_strided_weights_contiguously() -> None:
     layout = PoolLayout(DESCRIPTOR[:1], 1, 1)
     tensor = torch.arange(30, dtype=torch.bfloat16).reshape(5, 6).t()
 
@@ -143,7 +134,7 @@ MISFITS: dict[str, Sequence[torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("tensors", MISFITS.values(), ids=MISFITS)
-def test_tensors_that_do_not_fit_are_refused_and_may_be_filled_rightly(
+def test_pool_refuses_misfit_tensors_and_accepts_right_ones_later(
     tensors: Sequence[torch.Tensor],
 ) -> None:
     def program(control: ThreadControl) -> None:
@@ -158,7 +149,7 @@ def test_tensors_that_do_not_fit_are_refused_and_may_be_filled_rightly(
     alone(program)
 
 
-def test_an_expert_is_filled_once_and_by_its_own_rank() -> None:
+def test_pool_expert_is_filled_once_by_its_own_rank() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
         mine, other = control.rank, 1 - control.rank
@@ -174,7 +165,7 @@ def test_an_expert_is_filled_once_and_by_its_own_rank() -> None:
     assert meet(2, program) == [None, None]
 
 
-def test_nothing_is_read_before_the_seal_and_nothing_written_after_it() -> None:
+def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
         reads: list[Callable[[], object]] = [
@@ -205,7 +196,7 @@ def test_nothing_is_read_before_the_seal_and_nothing_written_after_it() -> None:
     alone(program)
 
 
-def test_an_expert_that_nobody_filled_is_named_on_every_rank() -> None:
+def test_pool_seal_names_unfilled_expert_on_every_rank() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
         for which in pool.mine():
@@ -218,7 +209,7 @@ def test_an_expert_that_nobody_filled_is_named_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize("flipped", [0, 59, 64 + 14, 128 + 3])
-def test_a_byte_that_changes_before_the_seal_is_noticed_by_every_rank(flipped: int) -> None:
+def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
     """One in each segment, by a rank that writes where it has no business."""
     ready = threading.Barrier(2)
 
@@ -236,7 +227,7 @@ def test_a_byte_that_changes_before_the_seal_is_noticed_by_every_rank(flipped: i
         assert text == "rank 1: other bytes than were written in expert 3 of layer 1"
 
 
-def test_a_copy_that_goes_wrong_while_filling_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_seal_detects_wrong_copy_while_filling(monkeypatch: pytest.MonkeyPatch) -> None:
     copy = torch.Tensor.copy_
 
     def torn(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -250,7 +241,7 @@ def test_a_copy_that_goes_wrong_while_filling_is_noticed(monkeypatch: pytest.Mon
     assert text == "rank 0: other bytes than were written in expert 2 of layer 2"
 
 
-def test_closing_waits_for_leases_and_gives_out_no_more() -> None:
+def test_pool_close_waits_for_leases_and_refuses_new_ones() -> None:
     def program(control: ThreadControl) -> None:
         pool = sealed(control)
         first, second = pool.lease([(0, 1), (2, 2)]), pool.lease([(0, 1)])
@@ -274,7 +265,7 @@ def test_closing_waits_for_leases_and_gives_out_no_more() -> None:
     assert holdings() == before
 
 
-def test_views_outlive_the_pool() -> None:
+def test_pool_views_outlive_the_pool() -> None:
     kept: list[torch.Tensor] = []
 
     def program(control: ThreadControl) -> None:
@@ -292,7 +283,7 @@ def test_views_outlive_the_pool() -> None:
     assert holdings() == before
 
 
-def test_a_pool_that_is_still_being_filled_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_seal_fails_while_another_thread_fills(monkeypatch: pytest.MonkeyPatch) -> None:
     write, inside, go_on = Contents.write, threading.Event(), threading.Event()
 
     def slow(self: Contents, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:

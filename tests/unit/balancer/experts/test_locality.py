@@ -17,10 +17,11 @@ from equipoise.hal.routing import (
     SHARE_ONE,
     RoutingTable,
     build_table,
-    count_experts,
     route_apportioned,
     solve_shares,
 )
+
+pytestmark = pytest.mark.slow
 
 LAYER = 3
 
@@ -82,7 +83,7 @@ def quotas(batch: Batch) -> Tensor:
 
 
 @given(batches())
-def test_every_replica_takes_what_the_shares_give_it_to_the_row(batch: Batch) -> None:
+def test_local_routing_sends_each_replica_its_share_within_one_row(batch: Batch) -> None:
     sent = torch.stack([routed(batch, rank) for rank in range(batch.ranks)])
     due = quotas(batch)
     assert sent[:, :-1].sum(0).tolist() == due.tolist()
@@ -100,7 +101,7 @@ def test_every_replica_takes_what_the_shares_give_it_to_the_row(batch: Batch) ->
 
 
 @given(batches())
-def test_no_division_with_these_loads_keeps_more_rows_at_home(batch: Batch) -> None:
+def test_local_routing_keeps_as_many_rows_home_as_possible(batch: Batch) -> None:
     table, due = batch.table, quotas(batch)
     placed = torch.empty(table.slots, dtype=torch.int64)
     runs = Runs.of(table.start, table.replicas, batch.ranks)
@@ -115,7 +116,7 @@ def test_no_division_with_these_loads_keeps_more_rows_at_home(batch: Batch) -> N
 
 
 @given(batches())
-def test_every_row_goes_to_a_replica_of_its_expert(batch: Batch) -> None:
+def test_local_routing_sends_rows_to_replicas_of_their_expert(batch: Batch) -> None:
     table = batch.table
     runs = Runs.of(table.start, table.replicas, batch.ranks)
     for rank in range(batch.ranks):
@@ -125,7 +126,7 @@ def test_every_row_goes_to_a_replica_of_its_expert(batch: Batch) -> None:
         assert of_expert.tolist() == batch.counts[rank].tolist()
 
 
-def test_a_slot_that_retires_takes_nothing_and_its_alias_for_both() -> None:
+def test_local_routing_sends_rows_of_retired_slot_to_its_alias() -> None:
     """The entry of slot 3 names slot 2 instead: a run with one slot twice."""
     start = torch.tensor([0, 2, 4], dtype=torch.int32)
     replicas = torch.tensor([0, 1, 2, 2], dtype=torch.int32)
@@ -136,7 +137,7 @@ def test_a_slot_that_retires_takes_nothing_and_its_alias_for_both() -> None:
     assert sent[:, 2].tolist() == [6, 8]
 
 
-def test_one_expert_that_all_ranks_have_stays_at_home_altogether() -> None:
+def test_local_routing_keeps_all_rows_home_when_every_rank_has_a_copy() -> None:
     placement = torch.tensor([0, 0, 0, 0], dtype=torch.int32)
     shares = torch.tensor([16384] * 4, dtype=torch.int32)
     batch = Batch(4, build_table(placement, shares, 1), torch.tensor([[10]] * 4))
@@ -144,7 +145,7 @@ def test_one_expert_that_all_ranks_have_stays_at_home_altogether() -> None:
         assert routed(batch, rank)[rank] == 10
 
 
-def test_large_batches_are_divided_to_a_row_in_65536() -> None:
+def test_local_routing_divides_large_batches_within_four_rows() -> None:
     placement = torch.tensor([0, 0], dtype=torch.int32)
     shares = torch.tensor([40000, 25536], dtype=torch.int32)
     batch = Batch(2, build_table(placement, shares, 1), torch.tensor([[150_000], [90_001]]))
@@ -154,7 +155,7 @@ def test_large_batches_are_divided_to_a_row_in_65536() -> None:
 
 
 @pytest.mark.parametrize("mode", [ShareMode.STATIC, ShareMode.LAGGED])
-def test_only_exact_shares_know_the_counts_that_it_takes(mode: ShareMode) -> None:
+def test_locality_requires_exact_shares(mode: ShareMode) -> None:
     with pytest.raises(ConfigError, match="shares must be exact"):
         EngineConfig(
             label="local",
@@ -164,8 +165,3 @@ def test_only_exact_shares_know_the_counts_that_it_takes(mode: ShareMode) -> Non
             step_interval=2,
             sub_window=1,
         )
-
-
-def test_counts_of_the_batch_are_those_that_are_routed() -> None:
-    ids = ids_of(torch.tensor([4, 0, 2]), seed=1)
-    assert count_experts(ids, 3).tolist() == [4, 0, 2]

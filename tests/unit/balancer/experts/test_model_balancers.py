@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from helpers.harnesses.families import (
+from helpers.harnesses.two_family_model import (
     DRAFT,
     EXPERTS,
     RANKS,
@@ -17,8 +17,8 @@ from helpers.harnesses.families import (
     open_all,
     settings,
 )
-from helpers.harnesses.serving import PLAIN, Run, Story, commits, violations
-from helpers.processes.threads import Seat, on_ranks
+from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, violations
+from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.balancer.experts.model_balancers import ModelBalancers
 from equipoise.balancer.experts.opening import Way
@@ -38,7 +38,7 @@ LEFT_AT = {"target": 2, "draft": 4}
 """The boundaries behind which a rank is gone."""
 
 
-def test_layers_go_by_the_model_s_own_numbers_repeats_included() -> None:
+def test_router_is_found_by_layer_number_of_model() -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         target = balancers["target"]
@@ -58,7 +58,7 @@ def test_layers_go_by_the_model_s_own_numbers_repeats_included() -> None:
     on_ranks(RANKS, program)
 
 
-def test_errors_name_the_model_and_its_layers() -> None:
+def test_model_balancers_errors_name_model_and_layers() -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         with pytest.raises(UsageError, match="no model is named 'x'; there are: target, draft"):
@@ -80,7 +80,7 @@ def test_errors_name_the_model_and_its_layers() -> None:
     on_ranks(RANKS, program)
 
 
-def test_an_entry_too_many_names_the_model() -> None:
+def test_extra_layer_entry_error_names_model() -> None:
     """The fourth entry would read what the mover writes."""
 
     def program(seat: Seat) -> None:
@@ -111,7 +111,7 @@ def lose(
     return balancers.reconfigure(active, LEFT_AT)
 
 
-def test_who_is_left_goes_on_with_all_models() -> None:
+def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
     active = [0, 2]
 
     def program(seat: Seat) -> Story | None:
@@ -129,7 +129,7 @@ def test_who_is_left_goes_on_with_all_models() -> None:
     assert all(ends for name in ("target", "draft") for ends in commits(stories[0], name))
 
 
-def test_all_that_a_model_has_lost_is_said_by_its_own_numbers() -> None:
+def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
     frail = [0, 1, 2, 0, 1, 2, 3, 3, 0]
 
     def program(seat: Seat) -> None:
@@ -150,7 +150,7 @@ def working() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "test[" in thread.name]
 
 
-def test_a_stream_is_attached_to_every_family_of_its_model_and_to_no_other() -> None:
+def test_attach_adds_stream_to_every_family_of_its_model_only() -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         stream = seat.accelerator.stream(Role.AUX)
@@ -166,7 +166,7 @@ def test_a_stream_is_attached_to_every_family_of_its_model_and_to_no_other() -> 
     on_ranks(RANKS, program)
 
 
-def test_too_few_slots_name_the_model() -> None:
+def test_reconfigure_with_too_few_slots_names_model() -> None:
     def program(seat: Seat) -> None:
         if seat.rank:
             lose(seat, by_boundary, [0])
@@ -177,7 +177,7 @@ def test_too_few_slots_name_the_model() -> None:
     on_ranks(RANKS, program)
 
 
-def test_ranks_that_mean_another_step_of_one_model_do_not_go_on() -> None:
+def test_reconfigure_refuses_ranks_with_different_steps() -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         with pytest.raises(UsageError, match=r"steps of \['draft'\], not of \['draft', 'target'\]"):

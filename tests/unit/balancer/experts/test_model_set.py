@@ -16,7 +16,7 @@ def model(name: str, weights: Tensor, number: int = 0) -> ExpertModel:
     return registry.finalize([("w", weights)])
 
 
-def test_models_are_found_by_name() -> None:
+def test_model_set_finds_models_by_name() -> None:
     target, draft = model("target", torch.zeros(2, 3)), model("draft", torch.zeros(4, 1))
     both = ModelSet((target, draft))
     assert (both["draft"], list(both), len(both)) == (draft, [target, draft], 2)
@@ -26,18 +26,18 @@ def test_models_are_found_by_name() -> None:
         both["other"]
 
 
-def test_two_models_of_one_name_are_refused() -> None:
+def test_model_set_refuses_duplicate_names() -> None:
     with pytest.raises(RegistrationError, match="two models are named 'm'"):
         ModelSet((model("m", torch.zeros(2, 3)), model("m", torch.zeros(2, 3))))
 
 
-def test_two_models_that_share_weights_are_refused() -> None:
+def test_model_set_refuses_shared_weights() -> None:
     weights = torch.zeros(3, 5)
     says = r"model 'draft', layer 9, tensor 'w': slot 0 shares memory with model 'target', layer 7"
     with pytest.raises(RegistrationError, match=says):
         ModelSet((model("target", weights[:2], 7), model("draft", weights[1:], 9)))
 
 
-def test_there_is_a_model_to_balance() -> None:
+def test_model_set_refuses_no_models() -> None:
     with pytest.raises(RegistrationError, match="there is no model to balance"):
         ModelSet(())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from helpers.processes.threads import Seat, on_ranks
+from helpers.processes.thread_ranks import Seat, on_ranks
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -121,7 +121,7 @@ def stage(
     return blobs
 
 
-def test_no_more_blobs_are_there_than_a_round_sends_and_receives() -> None:
+def test_mover_holds_at_most_one_round_of_blobs() -> None:
     for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
         # One is sent while the copy stream may still unpack what the round before has brought.
         assert blobs.travelling == [2] * ROUNDS
@@ -129,12 +129,12 @@ def test_no_more_blobs_are_there_than_a_round_sends_and_receives() -> None:
         assert max(blobs.unpacked) <= 2
 
 
-def test_what_stays_on_its_rank_is_packed_by_parcels() -> None:
+def test_mover_packs_local_copies_by_parcels() -> None:
     for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
         assert len(blobs.packed) == ROUNDS + HERE // PARCEL
 
 
-def test_where_all_rounds_are_under_way_at_once_each_lets_its_blobs_go_when_it_has_come() -> None:
+def test_mover_frees_blobs_as_concurrent_rounds_arrive() -> None:
     def declared(found: CommunicatorCapabilities) -> CommunicatorCapabilities:
         return replace(found, independent_groups=False)
 

@@ -1,6 +1,5 @@
 """Which processors are near, and how many threads they carry."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,11 @@ def machine(root: Path, **lists: str) -> Path:
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_a_list_of_processors_is_read_as_the_kernel_writes_it(cpus: set[int]) -> None:
+def test_parse_cpus_reads_kernel_cpu_list(cpus: set[int]) -> None:
     assert parse_cpus(written(cpus)) == cpus
 
 
-def test_near_are_the_processors_of_the_node_that_the_process_may_use(tmp_path: Path) -> None:
+def test_near_cpus_are_allowed_cpus_of_the_node(tmp_path: Path) -> None:
     root = machine(tmp_path, node0="0-3,8\n", node1="4-7\n", node2="\n")
     assert numa.cpus_of(0, root) == {0, 1, 2, 3, 8}
     assert numa.near_cpus(0, frozenset({2, 3, 4}), root) == {2, 3}
@@ -45,16 +44,12 @@ def test_near_are_the_processors_of_the_node_that_the_process_may_use(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["x", "3-", "1-2-3"])
-def test_a_node_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
+def test_cpus_of_names_unreadable_node(text: str, tmp_path: Path) -> None:
     root = machine(tmp_path, node1=text)
     with pytest.raises(CopierError, match="NUMA node 1"):
         numa.cpus_of(1, root)
     with pytest.raises(CopierError, match="NUMA node 7"):
         numa.cpus_of(7, root)
-
-
-def test_this_process_may_use_some_processor() -> None:
-    assert numa.available_cpus() == os.sched_getaffinity(0)
 
 
 # Processors of the node and accelerators on it, and the threads by the published rule, which never
@@ -72,13 +67,11 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("cpus", "accelerators", "threads"), COUNTS)
-def test_threads_follow_the_published_rule_but_never_outnumber_processors(
-    cpus: int, accelerators: int, threads: int
-) -> None:
+def test_thread_count_follows_published_rule(cpus: int, accelerators: int, threads: int) -> None:
     assert numa.thread_count(cpus, accelerators) == threads
 
 
 @pytest.mark.parametrize(("cpus", "accelerators"), [(0, 1), (4, 0)])
-def test_nothing_to_run_on_is_refused(cpus: int, accelerators: int) -> None:
+def test_thread_count_refuses_no_cpus_or_no_accelerators(cpus: int, accelerators: int) -> None:
     with pytest.raises(CopierError, match="no threads"):
         numa.thread_count(cpus, accelerators)

@@ -16,18 +16,18 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @given(shapes())
-def test_the_start_layout_gives_every_expert_a_slot(shape: Shape) -> None:
+def test_contiguous_placement_gives_every_expert_a_slot(shape: Shape) -> None:
     start = contiguous(shape)
     check(start, shape)
     assert all(set(row) == set(range(shape.experts)) for row in start.tolist())
 
 
-def test_without_spare_slots_the_start_layout_is_contiguous() -> None:
+def test_contiguous_placement_without_spare_slots_is_in_order() -> None:
     row = contiguous(Shape(1, 8, 8, 4))[0]
     assert row.tolist() == list(range(8))
 
 
-def test_spare_slots_repeat_the_experts_that_come_next() -> None:
+def test_contiguous_placement_fills_spare_slots_with_next_experts() -> None:
     row = contiguous(Shape(1, 4, 6, 2))[0]
     assert row.tolist() == [0, 1, 2, 2, 3, 0]
 
@@ -40,14 +40,14 @@ def test_spare_slots_repeat_the_experts_that_come_next() -> None:
         (0, 4, 4, 1, "positive"),
     ],
 )
-def test_numbers_that_cannot_fit_are_refused(
+def test_shape_refuses_impossible_numbers(
     layers: int, experts: int, slots: int, ranks: int, says: str
 ) -> None:
     with pytest.raises(PlacementError, match=says):
         Shape(layers, experts, slots, ranks)
 
 
-def test_a_homeless_expert_is_named_with_its_layer() -> None:
+def test_placement_check_names_missing_expert_and_layer() -> None:
     shape = Shape(2, 3, 4, 2)
     placement = contiguous(shape)
     placement[1] = [0, 1, 1, 0]
@@ -55,13 +55,13 @@ def test_a_homeless_expert_is_named_with_its_layer() -> None:
         check(placement, shape)
 
 
-def test_an_unknown_expert_is_refused() -> None:
+def test_placement_check_refuses_unknown_expert() -> None:
     shape = Shape(1, 2, 2, 1)
     with pytest.raises(PlacementError, match="outside"):
         check(np.array([[0, 2]], dtype=np.int32), shape)
 
 
-def test_a_digest_sees_placement_and_shares() -> None:
+def test_placement_digest_depends_on_placement_and_shares() -> None:
     placement = np.array([[0, 1, 1, 0]], dtype=np.int32)
     shares = np.array([[65536, 32768, 32768, 0]], dtype=np.int32)
     other = np.array([[32768, 32768, 32768, 32768]], dtype=np.int32)

@@ -64,7 +64,7 @@ def settle(cpu: CpuAccelerator) -> None:
     cpu.stream(Role.COMPUTE).synchronize(SOON)
 
 
-def test_vllms_rows_take_their_turn_together_and_only_real_ones_count(cpu: CpuAccelerator) -> None:
+def test_row_hash_router_matches_rule_and_counts_valid_rows_only(cpu: CpuAccelerator) -> None:
     tables, table = installed(cpu)
     counted = counters()
     router = RowHashRouter(cpu, tables, counted)
@@ -80,7 +80,7 @@ def test_vllms_rows_take_their_turn_together_and_only_real_ones_count(cpu: CpuAc
         assert counted.tolist() == before.tolist()
 
 
-def test_all_rows_count_until_somebody_says_otherwise(cpu: CpuAccelerator) -> None:
+def test_row_hash_router_counts_all_rows_by_default(cpu: CpuAccelerator) -> None:
     counted = counters()
     router = RowHashRouter(cpu, installed(cpu)[0], counted)
     router.route(0, 0, torch.zeros((9, 1), dtype=torch.int32))
@@ -89,7 +89,7 @@ def test_all_rows_count_until_somebody_says_otherwise(cpu: CpuAccelerator) -> No
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_tensorrt_llms_turns_begin_at_the_offset(cpu: CpuAccelerator, offset: int) -> None:
+def test_block_turn_router_starts_at_offset(cpu: CpuAccelerator, offset: int) -> None:
     tables, table = installed(cpu)
     counted = counters()
     slots = BlockTurnRouter(cpu, tables, offset, counted).route(LAYER, 3, ids())
@@ -100,7 +100,7 @@ def test_tensorrt_llms_turns_begin_at_the_offset(cpu: CpuAccelerator, offset: in
     assert (counted[LAYER] - 5).tolist() == due[1].tolist()
 
 
-def test_reports_are_told_that_both_divide_evenly(cpu: CpuAccelerator) -> None:
+def test_compat_routers_report_even_shares(cpu: CpuAccelerator) -> None:
     tables, load = installed(cpu)[0], np.array([[9, 1, 1, 1]] * 2, dtype=np.int64)
     even = even_shares(layout().placement, SHAPE.experts).tolist()
     for router in (
@@ -110,5 +110,5 @@ def test_reports_are_told_that_both_divide_evenly(cpu: CpuAccelerator) -> None:
         assert router.shares(load, layout(), SHAPE).tolist() == even
 
 
-def test_the_rules_have_the_names_that_a_configuration_uses() -> None:
+def test_routing_rule_names_match_configuration() -> None:
     assert [rule.value for rule in RoutingRule] == ["shares", "vllm", "tensorrt_llm"]

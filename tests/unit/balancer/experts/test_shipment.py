@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.strategies.shipments import (
+from helpers.strategies.shipment_routes import (
     Change,
     by_lot,
     changes,
@@ -21,6 +21,8 @@ from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.balancer.experts.shipment import Leg, Receiving, Sending, Shipment, ship
 from equipoise.hal.errors import PlacementError
 
+pytestmark = pytest.mark.slow
+
 
 def placement(*layers: tuple[int, ...]) -> Placement:
     return np.array(layers, dtype=np.int32)
@@ -31,7 +33,7 @@ def legs(shipment: Shipment, lot: int) -> list[Leg]:
 
 
 @given(changes())
-def test_exactly_the_slots_that_change_are_filled(change: Change) -> None:
+def test_shipment_fills_exactly_the_changed_slots(change: Change) -> None:
     shipment = change.ship()
     moves = routes(shipment)
     near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
@@ -62,20 +64,20 @@ def wanted(change: Change) -> tuple[Filled, Filled]:
 
 
 @given(changes())
-def test_a_source_holds_the_expert_as_near_as_anybody_does(change: Change) -> None:
+def test_shipment_reads_from_nearest_source(change: Change) -> None:
     for move in routes(change.ship()):
         assert move.source in change.choices(move.layer, move.slot)
         assert (change.rank(move.source) == change.rank(move.slot)) == (move.round < 0)
 
 
 @given(changes())
-def test_no_choice_of_sources_has_a_less_busy_busiest_sender(change: Change) -> None:
+def test_shipment_minimizes_sends_of_busiest_rank(change: Change) -> None:
     sends = Counter(change.rank(m.source) for m in routes(change.ship()) if m.round >= 0)
     assert max(sends.values(), default=0) == fewest_sends(change)
 
 
 @given(changes())
-def test_the_layers_come_in_order_and_fill_half_the_buffers(change: Change) -> None:
+def test_lots_follow_layer_order_and_fill_half_the_buffers(change: Change) -> None:
     shipment = change.ship()
     lots: list[list[int]] = []
     for layer in change.order:
@@ -89,7 +91,7 @@ def test_the_layers_come_in_order_and_fill_half_the_buffers(change: Change) -> N
 
 
 @given(changes())
-def test_a_lot_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
+def test_lot_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
     shipment = change.ship()
     for lot, moves in enumerate(by_lot(shipment)):
         assert shipment.rounds(lot) == largest_degree(change, moves)
@@ -97,7 +99,7 @@ def test_a_lot_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
 
 
 @given(changes())
-def test_both_ends_of_a_blob_name_the_same_slots_in_the_same_order(change: Change) -> None:
+def test_blob_slots_match_on_sender_and_receiver(change: Change) -> None:
     shipment = change.ship()
     travelled = 0
     for lot in range(shipment.lots):
@@ -132,7 +134,7 @@ def at(change: Change, placed: Placement, rank: int, local: int) -> int:
 
 
 @given(changes())
-def test_a_commit_copies_every_buffer_that_was_filled_to_its_slot(change: Change) -> None:
+def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
     shipment = change.ship()
     for lot in range(shipment.lots):
         for rank, leg in enumerate(legs(shipment, lot)):
@@ -149,7 +151,7 @@ def test_a_commit_copies_every_buffer_that_was_filled_to_its_slot(change: Change
 
 
 @given(changes())
-def test_even_lots_have_the_first_buffers_and_odd_lots_the_last(change: Change) -> None:
+def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
     shipment = change.ship()
     for lot in range(shipment.lots):
         for leg, need in zip(legs(shipment, lot), shipment.needs[lot].tolist(), strict=True):
@@ -158,7 +160,7 @@ def test_even_lots_have_the_first_buffers_and_odd_lots_the_last(change: Change) 
 
 
 @given(changes())
-def test_neighbours_may_be_in_flight_together_exactly_if_their_buffers_suffice(
+def test_adjacent_lots_fit_together_exactly_when_buffers_suffice(
     change: Change,
 ) -> None:
     shipment = change.ship()
@@ -170,7 +172,7 @@ def test_neighbours_may_be_in_flight_together_exactly_if_their_buffers_suffice(
 
 
 @given(changes())
-def test_only_a_single_layer_may_fail_to_fit_beside_its_neighbours(change: Change) -> None:
+def test_adjacent_lots_of_several_layers_always_fit_together(change: Change) -> None:
     shipment = change.ship()
     for lot in range(shipment.lots - 1):
         pair = lot, lot + 1
@@ -179,7 +181,7 @@ def test_only_a_single_layer_may_fail_to_fit_beside_its_neighbours(change: Chang
 
 
 @given(changes())
-def test_the_same_input_gives_the_same_shipment_wherever_its_arrays_lie(change: Change) -> None:
+def test_shipment_is_deterministic(change: Change) -> None:
     copied = replace(change, installed=change.installed.copy(), proposed=change.proposed.copy())
     first, second = change.ship(), copied.ship()
     assert routes(first) == routes(second)
@@ -187,7 +189,7 @@ def test_the_same_input_gives_the_same_shipment_wherever_its_arrays_lie(change: 
         assert legs(first, lot) == legs(second, lot)
 
 
-def test_the_order_says_which_layers_travel_first() -> None:
+def test_lots_follow_given_layer_order() -> None:
     shape = Shape(3, 2, 2, 2)
     before, after = placement(*[(0, 1)] * 3), placement(*[(1, 0)] * 3)
     shipment = ship(before, after, (2, 0, 1), shape, staging=4, parcel=1)
@@ -195,20 +197,20 @@ def test_the_order_says_which_layers_travel_first() -> None:
     assert shipment.rounds(0) == 2
 
 
-def test_a_layer_that_moves_nothing_is_part_of_a_lot() -> None:
+def test_lot_may_hold_layer_without_moves() -> None:
     before = placement((0, 1), (0, 1))
     shipment = ship(before, before, (1,), Shape(2, 2, 2, 2), staging=1, parcel=1)
     assert (shipment.lots, shipment.layers(0), shipment.total) == (1, (1,), 0)
     assert shipment.leg(0, 0) == shipment.leg(1, 0)
 
 
-def test_nothing_to_ship_is_no_lot() -> None:
+def test_shipment_of_nothing_has_no_lot() -> None:
     before = placement((0, 1))
     shipment = ship(before, before, (), Shape(1, 2, 2, 2), staging=1, parcel=1)
     assert (shipment.lots, shipment.total, shipment.arriving(0)) == (0, 0, 0)
 
 
-def test_a_swap_within_a_rank_goes_through_staging_and_over_no_link() -> None:
+def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
     shipment = ship(
         placement((0, 1)), placement((1, 0)), (0,), Shape(1, 2, 2, 1), staging=2, parcel=1
     )
@@ -223,13 +225,13 @@ AFTER = placement((0, 1, 2, 3, 0, 0), (0, 0, 0, 0, 3, 1), (0, 0, 0, 2, 0, 3))
 """Rank 0 has to send two copies, then it or rank 1 two, then rank 4 has to send three."""
 
 
-def test_a_lot_is_evened_out_as_long_as_the_busiest_of_the_epoch_stays_so() -> None:
+def test_lot_is_balanced_while_busiest_sender_stays_the_same() -> None:
     """Else rank 1, which has sent least, would send both of its lot."""
     shipment = ship(BEFORE, AFTER, (0, 1, 2), Shape(3, 4, 6, 6), staging=1, parcel=1)
     assert [shipment.rounds(k) for k in range(3)] == [2, 1, 3]
 
 
-def test_evening_out_a_lot_makes_nobody_the_busiest_of_the_epoch() -> None:
+def test_lot_balancing_creates_no_busier_sender() -> None:
     shipment = ship(BEFORE[:2], AFTER[:2], (0, 1), Shape(2, 4, 6, 6), staging=1, parcel=1)
     assert [shipment.rounds(k) for k in range(2)] == [2, 2]
     sends = Counter(move.source for move in routes(shipment))
@@ -274,21 +276,15 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-def test_what_the_cases_change_is_accepted() -> None:
-    assert ship(**small()).total == 1  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_shipped_is_refused_in_one_line(
-    arguments: dict[str, object], message: str
-) -> None:
+def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(PlacementError, match=message) as caught:
         ship(**arguments)  # type: ignore[arg-type]
     assert str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_nodes_have_as_many_ranks_each() -> None:
+def test_ship_requires_equal_ranks_per_node() -> None:
     six = placement((0, 1, 2, 3, 4, 5))
     with pytest.raises(PlacementError, match="ranks % nodes"):
         ship(six, six, (), Shape(1, 6, 6, 6), nodes=4, staging=1, parcel=1)
@@ -306,7 +302,7 @@ ASKED: dict[str, tuple[Callable[[Shipment], object], str]] = {
 
 
 @pytest.mark.parametrize(("ask", "message"), ASKED.values(), ids=ASKED)
-def test_a_rank_or_a_lot_that_there_is_not_is_refused(
+def test_shipment_refuses_unknown_rank_or_lot(
     ask: Callable[[Shipment], object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -314,7 +310,7 @@ def test_a_rank_or_a_lot_that_there_is_not_is_refused(
 
 
 @given(changes(), st.data())
-def test_what_a_shipment_holds_cannot_be_written(change: Change, data: st.DataObject) -> None:
+def test_shipment_moves_are_read_only(change: Change, data: st.DataObject) -> None:
     moves = change.ship().moves
     name = data.draw(st.sampled_from(["layer", "slot", "expert", "source", "staging", "round"]))
     with pytest.raises(ValueError, match="read-only"):

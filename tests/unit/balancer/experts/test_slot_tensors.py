@@ -72,11 +72,11 @@ def refusal(
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_what_cannot_be_slots_is_refused(tensors: SlotTensors, says: str) -> None:
+def test_register_refuses_unusable_tensors(tensors: SlotTensors, says: str) -> None:
     assert says in refusal(tensors)
 
 
-def test_a_tensor_that_wraps_others_is_refused() -> None:
+def test_register_refuses_wrapper_subclass() -> None:
     class Wrapper(Tensor):
         def __tensor_flatten__(self) -> tuple[list[str], None]:
             return ["inner"], None
@@ -84,7 +84,7 @@ def test_a_tensor_that_wraps_others_is_refused() -> None:
     assert "is a Wrapper; register the tensors" in refusal(torch.zeros(2, 4).as_subclass(Wrapper))
 
 
-def test_weights_on_another_device_are_refused() -> None:
+def test_register_refuses_weights_on_another_device() -> None:
     says = refusal(torch.zeros(2, 4), device=torch.device("cuda", 1))
     assert says == "is on cpu, the model's experts are on cuda:1"
     registry = ModelRegistry("m", 2, 7, device=torch.device("cpu"))
@@ -101,12 +101,12 @@ def test_weights_on_another_device_are_refused() -> None:
         ("cpu", "cpu", True),
     ],
 )
-def test_a_device_without_an_index_is_any_of_its_kind(at: str, wanted: str, fits: bool) -> None:
+def test_is_on_accepts_any_index_when_none_is_given(at: str, wanted: str, fits: bool) -> None:
     assert is_on(torch.device(at), torch.device(wanted)) is fits
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 3), min_size=4, max_size=4))
-def test_the_order_in_memory_is_found_whatever_the_strides_of_single_elements(
+def test_memory_order_ignores_strides_of_size_one_dimensions(
     order: list[int], shape: list[int]
 ) -> None:
     memory = torch.zeros(shape)
@@ -118,7 +118,7 @@ def test_the_order_in_memory_is_found_whatever_the_strides_of_single_elements(
     assert memory_order(memory.as_strided(seen.shape, odd)) == memory_order(seen)
 
 
-def test_parameters_that_want_gradients_are_taken_without_them() -> None:
+def test_register_detaches_parameters_that_require_grad() -> None:
     stacked, each = nn.Parameter(torch.zeros(2, 3)), [nn.Parameter(torch.zeros(3)) for _ in "ab"]
     registry = ModelRegistry("m", 2, 7)
     registry.register(0, stacked=stacked, each=each, viewed=nn.Parameter(torch.zeros(6)).view(2, 3))
@@ -129,7 +129,7 @@ def test_parameters_that_want_gradients_are_taken_without_them() -> None:
     assert each[0].tolist() == [1, 1, 1]
 
 
-def test_what_is_registered_in_inference_mode_can_be_written_outside_of_it() -> None:
+def test_register_in_inference_mode_allows_later_writes() -> None:
     plain = torch.zeros(2, 3)
     with torch.inference_mode():
         born = torch.zeros(2, 3)
@@ -142,7 +142,7 @@ def test_what_is_registered_in_inference_mode_can_be_written_outside_of_it() -> 
     assert {*born.flatten().tolist(), *plain.flatten().tolist()} == {2}
 
 
-def test_a_private_format_has_a_tensor_a_slot_at_the_start_of_its_storage() -> None:
+def test_register_refuses_unsuitable_private_tensors() -> None:
     def private(tensor: Tensor) -> SlotFormat:
         return SlotFormat.PRIVATE
 
@@ -153,7 +153,7 @@ def test_a_private_format_has_a_tensor_a_slot_at_the_start_of_its_storage() -> N
     assert "padding=4" in refusal([torch.zeros(4), torch.zeros(5)[:4]], format_of=private)
 
 
-def test_a_private_slot_moves_with_its_padding() -> None:
+def test_private_slot_moves_with_its_padding() -> None:
     accelerator = backends.accelerator("virtual").open(0)
     padded = [accelerator.private((4,), torch.int16) for _ in range(2)]
     scales = torch.zeros(2, 1, 1)

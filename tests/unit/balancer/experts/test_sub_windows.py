@@ -9,7 +9,7 @@ MORE = st.integers(0, 6)
 
 
 @given(every=COUNTS, in_window=COUNTS, more=MORE, phase=st.integers(0, 9), step=st.integers(0, 200))
-def test_the_next_boundary_with_something_to_do_is_the_first_that_has(
+def test_sub_windows_following_is_next_boundary_with_work(
     every: int, in_window: int, more: int, phase: int, step: int
 ) -> None:
     parts = SubWindows(every, every * in_window, every * (in_window + more), every * phase)
@@ -20,7 +20,7 @@ def test_the_next_boundary_with_something_to_do_is_the_first_that_has(
 @given(
     every=COUNTS, in_window=COUNTS, more=MORE, phase=st.integers(0, 9), number=st.integers(1, 20)
 )
-def test_a_plan_finds_exactly_the_sub_windows_of_the_window_before_it(
+def test_sub_windows_of_a_plan_cover_exactly_its_window(
     every: int, in_window: int, more: int, phase: int, number: int
 ) -> None:
     window, period = every * in_window, every * (in_window + more)
@@ -41,6 +41,8 @@ def test_a_plan_finds_exactly_the_sub_windows_of_the_window_before_it(
         ((2, 4, 2, 0), "overlap"),
     ],
 )
-def test_windows_that_cannot_be_are_refused(numbers: tuple[int, int, int, int], why: str) -> None:
+def test_sub_windows_refuse_impossible_numbers(
+    numbers: tuple[int, int, int, int], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         SubWindows(*numbers)

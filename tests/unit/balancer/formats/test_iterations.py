@@ -10,13 +10,13 @@ from equipoise.hal.errors import PlacementError
 
 
 @given(start=st.integers(0, 10**11), length=st.integers(1, 10**11))
-def test_a_range_reads_as_it_is_written(start: int, length: int) -> None:
+def test_iterations_parse_inverts_str(start: int, length: int) -> None:
     found = Iterations.parse(f"{start}-{start + length}")
     assert Iterations.parse(str(found)) == found == Iterations(start, start + length)
     assert len(found) == length
 
 
-def test_the_end_of_a_range_is_not_in_it() -> None:
+def test_iterations_exclude_their_end() -> None:
     assert [i for i in range(20) if i in Iterations(10, 13)] == [10, 11, 12]
 
 
@@ -38,7 +38,7 @@ def test_the_end_of_a_range_is_not_in_it() -> None:
         "\u00b2-3",
     ],
 )
-def test_what_is_no_range_or_an_empty_one_is_refused(text: str) -> None:
+def test_iterations_parse_refuses_bad_or_empty_range(text: str) -> None:
     with pytest.raises(ValueError, match=r"START-STOP|no iteration"):
         Iterations.parse(text)
 
@@ -48,7 +48,7 @@ def recorded(first: int | None) -> Statistics:
     return Statistics(by_rank.sum(axis=0), (7,), by_rank, first, 2)
 
 
-def test_some_iterations_of_statistics_are_statistics_of_them() -> None:
+def test_statistics_during_selects_iterations() -> None:
     whole = recorded(100)
     part = whole.during(Iterations(101, 103))
     assert whole.by_rank is not None
@@ -57,7 +57,7 @@ def test_some_iterations_of_statistics_are_statistics_of_them() -> None:
     assert whole.during(whole.span).same(whole)
 
 
-def test_windows_without_numbers_are_counted_from_zero() -> None:
+def test_statistics_during_counts_unnumbered_windows_from_zero() -> None:
     part = recorded(None).during(Iterations(3, 4))
     assert (part.windows, part.iterations) == (1, None)
 
@@ -69,6 +69,6 @@ def test_windows_without_numbers_are_counted_from_zero() -> None:
         (None, "has windows, counted from 0, 0-4, and 102-105 is not within them"),
     ],
 )
-def test_iterations_that_were_not_recorded_are_refused(first: int | None, says: str) -> None:
+def test_statistics_during_refuses_unrecorded_iterations(first: int | None, says: str) -> None:
     with pytest.raises(PlacementError, match=says):
         recorded(first).during(Iterations(102, 105))

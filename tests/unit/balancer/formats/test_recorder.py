@@ -32,7 +32,7 @@ def counts(iteration: int, rank: int = 0) -> np.ndarray:
     return np.arange(8, dtype=np.int32).reshape(2, EXPERTS) + 100 * iteration + 1000 * rank
 
 
-def test_all_ranks_together_write_what_the_format_reads(tmp_path: Path) -> None:
+def test_recorder_files_of_all_ranks_are_read_back(tmp_path: Path) -> None:
     for rank in range(3):
         one = make(tmp_path / "recorded", rank, 3)
         for iteration in range(8, 16):
@@ -45,7 +45,7 @@ def test_all_ranks_together_write_what_the_format_reads(tmp_path: Path) -> None:
     assert (found.layers, found.iterations, found.top_k) == (LAYERS, 10, 2)
 
 
-def test_the_file_is_there_once_the_range_has_ended_and_not_before(tmp_path: Path) -> None:
+def test_recorder_writes_file_only_after_its_range(tmp_path: Path) -> None:
     one = make(tmp_path)
     for iteration in range(13):
         one.record(iteration, counts(iteration))
@@ -57,14 +57,14 @@ def test_the_file_is_there_once_the_range_has_ended_and_not_before(tmp_path: Pat
     ]
 
 
-def test_only_the_first_rank_writes_what_is_common(tmp_path: Path) -> None:
+def test_recorder_writes_meta_info_on_first_rank_only(tmp_path: Path) -> None:
     one = make(tmp_path, rank=1, ranks=2)
     one.record(10, counts(10))
     one.close()
     assert [path.name for path in tmp_path.iterdir()] == ["rank1.safetensors"]
 
 
-def test_parts_of_an_iteration_are_added_and_one_left_out_is_empty(tmp_path: Path) -> None:
+def test_recorder_adds_parts_of_an_iteration_and_fills_gaps_with_zeros(tmp_path: Path) -> None:
     one = make(tmp_path)
     one.record(10, counts(10))
     one.record(10, counts(10))
@@ -74,7 +74,7 @@ def test_parts_of_an_iteration_are_added_and_one_left_out_is_empty(tmp_path: Pat
     assert np.array_equal(found, [2 * counts(10), np.zeros((2, EXPERTS)), counts(12)])
 
 
-def test_a_recorder_that_is_closed_early_says_how_far_it_came(tmp_path: Path) -> None:
+def test_recorder_closed_early_returns_recorded_range(tmp_path: Path) -> None:
     one = make(tmp_path)
     one.record(10, counts(10))
     one.record(11, counts(11))
@@ -84,9 +84,7 @@ def test_a_recorder_that_is_closed_early_says_how_far_it_came(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fed", [[], [8, 9], [13, 14]], ids=["nothing", "too early", "too late"])
-def test_a_recorder_that_saw_nothing_of_its_range_writes_nothing(
-    fed: list[int], tmp_path: Path
-) -> None:
+def test_recorder_writes_nothing_outside_its_range(fed: list[int], tmp_path: Path) -> None:
     one = make(tmp_path)
     for iteration in fed:
         one.record(iteration, counts(iteration))
@@ -94,7 +92,7 @@ def test_a_recorder_that_saw_nothing_of_its_range_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_it_was_fed_may_be_overwritten_at_once(tmp_path: Path) -> None:
+def test_recorder_copies_counts_it_is_given(tmp_path: Path) -> None:
     one, buffer = make(tmp_path), counts(10)
     one.record(10, buffer)
     buffer[:] = 0
@@ -113,7 +111,7 @@ BAD_COUNTS = {
 
 
 @pytest.mark.parametrize(("bad", "says"), BAD_COUNTS.values(), ids=BAD_COUNTS.keys())
-def test_counts_that_cannot_be_are_refused_and_cost_nothing_recorded(
+def test_recorder_refuses_bad_counts_and_keeps_earlier_ones(
     bad: np.ndarray, says: str, tmp_path: Path
 ) -> None:
     one = make(tmp_path)
@@ -124,7 +122,7 @@ def test_counts_that_cannot_be_are_refused_and_cost_nothing_recorded(
     assert np.array_equal(read_statistics(tmp_path).counts, [counts(10)])
 
 
-def test_iterations_go_forward(tmp_path: Path) -> None:
+def test_recorder_refuses_descending_iterations(tmp_path: Path) -> None:
     one = make(tmp_path)
     one.record(11, counts(11))
     with pytest.raises(PlacementError, match="iteration 10 comes after iteration 11"):
@@ -132,20 +130,20 @@ def test_iterations_go_forward(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["meta_info.json", "rank0.safetensors", "rank2.safetensors"])
-def test_two_recordings_are_never_mixed(name: str, tmp_path: Path) -> None:
+def test_recorder_refuses_folder_with_another_recording(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
     with pytest.raises(FormatError, match=f"has {name} already"):
         make(tmp_path, rank=0, ranks=2)
     assert (tmp_path / name).read_text() == ""
 
 
-def test_what_other_ranks_have_written_by_now_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_recorder_accepts_files_of_other_ranks(tmp_path: Path) -> None:
     (tmp_path / "rank1.safetensors").write_text("")
     (tmp_path / "notes.txt").write_text("")
     assert make(tmp_path, rank=0, ranks=2).state == recorder.Waiting()
 
 
-def test_a_range_that_nobody_could_read_again_is_refused_before_memory_is_taken(
+def test_recorder_refuses_too_long_range_before_allocating(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(FormatError, match=r"0-999999999 take \d+ bytes a rank, at most"):
@@ -153,20 +151,20 @@ def test_a_range_that_nobody_could_read_again_is_refused_before_memory_is_taken(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
+def test_recorder_refuses_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileUnwritten, match="cannot be made"):
         make(tmp_path / "file" / "deeper")
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
-def test_a_rank_that_does_not_exist_records_nothing(rank: int, tmp_path: Path) -> None:
+def test_recorder_refuses_rank_out_of_range(rank: int, tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match=f"rank {rank} of 2 cannot record"):
         make(tmp_path, rank=rank, ranks=2)
 
 
 @given(start=st.integers(0, 20), length=st.integers(1, 8), fed=st.sets(st.integers(0, 30)))
-def test_what_is_read_is_what_was_fed_within_the_range(
+def test_recorder_writes_exactly_the_counts_fed_within_range(
     start: int, length: int, fed: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("recorded")

@@ -21,10 +21,14 @@ from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.registry import Cargo, Format
 from equipoise.balancer.formats.statistics import Statistics
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("name", "suffix"), STATISTICS_FILES)
 @given(written=statistics())
-def test_statistics_come_back(name: str, suffix: str, written: Statistics) -> None:
+def test_statistics_round_trip_except_reported_losses(
+    name: str, suffix: str, written: Statistics
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"s{suffix}"
         lost = formats.write_statistics(path, written, name) or ""
@@ -41,7 +45,9 @@ def test_statistics_come_back(name: str, suffix: str, written: Statistics) -> No
 
 @pytest.mark.parametrize(("name", "suffix"), PLACEMENT_FILES)
 @given(written=arrangements())
-def test_an_arrangement_comes_back(name: str, suffix: str, written: Arrangement) -> None:
+def test_arrangement_round_trips_except_reported_losses(
+    name: str, suffix: str, written: Arrangement
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"p{suffix}"
         lost = formats.write_placement(path, written, name) or ""
@@ -59,21 +65,21 @@ def test_an_arrangement_comes_back(name: str, suffix: str, written: Arrangement)
 
 
 @given(written=statistics())
-def test_our_own_statistics_lose_nothing(written: Statistics) -> None:
+def test_equipoise_statistics_round_trip_without_loss(written: Statistics) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s.npz"
         assert formats.write_statistics(path, written) is None
         assert formats.read_statistics(path).same(written)
 
 
-def test_even_shares_are_nothing_to_lose(tmp_path: Path) -> None:
+def test_even_shares_are_never_reported_lost(tmp_path: Path) -> None:
     layout = Arrangement.even(small_arrangement().placement, 3, (1, 3))
     for number, (name, suffix) in enumerate(PLACEMENT_FILES):
         lost = formats.write_placement(tmp_path / f"{number}{suffix}", layout, name)
         assert "shares" not in (lost or "")
 
 
-def test_lost_shares_are_said_in_words_and_not_printed(
+def test_write_placement_returns_loss_message_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = formats.write_placement(tmp_path / "a.yaml", small_arrangement())
@@ -81,14 +87,14 @@ def test_lost_shares_are_said_in_words_and_not_printed(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_plan_keeps_its_digest_through_a_file(tmp_path: Path) -> None:
+def test_plan_digest_survives_placement_file(tmp_path: Path) -> None:
     found = plan(np.random.default_rng(7).integers(0, 99, (3, 8)), slots=12, ranks=4)
     path = tmp_path / "placement.json"
     formats.write_placement(path, Arrangement(found.placement, found.shares, 4))
     assert formats.read_placement(path).digest == found.digest
 
 
-def test_rewriting_a_file_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_write_placement_is_deterministic(tmp_path: Path) -> None:
     for number, (name, suffix) in enumerate(PLACEMENT_FILES):
         paths = [tmp_path / f"{number}{copy}{suffix}" for copy in "ab"]
         for path in paths:
@@ -96,7 +102,7 @@ def test_rewriting_a_file_gives_the_same_bytes(tmp_path: Path) -> None:
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_a_suffix_of_no_meaning_is_made_good_by_content(tmp_path: Path) -> None:
+def test_read_placement_detects_format_by_content(tmp_path: Path) -> None:
     layout = small_arrangement()
     for suffix in (".json", ".npz"):
         formats.write_placement(tmp_path / f"a{suffix}", layout)
@@ -105,7 +111,7 @@ def test_a_suffix_of_no_meaning_is_made_good_by_content(tmp_path: Path) -> None:
         assert np.array_equal(found.placement, layout.placement)
 
 
-def test_every_format_is_known_once_by_kind_and_name() -> None:
+def test_known_formats_are_unique_by_kind_and_name() -> None:
     known: tuple[Format, ...] = formats.known()
     pairs = [(type(form), form.name) for form in known]
     assert len(set(pairs)) == len(pairs)

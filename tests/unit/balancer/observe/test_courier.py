@@ -4,7 +4,7 @@ import logging
 import threading
 
 import pytest
-from helpers.strategies.entries import Kept, ended, entered, rows, steps, summed
+from helpers.strategies.journal_entries import Kept, ended, entered, rows, steps, summed
 
 from equipoise.balancer.experts.journal import Balance, Entry, Lost, Settled, Stepped
 from equipoise.balancer.observe.courier import Courier
@@ -32,7 +32,7 @@ class Slow(Kept):
         super().note(entry)
 
 
-def test_every_journal_is_told_everything_in_order_and_is_closed() -> None:
+def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
     kept = [Kept(), Kept()]
     courier = Courier(kept)
     told: list[Entry] = [entered("observing"), *steps(0, 1.0, 2.0)]
@@ -44,7 +44,7 @@ def test_every_journal_is_told_everything_in_order_and_is_closed() -> None:
         assert journal.closed == 1
 
 
-def test_what_an_entry_comes_to_is_told_behind_it() -> None:
+def test_courier_delivers_derived_entries_after_their_source() -> None:
     kept = Kept()
     courier = Courier([kept])
     courier.note(ended(ended=9))
@@ -53,7 +53,7 @@ def test_what_an_entry_comes_to_is_told_behind_it() -> None:
     assert [type(entry) for entry in kept.entries][2:] == [Balance, Settled]
 
 
-def test_a_journal_that_raises_costs_the_others_nothing_and_is_reported_once(
+def test_courier_reports_failing_journal_once_and_serves_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kept = Kept()
@@ -71,7 +71,7 @@ def test_a_journal_that_raises_costs_the_others_nothing_and_is_reported_once(
     assert caplog.records[0].exc_info is not None
 
 
-def test_an_entry_that_cannot_be_read_is_counted_and_the_next_is_told() -> None:
+def test_courier_counts_undigestible_entry_and_goes_on() -> None:
     kept = Kept()
     courier = Courier([kept])
     courier.note(summed(8, rows(1, 2, 3)))  # an expert is missing
@@ -81,7 +81,7 @@ def test_an_entry_that_cannot_be_read_is_counted_and_the_next_is_told() -> None:
     assert isinstance(kept.entries[-1], Stepped)
 
 
-def test_what_does_not_fit_is_dropped_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_courier_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     slow = Slow(gate)
     courier = Courier([slow], capacity=4)
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_dropped_counted_and_told(caplog: pytest.LogCapture
     assert len([record for record in caplog.records if "dropped" in record.message]) == 1
 
 
-def test_who_notes_does_not_wait_for_who_writes_and_closing_is_bounded(
+def test_courier_note_does_not_block_and_close_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = threading.Event()
@@ -112,7 +112,7 @@ def test_who_notes_does_not_wait_for_who_writes_and_closing_is_bounded(
     courier.close()
 
 
-def test_what_comes_after_the_close_is_counted_as_lost() -> None:
+def test_courier_counts_entries_after_close_as_lost() -> None:
     kept = Kept()
     courier = Courier([kept])
     courier.close()
@@ -122,6 +122,6 @@ def test_what_comes_after_the_close_is_counted_as_lost() -> None:
     assert kept.entries == []
 
 
-def test_a_queue_without_a_place_is_refused() -> None:
+def test_courier_refuses_zero_capacity() -> None:
     with pytest.raises(ValueError, match="capacity"):
         Courier([], capacity=0)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers.strategies.entries import (
+from helpers.strategies.journal_entries import (
     SHAPE,
     SLOT_BYTES,
     SUB_WINDOW,
@@ -34,7 +34,7 @@ def settled(*entries: Entry) -> list[Settled]:
     return [entry for entry in read(*entries) if isinstance(entry, Settled)]
 
 
-def test_balancedness_sums_over_layers_first_and_imbalance_is_a_mean_over_layers() -> None:
+def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
     # Slots hold 0 1 2 | 2 3 0, so experts 0 and 2 have a copy on each rank.
     load = np.array([[10, 20, 10, 40], [0, 100, 0, 100]], dtype=np.int64)
     found = balance_of(summed(8, load))
@@ -44,7 +44,7 @@ def test_balancedness_sums_over_layers_first_and_imbalance_is_a_mean_over_layers
     assert found.largest == pytest.approx(150 / SUB_WINDOW)
 
 
-def test_a_layer_without_rows_is_left_out_and_without_any_nothing_is_known() -> None:
+def test_balance_ignores_layers_without_rows() -> None:
     load = np.array([[10, 20, 10, 40], [0, 0, 0, 0]], dtype=np.int64)
     assert balance_of(summed(8, load)).imbalance == pytest.approx(50 / 40 - 1)
     nothing = balance_of(summed(8, rows(0, 0, 0, 0)))
@@ -53,13 +53,13 @@ def test_a_layer_without_rows_is_left_out_and_without_any_nothing_is_known() -> 
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=4, max_size=4).filter(lambda load: sum(load) > 0))
-def test_imbalance_is_what_the_planner_calls_so(load: list[int]) -> None:
+def test_balance_imbalance_equals_planner_imbalance(load: list[int]) -> None:
     entry = summed(8, rows(*load))
     planned = imbalance(entry.load, entry.layout, SHAPE).mean() / SHARE_ONE
     assert balance_of(entry).imbalance == pytest.approx(planned, abs=2e-4, rel=1e-2)
 
 
-def test_the_shares_that_the_router_applies_count_and_not_those_installed() -> None:
+def test_balance_uses_shares_applied_by_router() -> None:
     entry = summed(8, rows(60, 0, 0, 20))
     wanted = np.array([[SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0]] * 2, dtype=np.int32)
     even = balance_of(entry)
@@ -73,7 +73,7 @@ def test_the_shares_that_the_router_applies_count_and_not_those_installed() -> N
 
 
 @given(st.data())
-def test_what_came_to_each_rank_adds_up_to_what_the_engine_counts(data: st.DataObject) -> None:
+def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> None:
     ranks, per, layers = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.just(2)))
     slots = ranks * per
     shape = Shape(layers, experts=1 if slots < 3 else 3, slots=slots, ranks=ranks)
@@ -88,14 +88,14 @@ def test_what_came_to_each_rank_adds_up_to_what_the_engine_counts(data: st.DataO
     assert sum(here) == _native.count_moves(before, after, ranks)
 
 
-def test_rows_of_a_retired_slot_are_with_who_takes_its_tokens() -> None:
+def test_rank_loads_count_rows_of_retired_slot_at_its_alias() -> None:
     placement, shape = np.array([[0, 1, 0, 1]], dtype=np.int32), Shape(1, 2, 4, 2)
     layout = Layout(placement, even_shares(placement, 2), frozenset({(0, 3)}))
     load = np.array([[40, 60]], dtype=np.int64)
     assert rank_loads(load, layout, shape).tolist() == [[80.0, 20.0]]
 
 
-def test_an_epoch_is_settled_by_the_first_sub_window_that_began_when_it_was_over() -> None:
+def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:
     load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
     digest = Digest()
     assert digest.read(ended(place=0, ended=9)) == ()
@@ -108,7 +108,7 @@ def test_an_epoch_is_settled_by_the_first_sub_window_that_began_when_it_was_over
     assert [type(entry) for entry in digest.read(summed(13, load))] == [Balance]
 
 
-def test_an_epoch_that_moved_nothing_does_not_hide_what_became_of_the_one_before() -> None:
+def test_epoch_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
     told = settled(
         ended(ended=9), ended(number=4, ended=11, copies=0), summed(14, rows(1, 1, 1, 1))
     )
@@ -116,33 +116,33 @@ def test_an_epoch_that_moved_nothing_does_not_hide_what_became_of_the_one_before
     assert [entry.record.actual for entry in told] == pytest.approx([0.0, 0.0])
 
 
-def test_where_another_epoch_moved_copies_first_nobody_knows_how_the_one_before_did() -> None:
+def test_epoch_outcome_is_unknown_when_next_epoch_moved_first() -> None:
     told = settled(ended(ended=9), ended(number=4, ended=11), summed(14, rows(1, 1, 1, 1)))
     assert [entry.record.number for entry in told] == [3, 4]
     assert told[0].record.actual is None
     assert told[1].record.actual == pytest.approx(0.0)
 
 
-def test_a_rank_to_which_nothing_came_copied_nothing() -> None:
+def test_rank_without_arrivals_copied_zero_bytes() -> None:
     (told,) = settled(ended(place=1), Closed())
     assert told.record.here == 0
     assert arrivals(*moved(), 0, SHAPE) == 1
 
 
-def test_an_aborted_epoch_is_settled_at_once() -> None:
+def test_aborted_epoch_is_settled_at_once() -> None:
     (told,) = settled(ended(outcome="plans differ"))
     assert told.record.outcome == "plans differ"
     assert told.record.actual is None
 
 
 @pytest.mark.parametrize("last", [Closed(), ended(number=4, outcome="plans differ")])
-def test_an_epoch_is_told_even_if_no_sub_window_comes_behind_it(last: Entry) -> None:
+def test_epoch_is_settled_without_later_sub_window(last: Entry) -> None:
     told = settled(ended(), last)
     assert told[0].record.number == 3
     assert told[0].record.actual is None
 
 
-def test_stall_is_what_steps_of_an_epoch_take_above_the_median_of_those_outside() -> None:
+def test_stall_is_step_time_above_median_outside_epochs() -> None:
     outside = [entered("observing"), *steps(0, *[1.0] * FEWEST, 9.0)]
     inside = [entered("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
     found = read(*outside, *inside, ended(), Closed())
@@ -152,20 +152,20 @@ def test_stall_is_what_steps_of_an_epoch_take_above_the_median_of_those_outside(
     assert told.record.stall == pytest.approx(1.5)
 
 
-def test_an_epoch_without_a_stall_stalled_for_no_time() -> None:
+def test_epoch_without_stall_has_zero_stall() -> None:
     outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
     (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), Closed())
     assert told.record.stall == 0.0
 
 
-def test_steps_that_drain_an_epoch_are_not_taken_for_usual_ones() -> None:
+def test_stall_median_excludes_draining_steps() -> None:
     outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
     drained = [entered("draining"), *steps(6, *[50.0] * 9), entered("observing")]
     found = read(*outside, *drained, entered("planning", 3), *steps(15, 3.0))
     assert [entry.seconds for entry in found if isinstance(entry, Stalled)][-1] == 2.0
 
 
-def test_before_enough_usual_steps_nothing_is_called_a_stall() -> None:
+def test_stall_is_unknown_before_enough_usual_steps() -> None:
     few = [entered("observing"), *steps(0, *[1.0] * (FEWEST - 1))]
     (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), Closed())
     assert told.record.stall is None

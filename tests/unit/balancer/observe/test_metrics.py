@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 from helpers.paths import ROOT
-from helpers.strategies.entries import record
+from helpers.strategies.journal_entries import record
 
 from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Skipped, Stalled
 from equipoise.balancer.observe.metrics import (
@@ -43,7 +43,7 @@ def value(registry: Any, name: str, engine: str = "target", **labels: str) -> fl
     return found
 
 
-def test_a_committed_epoch_counts_its_bytes_phases_and_promise(registry: Any) -> None:
+def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> None:
     metrics = Metrics(registry, "target")
     metrics.note(Settled(record(here=700)))
     assert value(registry, "equipoise_epochs_total") == 1
@@ -55,7 +55,7 @@ def test_a_committed_epoch_counts_its_bytes_phases_and_promise(registry: Any) ->
         assert value(registry, "equipoise_epochs_aborted_total", reason=reason) == 0
 
 
-def test_an_aborted_epoch_is_counted_by_reason_and_promises_nothing(registry: Any) -> None:
+def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
     metrics = Metrics(registry, "target")
     metrics.note(Settled(record(predicted=0.3)))
     metrics.note(Settled(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
@@ -66,7 +66,7 @@ def test_an_aborted_epoch_is_counted_by_reason_and_promises_nothing(registry: An
     assert value(registry, "equipoise_predicted_imbalance") == 0.3
 
 
-def test_load_stalls_boundaries_and_losses_are_told(registry: Any) -> None:
+def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
     metrics = Metrics(registry, "target")
     metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
     metrics.note(Stalled(9, 0.5))
@@ -79,14 +79,14 @@ def test_load_stalls_boundaries_and_losses_are_told(registry: Any) -> None:
     assert value(registry, "equipoise_journal_lost_total") == 3
 
 
-def test_an_epoch_that_could_not_be_opened_is_counted_apart(registry: Any) -> None:
+def test_metrics_count_skipped_epochs_separately(registry: Any) -> None:
     metrics = Metrics(registry, "target")
     metrics.note(Skipped(9))
     assert value(registry, "equipoise_epochs_skipped_total") == 1
     assert value(registry, "equipoise_epochs_total") == 0
 
 
-def test_a_gauge_says_nothing_until_its_figure_is_known(registry: Any) -> None:
+def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
     """A promise of 0 that nobody made would be broken by the first load."""
     metrics = Metrics(registry, "target")
     assert all(isnan(value(registry, name)) for name in GAUGES)
@@ -95,7 +95,7 @@ def test_a_gauge_says_nothing_until_its_figure_is_known(registry: Any) -> None:
     assert isnan(value(registry, "equipoise_predicted_imbalance"))
 
 
-def test_of_an_engine_that_is_closed_the_counts_stay_and_the_gauges_say_nothing(
+def test_metrics_close_keeps_counters_and_resets_gauges(
     registry: Any,
 ) -> None:
     metrics = Metrics(registry, "target")
@@ -106,7 +106,7 @@ def test_of_an_engine_that_is_closed_the_counts_stay_and_the_gauges_say_nothing(
     assert value(registry, "equipoise_epochs_total") == 1
 
 
-def test_engines_share_a_registry_and_are_told_apart(registry: Any) -> None:
+def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
     target, draft = Metrics(registry, "target"), Metrics(registry, "draft")
     target.note(Settled(record(here=700)))
     draft.note(Settled(record(here=30, outcome="plans differ", seconds={"agreeing": 2.0})))
@@ -120,14 +120,14 @@ def test_engines_share_a_registry_and_are_told_apart(registry: Any) -> None:
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
 
 
-def test_registries_share_nothing(registry: Any) -> None:
+def test_metrics_of_registries_are_separate(registry: Any) -> None:
     other = type(registry)()
     Metrics(registry, "target").note(Stalled(9, 0.5))
     Metrics(other, "target")
     assert value(other, "equipoise_stall_seconds_total") == 0
 
 
-def test_the_number_of_series_is_small_and_grows_with_nothing(registry: Any) -> None:
+def test_metrics_series_count_is_bounded(registry: Any) -> None:
     metrics = Metrics(registry, "target")
 
     def series() -> int:
@@ -143,14 +143,14 @@ def test_the_number_of_series_is_small_and_grows_with_nothing(registry: Any) -> 
     assert series() == before <= MOST_SERIES
 
 
-def test_phases_are_the_states_in_which_an_epoch_can_be() -> None:
+def test_metrics_phases_equal_epoch_states() -> None:
     from equipoise.balancer.experts import states
 
     held = (*states.Voting.__args__, states.Updating)
     assert {state.__name__.lower() for state in held} == set(PHASES)
 
 
-def test_the_page_has_a_row_for_every_metric_and_names_every_label(registry: Any) -> None:
+def test_observability_page_lists_every_metric_and_label(registry: Any) -> None:
     Metrics(registry, "target")
     text = PAGE.read_text(encoding="utf-8")
     exposed = {
@@ -164,7 +164,7 @@ def test_the_page_has_a_row_for_every_metric_and_names_every_label(registry: Any
         assert f"`{label}`" in text
 
 
-def test_metrics_are_served_until_they_are_not(registry: Any) -> None:
+def test_metrics_export_serves_until_closed(registry: Any) -> None:
     Metrics(registry, "target").note(Stalled(9, 0.5))
     exporter = export(registry, 0)
     try:
@@ -182,7 +182,9 @@ def test_metrics_are_served_until_they_are_not(registry: Any) -> None:
         urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10)
 
 
-def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_prometheus_client_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MetricsMissing, match=r"equipoise\[serve\]"):
         Metrics(None, "target")  # type: ignore[arg-type]

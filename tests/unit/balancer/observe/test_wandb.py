@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.strategies.entries import entered, record
+from helpers.strategies.journal_entries import entered, record
 
 from equipoise.balancer.experts.journal import Balance, Settled
 from equipoise.balancer.observe.wandb import WandbJournal, WandbMissing
@@ -43,7 +43,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return seen
 
 
-def test_the_first_thing_to_log_begins_the_run_and_the_close_ends_it(
+def test_wandb_run_starts_at_first_log_and_ends_at_close(
     wandb: SimpleNamespace,
 ) -> None:
     journal = WandbJournal("mine", {"ranks": 4})
@@ -61,13 +61,13 @@ def test_the_first_thing_to_log_begins_the_run_and_the_close_ends_it(
     assert wandb.run.finished == 1
 
 
-def test_a_run_that_logged_nothing_is_none(wandb: SimpleNamespace) -> None:
+def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
     WandbJournal("mine", {}).close()
     assert wandb.begun == []
     assert wandb.run.finished == 0
 
 
-def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_journal_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.balancer.observe.wandb.find_spec", lambda name: None)
     with pytest.raises(WandbMissing, match=r"equipoise\[wandb\]"):
         WandbJournal("mine", {})

@@ -203,7 +203,7 @@ def request(name: int, size: int, worker: int | None = None) -> Request:
     return Request(id=name, size=size, worker=worker)
 
 
-TestBooks = Books.TestCase
+TestBooks = pytest.mark.slow(Books.TestCase)
 TestBooks.settings = settings(max_examples=150, stateful_step_count=40)
 
 
@@ -211,7 +211,7 @@ def lost(router: Router, worker: int) -> Decision:
     return router.on_worker_change(WorkerChange(worker=worker, state=WorkerState.LOST))
 
 
-def test_requests_of_a_lost_worker_go_first_in_their_old_order() -> None:
+def test_router_reroutes_requests_of_lost_worker_in_order() -> None:
     router = Router(PolicySettings(name="jsq", when_full=WhenFull.HOLD), [Capacity(slots=4)])
     for name in range(6):
         router.on_arrival(request(name, 1))
@@ -222,7 +222,7 @@ def test_requests_of_a_lost_worker_go_first_in_their_old_order() -> None:
     assert [a.request for a in back.assignments] == [1, 2, 3, 4]
 
 
-def test_requests_that_have_begun_are_lost_with_their_worker() -> None:
+def test_router_loses_started_requests_with_their_worker() -> None:
     router = Router(PolicySettings(name="jsq"), [Capacity(), Capacity()])
     for name in range(4):
         router.on_arrival(request(name, 1))
@@ -234,7 +234,7 @@ def test_requests_that_have_begun_are_lost_with_their_worker() -> None:
         router.on_finish(0)
 
 
-def test_a_request_for_one_worker_is_lost_with_it_wherever_it_is() -> None:
+def test_router_loses_pinned_requests_with_their_worker() -> None:
     router = Router(PolicySettings(name="br0"), [Capacity(slots=1), Capacity(slots=1)])
     router.on_arrival(request(0, 1, worker=0))
     router.on_arrival(request(1, 1, worker=0))
@@ -243,7 +243,7 @@ def test_a_request_for_one_worker_is_lost_with_it_wherever_it_is() -> None:
     assert router.pooled == 0
 
 
-def test_a_restarted_worker_is_as_a_new_one_to_several_front_ends() -> None:
+def test_router_resets_reports_of_restarted_worker_with_front_ends() -> None:
     router = Router(PolicySettings(name="jsq", front_ends=3), [Capacity()])
     router.on_arrival(request(0, 7))
     assert router.loads == [21]
@@ -257,7 +257,7 @@ def test_a_restarted_worker_is_as_a_new_one_to_several_front_ends() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("workers", [1, 16, 32, 48])
-def test_any_number_of_workers_without_a_bound_takes_requests(name: str, workers: int) -> None:
+def test_router_accepts_any_number_of_unbounded_workers(name: str, workers: int) -> None:
     # The sum of 32 capacities without a bound was 2^64: no slot was free.
     router = Router(PolicySettings(name=name), [Capacity()] * workers)
     for number in range(3):
@@ -267,7 +267,7 @@ def test_any_number_of_workers_without_a_bound_takes_requests(name: str, workers
 
 
 @pytest.mark.parametrize("name", BINDING_LATE)
-def test_slots_that_end_together_are_filled_together(name: str) -> None:
+def test_router_fills_slots_that_end_together(name: str) -> None:
     # A decision of `fit` stopped at the first worker above the mean: one was bound, not six.
     router = Router(PolicySettings(name=name), [Capacity(slots=2)] * 3)
     for number in range(12):
@@ -277,7 +277,7 @@ def test_slots_that_end_together_are_filled_together(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BINDING_LATE)
-def test_a_worker_without_room_does_not_hold_up_the_others(name: str) -> None:
+def test_router_serves_others_when_one_worker_has_no_room(name: str) -> None:
     workers = [Capacity(slots=2, kv_tokens=10), Capacity(slots=1, kv_tokens=1000)]
     router = Router(PolicySettings(name=name), workers)
     assert router.on_arrival(request(0, 100)).assignments[0].worker == 1
@@ -286,7 +286,7 @@ def test_a_worker_without_room_does_not_hold_up_the_others(name: str) -> None:
     assert [(a.request, a.worker) for a in router.on_finish(0).assignments] == [(1, 1)]
 
 
-def test_fit_passes_over_what_fits_nowhere() -> None:
+def test_fit_skips_request_that_fits_nowhere() -> None:
     router = Router(PolicySettings(name="fit"), [Capacity(kv_tokens=50)])
     assert router.on_arrival(request(0, 60)).assignments == ()
     assert [a.request for a in router.on_arrival(request(1, 20)).assignments] == [1]
@@ -306,7 +306,7 @@ def test_fit_passes_over_what_fits_nowhere() -> None:
         ),
     ],
 )
-def test_a_change_that_makes_no_sense_changes_nothing(change: WorkerChange) -> None:
+def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) -> None:
     router = Router(PolicySettings(), [CAPACITY] * 2)
     with pytest.raises(WorkerError):
         router.on_worker_change(change)
@@ -338,11 +338,11 @@ def test_a_change_that_makes_no_sense_changes_nothing(change: WorkerChange) -> N
         {"window": 1.5},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+def test_router_refuses_bad_settings(wrong: dict[str, object]) -> None:
     with pytest.raises(PolicyError):
         Router(replace(PolicySettings(), **wrong), [Capacity()])  # type: ignore[arg-type]
 
 
-def test_a_router_has_at_least_one_worker() -> None:
+def test_router_requires_a_worker() -> None:
     with pytest.raises(PolicyError, match="at least 1"):
         Router(PolicySettings(), [])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.strategies.simulated import same, scenarios, workloads
+from helpers.strategies.simulation_comparison import same, scenarios, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ def alone(**changes: object) -> Scenario:
     return Scenario(cluster=cluster, policy=JSQ, arrivals=Saturated(100), trajectory=100)
 
 
-def test_a_request_makes_a_token_a_step_and_weighs_what_it_has_made() -> None:
+def test_request_makes_a_token_per_step_and_grows_its_load() -> None:
     outcome = simulate(workload((5, 3)), alone())
     assert outcome.steps.loads.tolist() == [[5], [6], [7]]
     assert outcome.steps.tokens.tolist() == [1, 1, 1]
@@ -50,7 +50,7 @@ def test_a_request_makes_a_token_a_step_and_weighs_what_it_has_made() -> None:
 
 
 @every_policy
-def test_outputs_of_one_token_end_in_the_step_that_admits_them(name: str) -> None:
+def test_one_token_output_ends_in_its_admission_step(name: str) -> None:
     chosen = replace(alone(workers=2), policy=PolicySettings(name=name))
     outcome = simulate(workload(*[(3, 1)] * 20), chosen)
     steps = outcome.jobs.admitted_step
@@ -59,14 +59,14 @@ def test_outputs_of_one_token_end_in_the_step_that_admits_them(name: str) -> Non
 
 
 @every_policy
-def test_one_request_on_many_workers_and_many_front_ends_is_served(name: str) -> None:
+def test_one_request_is_served_by_many_workers_and_front_ends(name: str) -> None:
     chosen = Scenario(cluster=Cluster(workers=5), policy=PolicySettings(name=name), front_ends=7)
     outcome = simulate(workload((9, 4)), chosen)
     assert outcome.steps.largest.tolist() == [9, 10, 11, 12]
     assert not outcome.jobs.failed.any()
 
 
-def test_who_was_admitted_last_goes_back_when_the_cache_is_full() -> None:
+def test_full_cache_preempts_last_admitted_request() -> None:
     outcome = simulate(workload((4, 6), (4, 6)), alone(kv_tokens=12))
     assert outcome.jobs.preemptions.tolist() == [0, 1]
     # Two make two tokens each, and overflow with the third: the second keeps what it made.
@@ -75,7 +75,7 @@ def test_who_was_admitted_last_goes_back_when_the_cache_is_full() -> None:
     assert outcome.jobs.end.tolist() == [6.0, 9.0]
 
 
-def test_requests_that_go_back_keep_their_order() -> None:
+def test_preempted_requests_keep_their_order() -> None:
     drafting = Drafting(tokens=3, acceptance=1.0)
     three = workload((2, 8), (2, 4), (2, 4))
     outcome = simulate(three, alone(slots=3, kv_tokens=10, drafting=drafting))
@@ -87,28 +87,28 @@ def test_requests_that_go_back_keep_their_order() -> None:
     assert outcome.steps.tokens.sum() == 22
 
 
-def test_a_request_that_fills_the_cache_alone_fails_and_the_others_go_on() -> None:
+def test_request_larger_than_cache_fails_and_others_continue() -> None:
     outcome = simulate(workload((4, 90), (4, 3), (4, 3)), alone(kv_tokens=10, slots=1))
     assert outcome.jobs.failed.tolist() == [1, 0, 0]
     assert outcome.jobs.end.tolist() == [7.0, 10.0, 13.0]
 
 
 @every_policy
-def test_prompts_larger_than_the_cache_fail_whatever_the_backlog(name: str) -> None:
+def test_prompts_larger_than_cache_fail_at_any_backlog(name: str) -> None:
     # They took the places of those that would have come next, and nothing could go on.
     chosen = replace(alone(kv_tokens=8), policy=PolicySettings(name=name), arrivals=Saturated(1))
     outcome = simulate(workload((9, 1), (99, 1), (3, 2), (50, 1)), chosen)
     assert outcome.jobs.failed.tolist() == [1, 1, 0, 1]
 
 
-def test_a_drafted_request_that_outgrows_the_cache_beside_another_fails() -> None:
+def test_drafted_request_that_outgrows_cache_fails() -> None:
     # It went back to the queue, where it could never be admitted again.
     drafting = Drafting(tokens=5, acceptance=1.0)
     outcome = simulate(workload((1, 2), (8, 30)), alone(kv_tokens=10, drafting=drafting))
     assert outcome.jobs.failed.tolist() == [0, 1]
 
 
-def test_a_chunk_bounds_the_prompt_tokens_of_a_step() -> None:
+def test_prefill_chunk_bounds_prompt_tokens_per_step() -> None:
     step = StepTime(fixed=1.0, per_token=1.0, prompt_weight=2.0)
     outcome = simulate(workload((10, 2)), alone(step=step, prefill=Prefill(chunk=4)))
     # Four, four and two of the prompt at weight 2, on top of what is there.
@@ -116,7 +116,7 @@ def test_a_chunk_bounds_the_prompt_tokens_of_a_step() -> None:
     assert outcome.steps.tokens.tolist() == [0, 0, 1, 1]
 
 
-def test_cached_blocks_are_not_computed_again() -> None:
+def test_prefill_skips_cached_blocks() -> None:
     step = StepTime(fixed=1.0, per_token=1.0, prompt_weight=1.0)
     shared = workload((10, 1), (10, 1), blocks=[[1, 2, 3], [1, 2, 9]])
     scenario = alone(step=step, slots=1, prefill=Prefill(chunk=100, cached_blocks=8))
@@ -127,13 +127,13 @@ def test_cached_blocks_are_not_computed_again() -> None:
     assert simulate(shared, replace(scenario, cluster=without)).steps.loads.max() == 0
 
 
-def test_the_last_token_of_a_prompt_is_computed_even_if_it_is_cached() -> None:
+def test_prefill_computes_last_token_of_cached_prompt() -> None:
     scenario = alone(slots=1, prefill=Prefill(chunk=1, cached_blocks=8))
     twice = workload((8, 1), (8, 1), blocks=[[1, 2], [1, 2]])
     assert simulate(twice, scenario).steps.loads.ravel().tolist()[8:] == [7]
 
 
-def test_the_blocks_used_least_recently_leave_the_cache() -> None:
+def test_prefix_cache_evicts_least_recently_used_blocks() -> None:
     rows = [[1], [2], [1], [3], [2], [1]]
     scenario = alone(slots=1, prefill=Prefill(chunk=100, cached_blocks=2))
     loads = simulate(workload(*[(4, 1)] * 6, blocks=rows), scenario).steps.loads
@@ -141,28 +141,28 @@ def test_the_blocks_used_least_recently_leave_the_cache() -> None:
     assert loads.ravel().tolist() == [0, 0, 3, 0, 0, 0]
 
 
-def test_accepted_drafts_make_several_tokens_a_step() -> None:
+def test_accepted_drafts_make_several_tokens_per_step() -> None:
     drafting = Drafting(tokens=2, acceptance=1.0)
     outcome = simulate(workload((5, 7)), alone(drafting=drafting))
     assert outcome.steps.tokens.tolist() == [3, 3, 1]
     assert outcome.steps.loads.ravel().tolist() == [5, 8, 11]
 
 
-def test_drafts_that_are_never_accepted_change_nothing() -> None:
+def test_rejected_drafts_change_nothing() -> None:
     drawn = workload((5, 7), (3, 2), (9, 4), (1, 1))
     refused = Drafting(tokens=3, acceptance=0.0)
     plain = simulate(drawn, alone(slots=2))
     assert same(plain, simulate(drawn, alone(slots=2, drafting=refused)))
 
 
-def test_time_passes_at_once_while_nobody_is_there() -> None:
+def test_clock_skips_idle_time() -> None:
     apart = workload((3, 2), (3, 2), times=[0.0, 1000.0])
     outcome = simulate(apart, replace(alone(), arrivals=Timed()))
     assert outcome.steps.clock.tolist() == [0, 1, 1000, 1001]
     assert outcome.jobs.end.tolist() == [2.0, 1002.0]
 
 
-def test_who_waits_longer_than_it_has_patience_fails_and_leaves_its_queue() -> None:
+def test_request_fails_when_patience_ends() -> None:
     scenario = replace(alone(slots=1), arrivals=Timed(), patience=2.5)
     waiting = workload((3, 5), (3, 1), (3, 1), times=[0.0, 0.0, 3.0])
     outcome = simulate(waiting, scenario)
@@ -173,9 +173,7 @@ def test_who_waits_longer_than_it_has_patience_fails_and_leaves_its_queue() -> N
 
 
 @given(st.floats(0.001, 10), st.floats(0.01, 50))
-def test_patience_ends_whatever_the_sum_of_times_is_rounded_to(
-    start: float, patience: float
-) -> None:
+def test_patience_ends_despite_rounding_of_times(start: float, patience: float) -> None:
     # Nobody is told that the first has ended, so the second waits before an idle worker.
     stale = Scenario(
         cluster=Cluster(workers=1, slots=1, step=SECOND),
@@ -188,7 +186,7 @@ def test_patience_ends_whatever_the_sum_of_times_is_rounded_to(
     assert simulate(two, stale).jobs.failed.tolist() == [0, 1]
 
 
-def test_reports_are_as_old_as_they_are_said_to_be() -> None:
+def test_reports_have_configured_age() -> None:
     legacy = PolicySettings(name="vllm_legacy")
     one_each = workload((3, 9), (3, 9), (3, 9), times=[0.0, 0.5, 2.5])
     scenario = replace(alone(workers=2), policy=legacy, arrivals=Timed(), report_every=2.0)
@@ -198,7 +196,7 @@ def test_reports_are_as_old_as_they_are_said_to_be() -> None:
 @every_policy
 @settings(max_examples=15)
 @given(drawn=workloads(), scenario=scenarios(), ends=st.integers(2, 5))
-def test_no_worker_runs_more_than_its_slots_whoever_routes_to_it(
+def test_workers_never_exceed_slots_with_several_front_ends(
     name: str, drawn: Workload, scenario: Scenario, ends: int
 ) -> None:
     chosen = replace(scenario, policy=replace(scenario.policy, name=name), front_ends=ends)
@@ -213,7 +211,7 @@ def test_no_worker_runs_more_than_its_slots_whoever_routes_to_it(
             assert (running & ~back).sum() <= chosen.cluster.slots
 
 
-def test_noise_changes_the_time_of_steps_and_nothing_else() -> None:
+def test_noise_changes_step_times_only() -> None:
     drawn = workload(*[(30, 9)] * 12)
     step = StepTime(fixed=0.0, per_token=1.0)
     quiet = alone(workers=3, step=step)
@@ -223,7 +221,7 @@ def test_noise_changes_the_time_of_steps_and_nothing_else() -> None:
     assert (outcomes[0].steps.seconds != outcomes[1].steps.seconds).all()
 
 
-def test_a_run_in_which_nothing_is_served_has_no_figures() -> None:
+def test_run_without_served_request_has_nan_figures() -> None:
     outcome = simulate(workload((9, 1), (9, 1)), alone(kv_tokens=8))
     figures = outcome.figures()
     assert (figures.failed, figures.steps) == (1.0, 0.0)
@@ -233,7 +231,7 @@ def test_a_run_in_which_nothing_is_served_has_no_figures() -> None:
 
 @settings(max_examples=40)
 @given(workloads(), scenarios())
-def test_every_run_has_figures(drawn: Workload, scenario: Scenario) -> None:
+def test_simulation_figures_exist_for_every_run(drawn: Workload, scenario: Scenario) -> None:
     outcome: Outcome = simulate(drawn, scenario)
     figures = outcome.figures()
     assert set(Figures.names()) == set(vars(figures))
@@ -241,7 +239,7 @@ def test_every_run_has_figures(drawn: Workload, scenario: Scenario) -> None:
 
 
 @every_policy
-def test_workers_that_hold_back_never_have_a_queue(name: str) -> None:
+def test_hold_mode_never_queues_at_a_worker(name: str) -> None:
     policy = PolicySettings(name=name, when_full=WhenFull.HOLD)
     step = StepTime(fixed=1.0, per_token=0.1)
     cluster = Cluster(workers=3, slots=2, step=step)
@@ -263,12 +261,12 @@ def test_workers_that_hold_back_never_have_a_queue(name: str) -> None:
         {"trajectory": -1},
     ],
 )
-def test_scenarios_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+def test_scenario_refuses_bad_values(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Scenario(**wrong)  # type: ignore[arg-type]
 
 
-def test_clusters_and_arrivals_that_make_no_sense_are_refused() -> None:
+def test_cluster_and_arrivals_refuse_bad_values() -> None:
     for make in (
         lambda: Saturated(0),
         lambda: Saturated(-3),

@@ -7,24 +7,24 @@ from equipoise.balancer.requests.step_times import published
 from equipoise.hal.errors import UsageError
 
 
-def test_the_simulator_of_bfio_has_five_milliseconds_fixed_with_72_slots() -> None:
+def test_bfio_step_time_has_published_fixed_cost() -> None:
     step = published("bfio", 72)
     assert step.fixed == pytest.approx(4.8875e-3)
     assert step.per_token == pytest.approx(1.005e-7, rel=1e-3)
     assert step.seconds(323_000) - step.fixed == pytest.approx(32.5e-3, rel=0.01)
 
 
-def test_the_mean_costs_half_as_much_as_the_largest_in_the_blog() -> None:
+def test_blog_step_time_charges_mean_at_half_of_largest() -> None:
     step = published("blog", 32, 2e-7)
     assert (step.fixed, step.per_token, step.per_mean) == (0.0, 2e-7, 1e-7)
 
 
-def test_fixed_and_blocks_stand_as_20000_to_19_2() -> None:
+def test_dyntralb_step_time_has_published_ratio() -> None:
     step = published("dyntralb", 32)
     assert step.fixed / (step.per_token * 128) == pytest.approx(20_000 / 19.2)
 
 
-def test_every_model_but_the_share_can_be_made_and_no_other() -> None:
+def test_published_step_times_exist_for_every_model_except_share() -> None:
     for name in set(STEP_MODELS) - {"share"}:
         assert published(name, 8).seconds(1000.0) > 0
     for name in ("share", "mine"):

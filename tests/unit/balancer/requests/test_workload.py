@@ -61,7 +61,7 @@ def small(times: tuple[float, ...] | None = (0.0, 1.0, 4.0)) -> Workload:
 
 
 @given(workloads(), st.data())
-def test_the_first_few_are_the_first_few(workload: Workload, data: st.DataObject) -> None:
+def test_workload_take_returns_first_requests(workload: Workload, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, workload.count))
     taken = workload.take(count)
     assert rows_of(taken) == rows_of(workload)[:count]
@@ -70,7 +70,7 @@ def test_the_first_few_are_the_first_few(workload: Workload, data: st.DataObject
 
 
 @given(workloads(), st.integers(0, 2**70))
-def test_shuffled_keeps_each_request_whole_and_the_times(workload: Workload, seed: int) -> None:
+def test_workload_shuffled_keeps_requests_whole_and_times(workload: Workload, seed: int) -> None:
     mixed = workload.shuffled(seed)
     assert sorted(rows_of(mixed)) == sorted(rows_of(workload))
     assert (mixed.arrivals is None) == (workload.arrivals is None)
@@ -80,7 +80,9 @@ def test_shuffled_keeps_each_request_whole_and_the_times(workload: Workload, see
 
 
 @given(workloads(), st.integers(0, 1000))
-def test_resampled_draws_whole_requests_and_drops_hashes(workload: Workload, seed: int) -> None:
+def test_workload_resampled_draws_whole_requests_without_hashes(
+    workload: Workload, seed: int
+) -> None:
     drawn = workload.resampled(seed)
     pairs = {row[:2] for row in rows_of(workload)}
     assert {row[:2] for row in rows_of(drawn)} <= pairs
@@ -89,7 +91,7 @@ def test_resampled_draws_whole_requests_and_drops_hashes(workload: Workload, see
 
 
 @given(workloads(), st.integers(1, 5000))
-def test_a_prompt_limit_keeps_the_others_in_order(workload: Workload, limit: int) -> None:
+def test_workload_prompt_limit_keeps_others_in_order(workload: Workload, limit: int) -> None:
     kept = [row for row in rows_of(workload) if row[0] <= limit]
     if not kept:
         with pytest.raises(UsageError, match=f"no request with a prompt of at most {limit}"):
@@ -102,13 +104,14 @@ def test_a_prompt_limit_keeps_the_others_in_order(workload: Workload, limit: int
     assert limited.notes == ((said,) if dropped else ())
 
 
-def test_behind_a_prompt_limit_the_first_arrives_at_zero() -> None:
+def test_workload_prompt_limit_starts_arrivals_at_zero() -> None:
     workload = Workload("a", np.array([0.0, 1.0, 4.0]), counts(9, 1, 2), counts(1, 1, 1))
     assert np.asarray(workload.with_prompt_limit(8).arrivals).tolist() == [0.0, 3.0]
 
 
+@pytest.mark.slow
 @given(st.floats(1e-3, 1e6), st.integers(2, 50))
-def test_scaled_times_have_the_rate_and_the_shape(rate: float, count: int) -> None:
+def test_workload_scaled_to_rate_keeps_shape_of_arrivals(rate: float, count: int) -> None:
     times = np.cumsum(np.arange(count, dtype=np.float64))
     workload = Workload("a", times, np.ones(count, np.int64), np.ones(count, np.int64))
     scaled = workload.scaled_to(rate)
@@ -118,14 +121,14 @@ def test_scaled_times_have_the_rate_and_the_shape(rate: float, count: int) -> No
     )
 
 
-def test_poisson_arrivals_have_rate_and_variation_of_poisson() -> None:
+def test_workload_poisson_arrivals_have_rate_and_variation() -> None:
     ones = np.ones(200_000, np.int64)
     found = Workload("a", None, ones, ones).with_poisson(4.0, seed=1).summary()
     assert found.rate == pytest.approx(4.0, rel=0.02)
     assert found.variation == pytest.approx(1.0, rel=0.02)
 
 
-def test_a_seed_decides_everything_that_is_drawn() -> None:
+def test_workload_draws_depend_on_seed_only() -> None:
     ones = np.arange(1, 100)
     workload = Workload("a", None, ones, ones)
     draws: tuple[Callable[[int], Workload], ...] = (
@@ -139,12 +142,12 @@ def test_a_seed_decides_everything_that_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "1"])
-def test_a_seed_is_a_whole_number(seed: int) -> None:
+def test_workload_refuses_non_integer_seed(seed: int) -> None:
     with pytest.raises(UsageError, match="a seed is a whole number from 0 on"):
         small().shuffled(seed)
 
 
-def test_the_summary_of_three_requests() -> None:
+def test_workload_summary_of_three_requests() -> None:
     found = small().summary()
     assert (found.count, found.span, found.rate) == (3, 4.0, 0.5)
     assert found.variation == 0.5
@@ -154,7 +157,7 @@ def test_the_summary_of_three_requests() -> None:
     assert found.reuse == pytest.approx(2 / 5)
 
 
-def test_what_cannot_be_computed_is_none() -> None:
+def test_workload_summary_uses_none_for_undefined_figures() -> None:
     found = Workload("a", None, counts(5, 5), counts(1, 2)).summary()
     assert (found.span, found.rate, found.variation) == (None, None, None)
     assert (found.correlation, found.reuse) == (None, None)
@@ -163,18 +166,18 @@ def test_what_cannot_be_computed_is_none() -> None:
 
 
 @given(workloads())
-def test_the_arrays_cannot_be_written(workload: Workload) -> None:
+def test_workload_arrays_are_read_only(workload: Workload) -> None:
     arrays = (workload.arrivals, workload.prompts, workload.outputs, *(workload.hashes or ()))
     assert not any(array.flags.writeable for array in arrays if array is not None)
 
 
-def test_the_caller_may_still_write_the_arrays_that_it_gave() -> None:
+def test_workload_leaves_callers_arrays_writable() -> None:
     prompts = counts(1, 2)
     Workload("a", None, prompts, counts(1, 1))
     assert prompts.flags.writeable
 
 
-def test_any_type_of_integers_becomes_int64() -> None:
+def test_workload_converts_integers_to_int64() -> None:
     narrow: tuple[Any, Any] = np.array([1, 2], np.uint8), np.array([3, 4], np.int32)
     workload = Workload("a", None, *narrow)
     assert workload.prompts.dtype == workload.outputs.dtype == np.int64
@@ -209,7 +212,7 @@ def test_any_type_of_integers_becomes_int64() -> None:
         (lambda: small().resampled(0).blocks_of(0), "small has no hashes of prompts"),
     ],
 )
-def test_what_is_wrong_is_said(make: Callable[[], object], words: str) -> None:
+def test_workload_refuses_bad_arguments_in_one_line(make: Callable[[], object], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         make()
     assert words in str(caught.value)

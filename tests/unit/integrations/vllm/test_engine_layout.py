@@ -13,7 +13,7 @@ RANKS, TENSOR_PARALLEL = 8, 2
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(1, 6), st.integers(0, 14))
-def test_a_stage_has_rows_for_its_own_layers_with_every_expert_and_the_first_ones_again(
+def test_initial_layout_repeats_first_experts_in_redundant_slots(
     here: int, elsewhere: int, experts: int, redundant: int
 ) -> None:
     model: Any = SimpleNamespace(
@@ -37,7 +37,7 @@ def test_a_stage_has_rows_for_its_own_layers_with_every_expert_and_the_first_one
         (2, True, TENSOR_PARALLEL),
     ],
 )
-def test_ranks_without_rows_of_their_own_route_alike(
+def test_rows_alike_counts_ranks_that_share_rows(
     dp_size: int, sequence_parallel: bool, alike: int
 ) -> None:
     config = SimpleNamespace(dp_size=dp_size, is_sequence_parallel=sequence_parallel)

@@ -36,7 +36,7 @@ def layer(**held: Any) -> Any:
 
 @AGAIN
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
-def test_scales_that_differ_among_experts_are_named(
+def test_check_scales_names_scales_that_differ_among_experts(
     alone: Any, found: dict[str, list[float]]
 ) -> None:
     wrong = [name for name, values in found.items() if len(set(values)) > 1]
@@ -49,7 +49,7 @@ def test_scales_that_differ_among_experts_are_named(
     assert str(refused.value).endswith(f": {wrong}")
 
 
-def test_ranks_that_hold_one_value_each_but_not_the_same_are_seen(
+def test_check_scales_names_scales_that_differ_between_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def of_two(ends: Tensor, op: Any, group: object) -> None:
@@ -62,13 +62,13 @@ def test_ranks_that_hold_one_value_each_but_not_the_same_are_seen(
         check_scales(here, "both")
 
 
-def test_a_model_without_scales_asks_nobody() -> None:
+def test_check_scales_skips_collective_without_scales() -> None:
     model: Any = SimpleNamespace(moe_layers=[layer(w13_input_scale=None), layer()])
     assert scales(model) == []
     check_scales(scales(model), None)
 
 
-def test_only_scales_that_are_there_are_looked_at() -> None:
+def test_scales_lists_only_known_scales_with_values() -> None:
     first = layer(w13_input_scale=torch.ones(2), w2_input_scale=torch.ones(0), other=torch.ones(2))
     second = layer(w2_input_scale=torch.ones(()))
     found = scales(SimpleNamespace(moe_layers=[first, second]))

@@ -78,7 +78,7 @@ def between(handles: int = 2) -> tuple[Handover, Group, Turns]:
 
 
 @given(st.none() | st.integers(0, 3), st.none() | st.integers(1, 4), st.integers(1, 3))
-def test_a_send_is_one_turn_sliced_among_several_ranks_and_over_at_once(
+def test_handover_send_is_one_turn_and_is_completed_at_once(
     dst: int | None, ranks: int | None, handles: int
 ) -> None:
     ours, group, turns = between(handles)
@@ -96,7 +96,9 @@ def test_a_send_is_one_turn_sliced_among_several_ranks_and_over_at_once(
 
 
 @given(st.none() | st.integers(0, 3), st.integers(1, 3))
-def test_a_receive_is_one_turn_and_every_wait_of_it_another(src: int | None, handles: int) -> None:
+def test_handover_receive_and_each_wait_take_a_turn_of_their_own(
+    src: int | None, handles: int
+) -> None:
     ours, group, turns = between(handles)
     values, found, behind = ours.irecv_tensor_dict(src, SimpleNamespace(world_size=2))
     assert (group.asked, turns.count) == ([(1, src)], 1)
@@ -111,14 +113,12 @@ def test_a_receive_is_one_turn_and_every_wait_of_it_another(src: int | None, han
     assert [one.within for one in group.handles] == [[1]] * handles
 
 
-def test_what_cannot_be_asked_may_still_be_on_its_way() -> None:
+def test_awaited_handle_without_query_is_not_completed() -> None:
     assert not Awaited(cast(Any, SimpleNamespace(wait=len)), Turns()).is_completed()
 
 
 @pytest.mark.parametrize(("ranks", "opened"), [([3], 0), ([2, 3], 2), ([4, 5, 6, 7], 2)])
-def test_ranks_of_a_stage_send_slices_wherever_there_are_several(
-    ranks: list[int], opened: int
-) -> None:
+def test_handover_slices_need_several_ranks_in_a_stage(ranks: list[int], opened: int) -> None:
     asked: list[tuple[str, list[int]]] = []
 
     def communicator(name: str, among: list[int]) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.fakes.fake_engine import engine
+from helpers.fakes.fake_vllm import engine
 
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.patching import MARK, Patch, apply, undo
@@ -39,7 +39,7 @@ def place() -> dict[str, Any]:
     return {"Thing": type("Thing", (), dict(vars(Thing))), "function": lambda: "theirs"}
 
 
-def test_what_is_replaced_calls_what_was_there_and_can_be_put_back() -> None:
+def test_apply_wraps_original_and_undo_restores_it() -> None:
     with engine(vllm__place=place()) as made:
         there = made["vllm.place"]
         assert len(apply([CALL, ALONE, FUNCTION])) == 3
@@ -49,14 +49,14 @@ def test_what_is_replaced_calls_what_was_there_and_can_be_put_back() -> None:
         assert there.Thing().call() == there.Thing().alone() == there.function() == "theirs"
 
 
-def test_a_second_time_nothing_is_replaced() -> None:
+def test_apply_twice_patches_once() -> None:
     with engine(vllm__place=place()) as made:
         assert apply([CALL]) == ("vllm.place:Thing.call",)
         assert apply([CALL]) == ()
         assert made["vllm.place"].Thing().call() == "theirs, then ours"
 
 
-def test_where_one_cannot_be_replaced_none_is() -> None:
+def test_apply_patches_nothing_when_one_patch_fails() -> None:
     with engine(vllm__place=place()) as made:
         broken = Patch("vllm.place", "Thing.alone", refusing)
         with pytest.raises(IntegrationError, match=r"place:Thing.alone cannot .*cannot be made"):
@@ -66,7 +66,7 @@ def test_where_one_cannot_be_replaced_none_is() -> None:
         assert not hasattr(there.Thing.call, MARK)
 
 
-def test_what_is_not_there_cannot_be_replaced() -> None:
+def test_apply_refuses_missing_attribute_and_patches_nothing() -> None:
     absent = Patch("vllm.place", "Thing.absent", louder)
     with engine(vllm__place=place()) as made:
         with pytest.raises(IntegrationError, match=r"Thing\.absent"):

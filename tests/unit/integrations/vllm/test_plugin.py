@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fakes.fake_engine import CONFIGURATION, WORKERS, configuration, engine
+from helpers.fakes.fake_vllm import CONFIGURATION, WORKERS, configuration, engine
 
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import compatibility, plugin
@@ -56,19 +56,19 @@ def created(config: Any) -> Any:
         return made[CONFIGURATION].EngineArgs(config).create_engine_config()
 
 
-def test_where_nothing_is_asked_for_the_configuration_stays_as_it_is() -> None:
+def test_plugin_leaves_config_unchanged_without_settings() -> None:
     config = configuration({"other": 1}, enable_eplb=True)
     assert created(config) is config
     assert config.parallel_config.worker_extension_cls == ""
     assert config.additional_config == {"other": 1}
 
 
-def test_what_is_asked_for_names_our_extension() -> None:
+def test_plugin_sets_worker_extension_when_part_is_configured() -> None:
     config = created(configuration({KEY: {"engine": True}}, enable_eplb=True))
     assert config.parallel_config.worker_extension_cls == plugin.EXTENSION
 
 
-def test_what_is_asked_for_by_the_environment_goes_with_the_configuration(
+def test_plugin_copies_environment_settings_into_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = {"handover": True}
@@ -88,7 +88,7 @@ def test_what_is_asked_for_by_the_environment_goes_with_the_configuration(
         ("routing", {"data_parallel_size": 2, "data_parallel_external_lb": True}, "external"),
     ],
 )
-def test_a_part_that_would_do_nothing_is_refused(
+def test_plugin_refuses_part_that_would_have_no_effect(
     part: str, parallel: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(IntegrationError, match=said):
@@ -104,7 +104,7 @@ def test_a_part_that_would_do_nothing_is_refused(
         ("parallel_config", {"all2all_backend": "deepep_low_latency"}, "set NCCL_MAX_CTAS"),
     ],
 )
-def test_what_is_beyond_the_engine_is_refused(
+def test_plugin_refuses_engine_with_unsupported_vllm_options(
     where: str, changed: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configuration({KEY: {"engine": True}}, enable_eplb=True)
@@ -125,7 +125,7 @@ def test_what_is_beyond_the_engine_is_refused(
         ("pooling", {}, False),
     ],
 )
-def test_a_runner_that_leaves_steps_out_is_refused(
+def test_plugin_refuses_v1_runner_that_leaves_steps_out(
     runner: str, parallel: dict[str, int], refused: bool
 ) -> None:
     config = configuration({KEY: {"engine": True}}, enable_eplb=True, **parallel)
@@ -137,9 +137,7 @@ def test_a_runner_that_leaves_steps_out_is_refused(
 
 
 @pytest.mark.parametrize("part", ["engine", "handover"])
-def test_a_graph_that_calls_around_the_worker_is_refused(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     several = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
     config = configuration({KEY: {part: True}}, enable_eplb=True, **several)
     assert created(config) is config
@@ -157,7 +155,7 @@ def test_a_graph_that_calls_around_the_worker_is_refused(
         ("lagged", Graphs.FULL, False),
     ],
 )
-def test_shares_that_meet_other_ranks_are_refused_where_forwards_are_captured(
+def test_plugin_refuses_exact_shares_with_captured_forwards(
     shares: str, mode: Graphs | None, refused: bool
 ) -> None:
     config = configuration({KEY: {"engine": {"shares": shares}}}, enable_eplb=True)
@@ -167,12 +165,12 @@ def test_shares_that_meet_other_ranks_are_refused_where_forwards_are_captured(
         created(config)
 
 
-def test_wrong_settings_end_the_start() -> None:
+def test_plugin_refuses_unknown_settings() -> None:
     with pytest.raises(ConfigError, match="unknown engin"):
         created(configuration({KEY: {"engin": True}}))
 
 
-def test_an_untested_version_is_refused_with_the_tested_ones(
+def test_plugin_refuses_untested_version_and_names_tested_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9.9")
@@ -184,7 +182,7 @@ def test_an_untested_version_is_refused_with_the_tested_ones(
     assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION
 
 
-def test_a_missing_symbol_of_a_part_is_named_and_nothing_is_changed(
+def test_plugin_names_missing_symbol_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted = Symbol("vllm.place", "Thing.call", "self")
@@ -195,7 +193,7 @@ def test_a_missing_symbol_of_a_part_is_named_and_nothing_is_changed(
     assert config.parallel_config.worker_extension_cls == ""
 
 
-def test_an_extension_of_somebody_else_is_not_pushed_aside() -> None:
+def test_plugin_refuses_to_replace_foreign_worker_extension() -> None:
     theirs = configuration(
         {KEY: {"engine": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
     )
@@ -203,7 +201,7 @@ def test_an_extension_of_somebody_else_is_not_pushed_aside() -> None:
         created(theirs)
 
 
-def test_an_engine_without_a_place_for_hooks_stays_as_it_is(
+def test_plugin_stays_off_when_hook_is_missing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine() as made:
@@ -218,14 +216,14 @@ def test_an_engine_without_a_place_for_hooks_stays_as_it_is(
         assert made[WORKERS].WorkerWrapperBase.init_device is before
 
 
-def test_a_hook_of_another_signature_is_named() -> None:
+def test_plugin_stays_off_when_hook_signature_differs() -> None:
     with engine() as made:
         made[WORKERS].WorkerWrapperBase.init_device = lambda self, fast: None
         plugin.register()
         assert not hasattr(made[CONFIGURATION].EngineArgs.create_engine_config, "__wrapped__")
 
 
-def test_an_extended_worker_is_told_when_it_has_its_device() -> None:
+def test_worker_hook_initialises_extension_after_device() -> None:
     worker = Extended()
     with engine(vllm__distributed__eplb__policy=NOTHING) as made:
         plugin.register()
@@ -234,7 +232,7 @@ def test_an_extended_worker_is_told_when_it_has_its_device() -> None:
 
 
 @pytest.mark.parametrize("before", [SimpleNamespace(**{MARK: "theirs"}), "theirs"])
-def test_a_worker_without_it_gets_the_policy_back_that_was_there(before: object) -> None:
+def test_worker_hook_without_extension_restores_stock_policy(before: object) -> None:
     """Ours, of an engine before, knows what it replaced; one that is not ours stays."""
     policies: dict[str, Any] = {"default": before}
     with engine(vllm__distributed__eplb__policy={"EPLB_POLICIES": policies}) as made:
@@ -243,7 +241,7 @@ def test_a_worker_without_it_gets_the_policy_back_that_was_there(before: object)
     assert policies == {"default": "theirs"}
 
 
-def test_registering_twice_hooks_in_once() -> None:
+def test_plugin_registered_twice_hooks_once() -> None:
     worker = Extended()
     with engine() as made:
         plugin.register()

@@ -7,10 +7,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fakes.failing_policy import Failing
+from helpers.fakes.failing_policies import Failing
 from helpers.fakes.fake_core_client import FakeRequest, Release, asked, deploy, turn
-from helpers.fakes.late_binding import LateBinding
-from helpers.harnesses.request_play import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
+from helpers.fakes.late_binding_policy import LateBinding
+from helpers.harnesses.request_routing_scenario import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,12 +43,11 @@ def engine_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("name", list(RULES))
 @given(acts=st.lists(ACTS, max_size=60))
-def test_no_order_of_events_loses_a_request_or_sends_it_twice(
-    name: str, clients: int, acts: list[Act]
-) -> None:
+def test_desk_never_loses_or_duplicates_requests(name: str, clients: int, acts: list[Act]) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, clients, policy=name, hold_seconds=LATER))
         for act in acts:
@@ -61,7 +60,7 @@ def test_no_order_of_events_loses_a_request_or_sends_it_twice(
 
 @pytest.mark.parametrize("clients", [1, 2])
 @given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(RULES)))
-def test_nor_does_it_with_an_older_client_which_says_less_and_forgets_where_an_input_began(
+def test_desk_never_loses_or_duplicates_requests_of_older_client(
     clients: int, acts: list[Act], name: str
 ) -> None:
     async def work() -> None:
@@ -75,9 +74,10 @@ def test_nor_does_it_with_an_older_client_which_says_less_and_forgets_where_an_i
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit", "brh", "jsq"])
 @given(acts=st.lists(ACTS, max_size=60))
-def test_what_is_held_too_long_is_not_lost_either(name: str, acts: list[Act]) -> None:
+def test_desk_never_loses_overdue_requests(name: str, acts: list[Act]) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, 2, policy=name, hold_seconds=5))
         for act in acts:
@@ -117,7 +117,7 @@ class Held:
             await self.site.step(0)
 
 
-def test_a_request_is_held_while_all_slots_are_taken_and_sent_when_one_is_free() -> None:
+def test_desk_holds_request_until_a_slot_is_free() -> None:
     async def work() -> None:
         async with Held() as held:
             assert len(held.client.reqs_in_flight) == 2, "the engine's books know what it has"
@@ -129,7 +129,7 @@ def test_a_request_is_held_while_all_slots_are_taken_and_sent_when_one_is_free()
     run(work())
 
 
-def test_what_is_given_up_while_it_is_held_is_never_sent() -> None:
+def test_desk_never_sends_request_aborted_while_held() -> None:
     async def work() -> None:
         async with Held() as held:
             before = COUNTERS.read()["aborted_requests"]
@@ -143,7 +143,7 @@ def test_what_is_given_up_while_it_is_held_is_never_sent() -> None:
     run(work())
 
 
-def test_what_holds_memory_elsewhere_is_shown_to_an_engine_when_it_is_given_up() -> None:
+def test_desk_shows_aborted_request_with_kv_transfer_to_engine() -> None:
     async def work() -> None:
         async with Held() as held:
             held.late.sampling_params = SimpleNamespace(extra_args={"kv_transfer_params": {}})
@@ -156,7 +156,7 @@ def test_what_holds_memory_elsewhere_is_shown_to_an_engine_when_it_is_given_up()
     run(work())
 
 
-def test_what_is_held_too_long_goes_where_the_engine_would_have_sent_it() -> None:
+def test_desk_sends_overdue_request_by_the_engine_rule() -> None:
     async def work() -> None:
         async with Held(hold_seconds=5) as held:
             desk, before = held.client.desk, COUNTERS.read()
@@ -178,7 +178,7 @@ def test_what_is_held_too_long_goes_where_the_engine_would_have_sent_it() -> Non
     run(work())
 
 
-def test_what_is_held_is_looked_after_though_nothing_else_happens() -> None:
+def test_desk_sends_overdue_request_without_further_events() -> None:
     async def work() -> None:
         async with Held(hold_seconds=0) as held:
             while not held.seen():
@@ -188,7 +188,7 @@ def test_what_is_held_is_looked_after_though_nothing_else_happens() -> None:
     run(work())
 
 
-def test_what_is_held_too_long_stays_with_the_rank_that_it_asked_for() -> None:
+def test_desk_sends_overdue_request_to_its_pinned_rank() -> None:
     async def work() -> None:
         async with Held(hold_seconds=5) as held:
             pinned = asked("pinned", rank=1)
@@ -202,7 +202,7 @@ def test_what_is_held_too_long_stays_with_the_rank_that_it_asked_for() -> None:
     run(work())
 
 
-def test_to_abort_all_ends_what_is_held_as_the_engine_would(engine_names: list[str]) -> None:
+def test_desk_abort_all_ends_held_requests_like_engine(engine_names: list[str]) -> None:
     async def work() -> None:
         async with Held() as held:
             await held.client.pause_scheduler_async("keep")
@@ -223,13 +223,14 @@ def test_to_abort_all_ends_what_is_held_as_the_engine_would(engine_names: list[s
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Failing", "FailingBehind"])
 @given(failing=st.integers(0, 40), acts=st.lists(ACTS, min_size=10, max_size=40))
-def test_a_policy_that_fails_loses_nothing_and_is_not_called_again(
+def test_desk_stops_calling_failed_policy_and_loses_nothing(
     kind: str, failing: int, acts: list[Act]
 ) -> None:
     async def work() -> None:
-        play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policy:{kind}"))
+        play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policies:{kind}"))
         desk, before = play.site.clients[0].desk, COUNTERS.read()["routing_failures"]
         policy = desk.policy
         assert isinstance(policy, Failing)
@@ -244,9 +245,9 @@ def test_a_policy_that_fails_loses_nothing_and_is_not_called_again(
     run(work())
 
 
-def test_an_assignment_that_cannot_be_is_a_failure_of_the_policy() -> None:
+def test_desk_treats_impossible_assignment_as_policy_failure() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="helpers.fakes.failing_policy:Absurd")
+        site = deploy(1, 2, policy="helpers.fakes.failing_policies:Absurd")
         await site.clients[0].add_request_async(asked("one"))
         assert site.clients[0].desk.mode is Mode.ENGINE
         assert len([one for each in site.engines for one in each.seen]) == 1
@@ -254,7 +255,7 @@ def test_an_assignment_that_cannot_be_is_a_failure_of_the_policy() -> None:
     run(work())
 
 
-def test_what_cannot_be_sent_at_once_is_the_callers_error_and_forgotten() -> None:
+def test_desk_raises_send_error_to_caller_and_forgets_request() -> None:
     async def work() -> None:
         site = deploy(1, 2, policy="fit", hold_seconds=LATER)
         client = site.clients[0]
@@ -267,7 +268,7 @@ def test_what_cannot_be_sent_at_once_is_the_callers_error_and_forgotten() -> Non
     run(work())
 
 
-def test_what_cannot_be_sent_later_ends_with_an_error(engine_names: list[str]) -> None:
+def test_desk_ends_held_request_with_error_when_send_fails(engine_names: list[str]) -> None:
     async def work() -> None:
         async with Held() as held:
             held.client.broken.add("late")
@@ -280,7 +281,7 @@ def test_what_cannot_be_sent_later_ends_with_an_error(engine_names: list[str]) -
     run(work())
 
 
-def test_a_dead_engine_tells_everybody_itself(engine_names: list[str]) -> None:
+def test_desk_stays_silent_about_held_requests_of_dead_engine(engine_names: list[str]) -> None:
     async def work() -> None:
         async with Held() as held:
             held.client.resources.engine_dead = True
@@ -294,9 +295,9 @@ def test_a_dead_engine_tells_everybody_itself(engine_names: list[str]) -> None:
     run(work())
 
 
-def test_reports_reach_the_policy_once_each_with_tokens_of_the_cache() -> None:
+def test_desk_passes_each_report_to_policy_once() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="helpers.fakes.late_binding:LateBinding")
+        site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding")
         client = site.clients[0]
         policy = client.desk.policy
         assert isinstance(policy, LateBinding)
@@ -315,7 +316,7 @@ def test_reports_reach_the_policy_once_each_with_tokens_of_the_cache() -> None:
 @pytest.mark.parametrize(
     "given_up", [asked("x", rank=7), replace(asked("x", rank=0), abort_immediately=True)]
 )
-def test_what_is_no_policys_business_goes_by_the_engines_rule(given_up: FakeRequest) -> None:
+def test_desk_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: FakeRequest) -> None:
     async def work() -> None:
         async with Held() as held:
             if given_up.data_parallel_rank == 7:
@@ -329,7 +330,9 @@ def test_what_is_no_policys_business_goes_by_the_engines_rule(given_up: FakeRequ
     run(work())
 
 
-def test_who_has_what_a_request_needs_gets_it(engine_names: list[str]) -> None:
+def test_desk_sends_late_interaction_request_to_engine_with_its_state(
+    engine_names: list[str],
+) -> None:
     async def work() -> None:
         site = deploy(4, 2, policy="fit")
         await site.clients[0].add_request_async(replace(asked("x"), pooling_params="for 1"))
@@ -339,7 +342,7 @@ def test_who_has_what_a_request_needs_gets_it(engine_names: list[str]) -> None:
     run(work())
 
 
-def test_a_client_that_asks_for_nothing_is_as_it_was() -> None:
+def test_client_without_routing_settings_is_unchanged() -> None:
     async def work() -> None:
         site = deploy(1, 2)
         client, before = site.clients[0], COUNTERS.read()
@@ -357,9 +360,9 @@ def test_a_client_that_asks_for_nothing_is_as_it_was() -> None:
 
 @pytest.mark.parametrize("room", [None, 10])
 @given(size=st.integers(0, 30))
-def test_no_request_is_told_to_be_larger_than_a_rank(room: int | None, size: int) -> None:
+def test_desk_caps_request_size_at_room_of_a_rank(room: int | None, size: int) -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="helpers.fakes.late_binding:LateBinding", room=room)
+        site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", room=room)
         await site.clients[0].add_request_async(asked("one", size=size))
         [ticket] = site.clients[0].desk.tickets
         assert ticket.size == max(1, size if room is None else min(size, room))

@@ -44,7 +44,7 @@ def never() -> list[Share]:
 
 
 @given(st.lists(st.tuples(COUNTS, st.floats(0, 1)), min_size=1, max_size=6))
-def test_how_full_a_rank_is_is_taken_as_it_says(ranks: list[tuple[tuple[int, int], float]]) -> None:
+def test_front_reports_kv_usage_of_ranks_once(ranks: list[tuple[tuple[int, int], float]]) -> None:
     client, front = front_of(len(ranks))
     client.lb_engines = [[*counts, usage] for counts, usage in ranks]
     expected = tuple(
@@ -56,7 +56,7 @@ def test_how_full_a_rank_is_is_taken_as_it_says(ranks: list[tuple[tuple[int, int
 
 
 @given(RANKS)
-def test_where_it_says_nothing_its_requests_are_as_long_as_those_that_are_known(
+def test_front_estimates_tokens_from_known_mean_length(
     ranks: list[tuple[tuple[int, int], Share]],
 ) -> None:
     shares = [share for _, share in ranks]
@@ -70,8 +70,9 @@ def test_where_it_says_nothing_its_requests_are_as_long_as_those_that_are_known(
         assert report.kv_usage == min(1.0, report.tokens / ROOM)
 
 
+@pytest.mark.slow
 @given(RANKS)
-def test_one_front_end_that_has_all_requests_tells_what_it_has(
+def test_front_reports_own_tokens_when_it_has_all_requests(
     ranks: list[tuple[tuple[int, int], Share]],
 ) -> None:
     shares = [share for _, share in ranks]
@@ -79,13 +80,13 @@ def test_one_front_end_that_has_all_requests_tells_what_it_has(
     assert [report.tokens for report in reports] == [share.tokens for share in shares]
 
 
-def test_without_a_size_of_the_cache_nobody_says_how_full_it_is() -> None:
+def test_front_reports_no_kv_usage_without_cache_size() -> None:
     (report,) = told([[1, 1]], [Share(1, 10)], room=None)
     assert (report.tokens, report.kv_usage) == (20, 0.0)
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_client_that_lacks_what_is_read_of_it_is_refused_by_name(name: str) -> None:
+def test_front_refuses_client_without_required_attribute(name: str) -> None:
     class Without(patched(Client.NEW)):  # type: ignore[misc]
         def __getattribute__(self, asked: str) -> Any:
             if asked == name and vars(self).get("made"):

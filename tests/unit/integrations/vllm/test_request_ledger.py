@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from helpers.fakes.late_binding import LateBinding
+from helpers.fakes.late_binding_policy import LateBinding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,7 +65,7 @@ def entered(ledger: Ledger, name: str, rank: int | None = None) -> Ticket:
 
 
 @given(ENDS)
-def test_finished_is_what_made_a_token_and_was_wanted_to_the_end(
+def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
     ends: list[tuple[Stage, int, int]],
 ) -> None:
     policy = Told()
@@ -87,9 +87,7 @@ def test_finished_is_what_made_a_token_and_was_wanted_to_the_end(
 
 
 @given(st.none() | st.integers(0, WORKERS - 1), st.integers(-1, WORKERS))
-def test_a_choice_is_one_of_the_workers_and_the_rank_that_was_asked_for(
-    rank: int | None, worker: int
-) -> None:
+def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
     ledger = Ledger(Chooses(worker), WORKERS)
     if 0 <= worker < WORKERS and rank in (None, worker):
         assert entered(ledger, "one", rank).worker == worker
@@ -107,7 +105,7 @@ def test_a_choice_is_one_of_the_workers_and_the_rank_that_was_asked_for(
         max_size=MANY,
     )
 )
-def test_a_workers_share_is_what_it_was_handed_and_what_that_has_made(
+def test_ledger_share_sums_size_and_tokens_of_sent_requests(
     tickets: list[tuple[Stage, int | None, int]],
 ) -> None:
     ledger = Ledger(LateBinding([MANY] * WORKERS), WORKERS)

@@ -31,7 +31,7 @@ def shown(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(PREFIX + name, labels) or 0.0
 
 
-def test_each_event_is_counted_once_in_both_places() -> None:
+def test_meters_count_event_in_counters_and_prometheus() -> None:
     meters = Meters()
     rank = shown("routed_requests_total", engine="1")
     others = {name: shown(f"{name}_total") for name in NAMES[1:]}
@@ -45,7 +45,7 @@ def test_each_event_is_counted_once_in_both_places() -> None:
     assert shown("held_requests") == 0
 
 
-def test_two_clients_of_a_process_share_what_is_registered() -> None:
+def test_meters_of_two_clients_share_prometheus_metrics() -> None:
     assert charts() is charts()
     Meters().aborted()
     before = shown("aborted_requests_total")
@@ -53,5 +53,5 @@ def test_two_clients_of_a_process_share_what_is_registered() -> None:
     assert shown("aborted_requests_total") == before + 1
 
 
-def test_without_prometheus_the_counters_go_on(without_prometheus: None) -> None:
+def test_meters_count_without_prometheus(without_prometheus: None) -> None:
     assert count_all(Meters()) == dict.fromkeys(NAMES, 1)

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 from helpers.fakes.fake_core_client import Release, deploy
-from helpers.harnesses.request_play import ENGINES, LATER, SLOTS, Play, drawn, run
+from helpers.harnesses.request_routing_scenario import ENGINES, LATER, SLOTS, Play, drawn, run
 
 from equipoise.integrations.vllm import request_desk
 from equipoise.integrations.vllm.request_desk import Desk
@@ -135,12 +135,12 @@ def play(seed: int, clients: int, release: Release, hold: float) -> None:
     run(work())
 
 
-def test_nothing_is_seen_where_nothing_is_broken() -> None:
+def test_healthy_request_routing_passes_all_plays() -> None:
     assert not seen()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mistake_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_routing_mutant_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, broken = MUTANTS[name]
     monkeypatch.setattr(owner, attribute, broken)
     assert seen()

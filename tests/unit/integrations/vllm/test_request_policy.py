@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.fakes.fake_core_client import configuration, deploy
-from helpers.fakes.late_binding import LateBinding
+from helpers.fakes.late_binding_policy import LateBinding
 
 from equipoise.balancer.requests.router import Router
 from equipoise.balancer.requests.rules import RULES, WhenFull
@@ -21,30 +21,30 @@ def engine(**cache: Any) -> SimpleNamespace:
     return found
 
 
-def test_a_rank_has_the_engines_slots_and_what_it_says_of_its_cache() -> None:
+def test_ranks_of_reads_slots_and_cache_size_from_config() -> None:
     ranks = ranks_of(engine(enable_prefix_caching=False), 4, RoutingSettings())
     assert (ranks.count, ranks.slots, ranks.kv_tokens, ranks.room) == (4, 8, 1000, 1000)
 
 
-def test_no_room_is_kept_to_where_prompts_may_share_what_is_cached() -> None:
+def test_ranks_of_has_no_room_with_prefix_caching() -> None:
     ranks = ranks_of(engine(), 2, RoutingSettings())
     assert (ranks.kv_tokens, ranks.room) == (1000, None)
 
 
-def test_blocks_of_all_ranks_say_the_tokens_of_one_where_nothing_else_does() -> None:
+def test_ranks_of_derives_room_from_block_count() -> None:
     given = engine(kv_cache_size_tokens=None, num_gpu_blocks=80, enable_prefix_caching=False)
     assert ranks_of(given, 4, RoutingSettings()).room == 80 * 16 // 4
     nothing = engine(kv_cache_size_tokens=None, enable_prefix_caching=False)
     assert ranks_of(nothing, 4, RoutingSettings()).room is None
 
 
-def test_settings_say_it_better() -> None:
+def test_routing_settings_override_engine_defaults() -> None:
     ranks = ranks_of(engine(), 2, RoutingSettings(slots=3, room=77))
     assert (ranks.slots, ranks.room) == (3, 77)
 
 
 @pytest.mark.parametrize("name", list(RULES))
-def test_every_policy_knows_how_many_api_servers_there_are(name: str) -> None:
+def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
     for index, client in enumerate(deploy(2, 3, 2, policy=name).clients):
         policy = client.desk.policy
         assert isinstance(policy, Router)
@@ -53,14 +53,14 @@ def test_every_policy_knows_how_many_api_servers_there_are(name: str) -> None:
         assert len(policy.states) == 3
 
 
-def test_options_reach_the_policy() -> None:
+def test_routing_options_reach_the_policy() -> None:
     [client] = deploy(2, 2, policy="fit", options={"window": 7}).clients
     assert isinstance(client.desk.policy, Router)
     assert client.desk.policy.settings.window == 7
 
 
-def test_a_policy_of_somebody_else_is_made_of_slots() -> None:
-    [client] = deploy(2, 2, policy="helpers.fakes.late_binding:LateBinding").clients
+def test_third_party_policy_is_constructed_from_slots() -> None:
+    [client] = deploy(2, 2, policy="helpers.fakes.late_binding_policy:LateBinding").clients
     assert isinstance(client.desk.policy, LateBinding)
 
 
@@ -86,7 +86,7 @@ def switch_on(routing: object) -> None:
         ({"hold": 1}, "unknown hold; options are policy, options, hold_seconds"),
     ],
 )
-def test_what_cannot_be_is_said_before_an_engine_starts(routing: object, words: str) -> None:
+def test_routing_settings_are_refused_before_engine_starts(routing: object, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         switch_on(routing)
     assert words in str(refused.value)
@@ -114,18 +114,18 @@ def configured(**parallel: Any) -> SimpleNamespace:
         ({"policy": "priority"}, "--scheduling-policy priority"),
     ],
 )
-def test_what_of_an_engine_it_cannot_serve_is_named(parallel: Any, words: str) -> None:
+def test_routing_contradiction_names_unsupported_engine_option(parallel: Any, words: str) -> None:
     [found] = contradictions(configured(**parallel), RoutingSettings(), {})
     assert words in found
 
 
-def test_a_front_end_in_rust_would_not_ask() -> None:
+def test_routing_contradiction_names_rust_front_end() -> None:
     [found] = contradictions(configured(), RoutingSettings(), {RUST: "1"})
     assert RUST in found
     assert contradictions(configured(), RoutingSettings(), {RUST: "0"}) == []
 
 
-def test_a_policy_that_holds_nothing_leaves_the_order_to_the_engine() -> None:
+def test_routing_policy_without_holding_allows_priority_scheduling() -> None:
     pushing = RoutingSettings(policy="jsq", options={"when_full": "queue"})
     assert not holds(pushing)
     assert contradictions(configured(policy="priority"), pushing, {}) == []

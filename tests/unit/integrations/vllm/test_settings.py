@@ -12,7 +12,6 @@ from equipoise.integrations.vllm.settings import (
     KEY,
     VARIABLE,
     EngineSettings,
-    Settings,
     settings_of,
 )
 
@@ -37,7 +36,7 @@ def said_of(value: Any) -> str | None:
 
 
 @given(GIVEN | JSON)
-def test_whatever_is_written_is_either_understood_or_refused_by_name(given_: Any) -> None:
+def test_settings_are_parsed_or_refused_by_name(given_: Any) -> None:
     found = said_of(given_)
     assert found is None or KEY in found or "engine plans by itself" in found
 
@@ -45,11 +44,11 @@ def test_whatever_is_written_is_either_understood_or_refused_by_name(given_: Any
 @pytest.mark.parametrize(
     "additional", [None, {}, {"other": 1}, {KEY: None}, {KEY: False}, {KEY: {}}, 7]
 )
-def test_nothing_is_switched_on_that_nobody_asks_for(additional: Any) -> None:
+def test_settings_are_none_when_nothing_is_configured(additional: Any) -> None:
     assert settings_of(additional, {}) is None
 
 
-def test_a_part_is_switched_on_as_it_comes_or_with_options() -> None:
+def test_settings_part_takes_true_or_options() -> None:
     found = settings_of(
         {KEY: {"engine": {"shares": "exact"}, "handover": True, "policy": False}}, {}
     )
@@ -58,14 +57,14 @@ def test_a_part_is_switched_on_as_it_comes_or_with_options() -> None:
     assert found.engine == EngineSettings(shares="exact")
 
 
-def test_a_router_may_be_given_by_its_name() -> None:
+def test_settings_routing_takes_a_policy_name() -> None:
     found = settings_of({KEY: {"routing": "br0"}}, {})
     assert found is not None
     assert found.routing is not None
     assert found.routing.policy == "br0"
 
 
-def test_the_environment_counts_where_the_configuration_says_nothing() -> None:
+def test_settings_environment_applies_only_without_config() -> None:
     environment = {VARIABLE: json.dumps({"policy": True})}
     by_environment = settings_of({}, environment)
     assert by_environment is not None
@@ -77,7 +76,7 @@ def test_the_environment_counts_where_the_configuration_says_nothing() -> None:
     assert settings_of({}, {VARIABLE: " "}) is None
 
 
-def test_what_is_no_json_in_the_environment_is_refused() -> None:
+def test_settings_refuse_invalid_json_in_environment() -> None:
     with pytest.raises(ConfigError, match="EQUIPOISE_VLLM is no JSON"):
         settings_of({}, {VARIABLE: "engine"})
 
@@ -99,15 +98,11 @@ def test_what_is_no_json_in_the_environment_is_refused() -> None:
         ("routing", {"policy": 3}, "policy is a name"),
     ],
 )
-def test_a_wrong_option_is_refused_with_its_part(part: str, options: Any, said: str) -> None:
+def test_settings_refuse_wrong_option_and_name_its_part(part: str, options: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"{KEY}.{part}.*{said}"):
         settings_of({KEY: {part: options}}, {})
 
 
-def test_the_engine_needs_no_policy_beside_it() -> None:
+def test_settings_refuse_policy_together_with_engine() -> None:
     with pytest.raises(ConfigError, match="switch on `policy` or `engine`"):
         settings_of({KEY: {"policy": True, "engine": True}}, {})
-
-
-def test_without_a_part_no_part_is_on() -> None:
-    assert Settings().parts == ()

@@ -1,11 +1,12 @@
 """What is looked at before anything of an engine is touched."""
 
 import functools
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fakes.fake_engine import engine
+from helpers.fakes.fake_vllm import engine
 
 from equipoise.integrations.vllm.symbols import Symbol, problems, signature_of
 
@@ -18,7 +19,7 @@ def named(a: int, *, c: int = 1) -> None:
     """By name only."""
 
 
-def test_a_signature_is_told_by_names_defaults_and_stars() -> None:
+def test_signature_of_renders_names_defaults_and_stars() -> None:
     assert signature_of(shown) == "a, b=, *rest, c, d=, **more"
     assert signature_of(named) == "a, *, c="
     assert signature_of(functools.partial(named, 1)) == "*, c="
@@ -37,12 +38,9 @@ def test_a_signature_is_told_by_names_defaults_and_stars() -> None:
         (Symbol("vllm.place", "number", "self"), "has no signature: it is 7"),
     ],
 )
-def test_what_is_missing_or_otherwise_is_named(symbol: Symbol, said: str) -> None:
+def test_problems_name_missing_or_changed_symbol(symbol: Symbol, said: str) -> None:
     with engine(vllm__place={"Thing": Thing, "number": 7}):
         (problem,) = problems([symbol, Symbol("vllm.place", "Thing.call", "self, a")])
-    pytest.importorskip("re")
-    import re
-
     assert re.search(said, problem)
 
 
@@ -50,7 +48,7 @@ class Thing:
     def call(self, a: Any) -> None: ...
 
 
-def test_what_is_as_expected_is_not_mentioned() -> None:
+def test_problems_are_empty_for_expected_symbols() -> None:
     with engine(vllm__place={"Thing": Thing, "number": 7, "held": SimpleNamespace(x=1)}):
         found = problems(
             [

@@ -68,7 +68,7 @@ def problems(draw: st.DrawFn) -> tuple[Ints, Ints]:
 
 
 @given(problems(), st.floats(0, 1))
-def test_every_plan_is_accepted_within_its_bound_and_gets_no_layer_worse(
+def test_policy_plan_is_accepted_bounded_and_never_worsens_a_layer(
     problem: tuple[Ints, Ints], most: float
 ) -> None:
     load, table = problem
@@ -82,7 +82,7 @@ def test_every_plan_is_accepted_within_its_bound_and_gets_no_layer_worse(
     assert (fullest(load, new) <= fullest(load, table) * (1 + 1e-9)).all()
 
 
-def test_vllm_ascends_shape_is_levelled_and_the_same_load_then_moves_nothing() -> None:
+def test_policy_balances_benchmark_layout_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
     _, _, found, _ = planned(load, table)
     assert layouts.score(load, found).mean() <= 1.05
@@ -98,19 +98,19 @@ def test_vllm_ascends_shape_is_levelled_and_the_same_load_then_moves_nothing() -
         ([[[0, 1]]], [[[1, 1, 1]]]),
     ],
 )
-def test_what_cannot_be_planned_stays_and_is_counted(table: Any, work: Any) -> None:
+def test_policy_keeps_table_and_counts_failure_for_invalid_input(table: Any, work: Any) -> None:
     ours, tally = policy()
     changed, order, kept = ours.rebalance_experts(torch.tensor(table), torch.tensor(work))
     assert (changed, order.tolist(), kept.tolist()) == (0, [0], table)
     assert dict(tally.read()) == {"policy_calls": 1, "policy_moves": 0, "policy_failures": 1}
 
 
-def test_a_group_that_changes_its_size_is_refused() -> None:
+def test_policy_refuses_change_of_group_size() -> None:
     with pytest.raises(PlacementError, match="a group that changes to 64 ranks"):
         policy()[0].set_new_ep_size(64)
 
 
-def test_what_a_forked_process_counts_is_seen_here() -> None:
+def test_tally_counts_of_forked_process_are_visible() -> None:
     tally = Tally()
     process = get_context("fork").Process(target=tally.add, args=("policy_moves", 7))
     process.start()

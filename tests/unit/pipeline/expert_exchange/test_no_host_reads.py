@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from exploration.exchange.case import PLAIN
-from exploration.exchange.together import Table, TableWire
+from exploration.exchange.in_process_wire import Table, TableWire
 from torch import Tensor
 
 from equipoise.hal.stream import Event, Role
@@ -74,12 +74,12 @@ def _without_values(nbytes: int) -> Tensor:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 4])
-def test_packing_and_unpacking_need_no_values(tokens: int) -> None:
+def test_exchange_kernels_run_on_meta_tensors(tokens: int) -> None:
     room = run(TorchKernels, tokens)
     assert room.results.device == META
     assert active_mask(TableWire(Table(3), 0), META).device == META
 
 
-def test_kernels_that_look_at_a_value_are_rejected() -> None:
+def test_exchange_kernels_that_read_values_are_rejected() -> None:
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         run(Curious, 4)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers.strategies.drawing import few
-from helpers.strategies.kernel_worlds import WORD, int32
+from helpers.strategies.hypothesis_examples import few
+from helpers.strategies.routing_kernel_cases import WORD, int32
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,9 +26,9 @@ def mix_kernel(index: tl.tensor, state: tl.int32, out: tl.tensor, SIZE: tl.const
     tl.store(out + at, bits.mix32(tl.load(index + at), state).to(tl.int64))
 
 
-@few(40)
+@few(20)
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=4, max_size=4), ANY, WORD, ANY)
-def test_the_mix_behind_any_salt_equals_the_reference(
+def test_mix32_with_any_salt_equals_the_reference(
     index: list[int], rank: int, layer: int, step: int
 ) -> None:
     out = on_device(torch.zeros(4, dtype=torch.int64))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.harnesses.kernel_checks import check_checksum, check_checksum_rows
-from helpers.strategies.drawing import few
+from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,6 +14,8 @@ from helpers.harnesses.kernel_launchers import REAL, Launchers, guarded, on_devi
 
 from equipoise.hal.checksum import as_int64, checksum
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Launchers(REAL)
 
 
@@ -23,41 +25,41 @@ def noise(*size: int) -> Tensor:
     return torch.randint(0, 256, size, generator=source).to(torch.uint8)
 
 
-@few(25)
+@few(12)
 @given(st.binary(max_size=70), st.integers(0, 5))
-def test_a_few_bytes_anywhere_have_their_checksum(data: bytes, offset: int) -> None:
+def test_checksum_of_few_bytes_at_any_offset(data: bytes, offset: int) -> None:
     check_checksum(KERNELS, torch.tensor(list(data), dtype=torch.uint8), offset)
 
 
-@few(30)
+@few(15)
 @given(st.integers(0, 40000), st.integers(0, 5), st.integers(1, 3))
-def test_programs_that_take_blocks_in_turn_miss_none(size: int, offset: int, most: int) -> None:
+def test_checksum_covers_all_blocks_with_few_programs(size: int, offset: int, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Here the device has one processor, which makes it the number of programs.
         patch.setattr(KERNELS.module("checksums"), "PROGRAMS", most)
         check_checksum(KERNELS, noise(size), offset)
 
 
-@few(25)
+@few(12)
 @given(st.integers(0, 5), st.integers(0, 9000))
-def test_buffers_have_their_checksums_side_by_side(number: int, size: int) -> None:
+def test_checksum_rows_equal_the_reference(number: int, size: int) -> None:
     check_checksum_rows(KERNELS, noise(number, size))
 
 
 @pytest.mark.parametrize("gap", [1, 4, 16])
-def test_buffers_may_stand_apart(gap: int) -> None:
+def test_checksum_rows_with_gaps_equal_the_reference(gap: int) -> None:
     check_checksum_rows(KERNELS, noise(3, 5000 + gap)[:, :5000])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64])
-def test_a_tensor_of_any_type_is_its_bytes(dtype: torch.dtype) -> None:
+def test_checksum_reads_bytes_of_any_dtype(dtype: torch.dtype) -> None:
     data = noise(3, 5, 16).view(dtype)
     _, out = guarded(1, 0, torch.int64)
     KERNELS.checksum(on_device(data), out, KERNELS.workspace())
     assert out.tolist() == [as_int64(checksum(data))]
 
 
-def test_strided_data_has_no_checksum() -> None:
+def test_checksum_refuses_strided_data() -> None:
     with pytest.raises(ValueError, match="data: expected C-contiguous"):
         KERNELS.checksum(on_device(noise(8))[::2], torch.zeros(1), KERNELS.workspace())
     with pytest.raises(ValueError, match="data: expected contiguous rows"):
@@ -66,6 +68,6 @@ def test_strided_data_has_no_checksum() -> None:
         )
 
 
-def test_more_buffers_than_the_workspace_has_are_refused() -> None:
+def test_checksum_rows_refuse_too_small_workspace() -> None:
     with pytest.raises(ValueError, match="data: expected at most 1 rows, got 2"):
         KERNELS.checksum_rows(on_device(noise(2, 8)), torch.zeros(2), KERNELS.workspace())

@@ -9,8 +9,8 @@ from helpers.harnesses.kernel_checks import (
     check_rule,
     check_turns,
 )
-from helpers.strategies.drawing import few
-from helpers.strategies.kernel_worlds import (
+from helpers.strategies.hypothesis_examples import few
+from helpers.strategies.routing_kernel_cases import (
     MOST_REPLICAS,
     WORD,
     Shape,
@@ -32,6 +32,8 @@ from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import RoutingTable, build_table, mix32, route_apportioned, route_hashed
 from equipoise.hal.routing_rules import BlockTurns, RowHash
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Launchers(REAL)
 BLOCKS = st.sampled_from(((16, 32), (32, 16)))
 
@@ -42,9 +44,9 @@ def batched(draw: st.DrawFn) -> tuple[World, torch.Tensor]:
     return world, draw(batches(world.table.experts))
 
 
-@few(25)
+@few(12)
 @given(st.sampled_from((1, 5, 32, 40)), st.data(), BLOCKS)
-def test_counts_equal_the_reference(
+def test_count_equals_the_reference(
     experts: int, data: st.DataObject, blocks: tuple[int, int]
 ) -> None:
     ids = data.draw(batches(experts))
@@ -52,7 +54,7 @@ def test_counts_equal_the_reference(
         check_count(KERNELS, ids, experts)
 
 
-@few(25)
+@few(12)
 @given(batched(), WORD, WORD, BLOCKS)
 def test_hashed_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], rank: int, step: int, blocks: tuple[int, int]
@@ -61,7 +63,7 @@ def test_hashed_routing_equals_the_reference(
         check_hashed(KERNELS, *case, rank, step)
 
 
-@few(25)
+@few(12)
 @given(batched(), WORD, st.sampled_from((0, 32, 64, 1000)), st.sampled_from((2, 4)))
 def test_apportioned_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], rank: int, small: int, rows: int
@@ -70,18 +72,18 @@ def test_apportioned_routing_equals_the_reference(
         check_apportioned(KERNELS, *case, rank)
 
 
-@few(25)
+@few(12)
 @given(batched(), st.integers(1, 9), st.integers(0, 40), BLOCKS)
-def test_the_hash_of_rows_equals_the_reference(
+def test_row_hash_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], top_k: int, rows: int, blocks: tuple[int, int]
 ) -> None:
     with KERNELS.small_blocks(*blocks):
         check_rule(KERNELS, *case, RowHash(top_k, int32([rows])))
 
 
-@few(25)
+@few(12)
 @given(batched(), st.sampled_from((0, 1, 5, 2**31 - 1)), st.sampled_from((32, 64)))
-def test_turns_equal_the_reference(
+def test_block_turns_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], offset: int, turns: int
 ) -> None:
     with KERNELS.small_numbering(32, 32, 2):
@@ -96,7 +98,7 @@ def skewed(size: int, experts: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 257, 1023, 1025, 2500])
-def test_the_blocks_that_are_used_in_earnest_give_the_same(size: int) -> None:
+def test_routing_with_default_blocks_equals_the_reference(size: int) -> None:
     placement = int32([*range(12), *range(4)])
     table = build_table(placement, shares_of_two(placement, 12), 12)
     world, ids = installed(table, 4), skewed(size, 12)
@@ -116,7 +118,7 @@ def shares_of_two(placement: torch.Tensor, experts: int) -> torch.Tensor:
     return shares
 
 
-def test_a_thousand_experts_fit() -> None:
+def test_routing_supports_1024_experts() -> None:
     placement = int32([*range(1024), *range(64)])
     table = build_table(placement, shares_of_two(placement, 1024), 1024)
     world, ids = installed(table, 32), skewed(600, 1024)
@@ -125,7 +127,7 @@ def test_a_thousand_experts_fit() -> None:
         check_apportioned(KERNELS, world, ids, 1)
 
 
-def test_an_element_whose_draw_ends_a_share_goes_to_the_next_replica() -> None:
+def test_hashed_routing_at_share_boundary_takes_next_replica() -> None:
     ids = torch.zeros(40, dtype=torch.int32)
     draws = sorted(set((mix32(torch.arange(40), 2, 0, 9) >> 16).tolist()))
     ends = [*draws, 65536]
@@ -134,9 +136,9 @@ def test_an_element_whose_draw_ends_a_share_goes_to_the_next_replica() -> None:
     check_hashed(KERNELS, installed(table, 1), ids, 2, 9)
 
 
-@few(15)
+@few(7)
 @given(tables(), st.integers(0, 20))
-def test_the_fewest_elements_find_the_ends_of_their_quotas(
+def test_apportioned_routing_rounds_quotas_of_few_elements(
     drawn: tuple[RoutingTable, Shape], rank: int
 ) -> None:
     """With as many elements as replicas every quota is 0, 1 or 2, and rounding decides."""
@@ -146,7 +148,7 @@ def test_the_fewest_elements_find_the_ends_of_their_quotas(
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4, 5, 16, 17, MOST_REPLICAS])
-def test_a_run_of_any_length_is_searched(copies: int) -> None:
+def test_routing_searches_replica_runs_of_any_length(copies: int) -> None:
     shares = [65536 // copies] * copies
     shares[-1] += 65536 - sum(shares)
     table = build_table(int32([1, *([0] * copies)]), int32([65536, *shares]), 2)
@@ -155,7 +157,7 @@ def test_a_run_of_any_length_is_searched(copies: int) -> None:
     check_apportioned(KERNELS, installed(table, 1), ids, 1)
 
 
-def test_one_workspace_serves_batches_of_all_sizes_in_turn() -> None:
+def test_workspace_serves_batches_of_all_sizes() -> None:
     table = build_table(int32([0, 1, 0, 2]), int32([30000, 65536, 35536, 65536]), 3)
     world = installed(table, 2)
     with KERNELS.small_blocks(16, 32), KERNELS.small_numbering(32, 64, 2):
@@ -174,7 +176,7 @@ def test_one_workspace_serves_batches_of_all_sizes_in_turn() -> None:
     assert is_clean(workspace)
 
 
-def test_tables_that_were_never_committed_are_read_without_harm() -> None:
+def test_routing_with_uncommitted_tables_is_harmless() -> None:
     tables = Tables.empty(1, 3, 4, 2, on_device(torch.empty(0)).device)
     workspace = KERNELS.workspace(3, 4, 2, 50)
     ids = on_device(torch.arange(50, dtype=torch.int32) % 5 - 1)
@@ -196,7 +198,7 @@ def test_tables_that_were_never_committed_are_read_without_harm() -> None:
         assert routed() == {0, 4}
 
 
-def test_a_batch_beyond_the_workspace_is_refused() -> None:
+def test_routing_refuses_batch_beyond_workspace() -> None:
     world = installed(build_table(int32([0]), int32([65536]), 1), 1)
     ids = on_device(torch.zeros(300, dtype=torch.int32))
     with pytest.raises(ValueError, match="ids: expected at most 256, got 300"):
@@ -205,7 +207,7 @@ def test_a_batch_beyond_the_workspace_is_refused() -> None:
         )
 
 
-def test_an_offset_beyond_int32_is_refused() -> None:
+def test_block_turns_refuse_offset_beyond_int32() -> None:
     world = installed(build_table(int32([0]), int32([65536]), 1), 1)
     ids = on_device(torch.zeros(3, dtype=torch.int32))
     with pytest.raises(ValueError, match="offset: expected at most 2147483647"):

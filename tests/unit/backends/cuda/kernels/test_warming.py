@@ -4,17 +4,19 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from helpers.harnesses.interpreting import DEVICE
 from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean
+from helpers.harnesses.triton_interpreter import DEVICE
 
 from equipoise.backends.cuda.kernels import warming
 from equipoise.hal.kernels import Tables
+
+pytestmark = pytest.mark.slow
 
 KERNELS = Launchers(REAL)
 
 
 @pytest.mark.parametrize("elements", [0, 5000])
-def test_warming_leaves_tables_and_workspace_as_they_were(elements: int) -> None:
+def test_warm_leaves_tables_and_workspace_unchanged(elements: int) -> None:
     tables = Tables.empty(2, 3, 4, 2, DEVICE)
     tables.generation.fill_(5)
     workspace = KERNELS.workspace(3, 4, 2, elements)
@@ -24,7 +26,7 @@ def test_warming_leaves_tables_and_workspace_as_they_were(elements: int) -> None
     assert not any(bool(part.any()) for part in (tables.start, tables.cumulative))
 
 
-def test_warming_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = set[str]()
 
     def watched(name: str) -> object:

@@ -93,7 +93,7 @@ def stream() -> DeviceStream:
     return DeviceStream(Role.COMPUTE, "compute", Device(vendor, 0), None, Gate())
 
 
-def test_an_abort_fails_the_streams_that_wait_before_it_lets_them_go(bench: Bench) -> None:
+def test_channel_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
     operation, waiting = Operation(), stream()
     flight = bench.channel.fly(lambda group: operation, ())
     flight.hold(waiting)
@@ -104,7 +104,7 @@ def test_an_abort_fails_the_streams_that_wait_before_it_lets_them_go(bench: Benc
         waiting.launch(lambda: None)
 
 
-def test_buffers_stay_until_the_device_has_come_behind_what_was_aborted(bench: Bench) -> None:
+def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> None:
     buffer = torch.zeros(3)
     watched, operation = ref(buffer), bench.fly(buffer)
     del buffer
@@ -118,7 +118,7 @@ def test_buffers_stay_until_the_device_has_come_behind_what_was_aborted(bench: B
     assert "tried" not in [holding.name for holding in LEDGER.held()]
 
 
-def test_what_had_an_error_of_the_network_ends_by_an_abort(bench: Bench) -> None:
+def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> None:
     operation = bench.fly()
     operation.error = "the network is gone"
     assert not bench.channel.reap()
@@ -128,7 +128,7 @@ def test_what_had_an_error_of_the_network_ends_by_an_abort(bench: Bench) -> None
     assert bench.channel.reap()
 
 
-def test_a_library_that_cannot_abort_is_not_asked_to() -> None:
+def test_channel_does_not_abort_unsupporting_library() -> None:
     bench = Bench(aborts=False)
     bench.fly()
     bench.channel.abort(FAILURE)
@@ -136,7 +136,7 @@ def test_a_library_that_cannot_abort_is_not_asked_to() -> None:
     assert not bench.channel.aborted
 
 
-def test_a_channel_ends_once(bench: Bench) -> None:
+def test_closed_channel_ignores_abort(bench: Bench) -> None:
     bench.channel.close()
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == []

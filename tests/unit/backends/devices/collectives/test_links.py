@@ -56,7 +56,7 @@ def issued(link: Link) -> DeviceWork:
     return work
 
 
-def test_what_cannot_be_launched_late_fails_at_once_and_the_link_is_there() -> None:
+def test_link_fails_unlaunchable_operation_and_stays_usable() -> None:
     link = made(lambda patience: SimpleNamespace(lane=None))
     work = issued(link)
     with pytest.raises(CommunicatorFailed, match="was not launched: the stream is broken"):
@@ -64,7 +64,7 @@ def test_what_cannot_be_launched_late_fails_at_once_and_the_link_is_there() -> N
     link.warm(time.monotonic() + SOON)
 
 
-def test_a_link_that_cannot_be_made_fails_what_waited_for_it() -> None:
+def test_failed_link_fails_waiting_operations() -> None:
     def fail(patience: Patience) -> None:
         raise CommunicatorFailed("nobody came")
 

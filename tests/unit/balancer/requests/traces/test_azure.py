@@ -37,7 +37,7 @@ def seconds(time: datetime, zone: timezone | None) -> float:
 
 
 @given(ROWS, st.sampled_from(["\n", "\r\n", "\n\n"]), st.sampled_from(["", "\n", "\r\n\r\n"]))
-def test_what_is_written_is_read(
+def test_azure_trace_round_trips(
     rows: list[tuple[datetime, timezone | None, int, int]], end: str, last: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(
 
 
 @given(st.lists(st.integers(1, 999), min_size=1, max_size=40), st.integers(45, 200), st.data())
-def test_lines_are_whole_wherever_the_file_is_cut_into_pieces(
+def test_azure_trace_reads_whole_lines_at_any_piece_size(
     counts: list[int], piece: int, data: st.DataObject
 ) -> None:
     lines = [f"2024-05-10 00:00:{at:02},{count},1" for at, count in enumerate(counts)]
@@ -69,7 +69,7 @@ def test_lines_are_whole_wherever_the_file_is_cut_into_pieces(
     assert what == f"line {bad + 2}: ContextTokens is '?', expected a whole number"
 
 
-def test_the_two_releases(tmp_path: Path) -> None:
+def test_azure_trace_reads_releases_of_2023_and_2024(tmp_path: Path) -> None:
     for number, lines in enumerate(
         (
             ["2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:50.9951690,396,109"],
@@ -85,14 +85,14 @@ def test_the_two_releases(tmp_path: Path) -> None:
         assert found.outputs.tolist() == [44, 109]
 
 
-def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
+def test_azure_trace_finds_columns_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,GeneratedTokens,TIMESTAMP,y,ContextTokens\n,5,2024-05-10T00:00:00Z,,6\n")
     found = read_trace(path)
     assert (found.prompts.tolist(), found.outputs.tolist()) == ([6], [5])
 
 
-def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
+def test_azure_trace_sorts_and_counts_rows_out_of_order(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     times = ("00:05", "00:01", "00:03", "00:01")
     lines = [f"2024-05-10 00:{time},{at + 1},1" for at, time in enumerate(times)]
@@ -103,7 +103,7 @@ def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
     assert found.notes == ("2 requests were earlier than the one before them: sorted by time",)
 
 
-def test_requests_without_output_are_dropped_and_counted(tmp_path: Path) -> None:
+def test_azure_trace_drops_and_counts_requests_without_output(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"{HEADER}\n2024-05-10 00:00:00,1,0\n2024-05-10 00:00:01,2,3\n")
     found = read_trace(path)
@@ -159,13 +159,13 @@ NOT_A_TIME = "expected a time such as 2024-05-10 00:00:00.009930+00:00"
         (f"{TIME}+01.00,1,2", f"TIMESTAMP is '{TIME}+01.00'"),
     ],
 )
-def test_a_bad_line_is_named(row: str, words: str, tmp_path: Path) -> None:
+def test_azure_trace_names_bad_line(row: str, words: str, tmp_path: Path) -> None:
     what = fails(tmp_path / "a.csv", f"{HEADER}\n{TIME},1,2\n{row}\n{TIME},1,2\n", read_trace)
     assert what.startswith("line 3: ")
     assert words in what
 
 
-def test_behind_the_last_row_that_is_wanted_nothing_is_judged(tmp_path: Path) -> None:
+def test_azure_trace_ignores_lines_after_requested_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"{HEADER}\n{TIME},1,2\n{TIME},3,2\nrubbish\n")
     assert read_trace(path, most=2).prompts.tolist() == [1, 3]
@@ -180,5 +180,5 @@ def test_behind_the_last_row_that_is_wanted_nothing_is_judged(tmp_path: Path) ->
         (f"{HEADER}\n{TIME},1,0\n", "has no requests: none of 1 has output"),
     ],
 )
-def test_a_trace_has_requests(text: str, words: str, tmp_path: Path) -> None:
+def test_azure_trace_without_requests_is_refused(text: str, words: str, tmp_path: Path) -> None:
     assert fails(tmp_path / "a.csv", text, read_trace) == words

@@ -21,7 +21,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.sampled_from([OLD, NEW]), st.integers(0, 9))
-def test_what_is_written_is_read(
+def test_burstgpt_trace_round_trips(
     rows: list[tuple[int, int, int]], header: str, places: int
 ) -> None:
     middle = ",," if header == NEW else ""
@@ -49,7 +49,7 @@ def decimal(number: int, places: int) -> str:
     return f"{before}.{behind:0{places}}" if places else str(before)
 
 
-def test_digits_below_a_nanosecond_are_cut_off(tmp_path: Path) -> None:
+def test_burstgpt_trace_truncates_times_to_nanoseconds(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"{OLD}\n5,a,1,2,3,b\n5.000000001999999999,a,1,2,3,b\n6.5,a,1,2,3,b\n")
     assert np.asarray(read_trace(path).arrivals).tolist() == [0.0, 1e-9, 1.5]
@@ -72,6 +72,6 @@ def test_digits_below_a_nanosecond_are_cut_off(tmp_path: Path) -> None:
         ("5,GPT-4,1,two,3,c", "line 3: Response tokens is 'two', expected a whole number"),
     ],
 )
-def test_a_bad_line_is_named(row: str, words: str, tmp_path: Path) -> None:
+def test_burstgpt_trace_names_bad_line(row: str, words: str, tmp_path: Path) -> None:
     text = f"{OLD}\n5,ChatGPT,472,18,490,Conversation log\n{row}\n"
     assert fails(tmp_path / "a.csv", text, read_trace).startswith(words)

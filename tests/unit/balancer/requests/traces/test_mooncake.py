@@ -36,7 +36,7 @@ def row(time: float, prompt: int, output: int, hashes: list[int]) -> dict[str, o
 @given(
     st.lists(rows(), min_size=1, max_size=12), st.integers(20, 300), st.none() | st.integers(1, 9)
 )
-def test_what_is_written_is_read(
+def test_mooncake_trace_round_trips(
     written: list[dict[str, object]], piece: int, most: int | None
 ) -> None:
     written.append(row(10**9, 1, 1, []))
@@ -55,7 +55,7 @@ def test_what_is_written_is_read(
     assert np.asarray(found.arrivals) == pytest.approx(expected, rel=1e-9, abs=2e-9)
 
 
-def test_hashes_stay_with_their_requests_when_times_are_sorted(tmp_path: Path) -> None:
+def test_mooncake_trace_keeps_hashes_with_sorted_requests(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     made = [row(9, 600, 1, [1, 2]), row(3, 10, 0, [8]), row(3, 10, 1, [5]), row(6, 1, 1, [])]
     path.write_text("\r\n".join(map(json.dumps, made)))
@@ -107,7 +107,7 @@ TIME_MOST = 9_000_000_000_000
         (json.dumps({k: v for k, v in GOOD.items() if k != "hash_ids"}), "has no hash_ids"),
     ],
 )
-def test_a_bad_line_is_named(line: str | bytes, words: str, tmp_path: Path) -> None:
+def test_mooncake_trace_names_bad_line(line: str | bytes, words: str, tmp_path: Path) -> None:
     bad = line if isinstance(line, bytes) else line.encode()
     good = json.dumps(GOOD).encode()
     what = fails(tmp_path / "a.jsonl", b"\n".join([good, b"", bad, good]), read_trace)

@@ -40,7 +40,7 @@ def requests(turns: Turns) -> list[tuple[int, int]]:
     st.integers(1, 60),
     st.none() | st.integers(1, 8),
 )
-def test_what_is_written_is_read(
+def test_sharegpt_trace_round_trips(
     drawn: list[Turns], indent: int | None, ascii: bool, piece: int, most: int | None
 ) -> None:
     written = [[("human", "What?"), ("gpt", "That.")], *drawn]
@@ -96,11 +96,11 @@ def of_turn(turn: str) -> str:
         (b'[{"conversations": "\xff"}]', "line 1: is not UTF-8 behind this line"),
     ],
 )
-def test_a_bad_line_is_named(text: str | bytes, words: str, tmp_path: Path) -> None:
+def test_sharegpt_trace_names_bad_line(text: str | bytes, words: str, tmp_path: Path) -> None:
     assert fails(tmp_path / "a.json", text, read_trace).startswith(words)
 
 
-def test_an_object_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_sharegpt_trace_bounds_memory_for_endless_object(tmp_path: Path) -> None:
     # What is no UTF-8 would be seen, if that much were read.
     text = b'[{"id": "' + b"a" * 10_000 + b"\xff"
     with patch.object(conversations, "OBJECT_MOST", 100), patch.object(source, "PIECE", 50):

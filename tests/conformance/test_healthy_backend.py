@@ -1,0 +1,24 @@
+"""No false alarm: the healthy virtual backend is accepted from every seed.
+
+Every commit plays one seed: `test_backends.py`.
+"""
+
+import pytest
+
+from equipoise.backends.virtual import BACKEND
+from equipoise.hal.conformance import suite
+from equipoise.hal.conformance.property import Property
+from equipoise.hal.conformance.search import Effort, Held, search
+from equipoise.hal.conformance.virtual import ControlledSubject
+
+pytestmark = pytest.mark.deep
+SEEDS, CASES = range(20), 400
+SUBJECT = ControlledSubject(BACKEND)
+PLAYED = [claim for claim in suite.properties() if claim.where(SUBJECT.traits)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("claim", PLAYED, ids=lambda claim: claim.name)
+def test_property_holds_on_healthy_virtual_backend(claim: Property, seed: int) -> None:
+    found = search(claim, SUBJECT, Effort(cases=CASES, seed=seed))
+    assert isinstance(found, Held), found

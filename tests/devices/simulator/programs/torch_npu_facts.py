@@ -1,0 +1,112 @@
+"""What real torch_npu shows of the simulated device. Arguments: the names of what to look at."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+from devices.simulator.programs.driver import faults, report
+
+DEVICE = "npu:0"
+npu = torch.get_device_module("npu")
+
+
+def fresh() -> list[int]:
+    """The bytes of new memory."""
+    found: list[int] = torch.empty(64, dtype=torch.uint8, device=DEVICE).cpu().tolist()
+    return found
+
+
+def streams() -> list[int]:
+    """Of 33 streams, how many there are, and whose the last one is."""
+    handles = [npu.Stream().npu_stream for _ in range(33)]
+    return [len(set(handles)), handles.index(handles[32])]
+
+
+def unrecorded_event() -> list[bool]:
+    """torch_npu itself lets it pass: it makes the driver's event at the first record."""
+    with faults() as told:
+        event = npu.Event()
+        passed = event.query()
+        event.wait()
+        npu.synchronize()
+    return [passed, not told]
+
+
+def out_of_memory() -> str:
+    """What an allocation beyond the device raises, and whether the next one works."""
+    try:
+        torch.empty(1 << 40, dtype=torch.uint8, device=DEVICE)
+    except torch.OutOfMemoryError as error:
+        assert torch.ones(4, device=DEVICE).sum().item() == 4
+        return type(error).__name__
+    return "nothing"
+
+
+def external_event() -> list[bool]:
+    """Whether what waits has run, before and after the record."""
+    gate, waits, signals, mark = npu.ExternalEvent(), npu.Stream(), npu.Stream(), npu.Event()
+    gate.wait(waits)
+    mark.record(waits)
+    signals.synchronize()
+    before = mark.query()
+    gate.record(signals)
+    npu.synchronize()
+    return [before, mark.query()]
+
+
+def synchronisation_in_a_capture() -> str:
+    """What it raises."""
+    graph = npu.NPUGraph()
+    try:
+        with npu.graph(graph):
+            npu.synchronize()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def index_out_of_range() -> dict[str, object]:
+    """Where it is told: not at the call, but at the next synchronisations, all of them."""
+    source = torch.arange(8, device=DEVICE)
+    npu.synchronize()
+    raised = []
+    with faults() as told:
+        source[torch.tensor([99], device=DEVICE)]
+        for _ in range(2):
+            try:
+                npu.synchronize()
+            except RuntimeError as error:
+                raised.append(str(error))
+    return {"raised": raised, "told": len(told)}
+
+
+def missing_operator() -> dict[str, str]:
+    """What an operator that libopapi lacks raises, and what it tells."""
+    raised = "nothing"
+    with faults() as told:
+        try:
+            torch.erfinv(torch.zeros(4, device=DEVICE)).cpu()
+        except RuntimeError as error:
+            raised = str(error)
+    return {"raised": raised, "told": " ".join(told)}
+
+
+LOOKS: Mapping[str, Callable[[], object]] = {
+    look.__name__: look
+    for look in (
+        fresh,
+        streams,
+        unrecorded_event,
+        out_of_memory,
+        external_event,
+        synchronisation_in_a_capture,
+        index_out_of_range,
+        missing_operator,
+    )
+}
+
+if __name__ == "__main__":
+    report(**{name: LOOKS[name]() for name in sys.argv[1:]})
+    sys.stdout.flush()
+    os._exit(0)  # a stream that has failed is not taken down in order

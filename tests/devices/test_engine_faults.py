@@ -1,0 +1,82 @@
+"""Something goes wrong with a rank while experts move: on GPUs, on NPUs of the simulated driver."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from helpers.harnesses.devices import Network
+from helpers.harnesses.fault_matrix import LOSSES, TROUBLES, healthy, matrix_row, unmoved
+from helpers.processes.rank_pool import Case, Ranks
+from helpers.rank_programs import epoch_faults as faults
+from helpers.records import RecordProperty, add_row
+from helpers.tiers import DEEP
+
+SIZE = 3
+LOST = [
+    ("Committing", "killed", "boundary"),
+    ("Moving", "stopped", "boundary"),
+    ("Updating", "killed", "locked"),
+    ("Agreeing", "writes are wrong", "locked"),
+]
+TROUBLED = [
+    ("bytes corrupted", "Moving", "boundary"),
+    ("message lost", "Agreeing", "boundary"),
+    ("plan differs", "Updating", "locked"),
+]
+"""Of the matrix, on every commit; all of it in the deep profile."""
+LOST_SO_FAR = count(1)
+BEARABLE = 8
+"""Losses that a process goes through: what was under way with the lost keeps its stream of 32."""
+
+
+def play(
+    ranks: Ranks,
+    network: Network,
+    program: Callable[..., Any],
+    lost: frozenset[int],
+    **arguments: str,
+) -> list[Any]:
+    network.need(SIZE)
+    return ranks.play(
+        Case(
+            program=f"{program.__module__}:{program.__qualname__}",
+            size=SIZE,
+            arguments={**arguments, "backend": network.backend},
+            deadline=faults.DEADLINE,
+            lost=lost,
+            spoils=bool(lost) and next(LOST_SO_FAR) % BEARABLE == 0,
+            communicator=network.communicator,
+        )
+    )
+
+
+@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
+def test_engine_survivors_serve_one_layout_after_rank_loss(
+    ranks: Ranks,
+    network: Network,
+    where: str,
+    how: str,
+    commit: str,
+    record_property: RecordProperty,
+) -> None:
+    lost = frozenset({faults.VICTIM})
+    answers = play(ranks, network, faults.survive, lost, where=where, how=how, commit=commit)
+    healthy([answers[0], answers[2]])
+    add_row(record_property, "fault matrix", matrix_row(network.backend, commit, how, where))
+
+
+@pytest.mark.parametrize(("what", "where", "commit"), TROUBLES if DEEP else TROUBLED)
+def test_engine_keeps_layout_on_every_rank_after_fault(
+    ranks: Ranks,
+    network: Network,
+    what: str,
+    where: str,
+    commit: str,
+    record_property: RecordProperty,
+) -> None:
+    answers = play(
+        ranks, network, faults.endure, frozenset(), what=what, where=where, commit=commit
+    )
+    unmoved(answers, what)
+    add_row(record_property, "fault matrix", matrix_row(network.backend, commit, what, where))

@@ -1,0 +1,49 @@
+"""What a test says of an outcome."""
+
+from typing import Any
+
+from engines.vllm.runs.modes import REARRANGEMENTS
+from engines.vllm.runs.reference_tokens import Reference
+from engines.vllm.runs.run import Outcome
+from vllm_cpu.faults import PLANTED, Fault
+
+
+def says(outcome: Outcome, reference: Reference) -> None:
+    """Every round is the reference, token for token."""
+    for number, tokens in enumerate(outcome.rounds):
+        assert tokens == reference.tokens, f"round {number}"
+
+
+def differs(outcome: Outcome, reference: Reference, fault: Fault) -> bool:
+    """Whether a fault that was planted shows: another token, or an engine that died of it."""
+    assert PLANTED.format(fault) in outcome.said, "nothing was broken"
+    if outcome.answers is None:
+        return outcome.code == 1
+    return any(tokens != reference.tokens for tokens in outcome.rounds)
+
+
+def rearranged(outcome: Outcome, layers: int) -> None:
+    """Both ranks went through enough rearrangements, alike, and experts moved.
+
+    Args:
+        outcome: of two ranks with vLLM's own EPLB.
+        layers: that are to be moved one by one in each rearrangement: 4, or 0 where all of a
+            rearrangement is one step. The last one may not be through.
+    """
+    watched = outcome.of("watch")
+    assert len(watched) == 2, "nothing is balanced"
+    first, second = watched
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert first["maps"] == second["maps"]
+    assert first["maps"] != first["first"]
+    assert counts(first) == counts(second)
+    done = counts(first)["rearrangements"]
+    assert done >= REARRANGEMENTS
+    assert layers * (done - 1) <= counts(first).get("layers", 0) <= layers * done
+    assert counts(first)["map_changes"] >= REARRANGEMENTS - 1
+
+
+def counts(process: dict[str, Any]) -> dict[str, int]:
+    """What one process counted."""
+    found: dict[str, int] = process["counts"]
+    return found

@@ -1,0 +1,101 @@
+"""Our engine balances a real vLLM: tokens stay, experts move, and counters prove whose they are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from engines.vllm.runs import modes
+from engines.vllm.runs.case import Case
+from engines.vllm.runs.outcome_checks import differs, says
+from engines.vllm.runs.reference_tokens import Reference
+from engines.vllm.runs.run import Outcome
+from vllm_cpu.faults import Fault
+
+RunOnce = Callable[[str, Case], Outcome]
+References = Mapping[str, Reference]
+EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0, "deadline": 30.0}
+"""Moves for whatever can be gained, so that there is much to go wrong."""
+MODEL = "qwen3-moe"
+
+
+def balanced(reference: Reference, **settings: Any) -> Case:
+    """Two ranks, two redundant experts, an epoch every 8 steps; our engine."""
+    return modes.ours(modes.balanced(reference), engine={**EAGER, **settings})
+
+
+def balanced_by_us(outcome: Outcome, rebalances: int = modes.REARRANGEMENTS) -> None:
+    """Both ranks went through the epochs, and moved experts; vLLM's own balancer did nothing."""
+    first, second = outcome.of("equipoise")
+    for rank in (first, second):
+        assert rank["epochs"] >= rebalances
+        assert rank["moves"] >= 1
+        assert rank["routed_batches"] >= 1
+    assert first["moves"] == second["moves"]
+    assert [process["counts"].get("rearrangements", 0) for process in outcome.of("watch")] in (
+        [],
+        [0, 0],
+    )
+
+
+def test_engine_lagged_shares_keep_tokens_and_move_experts(
+    references: References, run_once: RunOnce
+) -> None:
+    case = replace(balanced(references[MODEL]), asks=("equipoise_placement",))
+    outcome = run_once("ours-lagged", case)
+    says(outcome, references[MODEL])
+    balanced_by_us(outcome)
+    assert outcome.answers is not None
+    first, second = outcome.answers["asked"]["equipoise_placement"]
+    assert first == second
+    assert any(sorted(set(row)) == list(range(8)) and row[8:] != [0, 1] for row in first)
+    assert "engine=vllm0 epoch=" in outcome.said
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("shares", ["static", "exact"])
+def test_engine_keeps_tokens_with_static_and_exact_shares(
+    shares: str, references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once(f"ours-{shares}", balanced(references[MODEL], shares=shares))
+    says(outcome, references[MODEL])
+    balanced_by_us(outcome)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("model", ["qwen3-moe-16", "glm4-moe"])
+def test_engine_keeps_tokens_with_16_experts_or_a_shared_expert(
+    model: str, references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once(f"ours-{model}", balanced(references[model]))
+    says(outcome, references[model])
+    balanced_by_us(outcome)
+
+
+@pytest.mark.deep
+def test_engine_keeps_tokens_behind_data_parallel_server(
+    references: References, run_once: RunOnce
+) -> None:
+    case = modes.data_parallel_balanced(references[MODEL])
+    outcome = run_once("ours-data-parallel", modes.ours(case, engine=dict(EAGER)))
+    says(outcome, references[MODEL])
+    balanced_by_us(outcome)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("fault", [Fault.OUR_DROPPED_COPY, Fault.OUR_OWN_PICKS])
+def test_engine_planted_fault_changes_tokens(
+    fault: Fault, references: References, run_once: RunOnce
+) -> None:
+    outcome = run_once(f"ours-{fault}", replace(balanced(references[MODEL]), fault=fault))
+    assert differs(outcome, references[MODEL], fault)
+
+
+@pytest.mark.deep
+def test_vllm_without_settings_runs_no_equipoise_code(
+    references: References, run_once: RunOnce
+) -> None:
+    case = replace(modes.balanced(references[MODEL]), asks=())
+    outcome = run_once("eplb-async", case)
+    assert outcome.of("equipoise") == []
+    assert "equipoise: " not in outcome.said

@@ -1,0 +1,90 @@
+"""What a sender makes, and where."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from exploration.channel.case import Making
+from torch import Tensor
+
+from equipoise.pipeline.departure import Departure
+from equipoise.pipeline.edge import Edge
+from equipoise.pipeline.sending import SendingEnd
+from equipoise.pipeline.shape_class import ShapeClass
+
+if TYPE_CHECKING:
+    from exploration.channel.run_case import Play
+
+HUNDREDTH = 100
+Kept = tuple[Tensor, list[float]]
+
+
+def contents(step: int, rows: int, sender: int) -> dict[str, Tensor]:
+    """What a sender hands over: `hidden` alike on all of them, `mine` not."""
+    numbers = torch.arange(rows * 2, dtype=torch.float32).view(rows, 2)
+    mine = torch.full((rows, 1), HUNDREDTH * (sender + 1) + step, dtype=torch.int64)
+    return {"hidden": numbers + HUNDREDTH * (step + 1), "mine": mine}
+
+
+class Maker:
+    """One sender.
+
+    Args:
+        play: whose record it writes.
+        rank: of the sender.
+        edge: over which it sends.
+    """
+
+    def __init__(self, play: Play, rank: int, edge: Edge) -> None:
+        self._play = play
+        self._rank = rank
+        self._edge = edge
+        self._kept: list[Kept] = []
+
+    def lets(self, end: SendingEnd) -> bool:
+        """Whether `send` would not wait; what keeps a buffer is let go of for it."""
+        if end.room():
+            return True
+        last = end._next().departure
+        if last is not None and last.is_completed():
+            self.let_go()
+        return end.room()
+
+    def send(self, end: SendingEnd, step: int, sent_as: ShapeClass) -> Departure:
+        """Make a step's tensors by a program, and hand them over."""
+        making = self._play.case.makings[step]
+        lent = {} if making is Making.OWN else end.outgoing(sent_as)
+        own = {
+            f.name: torch.empty(f.shape, dtype=f.dtype)
+            for f in sent_as.fields
+            if f.name not in lent
+        }
+        values = contents(step, self._play.case.rows[step], self._rank)
+        self._edge.stream.launch(partial(_fill, own | lent, values))
+        departure = end.send(own | lent, sent_as)
+        self._edge.stream.launch(partial(_scribble, own))
+        if making is Making.KEPT and "mine" in lent:
+            right = values["mine"].expand_as(lent["mine"]).flatten().tolist()
+            self._kept.append((lent["mine"], right))
+        return departure
+
+    def let_go(self) -> None:
+        """Look once more at what was kept, and keep nothing."""
+        for tensor, right in self._kept:
+            self._edge.stream.launch(partial(self._look, tensor, right))
+        self._kept.clear()
+
+    def _look(self, tensor: Tensor, right: list[float]) -> None:
+        self._play.record.kept.append((tensor.flatten().tolist(), right))
+
+
+def _fill(mine: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, tensor in mine.items():
+        tensor.copy_(values[name].expand_as(tensor))
+
+
+def _scribble(mine: dict[str, Tensor]) -> None:
+    for tensor in mine.values():
+        tensor.fill_(-1)

@@ -1,0 +1,151 @@
+"""One rank of an explored world: its engine, whose jobs are lanes, and its host."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from exploration.engine.case import Case
+from exploration.engine.faulty_fabric import RiggedFabric, RiggedStore, Traps
+from exploration.engine.forward_model import Forward, weights
+from exploration.engine.lane import LaneWorker
+from exploration.engine.locked_weights import way
+from exploration.engine.records import After
+
+from equipoise.backends.virtual.stream import VirtualStream
+from equipoise.backends.virtual.world import World
+from equipoise.balancer.experts.assembly import Means, assemble
+from equipoise.balancer.experts.balancer import ExpertBalancer
+from equipoise.balancer.experts.drafting import Room
+from equipoise.balancer.experts.engine import ExpertEngine
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.members import Members
+from equipoise.balancer.experts.placement import contiguous
+from equipoise.balancer.experts.standing import outcome_of
+from equipoise.balancer.experts.states import Voting
+from equipoise.balancer.experts.waits import Reached
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.stream import Event, Role
+
+
+@dataclass
+class Seat:
+    """What a rank's host works with.
+
+    Attributes:
+        world: where it sits.
+        case: what it plays.
+        rank: its number.
+        traps: faults that wait for it.
+        fabric: its connection.
+        balancer: the engine under test, and what it has installed.
+        tokens: stands for the exchange of tokens.
+        forward: its steps.
+        workers: of its engine, by kind.
+        at: the boundary that it has come to; -1 before the first.
+        after: what was installed behind each boundary.
+        stages: what the rank voted on behind each boundary; empty where it did not.
+    """
+
+    world: World
+    case: Case
+    rank: int
+    traps: Traps
+    fabric: RiggedFabric
+    balancer: ExpertBalancer
+    tokens: Communicator
+    forward: Forward
+    workers: dict[str, LaneWorker]
+    at: int = -1
+    after: list[After] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> ExpertEngine:
+        """The engine under test."""
+        assert isinstance(self.balancer.engine, ExpertEngine)
+        return self.balancer.engine
+
+    def serve(self, turn: Callable[[int], object]) -> Job[None]:
+        """All steps; `turn` is told of each boundary before it."""
+        readers = self._readers()
+        begun: deque[Event] = deque()
+        for step in range(self.case.steps + self.case.tail):
+            self.at = step
+            turn(step)
+            self.engine.launched()  # what `boundary` does before it begins
+            if step >= self.engine._next:
+                yield from self.engine.passage(step)
+            if self.case.schedule and (step + self.rank) % 2:
+                self.engine.launched()  # by whoever does not know when the forward is launched
+            layout = self.balancer.installed.layout
+            self.after.append(
+                After(layout.placement.tobytes(), layout.shares.tobytes(), layout.retired)
+            )
+            begun.append((yield from self._forward(step, readers)))
+            self._note()
+            while len(begun) > self.case.ahead:
+                yield Reached(begun.popleft())
+        for event in (*begun, *(self._recorded(stream) for stream in readers.values())):
+            yield Reached(event)
+        yield from self.balancer.load.drain()
+
+    def _note(self) -> None:
+        """What is voted on beside a step."""
+        state = self.engine.state
+        stage = f"{state.epoch.number}/{outcome_of(state)}" if isinstance(state, Voting) else ""
+        self.stages.append(stage)
+
+    def _readers(self) -> dict[str, VirtualStream]:
+        """The compute stream, and the attached one if this rank has any."""
+        accelerator = self.world.accelerator(self.rank)
+        readers = {"compute": accelerator.stream(Role.COMPUTE)}
+        if self.rank in self.case.readers:
+            readers["aux"] = accelerator.stream(Role.AUX)
+            self.balancer.installed.attach(readers["aux"])
+        return readers
+
+    def _forward(self, step: int, readers: dict[str, VirtualStream]) -> Job[Event]:
+        """One step: all layers on every reader, then the exchange of tokens with all ranks."""
+        self.forward.launch(readers, step)
+        compute, hot = readers["compute"], self.case.hot
+        self.forward.count(compute, hot[step // 3 % len(hot)])
+        self.engine.launched()
+        if not self.tokens.capabilities.stream_ordered:
+            yield Reached(self._recorded(compute))
+        with compute.current():
+            work = self.tokens.barrier()
+        work.wait(compute)
+        return self._recorded(compute)
+
+    def _recorded(self, stream: VirtualStream) -> Event:
+        event = self.world.accelerator(self.rank).event()
+        stream.record(event)
+        return event
+
+
+def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> Seat:
+    """A rank, put together; nothing has moved yet."""
+    shape, traps, accelerator = case.shape, Traps(), world.accelerator(rank)
+    fabric: Any = RiggedFabric(world.fabric(rank), traps)
+    placement = contiguous(shape)
+    layout = Layout(placement, even_shares(placement, shape.experts))
+    slots = weights(placement, rank, shape, case.staging)
+    workers: dict[str, LaneWorker] = {}
+
+    def hire(kind: str) -> LaneWorker:
+        workers[kind] = LaneWorker(rank, kind, act)
+        return workers[kind]
+
+    aside = Room.of(case.staging, shape).aside
+    store: Any = RiggedStore(accelerator.slot_store(slots), traps, aside)
+    path = way(case, accelerator, store)
+    # Put together here: to open it all ranks would have to come at once.
+    members = Members(tuple(range(shape.ranks)), rank)
+    means = Means(accelerator, fabric, store, case.config, path, hire, members)
+    balancer = ExpertBalancer(means, shape, assemble(means, shape, layout))
+    tables, counters = balancer.installed.tables, balancer.load.counters
+    forward = Forward(rank, shape, slots, tables, counters, balancer.parts.guard)
+    tokens = fabric.open("tokens")
+    return Seat(world, case, rank, traps, fabric, balancer, tokens, forward, workers)

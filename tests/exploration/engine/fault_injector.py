@@ -1,0 +1,82 @@
+"""Lets the faults of a case strike when their moment has come."""
+
+from dataclasses import dataclass, field
+
+from exploration.engine.case import Fault, FaultKind
+from exploration.engine.driver import Driver
+from exploration.engine.explored_rank import Seat
+
+JOBS = {
+    FaultKind.PLANNER_RAISES: "planner",
+    FaultKind.MOVER_RAISES: "mover",
+    FaultKind.SOLVER_RAISES: "solver",
+    FaultKind.CLERK_RAISES: "clerk",
+}
+
+
+@dataclass
+class Mischief:
+    """Faults to come.
+
+    Attributes:
+        waiting: each with the micro-steps that it waits once its host is there.
+        struck: those whose moment has come.
+        gone: ranks that were stopped or killed.
+    """
+
+    seats: list[Seat]
+    driver: Driver
+    waiting: list[tuple[Fault, int]]
+    struck: list[Fault] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
+
+    @property
+    def armed(self) -> bool:
+        """Whether a fault still waits, for its moment or for something to strike."""
+        workers = [worker for seat in self.seats for worker in seat.workers.values()]
+        lurks = any(worker.poisoned or worker.hasty for worker in workers)
+        return bool(self.waiting) or lurks or any(seat.traps.armed for seat in self.seats)
+
+    def watch(self) -> None:
+        """Before each micro-step."""
+        if not self.waiting:
+            return
+        still = []
+        for fault, delay in self.waiting:
+            if self.seats[fault.rank].at < fault.step:
+                still.append((fault, delay))
+            elif delay > 0 or not self._strike(fault):
+                still.append((fault, delay - 1))
+            else:
+                self.struck.append(fault)
+        self.waiting = still
+
+    def _strike(self, fault: Fault) -> bool:
+        """Whether there was anything to strike."""
+        rank, seat, world = fault.rank, self.seats[fault.rank], self.driver.world
+        match fault.kind:
+            case FaultKind.STOPPED:
+                self.gone.add(rank)
+                world.stop(rank)
+            case FaultKind.KILLED:
+                self.gone.add(rank)
+                self.driver.remove(rank)
+            case FaultKind.EXCHANGE_EXPIRES:
+                return self._expire(rank)
+            case FaultKind.STORE_LOST:
+                world.lose_store()
+            case FaultKind.SLOW:
+                self.driver.slow.add(rank)
+            case FaultKind.HASTY_CLERK:
+                seat.workers["clerk"].hasty = True
+            case kind if kind in JOBS:
+                seat.workers[JOBS[kind]].poisoned = True
+            case kind:
+                seat.traps.armed.add(kind)
+        return True
+
+    def _expire(self, rank: int) -> bool:
+        pending = list(self.driver.world.network.pending)
+        mine = [op for op in pending if op.communicator.member == rank]
+        moves = [op for op in mine if op.communicator.purpose.endswith(".moves")]
+        return any([operation.strike() for operation in moves])

@@ -1,0 +1,70 @@
+"""What was seen of an explored world."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from exploration.engine.case import Case, Fault
+from exploration.engine.forward_model import Sight
+
+from equipoise.balancer.experts.engine import EpochReport
+from equipoise.balancer.experts.layout import Retired
+
+
+class After(NamedTuple):
+    """What a boundary has left installed."""
+
+    placement: bytes
+    shares: bytes
+    retired: Retired
+
+
+@dataclass(frozen=True)
+class Story:
+    """One rank's run.
+
+    Attributes:
+        rank: whose.
+        gone: it was stopped or killed by a fault.
+        error: what its host ended by, if not by its own end.
+        after: what was installed behind each boundary.
+        stages: what it voted on behind each boundary; empty where it did not.
+        sights: what its streams saw.
+        reports: how its epochs ended.
+        aborts: by reason.
+        open: number of the epoch that is open at the end, and the boundary that opened it.
+    """
+
+    rank: int
+    gone: bool
+    error: BaseException | None
+    after: tuple[After, ...]
+    stages: tuple[str, ...]
+    sights: tuple[Sight, ...]
+    reports: tuple[EpochReport, ...]
+    aborts: dict[str, int]
+    open: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A case, and what came of it.
+
+    Attributes:
+        case: what was played.
+        stories: by rank.
+        hang: where nobody could move any more, in words; empty if all ended.
+        moved: micro-steps.
+        struck: the faults whose moment came.
+        armed: whether one still waited when the eager steps began.
+        decisions: what ranks were told, by question.
+        left: what has not ended, of what ranks that serve to the end have launched and issued.
+    """
+
+    case: Case
+    stories: tuple[Story, ...]
+    hang: str
+    moved: int
+    struck: tuple[Fault, ...]
+    armed: bool
+    decisions: dict[str, bytes]
+    left: int

@@ -1,0 +1,140 @@
+"""Plays a case to its end, and says what was seen."""
+
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+
+import torch
+from exploration.engine.case import Case, FaultKind
+from exploration.engine.driver import Driver, Hang
+from exploration.engine.explored_rank import Seat, seat
+from exploration.engine.fault_injector import Mischief
+from exploration.engine.lane import LaneHost
+from exploration.engine.patches import Patches, patched
+from exploration.engine.random_planner import scripted
+from exploration.engine.records import Record, Story
+from exploration.engine.world_profiles import WORLDS
+
+from equipoise.backends.virtual.world import World
+from equipoise.balancer.experts.change import Change
+from equipoise.balancer.experts.drafting import Draft, Limits, draft
+from equipoise.balancer.experts.jobs import Job
+from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.lots import ReadyLot, ready_lot
+from equipoise.balancer.experts.mover import Staged
+from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.balancer.experts.states import Draining, Observing
+
+OTHERWISE = 0x5EED
+"""What a rank that plans otherwise adds to the script."""
+
+
+class Play:
+    """A case on its world.
+
+    Args:
+        case: what is played.
+        world: where.
+    """
+
+    def __init__(self, case: Case, world: World) -> None:
+        self.case = case
+        self._acting = 0
+        self._lurking: bool | None = None
+        self._plans: dict[tuple[bytes, ...], Draft] = {}
+        self.driver = Driver(world, case, self._lost)
+        self.seats = [seat(world, case, rank, self._act) for rank in range(world.size)]
+        waiting = [(fault, fault.delay) for fault in case.faults]
+        self.mischief = Mischief(self.seats, self.driver, waiting)
+        self.driver.watch = self.mischief.watch
+        for one in self.seats:
+            job = one.serve(partial(self._turn, one))
+            self.driver.hosts.append(LaneHost(one.rank, job, self._act))
+            self.driver.workers += one.workers.values()
+
+    def draft(self, windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
+        """Stands for the planner; equal questions of a case are answered once."""
+        otherwise = self._trap(FaultKind.OTHER_PLAN)
+        key = (windows.tobytes(), installed.digest.encode(), bytes([otherwise]))
+        if key not in self._plans:
+            script = self.case.script + OTHERWISE * otherwise
+            if script:
+                self._plans[key] = scripted(windows, installed, shape, limits, script)
+            else:
+                self._plans[key] = draft(windows, installed, shape, limits)
+        return self._plans[key]
+
+    def ready_lot(self, staging: Job[Staged], change: Change) -> Job[ReadyLot]:
+        """Stands for what stages a lot."""
+        if self._trap(FaultKind.OTHER_TABLES):
+            other = change.update.cumulative - torch.ones((), dtype=torch.int32)
+            change = replace(change, update=replace(change.update, cumulative=other))
+        return ready_lot(staging, change)
+
+    def record(self) -> Record:
+        """Play to the end."""
+        hang = ""
+        try:
+            self.driver.run()
+        except Hang as stuck:
+            hang = str(stuck)
+        return Record(
+            case=self.case,
+            stories=tuple(map(self._story, self.seats)),
+            hang=hang,
+            moved=self.driver.moved,
+            struck=tuple(self.mischief.struck),
+            armed=self._lurking is not False,
+            decisions={q: a for one in self.seats for q, a in one.fabric.control.told.items()},
+            left=self._left(),
+        )
+
+    def _trap(self, kind: FaultKind) -> bool:
+        return self.seats[self._acting].traps.spring(kind)
+
+    def _act(self, rank: int) -> None:
+        self._acting = rank
+
+    def _turn(self, at: Seat, step: int) -> None:
+        """A host has come to a boundary."""
+        self.driver.turned(at.rank, step)
+        if step >= self.case.steps and self._lurking is None:
+            self._lurking = self.mischief.armed
+
+    def _lost(self, host: LaneHost) -> None:
+        """A rank whose host raises stops for good, as its process does."""
+        self.driver.remove(host.ranks[0])
+
+    def _story(self, at: Seat) -> Story:
+        state = at.engine.state
+        epoch = None if isinstance(state, Observing | Draining) else state.epoch
+        return Story(
+            rank=at.rank,
+            gone=at.rank in self.mischief.gone,
+            error=self.driver.hosts[at.rank].error,
+            after=tuple(at.after),
+            stages=tuple(at.stages),
+            sights=tuple(at.forward.sights),
+            reports=tuple(at.engine.reports),
+            aborts=dict(at.engine.aborts),
+            open=None if epoch is None else (epoch.number, epoch.opened),
+        )
+
+    def _left(self) -> int:
+        world = self.driver.world
+        return sum(world.device(seat.rank).tasks for seat in self.seats) + len(
+            world.network.pending
+        )
+
+
+def play(case: Case, patches: Patches | None = None) -> Record:
+    """What comes of a case, with these patches of the engine."""
+    with closing(WORLDS[case.world].world(case.shape.ranks, b"")) as world, patched(patches or {}):
+        played = Play(case, world)
+        hooks = {
+            "voyages.draft": played.draft,
+            "updates.draft": played.draft,
+            "voyages.ready_lot": played.ready_lot,
+        }
+        with patched(hooks):
+            return played.record()

@@ -1,0 +1,64 @@
+"""One rank that exchanges with itself, for tests of single verbs."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exploration.exchange.case import PLAIN, Case
+from exploration.exchange.rank_program import Script
+
+from equipoise.backends.virtual.backend import VirtualBackend
+from equipoise.backends.virtual.world import World
+from equipoise.hal.stream import Role
+from equipoise.pipeline.expert_exchange.fixed import Combined, Dispatched, FixedExchange
+from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels
+from equipoise.pipeline.expert_exchange.wire import WholeGroup
+
+SOON = 2.0
+CASE = replace(PLAIN, size=1, steps=[[[[[0, 1], [1, 2]]], [[[1, 1]]], [[]], [[[0, 2]]]]])
+
+
+@dataclass
+class Bench:
+    """One rank that exchanges with itself, and moves at once.
+
+    Attributes:
+        world: where.
+        script: makes its batches.
+        sent: handles of dispatches, by batch.
+        back: handles of combines, by batch.
+    """
+
+    world: World
+    script: Script
+    sent: dict[int, Dispatched] = field(default_factory=dict)
+    back: dict[int, Combined] = field(default_factory=dict)
+
+    @property
+    def exchange(self) -> FixedExchange:
+        return self.script.exchange
+
+    def stream(self, number: int = 0) -> Any:
+        return self.script.accelerator.stream(list(Role)[number])
+
+    def dispatch(self, number: int, stream: int = 0) -> None:
+        self.sent[number] = self.exchange.dispatch(
+            self.script.batch(0, number), self.stream(stream)
+        )
+
+    def combine(self, number: int, stream: int = 0) -> None:
+        """Experts compute on what the arrivals hold, whether or not anybody waited for them."""
+        arrivals = self.sent[number]._berth._room.arrivals
+        rows = self.script.expert(arrivals)
+        self.back[number] = self.sent[number].combine(rows, self.stream(stream))
+
+    def launched(self) -> int:
+        return sum(stream._launched for stream in self.world.device(0).streams)
+
+
+def bench(case: Case = CASE) -> Bench:
+    world = VirtualBackend().alone()
+    accelerator, form = world.accelerator(0), case.form()
+    wire = WholeGroup(world.fabric(0).open("experts"), accelerator, SOON)
+    kernels = TorchKernels(form, wire, lambda n: world.empty(0, n).zero_())
+    exchange = FixedExchange(form, kernels, accelerator)
+    return Bench(world, Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))

@@ -1,0 +1,87 @@
+"""The fault matrix; what two ranks that are left of three may have seen, and what not."""
+
+from typing import Any
+
+from helpers.rank_programs import epoch_faults as faults
+from helpers.rank_programs.epoch_faults import VICTIM
+
+BOUNDARY = ("Planning", "Agreeing", "Moving", "Committing", "Decided")
+LOCKED = ("Planning", "Agreeing", "Decided", "Updating")
+LOSSES = [
+    *((where, how, commit)
+      for commit, states in (("boundary", BOUNDARY), ("locked", LOCKED))
+      for where in states
+      for how in ("killed", "stopped", "cut off")),
+    ("Decided", "raises", "boundary"),
+    ("Decided", "raises", "locked"),
+    ("Agreeing", "writes fail", "locked"),
+    ("Agreeing", "writes are wrong", "locked"),
+]  # fmt: skip
+"""Where a rank is lost, how, and how the ranks commit."""
+TROUBLES = [
+    *((what, where, "boundary") for where in ("Observing", *BOUNDARY) for what in faults.BREAKAGES),
+    *((what, where, "locked") for where in ("Observing", *LOCKED)
+      for what in ("planner raises", "plan differs", "ballot lost", "slow")),
+]  # fmt: skip
+"""What is wrong with a rank that lives, since when, and how the ranks commit. Under locks nothing
+travels that could be lost or fail before the decision; behind it a rank that fails is lost."""
+
+
+def matrix_row(backend: str, commit: str, fault: str, state: str) -> dict[str, object]:
+    """A place of the matrix, for docs/deep-results.md."""
+    return {"ranks": backend, "path": commit, "fault": fault, "passed in": [state]}
+
+
+def healthy(stories: list[dict[str, Any]]) -> None:
+    """They served one layout all the time, noticed the loss soon, and rebalance by themselves."""
+    first, second = stories
+    assert mixed(stories, "before") == []
+    assert mixed(stories, "after") == []
+    assert first["last"] == second["last"]
+    assert first["last"] < faults.STEPS - 1, "the fault was never reached"
+    assert len(first["after"]) == len(second["after"]) == faults.MORE
+    assert "committed" in first["epochs"], "two ranks rebalance by themselves"
+    assert first["epochs"] == second["epochs"]
+
+
+REASONS = {
+    "planner raises": "planner failed",
+    "mover raises": "move failed",
+    "plan differs": "plans differ",
+    "bytes corrupted": "staged bytes differ",
+    "message lost": "out of patience",
+    "ballot lost": "no ballot from rank(s) 1",
+}
+"""Of the abort that each of `faults.BREAKAGES` leads to; where none is said, to a late commit."""
+
+
+def unmoved(stories: list[dict[str, Any]], what: str) -> None:
+    """All ranks served one layout all the time, and say alike what became of each epoch."""
+    columns = list(zip(*(story["sights"] for story in stories), strict=True))
+    assert len(columns) == faults.ENDURED
+    for sights in columns:
+        step, generations, placement, _ = sights[0]
+        for rank, sight in enumerate(sights):
+            promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
+            assert sight == [step, generations, placement, promised], f"rank {rank}"
+    assert all(story["epochs"] == stories[0]["epochs"] for story in stories)
+    for story in stories:
+        if what in REASONS:
+            assert REASONS[what] in story["aborts"]
+        else:
+            assert story["aborts"] == {}
+            assert "committed" in story["epochs"]
+
+
+def mixed(stories: list[dict[str, Any]], part: str) -> list[str]:
+    """Steps in which ranks had other generations or layouts, or slots held what nobody promised."""
+    found = []
+    for first, second in zip(*(story[part] for story in stories), strict=False):
+        if first[:3] != second[:3]:
+            found.append(f"step {first[0]}: {first[:3]} and {second[:3]}")
+        for place, (_, _, placement, held) in enumerate((first, second)):
+            rank = place if part == "after" or place < VICTIM else place + 1
+            promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
+            if held != promised:
+                found.append(f"step {first[0]}: rank {rank} holds {held}, promised {promised}")
+    return found

@@ -1,0 +1,269 @@
+"""A tiny model without a model: slots that say what they hold, and steps that look at them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+
+from equipoise.balancer.experts.balancer import (
+    AtBoundary,
+    CommitPath,
+    ExpertBalancer,
+    UnderLock,
+    open_balancer,
+)
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
+from equipoise.balancer.experts.jobs import at_once
+from equipoise.balancer.experts.journal import SILENT, Journal
+from equipoise.balancer.experts.layout import Layout, Retired, even_shares
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.hal import registry as hal
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.checksum import checksum
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.slots import Segment, SlotLayout, SlotStore
+from equipoise.hal.stream import Role
+
+SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+STEPS = 26
+HOT = (1, 1, 1, 61)
+"""Rows per expert and rank in the first half of the steps."""
+LATER = (1, 61, 1, 1)
+"""The same in the second half. Each is hot where one rank holds it alone, so that a copy travels,
+and not back to where it was."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one rank's compute stream found in one step."""
+
+    generations: tuple[int, ...]
+    digest: str
+    placement: tuple[tuple[int, ...], ...]
+    held: tuple[tuple[int, ...], ...]
+    """(layers, local slots): the experts that the slots really hold."""
+    retired: Retired
+
+
+@dataclass(frozen=True)
+class Story:
+    """One rank's run."""
+
+    sights: tuple[Sight, ...]
+    reports: tuple[EpochReport, ...]
+    aborts: dict[str, int]
+
+    @property
+    def commits(self) -> list[int]:
+        """Boundaries at which an epoch was committed."""
+        return [report.step for report in self.reports if report.outcome == "committed"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a test may replace on a rank before its balancer is put together."""
+
+    rank: int
+    fabric: Fabric
+    store: SlotStore
+
+
+Break = Callable[[Parts], Parts]
+
+
+def healthy(parts: Parts) -> Parts:
+    """Replace nothing."""
+    return parts
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How steps and background work are matched, so that tests depend on no clock.
+
+    Before each step a rank waits up to `patience` seconds until its engine has nothing to do, and
+    calls `hook` with the step's number.
+    """
+
+    patience: float = 20.0
+    hook: Callable[[int], object] = lambda step: None
+
+
+Journals = Callable[[int], Journal]
+"""The journal of a rank."""
+Way = Callable[[Accelerator, SlotStore], CommitPath]
+
+
+def by_boundary(accelerator: Accelerator, store: SlotStore) -> CommitPath:
+    """Weights come from the peer."""
+    return AtBoundary()
+
+
+class Numbers:
+    """Every expert's weights in the host's memory: its number plus one."""
+
+    def view(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
+        """One segment."""
+        return (torch.full((5,), expert + 1.0),)
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """Of its bytes."""
+        return checksum(self.view(layer, expert)[0])
+
+
+def by_lock(accelerator: Accelerator, store: SlotStore) -> CommitPath:
+    """Weights come from the host's memory."""
+    supply = Supply(Numbers(), StreamWriter(accelerator, store))
+    return UnderLock(supply, hal.accelerator("cpu").capabilities)
+
+
+def rebalance(
+    breakage: Break = healthy,
+    shares: ShareMode = ShareMode.STATIC,
+    pace: Pace | None = None,
+    way: Way = by_boundary,
+    journals: Journals = lambda rank: SILENT,
+    staging: int = SHAPE.layers * SHAPE.slots_per_rank,
+    **config: Any,
+) -> list[Story]:
+    """Run `STEPS` steps on two ranks; `breakage` and `way` are applied on every rank."""
+    pace = pace or Pace()
+    settings = EngineConfig(
+        **{
+            "label": "test",
+            "shares": shares,
+            "window_size": 2,
+            "step_interval": 4,
+            "sub_window": 2,
+            "deadline": 8.0,
+            **config,
+        }
+    )
+    return on_ranks(
+        SHAPE.ranks,
+        lambda seat: _serve(seat, breakage, settings, pace, way, journals, staging),
+    )
+
+
+def _serve(
+    seat: Seat,
+    breakage: Break,
+    settings: EngineConfig,
+    pace: Pace,
+    way: Way,
+    journals: Journals,
+    staging: int,
+) -> Story:
+    weights = _weights(seat.rank, staging)
+    store = seat.accelerator.slot_store(weights)
+    parts = breakage(Parts(seat.rank, seat.fabric, store))
+    placement = contiguous(SHAPE)
+    layout = Layout(placement, even_shares(placement, SHAPE.experts))
+    path = way(seat.accelerator, parts.store)
+    balancer = open_balancer(
+        seat.accelerator,
+        parts.fabric,
+        parts.store,
+        SHAPE,
+        layout,
+        settings,
+        path,
+        journal=journals(seat.rank),
+    )
+    lockstep = seat.fabric.open("lockstep")
+    sights: list[Sight] = []
+    for step in range(STEPS):
+        pace.hook(step)
+        balancer.boundary(step)
+        _let_work(balancer, pace)
+        sights.append(_look(seat, balancer, weights, step))
+        lockstep.barrier().result(30.0)  # stands for the exchange of tokens
+    balancer.close()
+    lockstep.barrier().result(30.0)
+    return Story(tuple(sights), tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+
+
+def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
+    """Wait until what the engine has begun is through, as it is between real steps."""
+    assert isinstance(balancer.engine, ExpertEngine)
+    staff = balancer.engine._staff
+    through = [worker.start(at_once(lambda: None)) for worker in (staff.planner, staff.mover)]
+    staff.go()
+    for task in through:
+        with suppress(TimeoutError):
+            task.result(pace.patience)
+
+
+def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) -> Sight:
+    """One step: read slots and tables on the compute stream, then add this step's load."""
+    compute = seat.accelerator.stream(Role.COMPUTE)
+    seen: list[Sight] = []
+    rows = HOT if step < STEPS // 2 else LATER
+
+    def program() -> None:
+        held = []
+        for layer in range(SHAPE.layers):
+            with balancer.reading(layer, step):
+                held.append(_held(weights, layer))
+        installed = balancer.installed
+        seen.append(
+            Sight(
+                tuple(installed.tables.generation.tolist()),
+                installed.layout.digest,
+                tuple(map(tuple, installed.layout.placement.tolist())),
+                tuple(held),
+                installed.layout.retired,
+            )
+        )
+        balancer.load.counters += torch.tensor(rows, dtype=torch.int32)
+
+    compute.launch(program)
+    compute.synchronize(30.0)
+    return seen[0]
+
+
+def _held(weights: SlotLayout, layer: int) -> tuple[int, ...]:
+    """The experts that this rank's slots of a layer hold."""
+    per = SHAPE.slots_per_rank
+    slots = weights.slots[layer * per : (layer + 1) * per]
+    return tuple(int(slot[0].data[0]) - 1 for slot in slots)
+
+
+def _weights(rank: int, staging: int) -> SlotLayout:
+    """Slots that each hold the number of their expert plus one, in a tensor shared by all."""
+    per = SHAPE.slots_per_rank
+    mine = contiguous(SHAPE)[:, rank * per : (rank + 1) * per]
+    stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
+    slots = tuple((Segment("weight", row),) for row in stacked)
+    return SlotLayout(slots, staging)
+
+
+def _promised(sight: Sight, rank: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """The experts of this rank's slots, but for those that have retired."""
+    per = SHAPE.slots_per_rank
+    for layer, row in enumerate(sight.placement):
+        for slot in range(rank * per, (rank + 1) * per):
+            if (layer, slot) not in sight.retired:
+                yield (layer, slot), row[slot]
+
+
+def violations(stories: list[Story]) -> list[str]:
+    """Everything that must never be seen, in words; empty for a healthy engine."""
+    found = []
+    for step in range(STEPS):
+        sights = [story.sights[step] for story in stories]
+        if len({sight.generations for sight in sights}) > 1:
+            found.append(f"step {step}: generations differ")
+        if len({sight.digest for sight in sights}) > 1:
+            found.append(f"step {step}: layouts differ")
+        for rank, sight in enumerate(sights):
+            for (layer, slot), expert in _promised(sight, rank):
+                held = sight.held[layer][slot % SHAPE.slots_per_rank]
+                if held != expert:
+                    where = f"step {step}: slot {slot} of layer {layer}"
+                    found.append(f"{where} holds {held}, promised {expert}")
+    return found

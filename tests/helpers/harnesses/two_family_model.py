@@ -1,0 +1,164 @@
+"""A target of two families and a draft, without a model: slots that say what they hold."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from helpers.processes.thread_ranks import Seat
+from helpers.strategies.expert_tensors import Part, tensors_of
+from torch import Tensor
+
+from equipoise.balancer.experts.assembly import AtBoundary, CommitPath, UnderLock
+from equipoise.balancer.experts.berth import Berth
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.expert_model import ExpertModel
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.model_balancers import ModelBalancers
+from equipoise.balancer.experts.model_set import ModelSet
+from equipoise.balancer.experts.opening import Start, Way, open_model_balancers
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.balancer.experts.slot_tensors import SlotTensors
+from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.hal import registry as hal
+from equipoise.hal.checksum import checksum
+
+RANKS, EXPERTS, PER_RANK = 2, 4, 3
+BUDGET = 4096
+
+
+def mark(number: int, expert: int) -> int:
+    """All bytes of the slots of an expert."""
+    return 1 + expert + EXPERTS * number
+
+
+def filled(shape: Sequence[int], dtype: torch.dtype, value: int) -> Tensor:
+    """A tensor with all bytes alike."""
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.full((nbytes,), value, dtype=torch.uint8).view(dtype).view(torch.Size(shape))
+
+
+Kind = tuple[Part, ...]
+"""What an expert consists of."""
+WIDE: Kind = (Part("w", (5,), torch.float32, "stacked"),)
+SCALED: Kind = (
+    Part("w", (3, 2), torch.float8_e4m3fn, "turned"),
+    Part("w_scale", (), torch.float32, "each"),
+)
+
+
+def layer_of(kind: Kind, marks: Sequence[int]) -> dict[str, SlotTensors]:
+    """Tensors of a layer by name; slot k is filled with the k-th mark."""
+    made = {part.name: part.make(len(marks)) for part in kind}
+    for given in made.values():
+        for tensor, value in zip(tensors_of(given), marks, strict=True):
+            memory = torch.empty(0, dtype=torch.uint8).set_(
+                tensor.untyped_storage(),
+                tensor.storage_offset() * tensor.itemsize,
+                (tensor.nbytes,),
+                (1,),
+            )
+            memory.fill_(value)  # copying bools would make them 0 or 1
+    return made
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model on paper: by number, of what kind a layer is and how often a step enters it."""
+
+    name: str
+    kinds: Mapping[int, Kind]
+    entries: Mapping[int, int] = field(default_factory=dict)
+    shared: Mapping[int, int] = field(default_factory=dict)
+    """Numbers of layers with the weights of another."""
+
+    def model(self, rank: int, ranks: int = RANKS) -> ExpertModel:
+        """Registered and finalized on a rank."""
+        shape = Shape(1, EXPERTS, ranks * PER_RANK, ranks)
+        mine = contiguous(shape)[0, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
+        layers = {
+            number: layer_of(kind, [mark(number, expert) for expert in mine])
+            for number, kind in self.kinds.items()
+        }
+        registry = ModelRegistry(self.name, PER_RANK, EXPERTS)
+        for number, tensors in layers.items():
+            registry.register(number, tensors, entries=self.entries.get(number, 1))
+        for number, other in self.shared.items():
+            registry.register(number, layers[other])
+        every = chain.from_iterable(tensors.values() for tensors in layers.values())
+        return registry.finalize(
+            (f"layers.{number}", tensor)
+            for number, tensor in enumerate(chain.from_iterable(map(tensors_of, every)))
+        )
+
+    @property
+    def visits(self) -> list[int]:
+        """Numbers of layers, as one step enters them: each again and again, not at a stretch."""
+        left = {number: self.entries.get(number, 1) for number in self.kinds}
+        left |= dict.fromkeys(self.shared, 1)
+        found = []
+        while left:
+            found += sorted(left)
+            left = {number: count - 1 for number, count in left.items() if count > 1}
+        return found
+
+
+TARGET = Given("target", {3: WIDE, 4: SCALED, 6: WIDE}, shared={8: 3})
+DRAFT = Given("draft", {0: WIDE}, entries={0: 3})
+
+
+class Marks:
+    """Weights of a family in the host's memory."""
+
+    def __init__(self, berth: Berth) -> None:
+        self._berth = berth
+
+    def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
+        """Every segment full of the mark."""
+        value = mark(self._berth.layers[layer], expert)
+        return tuple(
+            filled(kind.shape, kind.dtype, value) for kind in self._berth.family.descriptor
+        )
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """Of their bytes, back to back."""
+        parts = [part.reshape(-1).view(torch.uint8) for part in self.view(layer, expert)]
+        return checksum(torch.cat(parts))
+
+
+def by_boundary(berth: Berth) -> CommitPath:
+    """Weights come from the peer."""
+    return AtBoundary()
+
+
+def by_lock(berth: Berth) -> CommitPath:
+    """Weights come from the host's memory."""
+    supply = Supply(Marks(berth), StreamWriter(berth.accelerator, berth.store))
+    return UnderLock(supply, hal.accelerator("cpu").capabilities)
+
+
+def settings(**config: Any) -> EngineConfig:
+    """Short epochs."""
+    given = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 6, "sub_window": 2}
+    return EngineConfig(**{"label": "test", "deadline": 8.0, **given, **config})
+
+
+def open_all(
+    seat: Seat,
+    models: Sequence[Given],
+    way: Way,
+    config: EngineConfig,
+    row: Sequence[int] = (),
+) -> ModelBalancers:
+    """Balancers of what is on paper; the slots of each layer hold `row`, or what a model gives."""
+    made = ModelSet(tuple(given.model(seat.rank, seat.size) for given in models))
+    starts = {}
+    for model in made:
+        placement = contiguous(model.shape(seat.size))
+        if row:
+            placement[:] = row
+        starts[model.name] = Start(Layout(placement, even_shares(placement, EXPERTS)), config)
+    budget = BUDGET if way is by_boundary else 0
+    return open_model_balancers(seat.accelerator, seat.fabric, made, starts, budget=budget, way=way)

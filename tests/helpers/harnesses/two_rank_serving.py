@@ -1,0 +1,218 @@
+"""Models of several families that are served on two ranks, and what each entry of a layer finds."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from helpers.harnesses.two_family_model import (
+    DRAFT,
+    PER_RANK,
+    RANKS,
+    TARGET,
+    Given,
+    by_boundary,
+    mark,
+    open_all,
+    settings,
+)
+from helpers.processes.thread_ranks import Seat, on_ranks
+
+from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
+from equipoise.balancer.experts.jobs import at_once as one_call
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.model_balancers import ModelBalancers
+from equipoise.balancer.experts.opening import Way
+from equipoise.hal.stream import Role
+
+STEPS = 26
+HOT, LATER = (1, 1, 1, 61), (1, 61, 1, 1)
+"""Rows by expert in the first half of the steps, and in the second."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one entry of a layer found on one rank."""
+
+    model: str
+    step: int
+    layer: int
+    held: tuple[tuple[int, ...], ...]
+    """By local slot: all bytes in it."""
+    promised: tuple[int, ...]
+    """By local slot: what the installed placement says."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """One rank's run."""
+
+    sights: tuple[Sight, ...]
+    reports: dict[str, tuple[tuple[EpochReport, ...], ...]]
+    """By model, then by family."""
+    aborts: int
+    staged: int
+    """Bytes of all staging."""
+    placements: dict[str, list[list[int]]]
+    """Placements at the end, by model."""
+
+
+@dataclass(frozen=True)
+class Habit:
+    """How the models are served.
+
+    Attributes:
+        drafts: how often the draft steps behind a step of the target.
+        role: of the stream on which the draft reads.
+        between: called between two entries of a step.
+    """
+
+    drafts: Callable[[int], int] = lambda step: 2
+    role: Role = Role.COMPUTE
+    between: Callable[[ModelBalancer, int], object] = lambda balancer, step: None
+
+
+PLAIN = Habit()
+
+
+def serve(
+    way: Way = by_boundary,
+    models: Sequence[Given] = (TARGET, DRAFT),
+    habit: Habit = PLAIN,
+    **config: Any,
+) -> list[Story]:
+    """Serve on two ranks: a step of the first model, then the other's."""
+    chosen = settings(**config)
+
+    def program(seat: Seat) -> Story:
+        run = Run(seat, open_all(seat, models, way, chosen), models, habit, range(seat.size))
+        run.steps(0, STEPS)
+        return run.end()
+
+    return on_ranks(RANKS, program)
+
+
+class Run:
+    """One rank, from the first step to the last."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        balancers: ModelBalancers,
+        models: Sequence[Given],
+        habit: Habit,
+        ranks: Sequence[int],
+        begun: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._seat = seat
+        self._balancers = balancers
+        self._models = models
+        self._habit = habit
+        self._place = list(ranks).index(seat.rank)
+        self._lockstep = seat.fabric.open(f"lockstep{len(ranks)}", ranks)
+        self._sights: deque[Sight] = deque()
+        self._numbers = {given.name: count(begun.get(given.name, 0)) for given in models}
+        compute = seat.accelerator.stream(Role.COMPUTE)
+        self._streams = dict.fromkeys((given.name for given in models), compute)
+        if habit.role is not Role.COMPUTE:
+            self._streams["draft"] = seat.accelerator.stream(habit.role)
+            balancers["draft"].attach(self._streams["draft"])
+
+    def steps(self, first: int, last: int) -> None:
+        """Of the first model; of the other, as is the habit."""
+        for step in range(first, last):
+            for place, given in enumerate(self._models):
+                for _ in range(self._habit.drafts(step) if place else 1):
+                    number = next(self._numbers[given.name])
+                    self._step(given, number, LATER if step >= STEPS // 2 else HOT)
+
+    def end(self) -> Story:
+        """Close, and tell."""
+        self._balancers.close()
+        self._lockstep.barrier().result(30.0)
+        return self._told()
+
+    def _step(self, given: Given, step: int, rows: tuple[int, ...]) -> None:
+        balancer, stream = self._balancers[given.name], self._streams[given.name]
+        with balancer.step(step):
+            for number in given.visits:
+                with balancer.reading(number, step):
+                    stream.launch(partial(self._look, balancer, number, step))
+                self._habit.between(balancer, step)
+            stream.launch(partial(self._count, balancer, rows))
+        let_work(balancer)
+        self._seat.accelerator.synchronize(30.0)
+        self._lockstep.barrier().result(30.0)  # stands for the exchange of tokens
+
+    def _look(self, balancer: ModelBalancer, number: int, step: int) -> None:
+        self._sights.append(look(balancer, number, step, self._place))
+
+    def _count(self, balancer: ModelBalancer, rows: tuple[int, ...]) -> None:
+        for family in balancer.families:
+            family.inner.load.counters += torch.tensor(rows, dtype=torch.int32)
+
+    def _told(self) -> Story:
+        every = [family for balancer in self._balancers for family in balancer.families]
+        return Story(
+            sights=tuple(self._sights),
+            reports={
+                balancer.model.name: tuple(
+                    tuple(family.inner.engine.reports) for family in balancer.families
+                )
+                for balancer in self._balancers
+            },
+            aborts=sum(sum(family.inner.engine.aborts.values()) for family in every),
+            staged=sum(f.berth.store.layout.staging * f.berth.family.slot_bytes for f in every),
+            placements={b.model.name: b.layout.placement.tolist() for b in self._balancers},
+        )
+
+
+def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
+    """What the slots of a layer hold, and what they should."""
+    model = balancer.model
+    row = model.layer(number)
+    home = model.families[model.locate(row, 0).family]
+    first = model.locate(row, 0).number
+    held = tuple(
+        tuple(sorted({byte for segment in slot for byte in segment.bytes.tolist()}))
+        for slot in home.slots[first : first + PER_RANK]
+    )
+    experts = balancer.layout.placement[row, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
+    own = model.numbers[row]
+    return Sight(model.name, step, number, held, tuple(mark(own, expert) for expert in experts))
+
+
+def let_work(balancer: ModelBalancer) -> None:
+    """Wait until what the engines have begun is through, as it is between real steps."""
+    for family in balancer.families:
+        engine = family.inner.engine
+        assert isinstance(engine, ExpertEngine)
+        staff = engine._staff
+        through = [worker.start(one_call(lambda: None)) for worker in (staff.planner, staff.mover)]
+        staff.go()
+        for task in through:
+            with suppress(TimeoutError):
+                task.result(20.0)
+
+
+def violations(stories: Sequence[Story]) -> list[str]:
+    """Sights of slots that do not hold what the placement says, in words."""
+    return [
+        f"rank {rank}: {sight}"
+        for rank, story in enumerate(stories)
+        for sight in story.sights
+        if sight.held != tuple((value,) for value in sight.promised)
+    ]
+
+
+def commits(story: Story, model: str) -> list[list[int]]:
+    """By family: the boundaries at which an epoch was committed."""
+    return [
+        [report.step for report in reports if report.outcome == "committed"]
+        for reports in story.reports[model]
+    ]

@@ -1,0 +1,44 @@
+"""One rank of a job: JSON lines from and to the driver's socket, as in `worker.py`."""
+
+import faulthandler
+import json
+import socket
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from helpers.processes.rank_process import Desk
+
+from equipoise.hal import registry
+
+
+def main(driver: str) -> None:
+    """Serve until the driver hangs up, then end as any program does."""
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    backend = registry.communicator("mpi")
+    where = backend.joined()
+    assert where is not None
+    desk = Desk()
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(driver)
+        words = link.makefile("rw", encoding="utf-8")
+        answer: dict[str, Any] = {"rank": where.rank}
+        while True:
+            words.write(json.dumps(answer) + "\n")
+            words.flush()
+            line = words.readline()
+            if not line:
+                return
+            order = json.loads(line)
+            if "case" in order:
+                seat = backend.joined()
+                assert seat is not None
+                seat = replace(seat, deadline=order["deadline"])
+                order = {**order, "communicator": "mpi", "where": asdict(seat)}
+            answer = desk.answer(order)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,95 @@
+"""Balancers that are opened, served with and closed, over and over, on ranks of different speed."""
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from helpers.processes import resource_counts as census
+from torch import Tensor
+
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+CONFIG = EngineConfig(
+    label="",
+    shares=ShareMode.STATIC,
+    window_size=2,
+    step_interval=4,
+    sub_window=2,
+    patience=1000,
+    deadline=20.0,
+)
+IDS = torch.tensor([[0], [1], [2], [3], [0], [0]], dtype=torch.int32)
+STEPS = 7
+LATE = 0.1
+"""Seconds by which the stream of the second rank is behind when both close."""
+
+
+def over_and_over(fabric: Fabric, times: int, shares: str, static: bool) -> Any:
+    """Census behind the first few balancers, and behind `times` more."""
+    accelerator = registry.accelerator("cpu").open(0)
+    routed = [_life(fabric, accelerator, f"warm{n}", shares, static) for n in range(2)]
+    before = census.process()
+    routed += [_life(fabric, accelerator, f"m{n}", shares, static) for n in range(times)]
+    after = census.process()
+    accelerator.close()
+    return {"before": before, "after": after, "routed": routed}
+
+
+def leave_a_receive(fabric: Fabric, seconds: float) -> Any:
+    """Close communicators with an operation in flight, which ends at its deadline."""
+    before = census.process()
+    for number in range(4):
+        group = fabric.open(f"left{number}")
+        if group.rank == 0:
+            group.irecv(torch.zeros(5), 1) if number % 2 else group.barrier()
+        group.close()
+    expiry = time.monotonic() + seconds
+    while time.monotonic() < expiry and census.process()["threads"] > before["threads"]:
+        time.sleep(0.05)
+    return {"before": before, "after": census.process()}
+
+
+def _life(
+    fabric: Fabric, accelerator: Accelerator, label: str, shares: str, static: bool
+) -> list[int]:
+    """Route on the compute stream, close while it still has work; rows by slot of the last step."""
+    balancer = _opened(fabric, accelerator, label, ShareMode(shares), static)
+    compute = accelerator.stream(Role.COMPUTE)
+    found: list[Tensor] = []
+    for step in range(STEPS):
+        with balancer.step(step):
+            if fabric.control.rank == 1 and step == STEPS - 1:
+                compute.launch(lambda: time.sleep(LATE))
+            for layer in range(SHAPE.layers):
+                # As a model does it: the router's own operations are issued by the stream.
+                compute.launch(partial(_route, balancer, layer, step, found))
+    balancer.close()
+    balancer.close()
+    return torch.bincount(found[-1].view(-1), minlength=SHAPE.slots).tolist()
+
+
+def _route(balancer: ExpertBalancer, layer: int, step: int, found: list[Tensor]) -> None:
+    found.append(balancer.router.route(layer, step, IDS))
+
+
+def _opened(
+    fabric: Fabric, accelerator: Accelerator, label: str, shares: ShareMode, static: bool
+) -> ExpertBalancer:
+    rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 4)
+    slots = SlotLayout(tuple((Segment("weight", row),) for row in rows), staging=6)
+    store = accelerator.slot_store(slots)
+    layout = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+    config = replace(CONFIG, label=label, shares=shares)
+    opening = open_static if static else open_balancer
+    return opening(accelerator, fabric, store, SHAPE, layout, config)

@@ -1,0 +1,285 @@
+"""Programs of ranks whose tensors are on devices, over any vendor's library.
+
+The vendor is imported by whoever plays them.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from helpers.rank_programs.call_outcome import Outcome, outcome
+from helpers.rank_programs.tensor_patterns import SOON
+from torch import Tensor
+
+from equipoise.backends.devices.collectives.ledger import LEDGER
+from equipoise.backends.devices.collectives.stranded import STRANDED
+from equipoise.hal import registry
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.stream import Role, Stream
+from equipoise.hal.work import Work
+
+SHORT = 0.05
+Edge = Sequence[int]
+"""(source, destination) of a message."""
+_here: list[torch.device] = []
+"""The device that was opened last."""
+
+
+def device(fabric: Fabric, backend: str) -> Any:
+    """This rank's device, opened, once everybody has opened theirs: a first one takes a while."""
+    made: Any = registry.accelerator(backend).open(fabric.control.rank)
+    _here.append(made.device)
+    put([0])
+    meet(fabric, "devices")
+    return made
+
+
+def put(values: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
+    """On the device that was opened."""
+    return torch.tensor(list(values), dtype=dtype).to(_here[-1])
+
+
+def meet(fabric: Fabric, question: str) -> None:
+    """Wait for the others, by the control plane alone."""
+    fabric.control.cast(question, b"")
+    fabric.control.collect(question, SOON)
+
+
+def messages(fabric: Fabric, backend: str, edges: Sequence[Edge], nbytes: int) -> list[list[int]]:
+    """Everybody sends everything before it receives anything, in the order given; what came."""
+    device(fabric, backend)
+    group = fabric.open("test")
+    works, found = [], []
+    for number, (source, destination) in enumerate(edges):
+        if source == group.rank:
+            works.append(group.isend(put([number] * nbytes), destination))
+    for source, destination in edges:
+        if destination == group.rank:
+            found.append(put([255] * nbytes))
+            works.append(group.irecv(found[-1], source))
+    for work in works:
+        work.result(SOON)
+    return [tensor.tolist() for tensor in found]
+
+
+def late(fabric: Fabric, backend: str) -> dict[str, Any]:
+    """Rank 0 issues its ends at once, rank 1 long after: what rank 0 sees meanwhile."""
+    device(fabric, backend)
+    group = fabric.open("test")
+    other, mine = 1 - group.rank, put([group.rank, 7])
+    into = put([0, 0])
+    if group.rank == 1:
+        fabric.control.collect("issued", SOON, [0])
+    works = [group.isend(mine, other), group.irecv(into, other)]
+    seen = {"done": [work.done() for work in works] if group.rank == 0 else []}
+    fabric.control.cast("issued", b"")
+    for work in works:
+        work.result(SOON)
+    return {**seen, "came": into.tolist()}
+
+
+def awaited(fabric: Fabric, backend: str) -> list[int]:
+    """A stream waits for a message whose link is not there yet, and for which nobody has come."""
+    npu = device(fabric, backend)
+    group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
+    into, seen = put([0, 0]), put([9, 9])
+    if group.rank == 0:
+        work = group.irecv(into, 1)
+        work.wait(stream)
+        stream.launch(lambda: seen.copy_(into))
+        fabric.control.cast("waiting", b"")
+    else:
+        fabric.control.collect("waiting", SOON, [0])
+        work = group.isend(put([5, 6]), 0)
+    stream.synchronize(SOON)
+    work.result(SOON)
+    return seen.tolist()
+
+
+def in_vain(fabric: Fabric, backend: str) -> list[Any]:
+    """A stream waits for a message that never comes: how the work and the stream end, and whether
+    the device comes behind the wait."""
+    npu = device(fabric, backend)
+    group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
+    work = group.irecv(put([0, 0]), 1 - group.rank)
+    work.wait(stream)
+    ended = outcome(lambda: work.result(SOON))
+    failed = outcome(lambda: _until_failed(stream))
+    return [ended, failed, until(lambda: bool(stream.native.query()))]
+
+
+def _until_failed(stream: Stream) -> None:
+    """The stream is told by another thread, right behind the end of the work."""
+    expiry = time.monotonic() + SOON
+    while time.monotonic() < expiry:
+        stream.launch(lambda: None)
+        time.sleep(SHORT)
+
+
+def ordered(fabric: Fabric, backend: str) -> list[Any]:
+    """A first message is sent from a stream that a lock holds up before it writes what is sent."""
+    npu = device(fabric, backend)
+    group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
+    data, final = put([1, 1]), put([2, 3])
+    meet(fabric, "open")
+    if group.rank == 1:
+        group.irecv(data, 0).result(SOON)
+        return [True, data.tolist()]
+    lock = npu.stream_lock(SOON)
+    lock.acquire(stream)
+    stream.launch(lambda: data.copy_(final))
+    with stream.current():
+        work = group.isend(data, 1)
+    until(lambda: len(LEDGER.held()) > 1)  # the link is there
+    early = outcome(lambda: work.result(SHORT))["error"] == ""
+    lock.signal(lock.epoch)
+    work.result(SOON)
+    return [not early, final.tolist()]
+
+
+def warmed(fabric: Fabric, backend: str) -> list[Any]:
+    """Threads that a first message makes after its link was warmed, and what the ledger holds."""
+    device(fabric, backend)
+    group = fabric.open("test")
+    group.warm([(0, 1)])
+    before = set(threading.enumerate())
+    data = put([group.rank])
+    work = group.isend(data, 1) if group.rank == 0 else group.irecv(data, 0)
+    made = [thread.name for thread in set(threading.enumerate()) - before]
+    work.result(SOON)
+    names = [holding.name for holding in LEDGER.held()]
+    return [made, data.tolist(), names]
+
+
+def many(fabric: Fabric, backend: str, count: int) -> list[Any]:
+    """Open and close so many communicators, one after the other: the sums, and what is left."""
+    device(fabric, backend)
+    found = []
+    for number in range(count):
+        group = fabric.open(f"c{number}")
+        value = put([group.rank + number], torch.int32)
+        group.all_reduce(value).result(SOON)
+        found.append(value.item())
+        meet(fabric, f"through with {number}")
+        group.close()
+    left = until(lambda: not LEDGER.held())
+    return [found, left]
+
+
+def empties(fabric: Fabric, backend: str) -> list[Any]:
+    """Empty operations are operations: they end when everybody has come, and not before."""
+    device(fabric, backend)
+    group = fabric.open("test")
+    nothing = put([])
+    if group.rank == 1:
+        fabric.control.collect("looked", SOON, [0])
+    works: list[Work] = [group.broadcast(nothing, 0)]
+    works.append(group.isend(nothing, 1) if group.rank == 0 else group.irecv(nothing, 0))
+    seen = []
+    if group.rank == 0:
+        for work in works:
+            seen.append(outcome(lambda work=work: work.result(SHORT)))  # type: ignore[misc]
+        fabric.control.cast("looked", b"")
+    for work in works:
+        work.result(SOON)
+    return seen
+
+
+def captured(fabric: Fabric, backend: str) -> list[Outcome]:
+    """Operations inside a graph."""
+    npu = device(fabric, backend)
+    group, graph, stream = fabric.open("test"), npu.graph(), npu.stream(Role.COMPUTE)
+    data = put([1], torch.int32)
+    meet(fabric, "open")
+
+    def program() -> None:
+        seen.append(outcome(lambda: group.all_reduce(data)))
+        seen.append(outcome(lambda: group.isend(data, 1 - group.rank)))
+
+    seen: list[Outcome] = []
+    graph.capture(stream, lambda: stream.launch(program))
+    group.barrier().result(SOON)
+    return seen
+
+
+def lost_while_linking(fabric: Fabric, backend: str) -> Any:
+    """Rank 1 ends right behind its first message; rank 0 has asked for the other end."""
+    device(fabric, backend)
+    group = fabric.open("test")
+    meet(fabric, "open")
+    before = set(threading.enumerate())
+    data = put([1])
+    if group.rank == 1:
+        group.isend(data, 0)
+        os._exit(1)
+    work = group.irecv(data, 1)
+    ended = outcome(lambda: work.result(SOON))
+    gone = until(lambda: not set(threading.enumerate()) - before)
+    return [ended, gone]
+
+
+def reopened(fabric: Fabric, backend: str, rounds: int) -> list[int]:
+    """An operation that nobody answers, then a rebuild, again and again."""
+    device(fabric, backend)
+    group = fabric.open("test")
+    found = []
+    for number in range(rounds):
+        work = group.all_reduce(put([0], torch.int32)) if group.rank == 0 else _silent(group)
+        outcome(lambda work=work: work.result(SOON))  # type: ignore[misc]
+        group.rebuild([0, 1])
+        value = put([number + group.rank], torch.int32)
+        group.all_reduce(value).result(SOON)
+        found.append(int(value.item()))
+    return found
+
+
+def aborted(fabric: Fabric, backend: str) -> list[Any]:
+    """A stream waits for a message that nobody sends, over a link that is there; then an abort.
+
+    How the work ends, what the stream says and whether the device comes behind it,
+    what the communicator says; the sum after a rebuild, and whether all of the old one was given
+    back.
+    """
+    npu = device(fabric, backend)
+    group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
+    group.warm([(0, 1)])
+    work = group.irecv(put([0, 0]), 1 - group.rank)
+    work.wait(stream)
+    group.abort()
+    ended = outcome(lambda: work.result(SOON))
+    failed = outcome(lambda: stream.launch(lambda: None))
+    idle = until(lambda: bool(stream.native.query()))
+    refusal = outcome(group.barrier)
+    group.rebuild([0, 1])
+    value = put([group.rank], torch.int32)
+    group.all_reduce(value).result(SOON)
+    left = until(lambda: len(LEDGER.held()) == 1)
+    return [ended, failed, idle, refusal, value.item(), left]
+
+
+def closed_in_flight(fabric: Fabric, backend: str) -> list[Any]:
+    """A message that nobody sends, and the fabric closes: what is kept, and what is still held."""
+    device(fabric, backend)
+    group = fabric.open("closing")
+    group.warm([(0, 1)])
+    work = group.irecv(put([0]), 1 - group.rank)
+    meet(fabric, "issued")
+    fabric.close()
+    ended = outcome(lambda: work.result(SOON))
+    names = [*STRANDED.names(), *(holding.name for holding in LEDGER.held())]
+    return [ended, [name for name in names if name.startswith("closing")]]
+
+
+def _silent(group: Communicator) -> Work:
+    """Something else that fails, so that both ranks know."""
+    return group.irecv(put([0]), 0)
+
+
+def until(ready: Callable[[], bool]) -> bool:
+    expiry = time.monotonic() + SOON
+    while not ready() and time.monotonic() < expiry:
+        time.sleep(SHORT)
+    return ready()

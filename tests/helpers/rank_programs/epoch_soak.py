@@ -1,0 +1,207 @@
+"""Two ranks rebalance epoch after epoch, and count what they hold."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from helpers.processes import resource_counts as census
+
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.balancer.experts.balancer import (
+    AtBoundary,
+    CommitPath,
+    ExpertBalancer,
+    UnderLock,
+    open_balancer,
+)
+from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
+from equipoise.balancer.experts.copy_profile import PLAIN
+from equipoise.balancer.experts.engine import ExpertEngine
+from equipoise.balancer.experts.host.layout import PoolLayout
+from equipoise.balancer.experts.host_copier import HostCopier
+from equipoise.balancer.experts.host_pool import ExpertPool
+from equipoise.balancer.experts.journal import COMMITTED
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.writers import HostWriter, Supply
+from equipoise.balancer.observe.courier import Courier
+from equipoise.balancer.observe.lines import BalancednessLines, EpochLines
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.slots import Segment, SegmentType, SlotLayout, SlotStore
+from equipoise.hal.stream import Role
+
+SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+LOAD = torch.tensor([[1, 1, 1, 61], [61, 1, 1, 1]], dtype=torch.int32)
+"""Rows of a step by layer and expert: of each expert in turn, so that there is always a move."""
+PHASE = 8
+"""Steps until the load switches."""
+ELEMENTS = 5
+WAIT = 20.0
+CONFIG = EngineConfig(
+    label="soak",
+    shares=ShareMode.LAGGED,
+    window_size=2,
+    step_interval=4,
+    sub_window=2,
+    hysteresis=0,
+    patience=1000,
+    parcel=1,
+    deadline=WAIT,
+)
+
+
+def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]:
+    """Serve until `warm` epochs have moved weights, then for `epochs` more; census at both."""
+    with _serving(fabric, commit) as (balancer, loop):
+        loop.run(balancer, warm)
+        before = _census(fabric, balancer)
+        loop.run(balancer, epochs)
+        after = _census(fabric, balancer)
+        steps, outcomes, wrong = loop.step, dict(loop.outcomes), loop.wrong
+        balancer.close()
+    return {
+        "before": before,
+        "after": after,
+        "steps": steps,
+        "outcomes": outcomes,
+        "wrong": wrong,
+    }
+
+
+def regroup(fabric: Fabric, times: int, epochs: int) -> list[int]:
+    """Make the group anew over and over; how many questions the store holds each time."""
+    assert isinstance(fabric.control, StoreControlPlane)
+    held = []
+    with _serving(fabric, CommitMode.BOUNDARY) as (balancer, loop):
+        for _ in range(times):
+            loop.run(balancer, epochs)
+            balancer = balancer.reconfigure(range(SHAPE.ranks), loop.step)
+            loop.meet()
+            keys = fabric.control.store.list_keys()
+            held.append(sum(key.startswith(("ballot/", "decision/")) for key in keys))
+            loop.meet()
+        balancer.close()
+    return held
+
+
+@contextmanager
+def _serving(fabric: Fabric, commit: str) -> Iterator[tuple[ExpertBalancer, "Loop"]]:
+    accelerator = registry.accelerator("cpu").open(0)
+    weights = _weights(fabric.control.rank)
+    store = accelerator.slot_store(weights)
+    placement = contiguous(SHAPE)
+    layout = Layout(placement, even_shares(placement, SHAPE.experts))
+    journal = Courier([EpochLines("soak"), BalancednessLines("soak", 1)])
+    with _path(fabric, store, commit) as path:
+        balancer = open_balancer(
+            accelerator, fabric, store, SHAPE, layout, CONFIG, path, journal=journal
+        )
+        yield balancer, Loop(fabric.open("lockstep"), accelerator, weights)
+    journal.close()
+    accelerator.close()
+
+
+class Loop:
+    """Steps that add load, look at slots, and meet; until so many more epochs moved weights.
+
+    Attributes:
+        step: the next one.
+        outcomes: of epochs, and how many moved weights, over the whole run.
+        wrong: steps in which a slot did not hold what the tables say; the first few.
+    """
+
+    def __init__(
+        self,
+        tokens: Communicator,
+        accelerator: Accelerator,
+        weights: SlotLayout,
+    ) -> None:
+        self._tokens = tokens
+        self._accelerator = accelerator
+        self._weights = weights
+        self._told = -1
+        self.step = 0
+        self.outcomes: Counter[str] = Counter()
+        self.wrong: list[int] = []
+
+    def run(self, balancer: ExpertBalancer, epochs: int) -> None:
+        """Until this rank, and every other, has seen so many."""
+        wanted = self.outcomes["moved"] + epochs
+        flag = torch.zeros(1, dtype=torch.int32)
+        while int(flag) < SHAPE.ranks:
+            balancer.boundary(self.step)
+            self._tell(balancer)
+            self._look(balancer)
+            # Stands for the exchange of tokens; also agrees on the last step.
+            flag.fill_(self.outcomes["moved"] >= wanted)
+            self._tokens.all_reduce(flag).result(WAIT)
+            self.step += 1
+
+    def meet(self) -> None:
+        """Wait for the other rank."""
+        self._tokens.barrier().result(WAIT)
+
+    def _tell(self, balancer: ExpertBalancer) -> None:
+        for report in [r for r in list(balancer.engine.reports)[-2:] if r.number > self._told]:
+            self._told = report.number
+            self.outcomes[report.outcome] += 1
+            self.outcomes["moved"] += report.outcome == COMMITTED and report.slots > 0
+
+    def _look(self, balancer: ExpertBalancer) -> None:
+        compute = self._accelerator.stream(Role.COMPUTE)
+
+        def program() -> None:
+            per, rank = SHAPE.slots_per_rank, self._tokens.rank
+            for layer in range(SHAPE.layers):
+                with balancer.reading(layer, self.step):
+                    slots = self._weights.slots[layer * per : (layer + 1) * per]
+                    held = [int(slot[0].data[0]) - 1 for slot in slots]
+                named = balancer.installed.layout.placement[layer, rank * per : (rank + 1) * per]
+                if held != named.tolist() and len(self.wrong) < PHASE:
+                    self.wrong.append(self.step)
+            balancer.load.counters += LOAD.roll(self.step // PHASE, 1)
+
+        compute.launch(program)
+        compute.synchronize(WAIT)
+
+
+def _census(fabric: Fabric, balancer: ExpertBalancer) -> dict[str, Any]:
+    """What is held, apart from reports of epochs, of which an engine keeps the last ones."""
+    assert isinstance(balancer.engine, ExpertEngine)
+    assert isinstance(fabric.control, StoreControlPlane)
+    assert balancer.engine.reports.maxlen is not None
+    balancer.engine.reports.clear()
+    keys = fabric.control.store.num_keys()
+    lengths = census.lengths(balancer)
+    return {**census.process(), "keys": keys, "lengths": lengths}
+
+
+def _weights(rank: int) -> SlotLayout:
+    per = SHAPE.slots_per_rank
+    mine = contiguous(SHAPE)[:, rank * per : (rank + 1) * per]
+    stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, ELEMENTS)
+    slots = tuple((Segment("weight", row),) for row in stacked)
+    return SlotLayout(slots, staging=len(slots))
+
+
+@contextmanager
+def _path(fabric: Fabric, store: SlotStore, commit: str) -> Iterator[CommitPath]:
+    """From peers; or from a host pool, by threads of the host."""
+    if CommitMode(commit) is CommitMode.BOUNDARY:
+        yield AtBoundary()
+        return
+    segment = SegmentType("weight", (ELEMENTS,), torch.float32)
+    layout = PoolLayout((segment,), SHAPE.layers, SHAPE.experts)
+    ranks = range(fabric.control.size)
+    pool = ExpertPool.open(fabric.control, ranks, layout, name="soak", timeout=WAIT)
+    for layer, expert in pool.mine():
+        pool.fill(layer, expert, [torch.full((ELEMENTS,), expert + 1.0)])
+    pool.seal(WAIT)
+    with HostCopier(PLAIN, threads=1) as copier:
+        supply = Supply(pool, HostWriter(copier, store, WAIT))
+        yield UnderLock(supply, registry.accelerator("cpu").capabilities)
+    pool.close(WAIT)

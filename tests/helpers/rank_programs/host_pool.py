@@ -1,0 +1,126 @@
+"""The host pool between processes."""
+
+import dataclasses
+import gc
+import os
+import signal
+from typing import Any
+from unittest import mock
+
+from helpers.harnesses.host_pool import LAYOUT, fill, holdings, holds, opened, sealed
+from helpers.rank_programs.call_outcome import Outcome, outcome
+
+from equipoise.balancer.experts.host import memory
+from equipoise.balancer.experts.host.council import Council
+from equipoise.balancer.experts.host.memory import Mapping
+from equipoise.balancer.experts.host.offer import Offer
+from equipoise.balancer.experts.host_pool import ExpertPool
+from equipoise.hal.communicator import Fabric
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import ForeignMemory
+
+KEPT: list[ExpertPool] = []
+"""Pools that a case leaves open."""
+
+
+def share(fabric: Fabric, door: bool = False) -> dict[str, Any]:
+    """Fill and read one pool; by the door, if nobody may look into another's /proc."""
+    barred = mock.patch.object(Offer, "open", side_effect=ForeignMemory("not permitted"))
+    if door:
+        barred.start()
+    try:
+        pool = sealed(fabric.control)
+    finally:
+        mock.patch.stopall()
+    found = {"holds": holds(pool), "ranks": pool.ranks, "during": holdings()}
+    pool.close()
+    gc.collect()
+    return found | {"after": holdings()}
+
+
+def keep(fabric: Fabric) -> int:
+    """The inode of a pool that stays open."""
+    KEPT.append(sealed(fabric.control))
+    with open("/proc/self/maps") as maps:
+        return next(int(line.split()[4]) for line in maps if memory.LABEL in line)
+
+
+def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
+    """The victim is killed when it is about to say its n-th word; the others go on."""
+    spoken = iter(range(1 << 10))
+    say = Council.say
+
+    def mortal(self: Council, question: str, answer: Any) -> None:
+        if self.rank == victim and next(spoken) == word:
+            os.kill(os.getpid(), signal.SIGKILL)
+        say(self, question, answer)
+
+    def work() -> None:
+        pool = ExpertPool.open(fabric.control, range(3), LAYOUT, name="doomed", timeout=1.0)
+        fill(pool)
+        pool.seal(1.0)
+
+    with mock.patch.object(Council, "say", mortal):
+        ended = outcome(work)
+    gc.collect()
+    return {"ended": ended, "holdings": holdings()}
+
+
+def outlive(fabric: Fabric, victim: int) -> bool:
+    """The victim dies once the pool is sealed; the others read on. Whether they found all of it."""
+    pool = sealed(fabric.control)
+    if fabric.control.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fabric.control.lost(10.0)
+    found = holds(pool)
+    pool.close()
+    return found
+
+
+def instances(fabric: Fabric) -> dict[str, Any]:
+    """Ranks 0 and 1 are one job, 2 and 3 another, at the same time on the same machine."""
+    control = fabric.control
+    job = control.rank // 2
+    members = (2 * job, 2 * job + 1)
+    pool = ExpertPool.open(control, members, LAYOUT, name=f"job{job}", timeout=10.0)
+    fill(pool, seed=job)
+    _meet(control, "filled")
+    pool.seal(10.0)
+    _meet(control, "sealed")
+    found = {"holds": holds(pool, seed=job), "ranks": pool.ranks}
+    _meet(control, "read")
+    pool.close()
+    return found
+
+
+def steal(fabric: Fabric) -> list[Outcome] | None:
+    """Rank 0 holds a pool of one instance; rank 1 comes with the token of its own, then rightly."""
+    control = fabric.control
+    pool = ExpertPool.open(control, [control.rank], LAYOUT, name=f"{control.rank}", timeout=10.0)
+    state = pool._state
+    header = os.pread(state.descriptor, 24, 0)  # type: ignore[union-attr]
+    mine = Offer.of(state.descriptor, header[8:])  # type: ignore[union-attr]
+    control.cast("offers", mine.encode().encode())
+    theirs = Offer.decode(control.collect("offers", 10.0)[1 - control.rank].decode())
+    tries = [dataclasses.replace(theirs, token=mine.token), theirs]
+    found = [outcome(lambda o=o: os.close(o.open(LAYOUT))) for o in tries]  # type: ignore[misc]
+    _meet(control, "tried")
+    pool.close()
+    return found
+
+
+def hoard(fabric: Fabric) -> Outcome:
+    """Rank 1 keeps a mapping through which it could write."""
+    pool = opened(fabric.control)
+    fill(pool)
+    state = pool._state
+    hoarded = Mapping.to_write(state.descriptor, LAYOUT.total) if fabric.control.rank == 1 else None  # type: ignore[union-attr]
+    found = outcome(lambda: pool.seal(10.0))
+    if hoarded is not None:
+        hoarded.close()
+    return found
+
+
+def _meet(control: ControlPlane, where: str) -> None:
+    control.cast(where, b"")
+    control.collect(where, 10.0)

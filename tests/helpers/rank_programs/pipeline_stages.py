@@ -1,0 +1,187 @@
+"""Pipelines of toy stages, beside the same in one process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from helpers.rank_programs.call_outcome import outcome
+from helpers.rank_programs.channels import place
+from helpers.rank_programs.tensor_patterns import SOON
+from torch import Tensor
+
+from equipoise.hal.communicator import Fabric
+from equipoise.pipeline.channel import Receiver
+from equipoise.pipeline.shape_class import Split
+from equipoise.pipeline.stage import TOKENS, Ends, StageLoop, Turn
+from equipoise.pipeline.stage_ends import Pipeline, open_ends
+from equipoise.pipeline.template import RowField, Template
+from equipoise.pipeline.tensors import AsyncIntermediateTensors
+
+HOST = torch.device("cpu")
+PRIME = 65_521
+WIDTH = 4
+
+
+class Toy:
+    """Counts modulo a prime: a row is where its sequence's last token is, times what stages do.
+
+    Args:
+        stage: which one this is.
+        stages: of how many.
+        sizes: sequences of each turn.
+        in_flight: turns between a token and the step that it goes into.
+        raises_at: the turn whose forward raises; -1 for none.
+        device: where it computes.
+        passing: stages between two others that hand on what came, where it came.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        stages: int,
+        sizes: Sequence[int],
+        in_flight: int,
+        raises_at: int = -1,
+        device: torch.device = HOST,
+        passing: Sequence[int] = (),
+    ) -> None:
+        self._stage = stage
+        self._last = stage == stages - 1
+        self._passes_on = stage > 0 and not self._last and stage in passing
+        self._sizes = sizes
+        self._in_flight = in_flight
+        self._raises_at = raises_at
+        self._device = device
+        self.tokens: dict[int, list[int]] = {}
+        self.calls: list[str] = []
+
+    def begin(self, number: int) -> Turn:
+        self.calls.append(f"begin {number}")
+        return Turn(number, 2 * self._sizes[number], self._sizes[number])
+
+    def around(self, number: int) -> AbstractContextManager[object]:
+        return self._noted(number)
+
+    def forward(self, turn: Turn, handed: AsyncIntermediateTensors | None) -> Mapping[str, Tensor]:
+        if turn.number == self._raises_at:
+            raise RuntimeError(f"stage {self._stage} cannot")
+        if self._passes_on and handed is not None:
+            return {"hidden": handed["hidden"], "residual": handed["residual"]}
+        x = self._first(turn) if handed is None else handed["hidden"] + handed["residual"]
+        made = (x * 31 + self._stage + 1) % PRIME
+        if not self._last:
+            return {"hidden": made, "residual": made // 3}
+        return {TOKENS: (made.view(turn.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
+
+    def end(self, turn: Turn, tokens: Tensor | None) -> None:
+        self.calls.append(f"end {turn.number}")
+        if tokens is not None:
+            self.tokens[turn.number] = tokens.tolist()
+
+    def _first(self, turn: Turn) -> Tensor:
+        """Rows made of the tokens of the micro-batch's last turn, as far as it had sequences."""
+        before = self.tokens.get(turn.number - self._in_flight, [])
+        known = (before + [7] * turn.sequences)[: turn.sequences]
+        rows = torch.tensor(known, dtype=torch.int64).repeat_interleave(2)
+        first = rows[:, None] * torch.arange(1, WIDTH + 1) + turn.number
+        return first.to(self._device)
+
+    @contextmanager
+    def _noted(self, number: int) -> Iterator[None]:
+        self.calls.append(f"enter {number}")
+        yield
+        self.calls.append(f"leave {number}")
+
+
+def alone(
+    stages: int, sizes: Sequence[int], in_flight: int, passing: Sequence[int] = ()
+) -> list[list[int]]:
+    """The tokens of every turn, by one process that hands nothing over."""
+    toys = [Toy(n, stages, sizes, in_flight, passing=passing) for n in range(stages)]
+    for number in range(len(sizes)):
+        handed: AsyncIntermediateTensors | None = None
+        turn = Turn(number, 2 * sizes[number], sizes[number])
+        for toy in toys:
+            handed = AsyncIntermediateTensors(dict(toy.forward(turn, handed)))
+        assert handed is not None
+        for toy in (toys[0], toys[-1]):
+            toy.end(turn, handed[TOKENS])
+    return [toys[0].tokens[number] for number in range(len(sizes))]
+
+
+class Watching(Toy):
+    """A toy that looks at how many receives of tokens are posted whenever a turn begins."""
+
+    ends = Ends()
+
+    def begin(self, number: int) -> Turn:
+        sampled = self.ends.sampled
+        if isinstance(sampled, Receiver):
+            self.calls.append(str(sampled.expected))
+        return super().begin(number)
+
+
+def receives_of_tokens(fabric: Fabric, sizes: list[int], serial: bool) -> Any:
+    """How many are posted at the beginning of each turn; groups may take turns."""
+    rank, stages, in_flight = fabric.control.rank, fabric.control.size, 3
+    with place(fabric, deadline=SOON) as at:
+        fields = [RowField(name, (WIDTH,), torch.int64) for name in ("hidden", "residual")]
+        pipeline = Pipeline(
+            name="watched",
+            ranks=tuple(range(stages)),
+            handed=Template(tuple(fields), most=2 * max(sizes)),
+            sequences=max(sizes),
+            in_flight=in_flight,
+            depth=in_flight,
+        )
+        toy = Watching(rank, stages, sizes, in_flight)
+        toy.ends = open_ends(pipeline, at)
+        if serial and isinstance(toy.ends.sampled, Receiver):
+            communicator: Any = toy.ends.sampled._edge.communicator
+            declared = communicator.capabilities
+            communicator.capabilities = replace(declared, independent_groups=False)
+        StageLoop(toy, toy.ends, at.accelerator, at.stream, in_flight, SOON).run(len(sizes))
+        return [int(call) for call in toy.calls if call.isdigit()]
+
+
+def turns(
+    fabric: Fabric,
+    sizes: list[int],
+    in_flight: int,
+    depth: int,
+    parts: int,
+    raises: list[int],
+    backend: str = "cpu",
+    passing: Sequence[int] = (),
+) -> Any:
+    """Every rank is a stage, or, of two parts, every two ranks; stage `raises[0]` may fail."""
+    rank, stages = fabric.control.rank, fabric.control.size // parts
+    with place(fabric, parts=parts, deadline=SOON, backend=backend) as at:
+        split = Split.SLICED if parts > 1 else Split.WHOLE
+        fields = [RowField(name, (WIDTH,), torch.int64, split) for name in ("hidden", "residual")]
+        members = tuple(range(rank % parts, fabric.control.size, parts))
+        pipeline = Pipeline(
+            name=f"part {rank % parts}",
+            ranks=members,
+            handed=Template(tuple(fields), most=2 * max(sizes, default=0)),
+            sequences=max(sizes, default=0),
+            in_flight=in_flight,
+            depth=depth,
+        )
+        raises_at = raises[1] if raises and raises[0] == rank // parts else -1
+        toy = Toy(
+            rank // parts, stages, sizes, in_flight, raises_at, at.accelerator.device, passing
+        )
+        ends = open_ends(pipeline, at)
+        loop = StageLoop(toy, ends, at.accelerator, at.stream, in_flight, SOON)
+        told = outcome(lambda: loop.run(len(sizes)))
+        messages = [end.statistics.messages for end in (ends.before, ends.after) if end]
+        return {
+            "tokens": [toy.tokens.get(number) for number in range(len(sizes))],
+            "calls": toy.calls,
+            "error": told["error"],
+            "text": told["text"],
+            "messages": messages,
+        }

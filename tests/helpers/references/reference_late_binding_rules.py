@@ -1,0 +1,237 @@
+"""The rules that bind late; `slow_policies` says what all have in common."""
+
+from collections.abc import Iterable
+from functools import reduce
+from itertools import combinations
+from math import ceil, inf
+from operator import add
+
+from helpers.references.reference_front_end import SlowFront, SlowRequest
+from helpers.references.reference_random import SlowLengths
+
+from equipoise.balancer.requests.rules import PolicySettings, Predictor
+
+
+def total(values: Iterable[float]) -> float:
+    """In order, without the corrections that later Pythons make."""
+    return reduce(add, values, 0.0)
+
+
+class Br0:
+    """The set of requests that makes the imbalance drop most, by the definition of imbalance."""
+
+    queues = False
+
+    def __init__(self, settings: PolicySettings, workers: int) -> None:
+        self.settings = settings
+        self.lengths = SlowLengths()
+
+    def finished(self, made: int) -> None:
+        self.lengths.add(made)
+
+    def begin(self, front: SlowFront) -> None: ...
+    def joined(self, front: SlowFront, worker: int, size: int) -> None: ...
+
+    def score(self, front: SlowFront, worker: int, size: int) -> float:
+        loads = [front.load(w) for w in range(front.size)]
+        before = front.present * max(loads) - sum(loads)
+        loads[worker] += size
+        return before - (front.present * max(loads) - sum(loads))
+
+    def dispatch(self, front: SlowFront) -> None:
+        self.begin(front)
+        passed: set[int] = set()
+        while front.pool:
+            free = {w: front.free(w) for w in range(front.size) if front.free(w)}
+            able = [w for w in free if w not in passed]
+            if not able:
+                return
+            worker = min(able, key=lambda w: (-free[w], front.load(w), w))
+            many = sum(free.values()) > self.settings.greedy_slots
+            chosen = self.one(front, worker) if many else self.several(front, worker)
+            if not chosen:
+                passed.add(worker)
+            for request in chosen:
+                self.joined(front, worker, request.size)
+                front.bind(request, worker)
+
+    def one(self, front: SlowFront, worker: int) -> list[SlowRequest]:
+        return self.best(front, worker, front.pool[: self.settings.candidates])
+
+    def best(self, front: SlowFront, worker: int, among: list[SlowRequest]) -> list[SlowRequest]:
+        fitting = [request for request in among if front.fits(worker, request.size)]
+        scores = [self.score(front, worker, request.size) for request in fitting]
+        return [fitting[scores.index(max(scores))]] if scores else []
+
+    def several(self, front: SlowFront, worker: int) -> list[SlowRequest]:
+        """The best subset of the first few; where none gains, the best one, so nobody starves."""
+        first = front.pool[: self.settings.subset]
+        best: list[SlowRequest] = []
+        highest = -inf
+        for chosen in self.subsets(first):
+            size = sum(request.size for request in chosen)
+            if len(chosen) > front.free(worker) or not front.fits(worker, size):
+                continue
+            score = self.score(front, worker, size)
+            if score > highest:
+                best, highest = chosen, score
+        return best if highest > 0 else self.best(front, worker, first)
+
+    def subsets(self, first: list[SlowRequest]) -> list[list[SlowRequest]]:
+        count = range(len(first))
+        sets = [c for k in count for c in combinations(count, k + 1)]
+        return [[first[i] for i in c] for c in sorted(sets, key=lambda c: sum(2**i for i in c))]
+
+
+class Brh(Br0):
+    """F = alpha (sum of gamma^h) D - beta sum of gamma^h (D - m_h)+, over steps 0 to H."""
+
+    def begin(self, front: SlowFront) -> None:
+        steps = range(self.settings.horizon + 1)
+        self.loads = [[self.projected(front, w, h) for h in steps] for w in range(front.size)]
+
+    def projected(self, front: SlowFront, worker: int, ahead: int) -> int:
+        """A request grows by a token a step until it ends; a new one counts as constant."""
+        alive = [r for r in front.members(worker) if ahead < self.end(r)]
+        others = (front.workers[worker].others or (0, 0))[0]
+        return others + front.alike(worker) * sum(r.weight + ahead for r in alive)
+
+    def end(self, request: SlowRequest) -> float:
+        """The step by which it has ended: the present one is still made."""
+        horizon = self.settings.horizon
+        if self.settings.predictor is Predictor.ORACLE and request.expected is not None:
+            left: float = request.expected - request.made
+        elif not self.lengths.heard:
+            left = horizon
+        else:
+            left = self.lengths.remaining(request.made, horizon)
+        return inf if left >= horizon else max(1, ceil(left))
+
+    def joined(self, front: SlowFront, worker: int, size: int) -> None:
+        grown = front.alike(worker) * size
+        self.loads[worker] = [load + grown for load in self.loads[worker]]
+
+    def score(self, front: SlowFront, worker: int, size: int) -> float:
+        gamma, total = self.settings.gamma, 0.0
+        beta = self.settings.beta or front.present
+        for h in range(self.settings.horizon + 1):
+            margin = max(loads[h] for loads in self.loads) - self.loads[worker][h]
+            drop = self.settings.alpha * size - beta * max(0, size - margin)
+            total += gamma**h * drop
+        return total
+
+
+class Fit:
+    """The emptiest worker to the level that all will have once the free slots are filled.
+
+    In the doubles of the definition: sums go by number of worker.
+    """
+
+    queues = False
+
+    def __init__(self, settings: PolicySettings, workers: int) -> None:
+        self.settings = settings
+        self.ended: list[int] = []
+        self.decision = 0
+        self.looked: int | None = None
+        self.lost = 0.0
+
+    def finished(self, made: int) -> None:
+        self.ended.append(made)
+
+    def dispatch(self, front: SlowFront) -> None:
+        self.decision += 1
+        if self.gathers(front):
+            return
+        while front.pool:
+            free = sum(front.free(w) for w in range(front.size))
+            if not free:
+                return
+            bound = self.fill(front, free) if len(front.pool) >= free else self.spread(front)
+            if bound is None:
+                return
+            front.bind(*bound)
+
+    def gathers(self, front: SlowFront) -> bool:
+        """Whether requests wait for each other, until as much is lost as one prompt costs alone."""
+        serving = self.serving(front)
+        running = sum(request.begun for w in serving for request in front.members(w))
+        free = sum(front.free(w) for w in serving)
+        alone = self.settings.gather * self.settings.prompt_weight
+        since, self.looked = self.looked, None
+        if not alone or not free or not running or all(front.free(w) for w in serving):
+            return False
+        if since is None:
+            since, self.lost = front.made, 0.0
+        self.lost += (front.made - since) / running * self.idle(front, free) * self.envelope(front)
+        if self.lost >= alone * self.missing(front, free):
+            return False
+        self.looked = front.made
+        return True
+
+    def idle(self, front: SlowFront, free: int) -> float:
+        """The part of a step that is lost: of the slots, or for somebody who need not wait."""
+        serving = self.serving(front)
+        slots = total(float(front.workers[w].slots) for w in serving)
+        most = sum(front.load(w) for w in serving) / len(serving) * (1 + self.settings.slack)
+        wanted = total(float(front.free(w)) for w in serving if front.load(w) <= most)
+        return wanted / slots if len(front.pool) >= free else 1.0
+
+    def envelope(self, front: SlowFront) -> int:
+        return max(front.load(w) for w in self.serving(front))
+
+    def missing(self, front: SlowFront, free: int) -> float:
+        """Prompt tokens to compute, on the mean of the first requests, where most is cached."""
+        first = front.pool[: min(free, self.settings.window)]
+        return sum(max(0, r.size - max(r.hits, default=0)) for r in first) / len(first)
+
+    def fill(self, front: SlowFront, free: int) -> tuple[SlowRequest, int] | None:
+        """The request nearest to what the emptiest needs of those that are not above the mean."""
+        sizes = [request.size for request in front.pool[: min(free, self.settings.window)]]
+        mean = sum(sizes) / len(sizes)
+        ends = {w: front.load(w) + front.free(w) * mean for w in self.serving(front)}
+        level = total(ends.values()) / len(ends)
+        most = sum(front.load(w) for w in ends) / len(ends) * (1 + self.settings.slack)
+        for worker in sorted((w for w in ends if front.free(w)), key=lambda w: ends[w]):
+            if front.load(worker) > most:
+                continue
+            request = self.nearest(front, worker, level - (ends[worker] - mean))
+            if request is not None:
+                return request, worker
+        return None
+
+    def serving(self, front: SlowFront) -> list[int]:
+        return [w for w in range(front.size) if front.serves(w)]
+
+    def nearest(self, front: SlowFront, worker: int, need: float) -> SlowRequest | None:
+        window = front.pool[: self.settings.window]
+        for request in window:
+            request.seen = self.decision if request.seen is None else request.seen
+
+        def cost(request: SlowRequest) -> float:
+            waited = self.decision - (request.seen or 0)
+            aged = abs(request.size - need) - self.settings.ageing * waited
+            return aged - self.credit(request, worker)
+
+        fitting = [request for request in window if front.fits(worker, request.size)]
+        return min(fitting, key=cost, default=None)
+
+    def spread(self, front: SlowFront) -> tuple[SlowRequest, int] | None:
+        """The largest to the lightest, by what its cache saves lighter still."""
+        window = front.pool[: self.settings.window]
+        for request in sorted(window, key=lambda request: -request.size):
+            able = [w for w in range(front.size) if front.fits(w, request.size)]
+            if able:
+                return request, min(able, key=lambda w: self.cost(front, request, w))
+        return None
+
+    def cost(self, front: SlowFront, request: SlowRequest, worker: int) -> float:
+        """Load costs at one of all workers, a prompt at each."""
+        return front.load(worker) - front.present * self.credit(request, worker)
+
+    def credit(self, request: SlowRequest, worker: int) -> float:
+        """Computing a token is paid once, reading one at every step of a mean output."""
+        made = sum(self.ended)
+        if worker >= len(request.hits) or not self.settings.prompt_weight or not made:
+            return 0.0
+        return self.settings.prompt_weight * request.hits[worker] / (made / len(self.ended))

@@ -1,0 +1,30 @@
+"""What a closed balancer leaves behind: nothing."""
+
+import pytest
+from helpers.processes.rank_pool import Ranks
+from helpers.rank_programs import balancer_close as closing
+
+HELD = ("threads", "descriptors", "mappings of shared memory")
+
+
+@pytest.mark.parametrize(
+    ("shares", "static"), [("static", False), ("lagged", False), ("exact", False), ("static", True)]
+)
+def test_balancer_close_leaves_no_threads_descriptors_or_mappings(
+    ranks: Ranks, shares: str, static: bool
+) -> None:
+    stories = ranks.run(closing.over_and_over, 2, times=4, shares=shares, static=static)
+    for story in stories:
+        assert {what: story["after"][what] for what in HELD} == {
+            what: story["before"][what] for what in HELD
+        }
+        assert [sum(rows) for rows in story["routed"]] == [len(closing.IDS)] * 6
+
+
+def test_communicator_closed_in_flight_frees_resources_afterwards(
+    ranks: Ranks,
+) -> None:
+    for story in ranks.run(closing.leave_a_receive, 2, deadline=1.5, seconds=20.0):
+        assert {what: story["after"][what] for what in HELD} == {
+            what: story["before"][what] for what in HELD
+        }

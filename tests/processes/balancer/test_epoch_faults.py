@@ -1,0 +1,51 @@
+"""Something goes wrong with a rank at every transition of an epoch; the others are left whole."""
+
+import pytest
+from helpers.harnesses.fault_matrix import LOSSES, TROUBLES, healthy, matrix_row, unmoved
+from helpers.processes.rank_pool import Ranks
+from helpers.rank_programs import epoch_faults as faults
+from helpers.records import RecordProperty, add_row
+from helpers.tiers import DEEP
+
+DEADLINE = faults.DEADLINE
+LOST = [
+    ("Committing", "killed", "boundary"),
+    ("Moving", "stopped", "boundary"),
+    ("Decided", "killed", "boundary"),
+    ("Decided", "raises", "boundary"),
+    ("Updating", "killed", "locked"),
+    ("Agreeing", "cut off", "locked"),
+    ("Agreeing", "writes are wrong", "locked"),
+]
+TROUBLED = [
+    *((what, "Planning", "boundary") for what in faults.BREAKAGES),
+    ("plan differs", "Updating", "locked"),
+    ("slow", "Agreeing", "locked"),
+]
+"""Of the matrix, on every commit; all of it in the deep profile."""
+
+
+@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
+def test_engine_survivors_serve_one_layout_after_losing_a_rank(
+    ranks: Ranks, where: str, how: str, commit: str, record_property: RecordProperty
+) -> None:
+    lost = [faults.VICTIM]
+    answers = ranks.run(
+        faults.survive, 3, deadline=DEADLINE, lost=lost, where=where, how=how, commit=commit
+    )
+    healthy([answers[0], answers[2]])
+    add_row(record_property, "fault matrix", matrix_row("processes", commit, how, where))
+
+
+@pytest.mark.parametrize(("what", "where", "commit"), TROUBLES if DEEP else TROUBLED)
+def test_engine_ranks_serve_one_layout_beside_a_faulty_rank(
+    ranks: Ranks, what: str, where: str, commit: str, record_property: RecordProperty
+) -> None:
+    answers = ranks.run(faults.endure, 3, deadline=DEADLINE, what=what, where=where, commit=commit)
+    unmoved(answers, what)
+    add_row(record_property, "fault matrix", matrix_row("processes", commit, what, where))
+
+
+def test_fault_samples_are_part_of_the_matrix() -> None:
+    assert set(LOST) <= set(LOSSES)
+    assert set(TROUBLED) <= set(TROUBLES)

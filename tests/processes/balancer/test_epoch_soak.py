@@ -1,0 +1,71 @@
+"""Epoch after epoch, and nothing grows: memory, threads, descriptors, shared memory, keys."""
+
+from typing import Any
+
+import pytest
+from helpers.processes.rank_pool import Ranks
+from helpers.rank_programs import epoch_soak as soak
+from helpers.records import RecordProperty, add_row
+from helpers.tiers import DEEP
+
+MEBI = 1 << 20
+WARM, EPOCHS, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 250.0)
+"""Epochs that move weights, before what is held is counted first and after it; seconds."""
+SLACK = {
+    "resident": (8 if DEEP else 3) << 20,
+    "threads": 0,
+    "descriptors": 0,
+    "mappings of shared memory": 0,
+    "objects": 400,
+    "keys": 40,
+    "length": 40,
+}
+"""By how much a count may differ between two moments: an epoch and what it asks, or a page of a
+heap, is there or is not. Whatever grew by one an epoch would exceed it in the deep profile; what
+grew by as much as an epoch asks, on every commit."""
+pytestmark = pytest.mark.timeout(WATCHDOG * 2)
+
+
+@pytest.mark.parametrize("commit", ["boundary", "locked"])
+def test_engine_resources_do_not_grow_over_epochs(
+    ranks: Ranks, commit: str, record_property: RecordProperty
+) -> None:
+    stories = ranks.run(soak.serve, 2, watchdog=WATCHDOG, commit=commit, warm=WARM, epochs=EPOCHS)
+    for rank, story in enumerate(stories):
+        add_row(record_property, "soak", told(f"{commit}, rank {rank}", story))
+        assert story["wrong"] == []
+        assert story["outcomes"]["moved"] >= WARM + EPOCHS
+        assert grown(story["before"], story["after"]) == {}
+
+
+def test_balancer_reconfigure_frees_control_plane_questions(ranks: Ranks) -> None:
+    first, *others = ranks.run(
+        soak.regroup, 2, watchdog=WATCHDOG, times=200 if DEEP else 8, epochs=2
+    )[0]
+    assert max(others) <= first + SLACK["keys"]
+
+
+def told(name: str, story: dict[str, Any]) -> dict[str, Any]:
+    """Both counts, for docs/deep-results.md; memory in MiB."""
+    before, after = story["before"], story["after"]
+    counts = {count: f"{before[count]} to {after[count]}" for count in COUNTS}
+    counts["resident"] = f"{before['resident'] / MEBI:.1f} to {after['resident'] / MEBI:.1f}"
+    epochs = ", ".join(f"{number} {outcome}" for outcome, number in story["outcomes"].items())
+    return {"path": name, "steps": story["steps"], "epochs": epochs, **counts}
+
+
+def grown(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """What is more than it was, by more than its slack."""
+    found = {
+        name: (before[name], after[name])
+        for name in COUNTS
+        if after[name] - before[name] > SLACK[name]
+    }
+    for path, length in after["lengths"].items():
+        first = before["lengths"].get(path, 0)
+        if length - first > SLACK["length"]:
+            found[path] = (first, length)
+    return found
+
+
+COUNTS = tuple(name for name in SLACK if name != "length")

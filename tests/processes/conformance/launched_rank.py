@@ -1,0 +1,78 @@
+"""A communicator that is joined like one with a launcher of its own; one rank of such a launch.
+
+As a program, `BACKEND` is read from the environment: rank 0 plays properties and prints what it
+found as JSON, the others serve.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+
+from processes.conformance import planted_properties as planted
+
+from equipoise.backends.cpu.gloo import GlooBackend
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.conformance import ranked
+from equipoise.hal.conformance.faults import FAULTS
+from equipoise.hal.conformance.launched import LaunchedSubject, serve
+from equipoise.hal.conformance.search import Effort, search
+
+NAME = "processes.conformance.launched_rank:JOINED"
+PLACE = "EQUIPOISE_TEST_PLACE"
+"""Where this process stands: a `Rendezvous` as JSON."""
+
+
+class JoinedBackend(GlooBackend):
+    """Gloo, started by somebody else."""
+
+    name = "joined"
+
+    def joined(self) -> Rendezvous | None:
+        return Rendezvous(**json.loads(os.environ[PLACE]))
+
+
+JOINED = JoinedBackend()
+
+
+def play(subject: LaunchedSubject) -> dict[str, object]:
+    """What each of some properties ends with, in this order."""
+    efforts = {
+        planted.SOUND: Effort(cases=6),
+        planted.WRONG: Effort(cases=30),
+        planted.RAISING: Effort(cases=2, shrinking=0),
+        planted.HANGING: Effort(cases=1, shrinking=0),
+        planted.PIDS: Effort(cases=1),
+        FAULTS: Effort(cases=5),
+    }
+    told: dict[str, object] = {"sizes": subject.traits.sizes}
+    for claim, effort in efforts.items():
+        verdict = search(claim, subject, effort)
+        told[claim.name] = type(verdict).__name__, getattr(verdict, "what", "")
+    told["processes"] = planted.SEEN[-1]
+    return told
+
+
+def main() -> None:
+    """Be one rank."""
+    ranked.WATCHDOG = 4.0
+    where = JOINED.joined()
+    assert where is not None
+    if where.rank != 0:
+        serve("cpu", NAME, where)
+        return
+    subject = LaunchedSubject("cpu", NAME, where)
+    print(json.dumps(play(subject)))
+    subject.close()
+
+
+def place(rank: int, size: int, address: tuple[str, int]) -> str:
+    """What to put into the environment."""
+    host, port = address
+    return json.dumps(asdict(Rendezvous(rank=rank, size=size, host=host, port=port, deadline=20.0)))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # what hangs was left behind in a thread

@@ -1,0 +1,49 @@
+"""A rank that answers who it is; as a program, a driver of three that waits to be killed."""
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from equipoise.hal.conformance.crew import Crew
+from equipoise.hal.conformance.process import serve
+
+RANK = DRIVER = "processes.conformance.rank_driver"
+THREADED = "processes.conformance.threaded_rank"
+FAILING = "processes.conformance.failing_rank"
+IMPORTED_BY = os.getpid()
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """Who this is, unless the order is to end."""
+    if "exit" in order:
+        os._exit(order["exit"])
+    if "kill" in order:
+        os.kill(os.getpid(), order["kill"])
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "imported_by": IMPORTED_BY,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def main() -> None:
+    """Be a rank."""
+    serve(answer)
+
+
+def drive() -> None:
+    """Start three ranks of the named module, stop one, say who there is, and wait."""
+    crew = Crew(sys.argv[1:])
+    crew.start(range(3))
+    crew.order({rank: {} for rank in range(3)})
+    told = crew.gather(range(3), (), 30.0, lambda _rank, _how: None)
+    os.kill(told[1]["pid"], signal.SIGSTOP)
+    print(told[0]["parent"], *[told[rank]["pid"] for rank in range(3)], flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    drive()

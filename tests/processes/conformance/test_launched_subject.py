@@ -1,0 +1,98 @@
+"""Ranks that somebody else started: rank 0 plays and is played on, the others serve."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.conformance import launched_rank as launching
+
+from equipoise.backends.cpu import GLOO
+
+SIZE = 3
+WATCHDOG = 100.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One rank of the launch: its exit code, and what it wrote."""
+
+    code: int
+    out: str
+    complaints: str
+
+
+def launch(rank: int, address: tuple[str, int], folder: Path) -> "subprocess.Popen[bytes]":
+    """Into files: a pipe that nobody reads would stop a rank that complains."""
+    with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as error:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "processes.conformance.launched_rank"],
+            stdout=out,
+            stderr=error,
+            env={
+                **os.environ,
+                launching.PLACE: launching.place(rank, SIZE, address),
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    """Every rank of one launch, after its end."""
+    folder, host = tmp_path_factory.mktemp("launch"), GLOO.host()
+    ranks = [launch(rank, host.address, folder) for rank in range(SIZE)]
+    try:
+        codes = [process.wait(WATCHDOG) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+        host.close()
+    return [
+        Ended(code, (folder / f"{rank}.out").read_text(), (folder / f"{rank}.err").read_text())
+        for rank, code in enumerate(codes)
+    ]
+
+
+@pytest.fixture(scope="module")
+def found(ended: list[Ended]) -> dict[str, Any]:
+    assert ended[0].code == 0, ended[0].complaints
+    told: dict[str, Any] = json.loads(ended[0].out)
+    return told
+
+
+def test_launched_ranks_end_with_rank_0(ended: list[Ended]) -> None:
+    assert [rank.code for rank in ended] == [0] * SIZE, [rank.complaints for rank in ended]
+
+
+def test_launched_subject_offers_sizes_up_to_launch(found: dict[str, Any]) -> None:
+    assert found["sizes"] == [1, 2, 3]
+    assert len(set(found["processes"])) == 2
+
+
+def test_launched_subject_holds_sound_properties_after_violations(found: dict[str, Any]) -> None:
+    assert [found[name][0] for name in ("sound", "pids")] == ["Held", "Held"]
+
+
+def test_launched_subject_blames_failing_rank(found: dict[str, Any]) -> None:
+    assert found["wrong"][0] == "Violated"
+    assert found["raising"][1] == "X4: rank 1: raised ValueError: rank 1 was told to"
+
+
+def test_launched_subject_reports_stack_of_hanging_rank(
+    found: dict[str, Any],
+) -> None:
+    kind, what = found["hanging"]
+    assert kind == "Violated"
+    assert what.startswith("C8: rank 1: no answer within 5 s")
+    assert "in _hang" in what
+
+
+def test_launched_subject_injects_nonfatal_faults(found: dict[str, Any]) -> None:
+    assert found["a-fault-ends-what-depends-on-it-and-nothing-else"][0] == "Held", found

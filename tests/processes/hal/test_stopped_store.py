@@ -1,0 +1,64 @@
+"""A store that is stopped rather than gone: every call to it ends all the same."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.errors import ControlLost
+
+HOLDER = """
+import sys
+from equipoise.backends.cpu.store import StoreHost
+host = StoreHost()
+print(host.address[1], flush=True)
+sys.stdin.readline()
+"""
+DEADLINE = 2.0
+
+
+@pytest.fixture
+def silenced() -> Iterator[StoreControlPlane]:
+    """The control plane of a rank whose store has just been stopped."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        port = int(holder.stdout.readline())
+        where = Rendezvous(rank=0, size=2, host="127.0.0.1", port=port, deadline=DEADLINE)
+        plane = StoreControlPlane(where)
+        plane.cast("before", b"fine")
+        os.kill(holder.pid, signal.SIGSTOP)
+        yield plane
+        holder.kill()
+        plane.close()
+
+
+CALLS: dict[str, Callable[[StoreControlPlane], object]] = {
+    "cast": lambda plane: plane.cast("q", b"x"),
+    "collect": lambda plane: plane.collect("q", 1.0),
+    "decide": lambda plane: plane.decide("q", b"x"),
+    "forget": lambda plane: plane.forget("q"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_control_plane_vote_raises_control_lost_when_store_stops(
+    name: str, silenced: StoreControlPlane
+) -> None:
+    with pytest.raises(ControlLost, match="did not answer within"):
+        CALLS[name](silenced)
+
+
+def test_control_plane_lost_and_leave_return_when_store_stops(
+    silenced: StoreControlPlane,
+) -> None:
+    assert silenced.lost(0.5) is None
+    silenced.leave("this test is over")
+    with pytest.raises(ControlLost, match="fell silent"):  # neither of them got an answer
+        silenced.cast("q", b"x")

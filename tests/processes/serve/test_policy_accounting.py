@@ -1,0 +1,160 @@
+"""What a policy has on its books of a proxy's requests is gone when they are."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from helpers.fakes.fake_server_process import FakeProcess
+from helpers.harnesses.proxy_site import CHAT, PATIENCE, asked
+from helpers.processes.proxy_load import REQUESTS, SERVERS, SLOTS, TOKENS, Load, three_servers
+from helpers.tiers import DEEP
+
+from equipoise.balancer.requests.factory import factory_of
+from equipoise.balancer.requests.policy import Request, WorkerState
+from equipoise.balancer.requests.router import Router
+from equipoise.serve.proxy import Proxy
+from equipoise.serve.settings import Access, HealthSettings, Limits, RouteSettings, WorkerSettings
+
+pytestmark = pytest.mark.timeout(1000 if DEEP else 300)
+ROOM = 2_000
+"""Tokens of a worker's KV cache: its slots are the tighter limit, and its tokens are counted."""
+EVERYWHERE = [f"w{number}" for number in range(SERVERS)]
+ENDS: tuple[dict[str, object], ...] = (
+    {"stream": True},
+    {},
+    {"stream": True},
+    {"stream": True, "fake": {name: {"hang_up": 3} for name in EVERYWHERE}},
+    {"stream": True, "fake": {"w0": {"status": 500}}},
+    {"fake": {name: {"status": 400} for name in EVERYWHERE}},
+    {"stream": True, "fake": {name: {"hang_up": 0} for name in EVERYWHERE}},
+    {"stream": True, "leaves": True},
+    {"leaves": True},
+)
+"""How requests end, in turns: whole, broken off, tried again, refused, failed, given up."""
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Iterator[list[FakeProcess]]:
+    with three_servers(tmp_path) as made:
+        yield made
+
+
+def settings_of(fakes: list[FakeProcess]) -> RouteSettings:
+    return RouteSettings(
+        workers=tuple(
+            WorkerSettings(
+                url=f"http://127.0.0.1:{one.port}", name=one.name, slots=SLOTS, room=ROOM
+            )
+            for one in fakes
+        ),
+        access=Access(port=0),
+        limits=Limits(held=REQUESTS),
+        health=HealthSettings(interval=0.5, timeout=30.0),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["br0", *(pytest.param(name, marks=pytest.mark.deep) for name in ("fit", "jsq_load"))]
+)
+def test_policy_returns_all_load_and_slots_after_requests_end(
+    name: str, fakes: list[FakeProcess]
+) -> None:
+    router = factory_of(name, {})([SLOTS] * SERVERS, [ROOM] * SERVERS)
+    assert isinstance(router, Router)
+    books = asyncio.run(_run(router, settings_of(fakes), fakes[1]))
+    assert books.statuses[200] > REQUESTS // 2
+    assert {0, 200, 400, 502} <= set(books.statuses), "requests end in every way"
+    assert books.most_loads > [0] * SERVERS
+    assert books.most_counts == [SLOTS] * SERVERS
+    assert books.most_pooled > 0
+    _nothing_is_left(router)
+    _every_slot_is_free(router)
+
+
+class Books:
+    """What the policy had at most, and what clients got; 0 is the status of those that left."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.most_loads = self.most_counts = [0] * SERVERS
+        self.most_pooled = 0
+        self.statuses: Counter[int] = Counter()
+
+    def look(self) -> None:
+        loads, counts = self._router.loads, self._router.counts
+        self.most_loads = [max(pair) for pair in zip(self.most_loads, loads, strict=True)]
+        self.most_counts = [max(pair) for pair in zip(self.most_counts, counts, strict=True)]
+        self.most_pooled = max(self.most_pooled, self._router.pooled)
+
+
+async def _run(router: Router, settings: RouteSettings, doomed: FakeProcess) -> Books:
+    """A proxy over that policy, from its start until its last request is gone."""
+    books, proxy = Books(router), Proxy(settings, router)
+    await proxy.start()
+    try:
+        await _load(proxy, books, doomed)
+        async with asyncio.timeout(PATIENCE):
+            while proxy.desk.tickets:  # of clients that have left a moment ago
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # tokens of a turn of the loop are told behind it
+        assert (proxy.desk.held, proxy.desk.errors) == (0, 0)
+        assert [len(one.tickets) for one in proxy.desk.workers] == [0] * SERVERS
+        assert [one.load for one in proxy.desk.workers] == [0] * SERVERS
+        assert router.states == (WorkerState.SERVING,) * SERVERS
+        _nothing_is_left(router)
+    finally:
+        assert await proxy.stop() == 0
+    return books
+
+
+async def _load(proxy: Proxy, books: Books, doomed: FakeProcess) -> None:
+    url = f"http://127.0.0.1:{proxy.port}{CHAT}"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+
+        async def ask(number: int) -> None:
+            body = asked(TOKENS, **ENDS[number % len(ENDS)])
+            if body.pop("leaves", False):
+                books.statuses[await _left(client, url, body)] += 1
+            else:
+                async with client.post(url, json=body) as answer:
+                    await answer.read()
+                books.statuses[answer.status] += 1
+            books.look()
+
+        serves = proxy.desk.workers[1]
+        await Load(ask, doomed, lambda: serves.state is WorkerState.SERVING).run()
+
+
+async def _left(client: aiohttp.ClientSession, url: str, body: object) -> int:
+    """Of a client that leaves: one that does not stream while nothing has come, others amid it."""
+    call = asyncio.create_task(client.post(url, json=body).__aenter__())
+    try:
+        async with asyncio.timeout(0.03):
+            answer = await asyncio.shield(call)
+            await answer.content.readany()
+            answer.close()
+    except TimeoutError:
+        call.cancel()
+        await asyncio.wait([call])
+    return 0
+
+
+def _nothing_is_left(router: Router) -> None:
+    assert router.loads == [0] * SERVERS
+    assert router.counts == [0] * SERVERS
+    assert router.pooled == 0
+    assert router._handles == {}
+    assert router._names == {}
+
+
+def _every_slot_is_free(router: Router) -> None:
+    """As the policy sees it: so many requests are bound at once, and not one more."""
+    bound: Counter[int] = Counter()
+    for number in range(SERVERS * SLOTS + 1):
+        decision = router.on_arrival(Request(id=number, size=5))
+        bound.update(one.worker for one in decision.assignments)
+    assert bound == dict.fromkeys(range(SERVERS), SLOTS)
+    assert router.pooled == 1

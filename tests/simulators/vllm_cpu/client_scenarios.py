@@ -1,0 +1,215 @@
+"""vLLM's own client, with our part in it, without engines: its books, its messages, its outputs.
+
+Plays are the same for every version that is tested; what they import of vLLM is the one at hand.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from helpers.harnesses.request_routing_scenario import run
+
+from equipoise.integrations.vllm import requests_part
+from equipoise.integrations.vllm.patching import MARK, apply, undo
+from equipoise.integrations.vllm.requests_part import attach
+
+Sent = tuple[bytes, str, Any]
+
+
+class Wire:
+    """What a client sends, in the place of its sockets."""
+
+    def __init__(self, client: Any) -> None:
+        self.sent: list[Sent] = []
+        client._send_input = self.send_input
+        client._ensure_stats_update_task = client._ensure_output_queue_task = lambda: None
+        client.first_req_send_socket = SimpleNamespace(send=self.first)
+        self.woken = 0
+
+    @property
+    def engines(self) -> list[bytes]:
+        """Where messages went, in order."""
+        return [engine for engine, _, _ in self.sent]
+
+    def send_input(self, kind: Any, request: Any, engine: bytes) -> asyncio.Future[None]:
+        wave = getattr(request, "current_wave", None)
+        self.sent.append((engine, kind.name, (getattr(request, "request_id", request), wave)))
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+    async def first(self, message: bytes) -> None:
+        self.woken += 1
+
+
+def made(slots: int, routing: Any) -> tuple[Any, Wire]:
+    """A client that has met two engines."""
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+
+    client = object.__new__(DPLBAsyncMPClient)
+    client.vllm_config = SimpleNamespace(
+        additional_config={"equipoise": {"routing": routing}},
+        cache_config=SimpleNamespace(
+            kv_cache_size_tokens=4096, num_gpu_blocks=512, block_size=16, enable_prefix_caching=True
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=slots),
+    )
+    client.client_count, client.client_index, client.current_wave = 1, 0, 5
+    client.core_engines, client.engine_ranks_managed = [b"\0\0", b"\1\0"], [0, 1]
+    client.lb_engines = counts((0, 0), (0, 0))
+    client.reqs_in_flight, client.engine_inflight = {}, Counter()
+    client.eng_start_index, client.engines_running = 0, False
+    client.resources = SimpleNamespace(engine_dead=False)
+    client.outputs_queue = asyncio.Queue()
+    attach(client)
+    return client, Wire(client)
+
+
+def counts(*ranks: tuple[int, int]) -> list[list[Any]]:
+    """What the coordinator sends of ranks with so many requests that wait and run, by its form."""
+    from vllm.v1.engine.coordinator import EngineState
+
+    return [[*two, *EngineState().request_counts[len(two) :]] for two in ranks]
+
+
+def asked(name: str, size: int = 4, rank: int | None = None, more: bool = False) -> Any:
+    """A request; with `more` a part of an input that is streamed, and not the last one."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=[1] * size,
+        mm_features=None,
+        sampling_params=SamplingParams(max_tokens=8),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=rank,
+        external_req_id=name,
+        resumable=more,
+    )
+
+
+async def step(client: Any, tokens: dict[str, int], finished: set[str]) -> None:
+    """What an engine says of a step."""
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+    outputs = [EngineCoreOutput(name, [1] * count) for name, count in tokens.items()]
+    told = EngineCoreOutputs(outputs=outputs, finished_requests=finished)
+    await type(client).process_engine_outputs(client, told)
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def held() -> None:
+    """A held request goes out as the engine's client would send it."""
+    client, wire = made(1, "fit")
+    for name in ("a", "b", "late"):
+        await client.add_request_async(asked(name))
+    assert wire.engines == [b"\0\0", b"\1\0"]
+    client.current_wave, woken = 6, wire.woken
+    await step(client, {"b": 3}, {"b"})
+    assert wire.sent[2] == (b"\1\0", "ADD", ("late", 6)), "with the wave of the time"
+    assert wire.woken == woken + 1, "engines that pause are woken"
+    assert client.reqs_in_flight == {"a": b"\0\0", "late": b"\1\0"}
+    assert set(client.engine_inflight.values()) <= {1}
+
+
+async def aborted() -> None:
+    """An abort reaches the rank that has the request, and nobody where none has."""
+    client, wire = made(1, {"policy": "fit"})
+    for name in ("a", "b", "late"):
+        await client.add_request_async(asked(name))
+    await client.abort_requests_async(["late"])
+    assert len(wire.sent) == 2
+    await client.abort_requests_async(["b", "late", "unknown"])
+    assert wire.sent[2:] == [(b"\1\0", "ABORT", (["b"], None))]
+    await step(client, {}, {"a", "b"})
+    assert len(wire.sent) == 3
+    assert set(client.engine_inflight.values()) <= {0}
+    assert client.equipoise_desk.tickets == ()
+
+
+async def pinned() -> None:
+    """A rank that is asked for is kept to."""
+    client, wire = made(1, "jsq_load")
+    for name in ("a", "b"):
+        await client.add_request_async(asked(name, rank=1))
+    assert wire.engines == [b"\1\0"], "the other waits for it"
+    await step(client, {"a": 1}, {"a"})
+    assert wire.engines == [b"\1\0"] * 2
+
+
+async def streamed() -> None:
+    """Parts of an input follow the first one, wherever it is less crowded meanwhile."""
+    client, wire = made(8, "round_robin")
+    await client.add_request_async(asked("elsewhere"))
+    await client.add_request_async(asked("long", more=True))
+    client.lb_engines = counts((0, 0), (7, 9))
+    for more in (True, False):
+        await client.add_request_async(asked("long", more=more))
+    assert wire.engines == [b"\0\0", b"\1\0", b"\1\0", b"\1\0"]
+
+
+async def reported() -> None:
+    """Reports are read in the form in which this version has them."""
+    client, _ = made(8, "fit")
+    kind = type(client.equipoise_desk.policy)
+    own = kind.on_worker_change
+    with patch.object(kind, "on_worker_change", autospec=True, side_effect=own) as told:
+        client.lb_engines = counts((2, 1), (0, 3))
+        client.equipoise_desk.tick()
+    reports = [call.args[1].report for call in told.call_args_list]
+    assert [(one.waiting, one.running) for one in reports] == [(2, 1), (0, 3)]
+
+
+async def ended() -> None:
+    """The engine's front end takes an end that we made for one of its own."""
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+
+    client, _ = made(1, "fit")
+    processor = OutputProcessor(None, log_stats=False)
+    waiting = {}
+    for name in ("a", "b", "late"):
+        request = asked(name)
+        kind = request.sampling_params.output_kind
+        waiting[name] = RequestOutputCollector(kind, name)
+        processor.add_request(request, None, None, 0, waiting[name])
+        await client.add_request_async(request)
+    client.equipoise_desk.end_held()
+    told = client.outputs_queue.get_nowait()
+    processor.process_outputs(told.outputs, told.timestamp)
+    found = waiting["late"].get_nowait()
+    assert found.finished
+    assert found.outputs[0].finish_reason == "abort"
+    assert waiting["a"].get_nowait() is None
+    assert processor.get_num_unfinished_requests() == 2
+
+
+async def taken_out() -> None:
+    """What is put in is put in once, and taken out without a trace."""
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+
+    assert apply(requests_part.PATCHES) == ()
+    undo(requests_part.PATCHES)
+    names = [patch.attribute for patch in requests_part.PATCHES]
+    assert not [name for name in names if hasattr(getattr(DPLBAsyncMPClient, name), MARK)]
+
+
+PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
+    play.__name__: play for play in (held, aborted, pinned, streamed, reported, ended, taken_out)
+}
+
+
+def perform(name: str) -> None:
+    """Put our part into the client's class, and play; raises what does."""
+    apply(requests_part.PATCHES)
+    try:
+        run(PLAYS[name]())
+    finally:
+        undo(requests_part.PATCHES)

@@ -1,0 +1,203 @@
+"""Communicators among some ranks, and shared by threads: clauses P6, X2, X3, E2."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+
+from equipoise.backends.cpu.communicator import GlooCommunicator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.errors import CommunicatorFailed, Unsupported
+
+SOON = 20.0
+BRIEF = 0.2
+ATTEMPTS = 20
+"""Gloo chooses by port numbers which rank calls the other: a coin is tossed so often."""
+
+
+def total(group: Communicator) -> int:
+    value = torch.tensor([10**group.rank])
+    group.all_reduce(value).result(SOON)
+    return int(value)
+
+
+@pytest.mark.parametrize("ranks", [[1], [0, 0], [0, 2], [-1, 0], []])
+def test_open_refuses_invalid_group_ranks(ranks: list[int]) -> None:
+    def program(seat: Seat) -> bool:
+        if seat.rank == 0:
+            with pytest.raises(Unsupported):
+                seat.fabric.open("part", ranks)
+        return True
+
+    assert on_ranks(2, program) == [True, True]
+
+
+def test_gloo_uses_interface_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert on_ranks(2, lambda seat: total(seat.fabric.open("named"))) == [11, 11]
+
+
+def test_gloo_names_missing_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    with pytest.raises(CommunicatorFailed, match="GLOO_SOCKET_IFNAME=nowhere0: no such interface"):
+        on_ranks(2, lambda seat: total(seat.fabric.open("named")))
+
+
+def test_open_refuses_duplicate_purpose() -> None:
+    def program(seat: Seat) -> int:
+        group = seat.fabric.open("once")
+        with pytest.raises(Unsupported, match="opened before"):
+            seat.fabric.open("once")
+        return total(group)
+
+    assert on_ranks(2, program) == [11, 11]
+
+
+def test_warm_refuses_unknown_links_and_closed_group() -> None:
+    def program(seat: Seat) -> bool:
+        group = seat.fabric.open("links")
+        group.warm([(0, 1), (1, 0), (0, 1)])
+        for link in ((0, 2), (-1, 0)):
+            with pytest.raises(Unsupported, match="link"):
+                group.warm([link])
+        group.close()
+        group.close()
+        with pytest.raises(CommunicatorFailed, match="closed"):
+            group.warm([(0, 1)])
+        return True
+
+    assert on_ranks(2, program) == [True, True]
+
+
+def test_threads_share_communicator_without_loss() -> None:
+    """Each thread sends a rising sequence to the peer; none is lost, doubled or torn."""
+    each, threads = 25, 4
+
+    def program(seat: Seat) -> list[list[int]]:
+        group = seat.fabric.open("shared")
+        peer = 1 - seat.rank
+        into = [torch.zeros(2, dtype=torch.int64) for _ in range(each * threads)]
+        taken = [group.irecv(data, peer) for data in into]
+
+        def send(thread: int) -> None:
+            works = [group.isend(torch.tensor([thread, n]), peer) for n in range(each)]
+            for work in works:
+                work.result(SOON)
+
+        with ThreadPoolExecutor(threads) as pool:
+            for end in [pool.submit(send, thread) for thread in range(threads)]:
+                end.result(SOON)
+        for work in taken:
+            work.result(SOON)
+        return [data.tolist() for data in into]
+
+    for received in on_ranks(2, program):
+        by_thread = [[n for thread, n in received if thread == wanted] for wanted in range(threads)]
+        assert all(a < b for numbers in by_thread for a, b in pairwise(numbers))
+        assert [len(numbers) for numbers in by_thread] == [each] * threads
+
+
+def test_concurrent_sends_are_all_kept_until_end() -> None:
+    """Operations dropped by their threads: not one is forgotten while it is in flight (K2)."""
+
+    def program(seat: Seat) -> int:
+        group = seat.fabric.open("dropped")
+        inner, alone, together = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
+
+        def reap() -> None:
+            together.append(not alone.acquire(blocking=False))
+            time.sleep(0.001)
+            inner()
+            if not together[-1]:
+                alone.release()
+
+        group._reap = reap  # type: ignore[attr-defined]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda n: group.isend(torch.tensor([n]), 1 - seat.rank), range(40)))
+        remembered = len(group._inflight)  # type: ignore[attr-defined]
+        seat.fabric.control.cast("sent", b"")
+        seat.fabric.control.collect("sent", SOON)
+        for _ in range(40):
+            group.irecv(torch.tensor([0]), 1 - seat.rank).result(SOON)
+        assert not any(together)
+        return remembered
+
+    assert on_ranks(2, program) == [40, 40]
+
+
+class WatchedStore(Store):
+    """A store that tells `before` of each of its calls, by verb and keys."""
+
+    def __init__(self, inner: Store, before: Callable[[str, list[str]], None]) -> None:
+        super().__init__()
+        self._inner = inner
+        self._before = before
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._before("set", [key])
+        self._inner.set(key, value)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        self._before("get", [key])
+        return self._inner.get(key)
+
+    def wait(  # type: ignore[override]
+        self, keys: list[str], timeout: timedelta
+    ) -> None:
+        self._before("wait", keys)
+        self._inner.wait(keys, timeout)
+
+
+def rebuilt(store: Store, rank: int) -> GlooCommunicator:
+    """One that was among this rank alone before."""
+    alone = GlooCommunicator(HashStore(), "left early", (rank,), rank, SOON)
+    alone._store = store
+    alone.rebuild((0, 1))
+    return alone
+
+
+def opened(store: Store, rank: int) -> GlooCommunicator:
+    return GlooCommunicator(store, "left early", (0, 1), rank, SOON)
+
+
+def leaves_early(make: Callable[[Store, int], GlooCommunicator]) -> bool | None:
+    """Whether rank 1, which closes what it has just opened, does so while rank 0, which has told
+    its address, has not connected yet. None where gloo let rank 0 call rank 1, which then waits."""
+    shared, through, left = HashStore(), threading.Event(), threading.Event()
+    told: list[str] = []
+    early: list[bool | None] = []
+
+    def dawdle(verb: str, keys: list[str]) -> None:
+        if verb == "wait" and keys[0].endswith("/1"):  # the address of rank 1
+            early.append(left.is_set() if through.wait(BRIEF) else None)
+
+    def announce(verb: str, keys: list[str]) -> None:
+        if verb == "set" and told:  # something after its address: it has connected
+            through.set()
+        told.extend(keys)
+
+    def leave() -> None:
+        make(WatchedStore(shared, announce), 1).close()
+        left.set()
+        through.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        staying = pool.submit(make, WatchedStore(shared, dawdle), 0)
+        pool.submit(leave).result(2 * SOON)
+        staying.result(2 * SOON).close()
+    return early[0]
+
+
+@pytest.mark.parametrize("make", [opened, rebuilt])
+def test_opening_returns_on_no_rank_before_all_have_connected(
+    make: Callable[[Store, int], GlooCommunicator],
+) -> None:
+    tried = (leaves_early(make) for _ in range(ATTEMPTS))
+    assert next(early for early in tried if early is not None) is False

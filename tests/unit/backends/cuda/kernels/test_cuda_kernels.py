@@ -1,0 +1,196 @@
+"""Every verb of the backend's kernels as the contract calls it, on a device that runs at once."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from helpers.fakes import synchronous_vendor as at_once
+from torch import Tensor
+
+from equipoise.backends.cuda import launching, native
+from equipoise.backends.cuda.launching import CudaKernels, Workspaces, programs
+from equipoise.backends.devices import table_rows
+from equipoise.backends.devices.stream import DeviceStream
+from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.errors import StreamFailed
+from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
+from equipoise.hal.routing import (
+    RoutingTable,
+    build_table,
+    count_experts,
+    route_apportioned,
+    route_hashed,
+    solve_cumulative,
+)
+from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
+
+pytest.importorskip("triton", reason="triton is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="compiled kernels take no tensors of the host"
+    ),
+]
+EXPERTS, SLOTS, RANKS, LAYERS = 5, 8, 2, 2
+IDS = torch.tensor([0, 4, -1, 3, 3, 5, 1, 2, 0, 0, 4, 1], dtype=torch.int32)
+
+
+@pytest.fixture
+def stream() -> DeviceStream:
+    return at_once.stream()
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
+    """On the host: it has no page-locked memory, and no stream is current."""
+    monkeypatch.setattr(table_rows, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
+    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+    return CudaKernels(at_once.DEVICE)
+
+
+def table(first: int) -> RoutingTable:
+    """Shares of which the first replica of each expert takes the more, the greater `first`."""
+    placement = torch.arange(SLOTS, dtype=torch.int32) % EXPERTS
+    shares = torch.full((SLOTS,), 65536, dtype=torch.int32)
+    for slot in range(EXPERTS, SLOTS):
+        shares[slot - EXPERTS], shares[slot] = first, 65536 - first
+    return build_table(placement, shares, EXPERTS)
+
+
+def update(layer: int, made: RoutingTable) -> TableUpdate:
+    return TableUpdate((layer,), made.start[None], made.replicas[None], made.cumulative[None])
+
+
+def filled(kernels: CudaKernels, stream: DeviceStream) -> tuple[Tables, list[RoutingTable]]:
+    """Two layers with tables of their own; the second was committed twice."""
+    tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, at_once.DEVICE.torch)
+    kernels.commit_tables(update(0, table(20_000)), tables, stream)
+    kernels.commit_tables(update(1, table(1)), tables, stream)
+    kernels.commit_tables(update(1, table(50_000)), tables, stream)
+    stream.synchronize(1.0)
+    assert tables.generation.tolist() == [1, 2]
+    return tables, [table(20_000), table(50_000)]
+
+
+def outputs() -> tuple[Tensor, Tensor]:
+    return torch.full_like(IDS, 99), torch.full((EXPERTS,), 99, dtype=torch.int32)
+
+
+def test_cuda_kernels_implement_kernels_protocol(kernels: CudaKernels) -> None:
+    assert isinstance(kernels, Kernels)
+
+
+def test_warm_leaves_tables_unchanged(kernels: CudaKernels, stream: DeviceStream) -> None:
+    tables, _ = filled(kernels, stream)
+    before = [part.clone() for part in (tables.start, tables.replicas, tables.cumulative)]
+    kernels.warm(tables, stream)
+    stream.synchronize(1.0)
+    assert tables.generation.tolist() == [1, 2]
+    for part, was in zip((tables.start, tables.replicas, tables.cumulative), before, strict=True):
+        assert torch.equal(part, was)
+
+
+def test_count_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
+    counts = outputs()[1]
+    for _ in range(2):  # the second time in a workspace that was used
+        kernels.count(IDS, counts, stream)
+        stream.synchronize(1.0)
+        assert counts.tolist() == count_experts(IDS, EXPERTS).tolist()
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_route_and_count_equals_the_reference(
+    kernels: CudaKernels, stream: DeviceStream, layer: int
+) -> None:
+    tables, made = filled(kernels, stream)
+    slots, counts = outputs()
+    kernels.route_and_count(IDS, tables, Salt(3, layer, 7), slots, counts, stream)
+    stream.synchronize(1.0)
+    due = route_hashed(IDS, made[layer], 3, layer, 7)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+
+
+def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
+    tables, made = filled(kernels, stream)
+    slots, counts = outputs()
+    cumulative = solve_cumulative(torch.tensor([9, 1, 1, 1, 4]), made[0], RANKS)
+    kernels.route_apportioned(IDS, tables, cumulative, Salt(1, 0, 2), slots, counts, stream)
+    stream.synchronize(1.0)
+    shared = RoutingTable(made[0].start, made[0].replicas, cumulative)
+    due = route_apportioned(IDS, shared, 1, 0)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+
+
+@pytest.mark.parametrize("rule", [RowHash(3, torch.tensor([3], dtype=torch.int32)), BlockTurns(1)])
+def test_route_by_rule_equals_the_reference(
+    kernels: CudaKernels, stream: DeviceStream, rule: RowHash | BlockTurns
+) -> None:
+    tables, made = filled(kernels, stream)
+    slots, counts = outputs()
+    kernels.route_by_rule(rule, IDS, tables, 1, slots, counts, stream)
+    stream.synchronize(1.0)
+    due = route_by_rule(IDS, made[1], rule)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+
+
+def test_solve_shares_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
+    tables, made = filled(kernels, stream)
+    counts, found = torch.tensor([90, 3, 7, 1, 40]), torch.zeros(SLOTS, dtype=torch.int32)
+    kernels.solve_shares(counts, tables, 1, found, stream)
+    stream.synchronize(1.0)
+    assert found.tolist() == solve_cumulative(counts, made[1], RANKS).tolist()
+
+
+def test_checksum_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
+    data, out = torch.arange(41, dtype=torch.int16)[1:], torch.zeros(1, dtype=torch.int64)
+    kernels.checksum(data, out, stream)
+    stream.synchronize(1.0)
+    assert out.tolist() == [as_int64(checksum(data))]
+    with pytest.raises(ValueError, match="C-contiguous"):
+        kernels.checksum(data[::2], out, stream)
+
+
+def test_commit_tables_refuses_duplicate_layer(kernels: CudaKernels, stream: DeviceStream) -> None:
+    tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, at_once.DEVICE.torch)
+    made = table(5)
+    start, replicas, cumulative = (
+        part.expand(2, -1) for part in (made.start, made.replicas, made.cumulative)
+    )
+    with pytest.raises(ValueError, match="each once"):
+        kernels.commit_tables(TableUpdate((0, 0), start, replicas, cumulative), tables, stream)
+    assert tables.generation.tolist() == [0, 0]
+
+
+def test_kernel_error_fails_its_stream(
+    kernels: CudaKernels, stream: DeviceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of shared memory")
+
+    monkeypatch.setattr(programs("counting"), "count", fail)
+    kernels.count(IDS, outputs()[1], stream)
+    with pytest.raises(StreamFailed, match="shared memory"):
+        stream.synchronize(1.0)
+
+
+def test_workspace_is_per_stream_and_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+    spaces, first, second = Workspaces(at_once.DEVICE), at_once.stream(), at_once.stream()
+    sizes = launching._sizes(EXPERTS, SLOTS, RANKS)
+    mine = spaces.of(first, sizes)
+    assert spaces.of(first, sizes) is mine
+    assert spaces.of(second, sizes) is not mine
+    assert spaces.of(first, launching._sizes(EXPERTS, SLOTS, 1)) is not mine
+
+
+def test_workspace_is_freed_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+    spaces, passing = Workspaces(at_once.DEVICE), at_once.stream()
+    space = weakref.ref(spaces.of(passing, launching._sizes(EXPERTS, SLOTS, RANKS)))
+    assert space() is not None
+    del passing
+    gc.collect()
+    assert space() is None

@@ -1,0 +1,164 @@
+"""The checks are able to fail: every broken copy of the kernels is found by the check it names."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.harnesses.kernel_checks import (
+    check_apportioned,
+    check_checksum,
+    check_commits,
+    check_count,
+    check_hashed,
+    check_rule,
+    check_solver,
+    check_turns,
+)
+from helpers.strategies.routing_kernel_cases import World, installed, int32
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from helpers.harnesses.kernel_launchers import REAL, Launchers
+from helpers.harnesses.triton_interpreter import DEVICE
+from helpers.mutants.kernel_mutants import MUTANTS, Mutant
+
+from equipoise.hal.kernels import Tables
+from equipoise.hal.routing import build_table, mix32
+from equipoise.hal.routing_rules import RowHash
+
+pytestmark = pytest.mark.slow
+
+SEEDS = 6
+
+
+def world() -> World:
+    """Three experts with four replicas, one, and three, in the second of two layers."""
+    placement = int32([0, 1, 0, 2, 0, 2, 0, 2])
+    shares = int32([16384, 65536, 16384, 20000, 16384, 0, 16384, 45536])
+    return installed(build_table(placement, shares, 3), 2, layers=2, layer=1, word=3)
+
+
+def batch() -> Tensor:
+    """A hundred ids, of which some are padding on either side."""
+    return torch.arange(100, dtype=torch.int32) * 7 % 5 - 1
+
+
+def count(kernels: Launchers) -> None:
+    with kernels.small_blocks(16, 32):
+        for size in (5, 100):
+            check_count(kernels, torch.arange(size, dtype=torch.int32) % 7 - 1, 5)
+
+
+def hashed(kernels: Launchers) -> None:
+    check_hashed(kernels, world(), batch(), 1, 2)
+
+
+def edges(kernels: Launchers) -> None:
+    """A share that ends where an element's draw is."""
+    draw = int(mix32(torch.tensor([0]), 2, 0, 9)[0]) >> 16
+    table = build_table(int32([0, 0]), int32([draw, 65536 - draw]), 1)
+    check_hashed(kernels, installed(table, 1), int32([0]), 2, 9)
+
+
+def runs(kernels: Launchers) -> None:
+    """Four replicas that are all drawn."""
+    table = build_table(int32([0, 0, 0, 0]), int32([16384] * 4), 1)
+    check_hashed(kernels, installed(table, 1), int32([0] * 60), 2, 9)
+
+
+def apportioned(kernels: Launchers) -> None:
+    with kernels.small_numbering(32, 32, 2):
+        for rank in range(8):
+            check_apportioned(kernels, world(), batch()[: 90 + rank], rank)
+
+
+def turns(kernels: Launchers) -> None:
+    with kernels.small_numbering(32, 32, 2):
+        check_turns(kernels, world(), batch(), 1, 32)
+
+
+def rows(kernels: Launchers) -> None:
+    check_rule(kernels, world(), batch(), RowHash(2, int32([3])))
+
+
+def commits(kernels: Launchers) -> None:
+    tables = Tables.empty(2, 2, 3, 1, DEVICE)
+    check_commits(kernels, tables, [([1], torch.arange(9).int()[None])])
+
+
+def bytes_of_blocks(kernels: Launchers) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.module("checksums"), "PROGRAMS", 1)
+        check_checksum(kernels, torch.arange(9000).to(torch.uint8), 0)
+
+
+def solver(kernels: Launchers) -> None:
+    """Experts that share ranks, loads of few tokens and of many."""
+    for seed in range(SEEDS):
+        random, number = torch.Generator().manual_seed(seed), 4 + seed % 4
+        spare = torch.randint(0, number, (15 - number,), generator=random)
+        order = torch.randperm(15, generator=random)
+        placement = torch.cat([torch.arange(number), spare])[order].int()
+        shares = torch.zeros_like(placement)
+        for expert in range(number):
+            shares[(placement == expert).nonzero()[0]] = 65536
+        table = build_table(placement, shares, number)
+        loads = [torch.randint(0, top, (number,), generator=random) for top in (4, 100000)]
+        check_solver(kernels, installed(table, 3), loads)
+
+
+def sweeps(kernels: Launchers) -> None:
+    """A chain of ranks along which the load moves for more sweeps than there are."""
+    placement = [held for first in range(9) for held in (first, first + 1)]
+    shares = [65536, 65536, *[value for _ in range(8) for value in (0, 65536)]]
+    world = installed(build_table(int32(placement), int32(shares), 10), 9)
+    check_solver(kernels, world, [torch.tensor([10**8, *[10**6] * 9])])
+
+
+def even(kernels: Launchers) -> None:
+    placement = int32([2, 0, 1, 1, 0, 0, 2, 1, 0])
+    shares = int32([65536, 65536, 65536, 0, 0, 0, 0, 0, 0])
+    world = installed(build_table(placement, shares, 3), 3)
+    check_solver(kernels, world, [torch.tensor([5, 39226, 1])])
+
+
+SEQUENTIAL = pytest.mark.skipif(
+    DEVICE.type == "cuda", reason="broken kernels are judged where they are interpreted"
+)
+CHECKS: dict[str, Callable[[Launchers], Any]] = {
+    "count": count,
+    "hashed": hashed,
+    "edges": edges,
+    "runs": runs,
+    "apportioned": apportioned,
+    "turns": turns,
+    "rows": rows,
+    "commits": commits,
+    "checksum": bytes_of_blocks,
+    "solver": solver,
+    "sweeps": sweeps,
+    "even": even,
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_healthy_kernels_pass_every_check(name: str) -> None:
+    found = None
+    try:
+        CHECKS[name](Launchers(REAL))
+    except AssertionError as failure:
+        found = failure
+    assert found is None
+
+
+@SEQUENTIAL
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_kernel_mutant_is_rejected_by_its_check(
+    mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = mutant.make(tmp_path, monkeypatch)
+    with pytest.raises(AssertionError):
+        CHECKS[mutant.check](broken)

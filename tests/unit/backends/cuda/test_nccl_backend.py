@@ -1,0 +1,172 @@
+"""What the communicator over NCCL says of itself, and by which settings: clauses B1, B2, R2."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.paths import ROOT
+
+from equipoise.backends.cuda import native
+from equipoise.backends.cuda.nccl import Nccl, NcclBackend
+from equipoise.backends.cuda.nccl_api import Api
+from equipoise.backends.cuda.nccl_settings import obstacle, sums, takes
+from equipoise.backends.cuda.own_streams import new_stream
+from equipoise.backends.devices.vendor import Device
+from equipoise.hal.capabilities import Available, Unavailable
+from equipoise.hal.errors import BackendUnavailable
+
+MIB = 1 << 20
+NAMES = (
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_COMM_BLOCKING", "NCCL_ALGO"),
+    *("NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_MULTI_RANK_GPU_ENABLE"),
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(native, "probe", lambda: Available("a GPU"))
+    monkeypatch.setattr(native, "stream_memory", lambda: "")
+
+
+def backend(*version: int) -> NcclBackend:
+    made: Any = SimpleNamespace(version=lambda: version)
+    return NcclBackend(lambda: made)
+
+
+def absent() -> Api:
+    raise OSError("libnccl.so.2: cannot open shared object file")
+
+
+def reason(found: NcclBackend) -> str:
+    answer = found.probe()
+    assert isinstance(answer, Unavailable)
+    return answer.reason
+
+
+def test_probe_reports_nccl_version() -> None:
+    assert backend(2, 27, 3).probe() == Available("a GPU; NCCL 2.27.3")
+
+
+def test_connect_fails_without_nccl() -> None:
+    found = NcclBackend(absent)
+    assert "NCCL does not load: libnccl.so.2" in reason(found)
+    with pytest.raises(BackendUnavailable, match=r"libnccl\.so\.2"):
+        found.connect(None)  # type: ignore[arg-type]
+
+
+def test_probe_refuses_nccl_older_than_2_14() -> None:
+    assert reason(backend(2, 13, 4)) == "NCCL 2.13.4 is too old: 2.14 is needed"
+    assert isinstance(backend(2, 14, 0).probe(), Available)
+
+
+def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "stream_memory", lambda: "cuda-bindings is not installed")
+    assert reason(backend(2, 27, 3)) == "cuda-bindings is not installed"
+    monkeypatch.setattr(native, "probe", lambda: Unavailable("no GPU"))
+    assert reason(backend(2, 27, 3)) == "no GPU"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "harmless"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", "0"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "32"),
+        ("NCCL_COMM_BLOCKING", "0", "1"),
+    ],
+)
+def test_probe_refuses_blocking_environment_settings(
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong: str, harmless: str
+) -> None:
+    monkeypatch.setenv(name, harmless)
+    assert obstacle() == ""
+    monkeypatch.setenv(name, wrong)
+    assert f"{name}={wrong} is set" in reason(backend(2, 27, 3))
+
+
+def test_float_reductions_declared_only_with_ring_algorithm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = backend(2, 27, 3)
+    assert sums() == found.capabilities.reductions == {torch.int32, torch.int64}
+    for told, floats in (("Ring", True), ("ring", True), ("Tree", False), ("ring,tree", False)):
+        monkeypatch.setenv("NCCL_ALGO", told)
+        assert (torch.float32 in found.capabilities.reductions) == floats
+        assert torch.int64 in found.capabilities.reductions
+
+
+def test_shared_devices_need_nccl_2_30_and_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not backend(2, 30, 1).capabilities.shared_devices
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert backend(2, 30, 1).capabilities.shared_devices
+    assert not backend(2, 29, 7).capabilities.shared_devices
+    assert not NcclBackend(absent).capabilities.shared_devices
+
+
+def test_capabilities_are_readable_without_nccl() -> None:
+    declared = NcclBackend(absent).capabilities
+    assert declared.abort
+    assert declared.stream_ordered
+    assert declared.rebuild
+    assert not declared.independent_groups
+
+
+def test_device_bytes_follow_nccl_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (takes(link=False), takes(link=True)) == (2 * 16 * 4 * MIB, 16 * 4 * MIB)
+    monkeypatch.setenv("NCCL_BUFFSIZE", str(MIB))
+    monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
+    assert backend(2, 27, 3).device_bytes(communicators=3, links=4) == (3 * 2 + 4) * 2 * MIB
+
+
+def test_nccl_undeclared_capabilities_match_contract() -> None:
+    """Clause R2."""
+    declared = backend(2, 27, 3).capabilities
+    flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
+    missing = {flag for flag in flags if not getattr(declared, flag)}
+    contract = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    (row,) = [line for line in contract.splitlines() if line.startswith("| communicator `nccl` |")]
+    assert missing == set(re.findall(r"`(\w+)`", row.split("|")[2]))
+
+
+def test_nccl_uses_device_opened_by_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "devices", lambda: 2)
+    monkeypatch.setattr(native, "settle_thread", lambda index: None)
+    monkeypatch.setattr(native, "_latest", None)
+    assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
+    native.choose(1)
+    assert Nccl(absent).device(0) == 1
+
+
+def test_own_stream_is_created_with_highest_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    class Driver:
+        CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+        CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING="alone")
+
+        def cuCtxGetStreamPriorityRange(self) -> tuple[int, int, int]:
+            return 0, 0, -5
+
+        def cuStreamCreateWithPriority(self, flag: str, priority: int) -> tuple[int, int]:
+            asked.append((flag, priority))
+            return 0, 0xABC
+
+    def external(handle: int, device: int) -> tuple[int, int]:
+        return handle, device
+
+    vendor: Any = SimpleNamespace(settle_thread=lambda index: asked.append("device"))
+    monkeypatch.setattr(native, "give_context", lambda index: asked.append("context"))
+    monkeypatch.setattr(native, "driver", Driver)
+    monkeypatch.setattr(native, "cuda", lambda: SimpleNamespace(ExternalStream=external))
+    made = new_stream(Device(vendor, 3))
+    assert asked == ["device", "context", ("alone", -5)]
+    assert (made.stream, made.handle) == ((0xABC, 3), 0xABC)

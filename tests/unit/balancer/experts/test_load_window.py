@@ -1,0 +1,114 @@
+import numpy as np
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+
+from equipoise.balancer.experts.jobs import ThreadWorker, finish
+from equipoise.balancer.experts.load import LoadWindow
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.sub_windows import SubWindows
+from equipoise.hal.stream import Role
+
+SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
+
+
+def window(seat: Seat, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
+    loads, teller = seat.fabric.open("loads"), ThreadWorker("teller", 20.0)
+    parts = SubWindows(sub_window, total, period or total)
+    return LoadWindow(seat.accelerator, loads, SHAPE, parts, teller)
+
+
+def count(seat: Seat, load: LoadWindow, *rows: int) -> None:
+    """As routing does: on the compute stream."""
+    more = torch.tensor([rows], dtype=torch.int32)
+
+    def program() -> None:
+        load.counters.add_(more)
+
+    seat.accelerator.stream(Role.COMPUTE).launch(program)
+
+
+def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
+    """(taken, full, total) before each step; rank r adds (1, 10 * (r + 1)) in every step."""
+    load = window(seat)
+    seen = []
+    for step in range(8):
+        taken = finish(load.advance(step), 20.0)
+        total = load.total[0].tolist() if load.sums else []
+        seen.append((taken, load.full, total))
+        count(seat, load, 1, 10 * (seat.rank + 1))
+    finish(load.drain(), 20.0)
+    return seen
+
+
+def test_load_window_sums_arrive_one_boundary_later_on_every_rank() -> None:
+    first, second = on_ranks(2, observe)
+    assert first == second
+    assert [taken for taken, _, _ in first] == [False, False, False, True, False, True, False, True]
+    assert first[3][2] == [4, 60]
+    assert first[5] == (True, True, [8, 120])
+    assert first[7] == (True, True, [8, 120])
+
+
+def test_load_window_keeps_only_its_last_sub_windows() -> None:
+    def program(seat: Seat) -> tuple[list[int], list[int]]:
+        load = window(seat)
+        for step in range(10):
+            finish(load.advance(step), 20.0)
+            count(seat, load, step, 0)
+        return load.total[0].tolist(), load.latest[0].tolist()
+
+    ((total, latest),) = on_ranks(1, program)
+    assert total == [4 + 5 + 6 + 7, 0]
+    assert latest == [6 + 7, 0]
+
+
+def test_load_window_sums_large_counts_as_integers() -> None:
+    def program(seat: Seat) -> int:
+        load = window(seat)
+        for step in range(4):
+            finish(load.advance(step), 20.0)
+            if step % 2 == 0:
+                count(seat, load, 2**30 + 1, 0)
+        return int(load.latest[0, 0])
+
+    assert on_ranks(2, program) == [2**31 + 2] * 2
+
+
+def test_load_window_drops_counts_outside_windows() -> None:
+    def program(seat: Seat) -> list[tuple[int, int]]:
+        load = window(seat, sub_window=1, total=2, period=5)
+        seen = []
+        for step in range(12):
+            if finish(load.advance(step), 20.0):
+                seen.append((step, int(load.latest[0, 0])))
+            count(seat, load, 2**step, 0)
+        return seen
+
+    # Windows are steps 3 and 4, 8 and 9; a sum is taken one boundary after its sub-window.
+    assert on_ranks(1, program) == [[(5, 2**3), (6, 2**4), (10, 2**8), (11, 2**9)]]
+
+
+def test_load_window_loses_no_count_between_sub_windows() -> None:
+    def program(seat: Seat) -> int:
+        load = window(seat, sub_window=1, total=1)
+        total = 0
+        for step in range(9):
+            if finish(load.advance(step), 20.0):
+                total += int(np.sum(load.latest))
+            count(seat, load, 0, 3)
+        return total
+
+    assert on_ranks(1, program) == [7 * 3]
+
+
+def test_load_window_due_names_next_boundary_with_work() -> None:
+    def program(seat: Seat) -> list[int]:
+        load = window(seat, sub_window=3, total=3)
+        due = []
+        for step in range(5):
+            finish(load.advance(step), 20.0)
+            due.append(load.due(step))
+        finish(load.drain(), 20.0)
+        return due
+
+    assert on_ranks(1, program) == [[3, 3, 3, 4, 6]]

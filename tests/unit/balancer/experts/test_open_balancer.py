@@ -1,0 +1,157 @@
+"""What cannot work, or is not alike on all ranks, is refused before anything is opened."""
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
+from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.journal import Entry
+from equipoise.balancer.experts.layout import Layout, Retired, even_shares
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.hal.errors import AgreementLost, EquipoiseError
+from equipoise.hal.slots import Segment, SlotLayout
+
+SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+CONFIG = EngineConfig(
+    label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2, deadline=8.0
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a rank opens a balancer with."""
+
+    shape: Shape = SHAPE
+    config: EngineConfig = CONFIG
+    placement: Any = None
+    missing: int = 0
+    staging: int = 2
+    retired: Retired = frozenset()
+
+    def open(self, seat: Seat, **more: Any) -> ExpertBalancer:
+        placement = contiguous(SHAPE) if self.placement is None else self.placement
+        layout = Layout(placement, even_shares(placement, SHAPE.experts), self.retired)
+        rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank - self.missing, 3)
+        slots = SlotLayout(tuple((Segment("w", row),) for row in rows), self.staging)
+        store = seat.accelerator.slot_store(slots)
+        ends = seat.accelerator, seat.fabric, store, self.shape, layout, self.config
+        return open_balancer(*ends, **more)
+
+
+TURNED = np.ascontiguousarray(np.roll(contiguous(SHAPE), 1, axis=1))
+CANNOT: dict[str, tuple[Given, str]] = {
+    "a shape of more ranks": (
+        Given(shape=Shape(2, 4, 6, 3)),
+        "the shape is of 3 ranks, the group of 2",
+    ),
+    "a slot is missing": (
+        Given(missing=1),
+        "the store has 5 slots; 2 layers of 3 slots a rank take 6",
+    ),
+    "no staging": (Given(staging=0), "need a store with staging"),
+    "retired slots": (
+        Given(retired=frozenset({(0, 5)})),
+        r"the start has retired slots: \[\(0, 5\)\]",
+    ),
+    "nothing survives": (
+        Given(config=replace(CONFIG, aims=Aims(survive=1))),
+        "survive=1 needs two slots an expert: 8, not 6",
+    ),
+    "another layout": (
+        Given(placement=contiguous(Shape(3, 4, 6, 2))),
+        r"a placement is int32 \(2, 6\), got int32 \(3, 6\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_open_balancer_refuses_impossible_start(name: str) -> None:
+    given, message = CANNOT[name]
+
+    def program(seat: Seat) -> None:
+        with pytest.raises(EquipoiseError, match=message):
+            given.open(seat)
+
+    on_ranks(2, program)
+
+
+DIFFER: dict[str, tuple[Given, str]] = {
+    "layout": (Given(placement=TURNED), "has layout"),
+    "interval": (Given(config=replace(CONFIG, step_interval=6)), "has config .*step_interval"),
+    "shares": (Given(config=replace(CONFIG, shares=ShareMode.LAGGED)), "has config .*lagged"),
+    "staging": (Given(staging=3), "has staging"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFER)
+def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> None:
+    other, message = DIFFER[name]
+    threads = threading.active_count()
+
+    def program(seat: Seat) -> None:
+        with pytest.raises(AgreementLost, match=message):
+            (other if seat.rank else Given()).open(seat)
+
+    on_ranks(2, program)
+    assert threading.active_count() <= threads + 2, "the store of the group may still end"
+
+
+def test_open_static_refuses_ranks_with_different_layouts() -> None:
+    def program(seat: Seat) -> None:
+        placement = TURNED if seat.rank else contiguous(SHAPE)
+        layout = Layout(placement, even_shares(placement, SHAPE.experts))
+        rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 3)
+        slots = SlotLayout(tuple((Segment("w", row),) for row in rows), 0)
+        store = seat.accelerator.slot_store(slots)
+        with pytest.raises(AgreementLost, match="has layout"):
+            open_static(seat.accelerator, seat.fabric, store, SHAPE, layout, CONFIG)
+
+    on_ranks(2, program)
+
+
+class Heard:
+    """A journal that counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, entry: Entry) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("watched", [0, 1])
+def test_journal_may_be_attached_to_one_rank_only(watched: int) -> None:
+    """All ranks then sum what the journal is told: a sum takes all of them."""
+
+    def program(seat: Seat) -> tuple[int, list[str]]:
+        heard = Heard()
+        more = {"journal": heard} if seat.rank == watched else {}
+        balancer = Given(config=replace(CONFIG, step_interval=8)).open(seat, **more)
+        lockstep = seat.fabric.open("lockstep")
+        for step in range(24):
+            with balancer.step(step):
+                balancer.load.counters += torch.tensor((1, 1, 1, 40), dtype=torch.int32)
+            lockstep.barrier().result(20.0)
+        balancer.close()
+        return heard.count, [report.outcome for report in balancer.engine.reports]
+
+    told = on_ranks(2, program)
+    assert told[watched][0] > 0
+    assert told[1 - watched][0] == 0
+    assert told[0][1] == told[1][1] != []
+    assert {*told[0][1]} == {"committed"}
+
+
+def test_log_settings_may_differ_between_ranks() -> None:
+    def program(seat: Seat) -> None:
+        logs = replace(CONFIG, log_balancedness=True) if seat.rank == 0 else CONFIG
+        more = {"journal": Heard()} if seat.rank == 0 else {}
+        Given(config=logs).open(seat, **more).close()
+
+    on_ranks(2, program)

@@ -1,0 +1,198 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.choices import Split
+from equipoise.balancer.experts.config import Aims
+from equipoise.balancer.experts.drafting import Limits, Room, draft
+from equipoise.balancer.experts.layout import Layout, even_shares, imbalance, solve_shares
+from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
+from equipoise.balancer.experts.planner import Freight, Shipped, by_ship
+from equipoise.balancer.experts.shipment import DIRECT
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Shape, Load]:
+    ranks = draw(st.integers(1, 5))
+    per_rank = draw(st.integers(1, 5))
+    slots = ranks * per_rank
+    shape = Shape(draw(st.integers(1, 3)), draw(st.integers(1, slots)), slots, ranks)
+    counts = st.lists(st.integers(0, 5000), min_size=shape.experts, max_size=shape.experts)
+    load = [draw(counts) for _ in range(shape.layers)]
+    return shape, np.array(load, dtype=np.int64)
+
+
+def start(shape: Shape) -> Layout:
+    placement = contiguous(shape)
+    return Layout(placement, even_shares(placement, shape.experts))
+
+
+def limits(hysteresis: int, staging: int) -> Limits:
+    return within(Room(staging, None), hysteresis)
+
+
+def within(room: Room, hysteresis: int = 0) -> Limits:
+    return Limits(hysteresis=hysteresis, room=room, aims=Aims(), nodes=1, split=Split.LEVEL)
+
+
+def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Shipped:
+    freight = Freight(parcel=4, nodes=1, staging=limits.room.lots, rank=0)
+    return by_ship(draft(load[None], installed, shape, limits), installed, shape, freight)
+
+
+@given(cases())
+def test_proposal_is_complete_and_never_worse_than_installed(
+    case: tuple[Shape, Load],
+) -> None:
+    shape, load = case
+    installed = start(shape)
+    proposal = propose(load, installed, shape, limits(hysteresis=0, staging=10_000))
+    check(proposal.layout.placement, shape)
+    assert (proposal.draft.predicted <= imbalance(load, installed, shape)).all()
+
+
+@given(cases())
+def test_proposal_digest_is_equal_for_equal_load(case: tuple[Shape, Load]) -> None:
+    shape, load = case
+    first = propose(load, start(shape), shape, limits(hysteresis=10, staging=10_000))
+    second = propose(load.copy(), start(shape), shape, limits(hysteresis=10, staging=10_000))
+    assert first.layout.digest == second.layout.digest
+    assert first.digest == second.digest
+
+
+@given(cases())
+def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[Shape, Load]) -> None:
+    shape, load = case
+    first = propose(load, start(shape), shape, limits(hysteresis=0, staging=10_000))
+    again = propose(load, first.layout, shape, limits(hysteresis=0, staging=10_000))
+    assert again.draft.order == ()
+    assert again.shipment.total == again.shipment.lots == 0
+
+
+@pytest.mark.slow
+@given(cases(), st.integers(0, 12))
+def test_proposal_moves_only_layers_that_fit_staging(
+    case: tuple[Shape, Load], staging: int
+) -> None:
+    shape, load = case
+    found = propose(load, start(shape), shape, limits(hysteresis=0, staging=staging))
+    differs = start(shape).placement != found.layout.placement
+    needs = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    assert needs.max(initial=0) <= staging
+    assert sorted(found.draft.order) == np.flatnonzero(differs.any(axis=1)).tolist()
+
+
+@given(cases(), st.integers(1, 5))
+def test_proposal_retires_no_more_slots_than_staging_lacks(
+    case: tuple[Shape, Load], staging: int
+) -> None:
+    shape, load = case
+    installed, room = start(shape), Room.of(staging, shape)
+    found = propose(load, installed, shape, within(room))
+    waits = replace(installed, retired=found.draft.retired).held != found.layout.placement
+    waits &= replace(installed, retired=found.draft.retired).held >= 0
+    needs = waits.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    assert needs.max(initial=0) <= room.lots
+    differs = found.layout.placement != installed.placement
+    lacks = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    assert len(found.draft.retired) == np.maximum(lacks - room.lots, 0).sum()
+    assert found.layout.retired == frozenset()
+    told = [layer for change in filter(None, found.retirements) for layer in change.layers]
+    assert sorted(told) == sorted({layer for layer, _ in found.draft.retired})
+
+
+def test_proposal_moves_more_when_slots_may_retire() -> None:
+    shape = Shape(1, 3, 6, 2)
+    placement = np.array([[0, 0, 0, 1, 1, 2]], dtype=np.int32)
+    installed = Layout(placement, even_shares(placement, 3))
+    load = np.array([[10, 10, 100]], dtype=np.int64)
+    without = propose(load, installed, shape, within(Room(0, None)))
+    retiring = propose(load, installed, shape, within(Room(0, 0)))
+    assert without.draft.order == ()
+    assert retiring.draft.order == (0,)
+    assert retiring.draft.predicted[0] < without.draft.before[0]
+    assert retiring.shipment.needs.tolist() == [[0, 0]]
+
+
+def test_proposal_refills_half_written_layers() -> None:
+    shape = Shape(2, 4, 6, 2)
+    placement = np.array([[0, 1, 2, 3, 0, 1]] * 2, dtype=np.int32)
+    load = np.full((2, 4), 50, dtype=np.int64)
+    shares = solve_shares(load, placement, shape)
+    half = Layout(placement, shares, frozenset({(1, 4)}))
+    found = propose(load, half, shape, within(Room(2, 2)))
+    assert 1 in found.draft.order
+    assert found.layout.retired == frozenset()
+    moves = found.shipment.moves
+    filled = dict(zip(zip(moves.layer.tolist(), moves.slot.tolist(), strict=True),
+                      moves.staging.tolist(), strict=True))  # fmt: skip
+    assert filled[1, 4] == DIRECT
+    assert found.retirements == (None,) * found.shipment.lots, "it has retired already"
+    timid = propose(load, half, shape, within(Room(2, 2), hysteresis=1 << 40))
+    assert timid.draft.order == (1,), "whatever there is to gain"
+    assert timid.layout.placement.tolist() == placement.tolist()
+    assert (
+        propose(load, replace(half, retired=frozenset()), shape, within(Room(2, 2))).draft.order
+        == ()
+    )
+
+
+def test_proposal_replans_layers_without_required_redundancy_first() -> None:
+    shape = Shape(3, 4, 12, 3)
+    sound = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
+    frail = [0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
+    lonely = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 1, 2]
+    placement = np.array([sound, lonely, frail], dtype=np.int32)
+    installed = Layout(placement, even_shares(placement, 4))
+    load = np.full((3, 4), 30, dtype=np.int64)
+    aims = replace(within(Room(9, None), 10), aims=Aims(survive=1))
+    found = propose(load, installed, shape, aims)
+    assert found.draft.order == (1,)
+    homes = [
+        {slot // 4 for slot in np.flatnonzero(found.layout.placement[1] == e)} for e in range(4)
+    ]
+    assert min(map(len, homes)) > 1
+    again = propose(load, found.layout, shape, aims)
+    assert again.draft.order == ()
+
+
+def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
+    shape = Shape(2, 2, 4, 2)
+    placement = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], dtype=np.int32)
+    installed = Layout(placement, even_shares(placement, 2))
+    load = np.array([[5, 5], [90, 10]], dtype=np.int64)
+    found = propose(load, installed, shape, replace(within(Room(0, None)), aims=Aims(survive=1)))
+    assert found.draft.order == ()
+    assert found.layout.placement.tolist() == placement.tolist()
+
+
+def test_proposal_orders_layers_by_gain() -> None:
+    shape = Shape(2, 4, 4, 2)
+    load = np.array([[12, 10, 8, 8], [30, 30, 1, 1]], dtype=np.int64)
+    proposal = propose(load, start(shape), shape, limits(hysteresis=0, staging=2))
+    assert proposal.draft.order == (1, 0)
+
+
+def test_hysteresis_keeps_layer_with_small_gain() -> None:
+    shape = Shape(1, 4, 4, 2)
+    load = np.array([[11, 11, 10, 10]], dtype=np.int64)
+    gain = imbalance(load, start(shape), shape)[0]
+    assert propose(load, start(shape), shape, limits(hysteresis=0, staging=9)).draft.order == (0,)
+    assert (
+        propose(load, start(shape), shape, limits(hysteresis=int(gain), staging=9)).draft.order
+        == ()
+    )
+
+
+def test_imbalance_is_max_over_mean_minus_one() -> None:
+    shape = Shape(1, 4, 4, 2)
+    load = np.array([[30, 30, 20, 20]], dtype=np.int64)
+    assert imbalance(load, start(shape), shape)[0] / SHARE_ONE == pytest.approx(0.2, abs=1e-4)
+
+
+def test_imbalance_of_zero_load_is_zero() -> None:
+    shape = Shape(1, 4, 4, 2)
+    assert imbalance(np.zeros((1, 4), dtype=np.int64), start(shape), shape).tolist() == [0]

@@ -1,0 +1,60 @@
+"""Bytes in flight, divided among families."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.budget import divided
+from equipoise.balancer.experts.expert_model import ExpertModel
+from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.hal.errors import EngineError
+
+
+def model(widths: list[int], slots: int) -> ExpertModel:
+    """A layer of each width, in float32."""
+    registry = ModelRegistry("m", slots, 7)
+    layers = [torch.zeros(slots, width) for width in widths]
+    for number, layer in enumerate(layers):
+        registry.register(number, w=layer)
+    return registry.finalize([(f"w{number}", layer) for number, layer in enumerate(layers)])
+
+
+models = st.builds(model, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))
+
+
+@given(models, st.integers(0, 4000))
+def test_staging_budget_is_kept_and_gives_each_family_a_buffer(
+    made: ExpertModel, more: int
+) -> None:
+    families = made.families
+    least = sum(family.slot_bytes for family in families)
+    buffers = divided(families, least + more)
+    taken = sum(n * family.slot_bytes for n, family in zip(buffers, families, strict=True))
+    assert taken <= least + more
+    assert all(1 <= n <= len(f.slots) for n, f in zip(buffers, families, strict=True))
+    for wider, narrower in zip(divided(families, least + more + 100), buffers, strict=True):
+        assert wider >= narrower
+
+
+@given(models)
+def test_staging_budget_for_all_slots_stages_everything(
+    made: ExpertModel,
+) -> None:
+    families = made.families
+    budget = made.nbytes + sum(family.slot_bytes for family in families)
+    assert divided(families, budget) == tuple(len(family.slots) for family in families)
+
+
+def test_staging_budget_gives_more_buffers_to_larger_family() -> None:
+    made = model([4, 4, 4, 8], 6)
+    assert [family.slot_bytes for family in made.families] == [16, 32]
+    many, few = divided(made.families, 240)
+    assert many > few
+
+
+@given(models)
+def test_staging_budget_below_one_buffer_per_family_is_refused(made: ExpertModel) -> None:
+    least = sum(family.slot_bytes for family in made.families)
+    with pytest.raises(EngineError, match=f"one slot of each of {len(made.families)} families"):
+        divided(made.families, least - 1)

@@ -1,0 +1,212 @@
+"""Files written out by hand from what the other systems document, so that a wrong key is seen."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.strategies.format_samples import small_arrangement, small_statistics
+from safetensors.numpy import load_file, save_file
+
+from equipoise.balancer import formats
+from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.statistics import Statistics
+
+EXPERT_MAP = """{
+    "moe_layer_count": 2,
+    "layer_list": [
+        {"layer_id": 0, "device_count": 2, "device_list": [
+            {"device_id": 0, "device_expert": [0, 1]},
+            {"device_id": 1, "device_expert": [2, 0]}]},
+        {"layer_id": 1, "device_count": 2, "device_list": [
+            {"device_id": 0, "device_expert": [2, 1]},
+            {"device_id": 1, "device_expert": [1, 0]}]}]
+}"""
+LOAD_BALANCER = """initial_global_assignments:
+  3: [0, 1, 2, 0]
+  4: [2, 1,
+      1, 0]
+num_slots: 4
+layer_updates_per_iter: 0
+"""
+ROWS = [[0, 1, 2, 0], [2, 1, 1, 0]]
+EVEN = [[32768, 65536, 65536, 32768], [65536, 32768, 32768, 65536]]
+LOGICAL_TO_PHYSICAL = [[[0, 3], [1, -1], [2, -1]], [[3, -1], [1, 2], [0, -1]]]
+COUNTS = [[2, 1, 1], [1, 2, 1]]
+TABLE = [[[2, 0, 3], [1, 1, 0], [1, 2, 0]], [[1, 3, 0], [2, 1, 2], [1, 0, 0]]]
+
+
+def text_file(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def layout() -> Arrangement:
+    """What the examples say."""
+    return Arrangement.even(np.array(ROWS, dtype=np.int32), 2)
+
+
+def test_vllm_ascend_expert_map_is_read_and_written(tmp_path: Path) -> None:
+    found = formats.read_placement(text_file(tmp_path, "map.json", EXPERT_MAP))
+    assert found.same(layout())
+    assert found.shares.tolist() == EVEN
+    formats.write_placement(tmp_path / "again.json", found, "vllm-ascend")
+    written = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))
+    assert written == json.loads(EXPERT_MAP)
+
+
+def test_tensorrt_llm_configuration_is_read_and_written(tmp_path: Path) -> None:
+    found = formats.read_placement(text_file(tmp_path, "a.yaml", LOAD_BALANCER), ranks=2)
+    assert (found.placement.tolist(), found.layers) == (ROWS, (3, 4))
+    formats.write_placement(tmp_path / "b.yaml", found)
+    assert (tmp_path / "b.yaml").read_text(encoding="utf-8") == (
+        "initial_global_assignments:\n  3: [0, 1, 2, 0]\n  4: [2, 1, 1, 0]\n"
+        "layer_updates_per_iter: 0\nnum_slots: 4\n"
+    )
+
+
+def test_tensorrt_llm_configuration_sets_ranks_by_ep_size(
+    tmp_path: Path,
+) -> None:
+    path = text_file(tmp_path, "a.yaml", LOAD_BALANCER + "ep_size: 2\n")
+    assert formats.read_placement(path).ranks == 2
+
+
+def test_tensorrt_llm_statistics_are_read(tmp_path: Path) -> None:
+    meta = '{"num_experts": 3, "num_experts_per_token": 2}'
+    text_file(tmp_path, "meta_info.json", meta)
+    for rank in range(2):
+        rows = {
+            f"{iteration}_{layer}": np.array([rank, iteration, layer], dtype=np.int64)
+            for iteration in (100, 101)
+            for layer in (3, 4)
+        }
+        save_file(rows, tmp_path / f"rank{rank}.safetensors")
+    save_file({"x": np.zeros(1)}, tmp_path / "rank0_raw.safetensors")
+    found = formats.read_statistics(tmp_path)
+    assert found.counts.tolist() == [
+        [[1, 200, 6], [1, 200, 8]],
+        [[1, 202, 6], [1, 202, 8]],
+    ]
+    assert (found.layers, found.iterations, found.top_k) == ((3, 4), 100, 2)
+    assert found.by_rank is not None
+    assert found.by_rank[1, 0].tolist() == [[1, 100, 3], [1, 100, 4]]
+
+
+def test_tensorrt_llm_statistics_are_written(tmp_path: Path) -> None:
+    formats.write_statistics(tmp_path / "s", small_statistics(), "tensorrt-llm")
+    assert sorted(os.listdir(tmp_path / "s")) == [
+        "meta_info.json",
+        "rank0.safetensors",
+        "rank1.safetensors",
+    ]
+    meta = json.loads((tmp_path / "s" / "meta_info.json").read_text(encoding="utf-8"))
+    assert meta == {"num_experts": 3, "num_experts_per_token": 2}
+    rank = load_file(tmp_path / "s" / "rank1.safetensors")
+    assert sorted(rank) == ["100_1", "100_3", "101_1", "101_3"]
+    assert rank["101_3"].dtype == np.int64
+    assert rank["101_3"].tolist() == [21, 22, 23]
+
+
+@pytest.mark.parametrize("rows", [[[4, 0, 9], [1, 2, 3]], [[[4, 0, 9], [1, 2, 3]]]])
+def test_sglang_json_counts_are_read(rows: list[object], tmp_path: Path) -> None:
+    path = text_file(tmp_path, "a.json", json.dumps({"logical_count": rows, "rank": 0}))
+    assert formats.read_statistics(path).counts.tolist() == [[[4, 0, 9], [1, 2, 3]]]
+
+
+def test_sglang_torch_counts_are_read(tmp_path: Path) -> None:
+    counts = torch.arange(12, dtype=torch.int32).reshape(2, 2, 3)
+    record = {"rank": 0, "logical_count": counts, "average_utilization_rate_over_window": None}
+    torch.save(record, tmp_path / "expert_distribution_recorder_1.5.pt")
+    found = formats.read_statistics(tmp_path / "expert_distribution_recorder_1.5.pt")
+    assert np.array_equal(found.counts, counts.numpy())
+
+
+def test_sglang_placement_is_written_with_a_row_per_layer(tmp_path: Path) -> None:
+    formats.write_placement(tmp_path / "a.json", small_arrangement(), "sglang")
+    written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    trivial = [0, 1, 2, 3, 0, 1]
+    arranged = small_arrangement().placement.tolist()
+    rows = [trivial, arranged[0], trivial, arranged[1]]
+    assert written == {"physical_to_logical_map": rows}
+
+
+def test_vllm_maps_are_read_and_written(tmp_path: Path) -> None:
+    fields = {
+        "physical_to_logical_map": ROWS,
+        "logical_to_physical_map": LOGICAL_TO_PHYSICAL,
+        "logical_replica_count": COUNTS,
+    }
+    found = formats.read_placement(text_file(tmp_path, "a.json", json.dumps(fields)), ranks=2)
+    assert found.same(layout())
+    formats.write_placement(tmp_path / "a.npz", found)
+    with np.load(tmp_path / "a.npz") as written:
+        assert {name: written[name].tolist() for name in fields} == fields
+        assert written["ranks"].item() == 2
+
+
+def test_vllm_map_of_full_width_is_read(tmp_path: Path) -> None:
+    wide = np.full((2, 3, 1024), -1, dtype=np.int64)
+    wide[:, :, :2] = LOGICAL_TO_PHYSICAL
+    save_file(
+        {"physical_to_logical_map": np.array(ROWS), "logical_to_physical_map": wide},
+        tmp_path / "a.safetensors",
+    )
+    assert formats.read_placement(tmp_path / "a.safetensors", ranks=2).same(layout())
+
+
+def test_ascend_eplb_table_is_read_and_written(tmp_path: Path) -> None:
+    text = json.dumps({"eplb_table": TABLE})
+    found = formats.read_placement(text_file(tmp_path, "a.json", text), ranks=2)
+    assert found.same(layout())
+    formats.write_placement(tmp_path / "a.safetensors", found, "eplb-table")
+    written = load_file(tmp_path / "a.safetensors")["eplb_table"]
+    assert written.dtype == np.int32
+    assert written.tolist() == TABLE
+
+
+def test_csv_counts_are_read_in_any_order(tmp_path: Path) -> None:
+    path = text_file(tmp_path, "a.csv", "expert,layer,count\n1,5,7\n0,5,3\n\n0,2,1\n1,2,0\n")
+    found = formats.read_statistics(path)
+    assert (found.counts.tolist(), found.layers) == ([[[1, 0], [3, 7]]], (2, 5))
+
+
+def test_csv_counts_are_written_with_windows(tmp_path: Path) -> None:
+    statistics = Statistics(np.arange(4, dtype=np.int64).reshape(2, 1, 2), (9,), iterations=4)
+    assert formats.write_statistics(tmp_path / "a.csv", statistics) is None
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8") == (
+        "window,layer,expert,count\n4,9,0,0\n4,9,1,1\n5,9,0,2\n5,9,1,3\n"
+    )
+
+
+def test_npy_counts_accept_whole_floats(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([[1.0, 2.0]], dtype=np.float32))
+    assert formats.read_statistics(tmp_path / "a.npy").counts.tolist() == [[[1, 2]]]
+
+
+def test_npy_placement_is_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array(ROWS, dtype=np.uint8))
+    assert formats.read_placement(tmp_path / "a.npy", ranks=2).same(layout())
+
+
+def test_equipoise_placement_file_has_documented_fields(tmp_path: Path) -> None:
+    formats.write_placement(tmp_path / "a.json", layout())
+    written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert written["format"] == "equipoise-placement"
+    assert [written[key] for key in ("version", "ranks", "slots", "experts")] == [1, 2, 4, 3]
+    assert (written["layers"], written["placement"]) == ([0, 1], ROWS)
+    assert (written["shares"], written["digest"]) == (EVEN, layout().digest)
+
+
+@pytest.mark.skipif("EQUIPOISE_TRACES" not in os.environ, reason="EQUIPOISE_TRACES names no folder")
+def test_sglang_real_statistics_are_read_when_present() -> None:
+    paths = sorted(Path(os.environ["EQUIPOISE_TRACES"]).glob("sglang_ep_stats/**/*.json"))
+    if not paths:
+        pytest.skip("EQUIPOISE_TRACES has no sglang_ep_stats")
+    for path in paths:
+        found = formats.read_statistics(path)
+        assert found.counts.shape[1:] == (61, 256)
+        assert not found.counts[:, :3].any()

@@ -1,0 +1,128 @@
+"""Log lines."""
+
+import json
+import logging
+import re
+from dataclasses import replace
+
+import pytest
+from helpers.paths import ROOT
+from helpers.strategies.journal_entries import entered, record
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.journal import Balance, Settled
+from equipoise.balancer.observe.lines import (
+    BALANCEDNESS,
+    EPOCHS,
+    BalancednessLines,
+    EpochLines,
+    fields_of,
+    lines_for,
+    logfmt,
+)
+from equipoise.balancer.observe.metrics import PHASES
+from equipoise.hal.errors import ConfigError
+
+WORD = re.compile(r'([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)(?: |$)')
+
+
+def parsed(line: str) -> dict[str, str]:
+    """What a reader of logfmt makes of a line."""
+    pairs = WORD.findall(line)
+    return {key: json.loads(text) if text.startswith('"') else text for key, text in pairs}
+
+
+def balance(step: int) -> Balance:
+    return Balance(step, 0.0, imbalance=0.25, balancedness=0.8, average=80.0, largest=100.0)
+
+
+def test_epoch_line_shows_retired_slots_only_when_any() -> None:
+    assert "retired" not in fields_of(record(actual=0.1, stall=0.5))
+    assert fields_of(replace(record(actual=0.1, stall=0.5), retired=3))["retired"] == 3
+
+
+def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, EPOCHS.name):
+        EpochLines("exact").note(Settled(record(actual=0.125, stall=0.5)))
+    (line,) = caplog.records
+    assert line.levelno == logging.INFO
+    assert parsed(line.message) == {
+        **{"engine": "exact", "epoch": "3", "outcome": "committed", "opened": "5", "ended": "9"},
+        **{"layers": "2", "lots": "1", "copies": "2", "bytes": "200"},
+        **{"planning_s": "0.25", "agreeing_s": "0.5", "stall_s": "0.5"},
+        **{"imbalance_before": "0.4", "imbalance_predicted": "0.1", "imbalance_actual": "0.125"},
+    }
+    assert vars(line)["equipoise"]["imbalance_actual"] == 0.125
+
+
+def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, EPOCHS.name):
+        EpochLines("exact").note(Settled(record(outcome="staged bytes differ")))
+    (line,) = caplog.records
+    assert line.levelno == logging.WARNING
+    fields = parsed(line.message)
+    assert fields["outcome"] == "aborted"
+    assert fields["reason"] == "staged bytes differ"
+
+
+def test_observability_page_explains_every_log_key() -> None:
+    text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+    seconds = dict.fromkeys(set(PHASES) - {"barred"}, 0.1)
+    whole = record(outcome="plans differ", actual=0.1, stall=0.1, seconds=seconds)
+    for key in ("engine", *fields_of(whole)):
+        assert f"`{key}`" in text, key
+
+
+def test_epoch_lines_log_settled_epochs_only(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, EPOCHS.name):
+        EpochLines("exact").note(entered("planning", 3))
+    assert caplog.records == []
+
+
+def test_epoch_line_omits_unknown_values() -> None:
+    fields = fields_of(record(before=None, predicted=None))
+    assert not [key for key in fields if key.startswith("imbalance")]
+    assert "stall_s" not in fields
+
+
+@pytest.mark.parametrize(
+    ("interval", "told"),
+    [(1, [2, 4, 6, 8, 10]), (2, [2, 4, 6, 8, 10]), (4, [2, 4, 8]), (5, [2, 6, 10])],
+)
+def test_balancedness_is_logged_at_first_sum_after_each_interval(
+    interval: int, told: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = BalancednessLines("exact", interval)
+    with caplog.at_level(logging.INFO, BALANCEDNESS.name):
+        for step in (2, 4, 6, 8, 10):
+            lines.note(balance(step))
+    assert [int(parsed(line.message)["step"]) for line in caplog.records] == told
+    assert parsed(caplog.records[0].message)["balancedness"] == "0.8"
+
+
+def test_balancedness_interval_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="log_balancedness_interval"):
+        BalancednessLines("exact", 0)
+    with pytest.raises(ConfigError, match="log_balancedness_interval"):
+        config(log_balancedness_interval=0)
+
+
+def config(**other: object) -> EngineConfig:
+    words = {"label": "exact", "shares": ShareMode.EXACT, "window_size": 2, "step_interval": 2}
+    return EngineConfig(**{**words, "sub_window": 1, **other})  # type: ignore[arg-type]
+
+
+def test_lines_for_returns_journals_on_first_rank_only() -> None:
+    asked = config(log_balancedness=True, log_balancedness_interval=7)
+    assert [type(line) for line in lines_for(config(), 0)] == [EpochLines]
+    assert [type(line) for line in lines_for(asked, 0)] == [EpochLines, BalancednessLines]
+    assert lines_for(asked, 1) == ()
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.text() | st.integers()))
+def test_logfmt_round_trips_any_text(fields: dict[str, object]) -> None:
+    line = logfmt(fields)
+    assert "\n" not in line
+    assert parsed(line) == {key: str(value) for key, value in fields.items()}

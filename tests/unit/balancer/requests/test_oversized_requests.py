@@ -1,0 +1,68 @@
+"""Requests that no worker could hold stand in nobody's way, and are not forgotten."""
+
+import pytest
+
+from equipoise.balancer.requests.policy import (
+    Capacity,
+    Decision,
+    Request,
+    RequestId,
+    WorkerChange,
+    WorkerState,
+)
+from equipoise.balancer.requests.router import Router
+from equipoise.balancer.requests.rules import RULES, Binding, PolicySettings, WhenFull
+
+SMALL = Capacity(slots=100, kv_tokens=10)
+LARGE = Capacity(slots=100, kv_tokens=1_000)
+GIANTS = range(40)
+"""As many as no policy's window has room for."""
+NAMES = sorted(RULES)
+
+
+def crowded(name: str) -> Router:
+    """A router that holds back, with giants at the head of its pool."""
+    router = Router(PolicySettings(name=name, when_full=WhenFull.HOLD), [SMALL, SMALL])
+    for giant in GIANTS:
+        assert router.on_arrival(Request(id=giant, size=11)).assignments == ()
+    return router
+
+
+def bound(found: Decision) -> list[tuple[RequestId, int]]:
+    return [(one.request, one.worker) for one in found.assignments]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fitting_request_passes_oversized_ones(name: str) -> None:
+    router = crowded(name)
+    assert [who for who, _ in bound(router.on_arrival(Request(id=99, size=5)))] == [99]
+    assert router.pooled == len(GIANTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_oversized_requests_go_to_new_worker_with_room(name: str) -> None:
+    router = crowded(name)
+    came = bound(router.on_worker_change(WorkerChange(worker=2, capacity=LARGE)))
+    assert {who for who, _ in came} == set(GIANTS)
+    assert {worker for _, worker in came} == {2}
+    assert router.pooled == 0
+
+
+@pytest.mark.parametrize("state", [WorkerState.DRAINING, WorkerState.LOST])
+def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: WorkerState) -> None:
+    router = Router(PolicySettings(), [SMALL, Capacity(slots=1, kv_tokens=1_000)])
+    for giant in GIANTS:
+        router.on_arrival(Request(id=giant, size=11))
+    assert bound(router.on_arrival(Request(id=98, size=5))) == []
+    told = bound(router.on_worker_change(WorkerChange(worker=1, state=state)))
+    assert [who for who, _ in told] == [98]
+    for giant in GIANTS:
+        router.on_abort(giant)
+    assert router.pooled == 0
+
+
+def test_push_policies_bind_oversized_request_to_full_worker() -> None:
+    pushing = [name for name in NAMES if RULES[name].binding is Binding.PUSH]
+    for name in pushing:
+        router = Router(PolicySettings(name=name), [SMALL])
+        assert bound(router.on_arrival(Request(id=1, size=11))) == [(1, 0)]

@@ -1,0 +1,128 @@
+"""What is claimed of `fit`, and of published policies, on seeds that nothing was tuned on.
+
+Simulated, so these are the same figures on every machine; `benchmarks/request_routing.py` has more
+of them. Real traces are read from the folder that EQUIPOISE_TRACES names.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from equipoise.balancer.requests.cluster import Cluster, Prefill, StepTime
+from equipoise.balancer.requests.comparison import (
+    Contender,
+    Draw,
+    Result,
+    Trial,
+    compare,
+    contenders,
+)
+from equipoise.balancer.requests.generators import generate
+from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.simulation import Scenario
+from equipoise.balancer.requests.traces import read_trace
+from equipoise.balancer.requests.workload import Workload
+
+pytestmark = pytest.mark.slow
+
+SEEDS = tuple(range(100, 105))
+TRACES = os.environ.get("EQUIPOISE_TRACES")
+NEEDS_TRACES = pytest.mark.skipif(TRACES is None, reason="EQUIPOISE_TRACES names no folder")
+OTHERS = ("jsq", "vllm", "sglang_tokens", "jsq_load", "br0", "brh_oracle", "fast_phi")
+LESS_FULL = ("sglang_tokens", "jsq_load")
+"""On heavy tails they leave a fifth of the slots empty, and so have less imbalance, and less of
+everything else."""
+
+
+Case = tuple[str, int, int, int]
+"""Workload, workers, slots of each, requests where they are generated."""
+CASES = (
+    pytest.param(("mooncake_conversation_trace.jsonl", 8, 16, 0), marks=NEEDS_TRACES),
+    pytest.param(("AzureLLMInferenceTrace_conv.csv", 16, 64, 0), marks=NEEDS_TRACES),
+    ("prop", 8, 32, 8_000),
+    ("reason", 16, 32, 3_000),
+)
+LONG = ("reason", 16, 32, 10_000)
+
+
+@cache
+def trace(name: str) -> Workload:
+    assert TRACES is not None
+    return read_trace(Path(TRACES) / name)
+
+
+def drawing(name: str, count: int) -> Draw:
+    """A generated workload, or a trace's requests drawn with replacement."""
+    if "." not in name:
+        return lambda seed: generate(name, count, seed)
+    return lambda seed: trace(name).resampled(seed)
+
+
+def run(case: Case, *names: str, load: float | None = None) -> dict[str, Result]:
+    """Results by name of policy."""
+    name, workers, slots, count = case
+    scenario = Scenario(cluster=Cluster(workers=workers, slots=slots))
+    trial = Trial(draw=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load)
+    return {result.contender.label: result for result in compare(trial, contenders(names))}
+
+
+def test_policies_reproduce_published_imbalances_within_30_percent() -> None:
+    published = {"round_robin": 1.0, "jsq": 0.84, "br0": 0.20, "brh_oracle": 0.0925}
+    found = run(("prop", 8, 72, 16_000), *published)
+    base = found["round_robin"].interval("imbalance").mean
+    for name, wanted in published.items():
+        assert found[name].interval("imbalance").mean / base == pytest.approx(wanted, rel=0.3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fit_is_unbeaten_on_saturated_workers(case: Case) -> None:
+    found = run(case, *OTHERS, "fit")
+    for name in OTHERS:
+        assert found["fit"].beside(found[name], "imbalance").low <= 0, name
+        assert found["fit"].beside(found[name], "throughput").high >= 0, name
+    waits = [found[name].interval("wait_p99").mean for name in ("fit", "br0")]
+    assert waits[0] <= 1.6 * waits[1]
+
+
+def computing(case: Case, weight: float) -> Trial:
+    """Workers that compute prompts themselves, saturated."""
+    name, workers, slots, count = case
+    step, prefill = StepTime(prompt_weight=weight), Prefill(chunk=8192)
+    cluster = Cluster(workers=workers, slots=slots, step=step, prefill=prefill)
+    return Trial(draw=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster))
+
+
+@pytest.mark.parametrize("weight", [20.0, 200.0])
+@pytest.mark.parametrize("case", CASES[:3])
+def test_fit_with_prompt_weight_beats_other_policies_with_prefill(
+    case: Case, weight: float
+) -> None:
+    entered = (
+        *contenders(OTHERS[:-2]),
+        Contender("blind", PolicySettings()),
+        Contender("fit", PolicySettings(prompt_weight=weight)),
+    )
+    found = {result.contender.label: result for result in compare(computing(case, weight), entered)}
+    for name in (*OTHERS[:-2], "blind"):
+        assert found["fit"].beside(found[name], "imbalance").high < 0, name
+        assert found["fit"].beside(found[name], "throughput").low > 0, name
+        assert found["fit"].beside(found[name], "ttft_mean").high < 0, name
+
+
+def test_fit_beats_emptier_policies_in_throughput_on_heavy_tails() -> None:
+    found = run(LONG, *OTHERS, "fit")
+    for name in OTHERS:
+        assert found["fit"].beside(found[name], "throughput").high >= 0, name
+        if name in LESS_FULL:
+            assert found["fit"].beside(found[name], "throughput").low > 0.05, name
+            assert found[name].interval("occupancy").high < 0.85
+        else:
+            assert found["fit"].beside(found[name], "imbalance").low <= 0, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fit_is_as_even_as_jsq_load_at_partial_load(case: Case) -> None:
+    found = run(case, "jsq_load", "fit", load=0.8)
+    assert found["fit"].beside(found["jsq_load"], "imbalance").mean <= 0.15

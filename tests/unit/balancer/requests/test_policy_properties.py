@@ -1,0 +1,173 @@
+"""What holds of policies by arithmetic: section by section of the papers, and for any state."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.harnesses.router_states import arrivals, full, loaded, resize
+from helpers.strategies.simulation_comparison import clusters, same, scenarios, workloads
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from equipoise.balancer.requests.cluster import Cluster
+from equipoise.balancer.requests.rules import RULES, PolicySettings, WhenFull
+from equipoise.balancer.requests.simulation import Scenario, Timed, simulate
+from equipoise.balancer.requests.workload import Workload
+
+pytestmark = pytest.mark.slow
+
+LOADS = st.lists(st.integers(1, 1000), min_size=1, max_size=6)
+DISTINCT = st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True)
+SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=6)
+BY_LOAD = ("jsq_load", "br0", "brh", "fit")
+"""Whose decisions are made of sizes, loads and slots alone."""
+
+
+def drop(loads: list[int], worker: int, size: int) -> int:
+    """Of the imbalance G * max - sum, as `size` tokens join."""
+    after = [load + size * (w == worker) for w, load in enumerate(loads)]
+    imbalance = [len(loads) * max(them) - sum(them) for them in (loads, after)]
+    return imbalance[0] - imbalance[1]
+
+
+@given(LOADS, SIZES, st.data())
+def test_br0_picks_request_with_largest_imbalance_drop(
+    loads: list[int], sizes: list[int], data: st.DataObject
+) -> None:
+    opened = data.draw(st.integers(0, len(loads) - 1))
+    router = full(PolicySettings(name="br0", greedy_slots=0), loads, sizes)
+    ((name, worker),) = resize(router, opened, 2)
+    drops = [drop(loads, opened, size) for size in sizes]
+    assert (worker, name) == (opened, drops.index(max(drops)))
+
+
+@given(LOADS, st.integers(2, 5), SIZES, st.data())
+def test_br0_picks_subset_with_largest_imbalance_drop(
+    loads: list[int], slots: int, sizes: list[int], data: st.DataObject
+) -> None:
+    opened = data.draw(st.integers(0, len(loads) - 1))
+    chosen = PolicySettings(name="br0", greedy_slots=slots, subset=4)
+    bound = resize(full(chosen, loads, sizes[:4]), opened, 1 + slots)
+    best = max(drop(loads, opened, total) for total in subset_sums(sizes[:4], slots))
+    chosen_first = [total_of(bound[: k + 1], sizes) for k in range(len(bound))]
+    assert best <= 0 or best in [drop(loads, opened, total) for total in chosen_first]
+
+
+def subset_sums(sizes: list[int], most: int) -> set[int]:
+    """Of at most so many of them."""
+    chosen = range(1, 1 << len(sizes))
+    picked = [[s for i, s in enumerate(sizes) if mask >> i & 1] for mask in chosen]
+    return {sum(some) for some in picked if len(some) <= most}
+
+
+def total_of(bound: list[tuple[object, int]], sizes: list[int]) -> int:
+    return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in bound])
+
+
+@given(LOADS, st.integers(1, 1000))
+def test_jsq_load_worker_has_largest_drop_for_one_request(loads: list[int], size: int) -> None:
+    workers = range(len(loads))
+    best = max(workers, key=lambda w: (drop(loads, w, size), -loads[w], -w))
+    assert arrivals(loaded(PolicySettings(name="jsq_load"), loads), [size]) == [best]
+
+
+@given(LOADS, st.integers(1, 1000))
+def test_jsq_load_minimizes_variance_of_loads(loads: list[int], size: int) -> None:
+    (worker,) = arrivals(loaded(PolicySettings(name="jsq_load"), loads), [size])
+
+    def variance(of: int) -> int:
+        after = [load + size * (w == of) for w, load in enumerate(loads)]
+        return len(after) * sum(load * load for load in after) - sum(after) ** 2
+
+    assert variance(worker) == min(map(variance, range(len(loads))))
+
+
+@settings(max_examples=60)
+@given(workloads(), scenarios())
+def test_brh_with_zero_horizon_equals_br0_bit_for_bit(
+    workload: Workload, scenario: Scenario
+) -> None:
+    outcomes = [
+        simulate(workload, replace(scenario, policy=replace(scenario.policy, name=name, horizon=0)))
+        for name in ("br0", "brh")
+    ]
+    assert same(*outcomes)
+
+
+@pytest.mark.parametrize("name", RULES)
+@settings(max_examples=10)
+@given(workload=workloads(), scenario=scenarios())
+def test_simulation_is_deterministic_per_seed(
+    name: str, workload: Workload, scenario: Scenario
+) -> None:
+    chosen = replace(scenario, policy=replace(scenario.policy, name=name))
+    assert same(simulate(workload, chosen), simulate(workload, chosen))
+
+
+@pytest.mark.parametrize("name", BY_LOAD)
+@given(loads=DISTINCT, sizes=SIZES, data=st.data())
+def test_policy_decisions_ignore_worker_numbering(
+    name: str, loads: list[int], sizes: list[int], data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(loads))))
+    router = loaded(PolicySettings(name=name), loads)
+    bound = arrivals(router, sizes)
+    now = list(loads)
+    for worker, size in zip(bound, sizes, strict=True):
+        now[worker] += size
+        assume(len(set(now)) == len(now))
+    renamed = loaded(PolicySettings(name=name), [loads[w] for w in order])
+    assert arrivals(renamed, sizes) == [order.index(worker) for worker in bound]
+
+
+@pytest.mark.parametrize("name", BY_LOAD)
+@given(loads=LOADS, sizes=SIZES, factor=st.sampled_from((2, 8, 1024)), data=st.data())
+def test_policy_decisions_ignore_unit_of_size(
+    name: str, loads: list[int], sizes: list[int], factor: int, data: st.DataObject
+) -> None:
+    chosen = PolicySettings(name=name, when_full=WhenFull.HOLD, ageing=0.0, horizon=0)
+    opened = data.draw(st.integers(0, len(loads) - 1))
+    slots = data.draw(st.integers(1, 9))
+    bound = resize(full(chosen, loads, sizes), opened, slots)
+    grown = full(chosen, [factor * load for load in loads], [factor * size for size in sizes])
+    assert resize(grown, opened, slots) == bound
+
+
+@settings(max_examples=60)
+@given(workloads(), scenarios(), clusters(plain=True))
+def test_simulation_loads_match_active_requests_within_slots(
+    workload: Workload, scenario: Scenario, cluster: Cluster
+) -> None:
+    chosen = replace(scenario, cluster=cluster, trajectory=1 << 20)
+    outcome = simulate(workload, chosen)
+    loads = np.zeros_like(outcome.steps.loads)
+    counts = np.zeros_like(loads)
+    for job in np.flatnonzero(outcome.jobs.failed == 0):
+        steps = outcome.jobs.admitted_step[job] + np.arange(workload.outputs[job])
+        loads[steps, outcome.jobs.worker[job]] += workload.prompts[job] + np.arange(steps.size)
+        counts[steps, outcome.jobs.worker[job]] += 1
+    assert np.array_equal(outcome.steps.loads, loads)
+    assert counts.max(initial=0) <= chosen.cluster.slots
+
+
+@settings(max_examples=60)
+@given(workloads(), scenarios())
+def test_simulation_serves_every_request_and_token_once(
+    workload: Workload, scenario: Scenario
+) -> None:
+    outcome = simulate(workload, scenario)
+    served = outcome.jobs.failed == 0
+    made = int(outcome.steps.tokens.sum())
+    assert (outcome.jobs.end[served] >= outcome.jobs.first[served]).all()
+    assert (outcome.jobs.first[served] >= outcome.jobs.admitted[served]).all()
+    assert (outcome.jobs.admitted[served] >= outcome.jobs.arrival[served]).all()
+    assert workload.outputs[served].sum() <= made <= workload.outputs.sum()
+
+
+@settings(max_examples=60)
+@given(workloads(), scenarios())
+def test_simulation_throughput_is_at_most_that_of_perfect_balance(
+    workload: Workload, scenario: Scenario
+) -> None:
+    steps = simulate(workload, replace(scenario, arrivals=Timed())).steps
+    assert (steps.ideal_seconds <= steps.seconds * (1 + 1e-12)).all()

@@ -1,0 +1,81 @@
+"""`equipoise doctor` for serving engines."""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli import engines
+from equipoise.cli.doctor import doctor
+from equipoise.cli.parser import build_parser
+
+
+def well() -> Iterator[tuple[str, bool, str]]:
+    yield "version", True, "1.0, which was tested"
+
+
+def badly() -> Iterator[tuple[str, bool, str]]:
+    yield "hooks", False, "engine.place:call is missing"
+
+
+def partly() -> Iterator[tuple[str, bool | None, str]]:
+    yield "hooks", True, "all there"
+    yield "shelves", None, "it has no place for them"
+
+
+@pytest.fixture
+def _two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are well, and not, and whose integration does not import."""
+    where = {"abacus": f"{__name__}:well", "ruler": f"{__name__}:badly", "gone": "no_such:thing"}
+    where["tape"] = f"{__name__}:partly"
+    points = EntryPoints(EntryPoint(name, of, engines.GROUP) for name, of in where.items())
+    monkeypatch.setattr(engines, "entry_points", points.select)
+
+
+def looked_at(*words: str) -> Namespace:
+    return build_parser().parse_args(["doctor", *words])
+
+
+@pytest.mark.usefixtures("_two")
+def test_doctor_passes_compatible_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(looked_at("--abacus")) == 0
+    out = capsys.readouterr().out
+    assert "abacus" in out
+    assert "1.0, which was tested" in out
+    assert out.splitlines()[-1] == "every part can be switched on"
+
+
+@pytest.mark.usefixtures("_two")
+def test_doctor_fails_engine_with_missing_hook(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = tmp_path / "found.json"
+    assert doctor(looked_at("--ruler", "--abacus", "--json", str(told))) == 1
+    out = capsys.readouterr().out
+    assert "MISSING: engine.place:call is missing" in out
+    assert json.loads(told.read_text())["ruler"] == [
+        {"name": "hooks", "passed": False, "detail": "engine.place:call is missing"}
+    ]
+
+
+@pytest.mark.usefixtures("_two")
+def test_doctor_passes_engine_with_unsupported_optional_part(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = tmp_path / "found.json"
+    assert doctor(looked_at("--tape", "--json", str(told))) == 0
+    out = capsys.readouterr().out
+    assert "not to be had: it has no place for them" in out
+    assert out.splitlines()[-1] == "every part that can be had can be switched on"
+    assert [each["passed"] for each in json.loads(told.read_text())["tape"]] == [True, None]
+
+
+@pytest.mark.usefixtures("_two")
+def test_doctor_reports_integration_import_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert doctor(looked_at("--gone")) == 1
+    assert "cannot be looked at: No module" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,83 @@
+"""What `equipoise doctor` says of an engine that is a stand-in."""
+
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_vllm import engine
+
+from equipoise.hal.errors import EngineUnsupported
+from equipoise.integrations.vllm import compatibility, examination
+from equipoise.integrations.vllm.examination import examine
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tested version, and a plugin that it finds."""
+    monkeypatch.delenv(examination.CHOICE, raising=False)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED[0])
+    _points(monkeypatch, "equipoise.integrations.vllm.entry:register")
+
+
+def _points(monkeypatch: pytest.MonkeyPatch, *where: str) -> None:
+    points = EntryPoints(EntryPoint("equipoise", one, examination.GROUP) for one in where)
+    monkeypatch.setattr(examination, "entry_points", lambda group, name: points)
+
+
+def found() -> dict[str, tuple[bool | None, str]]:
+    with engine():
+        return {what: (so, detail) for what, so, detail in examine()}
+
+
+def test_doctor_passes_hooks_and_fails_parts_with_missing_symbols() -> None:
+    told = found()
+    assert told["vLLM"][0]
+    assert told["plugin"] == (True, "found by vLLM")
+    assert told["hooks"] == (True, "all 2 symbols are there, with their signatures")
+    assert set(compatibility.PARTS) <= set(told)
+    assert not told["engine"][0]
+    assert "vllm.distributed.parallel_state:get_ep_group is missing" in told["engine"][1]
+
+
+def test_doctor_fails_untested_vllm_version_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "installed", lambda: "9.9")
+    assert found()["vLLM"] == (False, "9.9 was not tested; tested: 0.32.0")
+    monkeypatch.setenv(compatibility.UNTESTED, "9.9")
+    assert found()["vLLM"][0]
+
+
+def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(examination.CHOICE, "other,another")
+    assert found()["plugin"] == (False, "VLLM_PLUGINS=other,another leaves it out")
+    monkeypatch.delenv(examination.CHOICE)
+    _points(monkeypatch)
+    assert found()["plugin"] == (
+        False,
+        "vLLM does not see it: install equipoise beside vLLM",
+    )
+
+
+@pytest.mark.parametrize("broken", ["entry", "behind it"])
+def test_doctor_fails_plugin_that_cannot_be_imported(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken == "entry":
+        _points(monkeypatch, "no_such_module:register")
+    else:
+        monkeypatch.setattr(examination, "PLUGIN", "no_such_module")
+    so, detail = found()["plugin"]
+    assert not so
+    assert "cannot be imported: ModuleNotFoundError" in detail
+
+
+def test_doctor_reports_only_missing_vllm_when_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent() -> Any:
+        raise EngineUnsupported("vLLM is not installed")
+
+    monkeypatch.setattr(compatibility, "installed", absent)
+    assert found() == {"vLLM": (False, "vLLM is not installed")}

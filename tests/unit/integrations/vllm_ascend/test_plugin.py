@@ -1,0 +1,95 @@
+"""vllm-ascend from the front end: what the plugin looks at, and what it says."""
+
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_vllm import configuration
+
+from equipoise.hal.errors import EngineUnsupported, IntegrationError
+from equipoise.integrations.vllm import plugin
+from equipoise.integrations.vllm.releases import Release
+from equipoise.integrations.vllm.settings import KEY, VARIABLE, settings_of
+from equipoise.integrations.vllm_ascend import compatibility, examination
+
+WORKER = "equipoise.integrations.vllm_ascend.Worker"
+BALANCING = {"eplb_config": {"dynamic_eplb": True}}
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tested release, whose front end has all that a part needs."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(Release, "installed", lambda release: release.tested[0])
+    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT, ()))
+
+
+def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
+    """The configuration, as the plugin leaves it."""
+    config = configuration({KEY: parts, **additional}, **{"worker_cls": WORKER, **parallel})
+    settings = settings_of(config.additional_config, {})
+    assert settings is not None
+    plugin.prepare(config, settings)
+    return config
+
+
+def test_plugin_with_ascend_worker_sets_no_extension() -> None:
+    assert prepared({"policy": True}).parallel_config.worker_extension_cls == ""
+
+
+def test_plugin_refuses_stock_ascend_worker_and_names_flag() -> None:
+    theirs = "vllm_ascend.worker.worker.NPUWorker"
+    with pytest.raises(IntegrationError, match=f"--worker-cls {WORKER}: not {theirs}"):
+        prepared({"policy": True}, worker_cls=theirs)
+
+
+@pytest.mark.parametrize(
+    ("parts", "additional", "said"),
+    [
+        ({"policy": True}, {}, "dynamic_eplb"),
+        ({"policy": True}, {"eplb_config": {"dynamic_eplb": False}}, "DYNAMIC_EPLB=true"),
+        ({"handover": True}, {}, "--pipeline-parallel-size of at least 2"),
+        ({"policy": True}, {**BALANCING, "xlite_graph_config": {"enabled": True}}, "xlite"),
+        ({"routing": True}, {}, "--data-parallel-size of at least 2"),
+    ],
+)
+def test_plugin_refuses_part_that_would_have_no_effect(
+    parts: Any, additional: Any, said: str
+) -> None:
+    with pytest.raises(IntegrationError, match=said):
+        prepared(parts, additional)
+
+
+@pytest.mark.parametrize(
+    ("additional", "parallel"),
+    [
+        (BALANCING, {}),
+        ({"eplb_config": {"expert_map_record_path": "map.json"}}, {}),
+        ({}, {"enable_eplb": True}),
+    ],
+)
+def test_plugin_accepts_policy_when_expert_balancing_is_on(additional: Any, parallel: Any) -> None:
+    config = prepared({"policy": True}, additional, **parallel)
+    assert config.additional_config[KEY] == {"policy": True}
+
+
+def test_plugin_refuses_engine_part_with_reason() -> None:
+    with pytest.raises(EngineUnsupported, match="engine: vllm-ascend moves experts by itself"):
+        prepared({"engine": True})
+
+
+def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:
+    told = {what: (so, detail) for what, so, detail in examination.examine()}
+    assert told["vllm-ascend"] == (True, "0.23.0, which was tested")
+    assert told["vLLM"] == (True, "0.23.0, which was tested")
+    assert not told["worker"][0]
+    assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in told["worker"][1]
+    assert told["engine"] == (None, compatibility.REFUSED["engine"])
+
+
+def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(release: Release) -> str:
+        raise EngineUnsupported(f"{release.engine} is not installed")
+
+    monkeypatch.setattr(Release, "installed", absent)
+    found = ("vllm-ascend", False, "vllm-ascend is not installed")
+    assert list(examination.examine()) == [found]

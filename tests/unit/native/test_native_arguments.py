@@ -1,0 +1,168 @@
+"""Arguments that do not fit are refused with one line that names them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from equipoise import _native
+
+Call = Callable[[], object]
+TOO_MANY = 2**46
+
+
+def i32(*values: int) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
+
+
+def i64(*rows: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array(rows, dtype=np.int64)
+
+
+def zeros(size: int) -> NDArray[np.int32]:
+    return np.zeros(size, dtype=np.int32)
+
+
+def frozen(size: int) -> NDArray[np.int32]:
+    array = zeros(size)
+    array.flags.writeable = False
+    return array
+
+
+def hashed(**changed: object) -> Call:
+    """A call of route_hashed that is right except for what is changed."""
+    right: dict[str, object] = {
+        "ids": i32(0, 1),
+        "start": i32(0, 1, 3),
+        "replicas": i32(2, 0, 1),
+        "cumulative": i32(65536, 1, 65536),
+        "rank": 0,
+        "layer": 0,
+        "step": 0,
+        "slots": zeros(2),
+        "counts": zeros(2),
+    }
+    return lambda: _native.route_hashed(**(right | changed))  # type: ignore[arg-type]
+
+
+def table(placement: NDArray[np.int32], shares: NDArray[np.int32], experts: int = 2) -> Call:
+    out = zeros(experts + 1), zeros(len(placement)), zeros(len(placement))
+    return lambda: _native.build_table(placement, shares, experts, *out)
+
+
+def rule(name: str, **changed: object) -> Call:
+    """A call of another engine's rule that is right except for what is changed."""
+    right: dict[str, object] = {
+        "ids": i32(0, 1),
+        "start": i32(0, 1, 3),
+        "replicas": i32(2, 0, 1),
+        "slots": zeros(2),
+        "counts": zeros(2),
+    }
+    own = {"route_by_row_hash": {"top_k": 1, "rows": 2}, "route_by_block_turns": {"offset": 0}}
+    return lambda: getattr(_native, name)(**(right | own[name] | changed))
+
+
+def lists(**changed: object) -> Call:
+    """A call of fill_lists that is right except for what is changed."""
+    right: dict[str, object] = {
+        "placement": i32(0, 1)[None],
+        "shares": i32(65536, 65536)[None],
+        "order": i32(1, 0),
+        "lists": zeros(4).reshape(1, 2, 2),
+    }
+    return lambda: _native.fill_lists(**(right | changed))  # type: ignore[arg-type]
+
+
+REFUSED: dict[str, tuple[Call, str]] = {
+    "list": (lambda: _native.checksum([1]), "data: expected uint8 of 1 dimension"),  # type: ignore[arg-type]
+    "dtype": (hashed(ids=np.zeros(2)), "ids: expected int32 .* got float64 of 1 dimension"),
+    "int64 ids": (hashed(ids=np.zeros(2, dtype=np.int64)), "ids: .* got int64"),
+    "dims": (hashed(ids=np.zeros((2, 1), dtype=np.int32)), "ids: .* got int32 of 2 dimensions"),
+    "strided": (hashed(ids=zeros(4)[::2]), "ids: .* got a strided array"),
+    "read-only": (hashed(slots=frozen(2)), "slots: expected .*writable"),
+    "device": (hashed(ids=torch.zeros(2, dtype=torch.int32, device="meta")), "ids: .* on the host"),
+    "short slots": (hashed(slots=zeros(1)), "slots: expected 2 elements, got 1"),
+    "short counts": (hashed(counts=zeros(1)), "counts: expected 2 elements, got 1"),
+    "short cumulative": (hashed(cumulative=i32(65536, 65536)), "cumulative: expected 3 elements"),
+    "rank": (hashed(rank=-1), "rank: expected 0 to 2147483647, got -1"),
+    "step": (hashed(step=-1), "step: expected 0 to .*, got -1"),
+    "empty start": (hashed(start=i32()), "start: expected at least 2 elements, got 0"),
+    "start end": (hashed(start=i32(0, 1, 2)), "start: expected 0 first"),
+    "empty run": (hashed(start=i32(0, 3, 3)), "start: expected a slot for every expert"),
+    "falling start": (hashed(start=i32(0, 9, 3)), "start: expected a slot for every expert"),
+    "replica": (hashed(replicas=i32(2, 0, 3)), "replicas: expected 0 to 2, got 3"),
+    "unfinished run": (hashed(cumulative=i32(65536, 1, 65535)), "cumulative: expected 65536 at"),
+    "falling run": (hashed(cumulative=i32(65536, 65536, 1)), "cumulative: expected 65536 to 65536"),
+    "slots": (lambda: _native.plan_greedy(i64((1, 2, 3)), 2, 1), "slots: expected 3 to"),
+    "ranks": (lambda: _native.plan_greedy(i64((1, 2)), 4, 3), "ranks: expected a .*divisor of 4"),
+    "no ranks": (lambda: _native.plan_greedy(i64((1, 2)), 4, 0), "ranks: expected a positive"),
+    "negative load": (lambda: _native.plan_greedy(i64((1, -2)), 4, 2), "load: .*, got -2"),
+    "huge load": (lambda: _native.plan_greedy(i64((TOO_MANY - 1, 1)), 4, 2), "load: .* below 2.46"),
+    "no experts": (
+        lambda: _native.plan_greedy(np.zeros((1, 0), dtype=np.int64), 4, 2),
+        "load columns: expected 1",
+    ),
+    "other shape": (
+        lambda: _native.align(i32(0, 1)[None], i32(0, 1, 2)[None], 1),
+        "proposed columns: expected 2 elements, got 3",
+    ),
+    "negative expert": (
+        lambda: _native.count_moves(i32(0, 1)[None], i32(0, -1)[None], 1),
+        "proposed: expected 0 to .*, got -1",
+    ),
+    "homeless": (
+        lambda: _native.solve_shares(i64((1, 1)), i32(0, 0)[None], 1),
+        "placement: expected a slot for every expert, got none for expert 1",
+    ),
+    "stranger": (
+        lambda: _native.solve_shares(i64((1, 1)), i32(0, 2)[None], 1),
+        "placement: expected 0 to 1, got 2",
+    ),
+    "sweeps": (
+        lambda: _native.solve_shares(i64((1, 1)), i32(0, 1)[None], 1, -1),
+        "sweeps: expected 0 to",
+    ),
+    "counts": (
+        lambda: _native.solve_cumulative(i32(1), i32(0, 1, 2), i32(0, 1), 1, 1, zeros(2)),
+        "counts: expected 2 elements, got 1",
+    ),
+    "huge counts": (
+        lambda: _native.solve_shares(i64((TOO_MANY, 1)), i32(0, 1)[None], 1),
+        "counts: expected 0 to",
+    ),
+    "table homeless": (table(i32(0, 0), i32(1, 65535)), "got none for expert 1"),
+    "table sum": (table(i32(0, 1), i32(65536, 65535)), "sum of 65536 .* expert 1"),
+    "table share": (table(i32(0, 1), i32(65536, -1)), "shares: expected 0 to 65536, got -1"),
+    "rows of none": (rule("route_by_row_hash", top_k=0), "top_k: expected 1 to .*, got 0"),
+    "offset": (rule("route_by_block_turns", offset=-1), "offset: expected 0 to .*, got -1"),
+    "rule slots": (rule("route_by_row_hash", slots=zeros(1)), "slots: expected 2 elements, got 1"),
+    "rule counts": (rule("route_by_block_turns", counts=zeros(3)), "counts: expected 2 elements"),
+    "rule replica": (
+        rule("route_by_row_hash", replicas=i32(2, 0, 3)),
+        "replicas: expected 0 to 2, got 3",
+    ),
+    "rule run": (rule("route_by_block_turns", start=i32(0, 3, 3)), "start: expected a slot for"),
+    "lists order": (lists(order=i32(1, 1)), "order: expected every place once"),
+    "lists place": (lists(order=i32(0, 2)), "order: expected every place once"),
+    "lists shares": (lists(shares=i32(65536)[None]), "shares columns: expected 2 elements, got 1"),
+    "lists width": (lists(order=i32(0)), "lists of a layer: expected 1 elements, got 2"),
+    "lists layers": (lists(lists=zeros(8).reshape(2, 2, 2)), "lists: expected 1 elements, got 2"),
+    "lists stranger": (lists(placement=i32(0, 2)[None]), "placement: expected 0 to 1, got 2"),
+    "table sizes": (table(i32(0, 1), i32(65536)), "shares: expected 2 elements, got 1"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_native_rejects_bad_argument_with_one_line(call: Call, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_native_accepts_read_only_inputs() -> None:
+    counts = zeros(2)
+    hashed(ids=frozen(2), counts=counts)()
+    assert counts.tolist() == [2, 0]

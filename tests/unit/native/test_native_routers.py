@@ -1,0 +1,29 @@
+"""Native routers against the published rules in plain Python, decision by decision."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.harnesses.router_comparison import Draw, difference
+from helpers.strategies.router_strategies import EVENTS, WORKERS, busy, choices
+from hypothesis import given, settings
+
+from equipoise.balancer.requests.policy import Capacity
+from equipoise.balancer.requests.rules import RULES, PolicySettings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", RULES)
+@settings(max_examples=40)
+@given(chosen=choices(), workers=WORKERS, events=EVENTS)
+def test_native_router_equals_published_rule(
+    name: str, chosen: PolicySettings, workers: list[Capacity], events: list[Draw]
+) -> None:
+    assert difference(replace(chosen, name=name), workers, events) is None
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_busy_native_router_equals_published_rule(name: str) -> None:
+    for seed in range(120):
+        chosen, workers, events = busy(seed)
+        assert difference(replace(chosen, name=name), workers, events) is None, seed

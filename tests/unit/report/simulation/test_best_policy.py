@@ -1,0 +1,106 @@
+"""Which router is called best, and which cannot be told from it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.requests.comparison import Interval, Result
+from equipoise.balancer.requests.outcome import Figures
+from equipoise.report.simulation.columns import BY_FIGURE, COLUMNS, Better
+from equipoise.report.simulation.judged import alike_lines, judge, paired
+from equipoise.report.simulation.simulated import Simulated
+
+MakeResult = Callable[..., Result]
+
+
+def test_judge_prefers_low_imbalance_and_high_throughput(make_result: MakeResult) -> None:
+    for figure, best in (("imbalance", "low"), ("throughput", "high")):
+        low = make_result("low", figure, (1.0, 1.1, 1.2))
+        high = make_result("high", figure, (2.0, 2.1, 2.2))
+        [judged] = judge((low, high))
+        assert (judged.column.figure, judged.best, judged.alike) == (figure, best, ())
+
+
+def test_judge_calls_policies_alike_when_paired_interval_has_zero(make_result: MakeResult) -> None:
+    steady = make_result("steady", "idle", (0.2, 0.3, 0.4))
+    # Its mean is lower, but now it is above and now below; each seed alone tells the others apart.
+    shaky = make_result("shaky", "idle", (0.25, 0.1, 0.45))
+    behind = make_result("behind", "idle", (0.31, 0.4, 0.5))
+    [judged] = judge((steady, shaky, behind))
+    assert (judged.best, judged.alike) == ("shaky", ("steady", "behind"))
+    [judged] = judge((steady, behind))
+    assert (judged.best, judged.alike) == ("steady", ())
+
+
+def test_judge_separates_policies_by_paired_seeds(make_result: MakeResult) -> None:
+    slow = make_result("slow", "throughput", (100.0, 200.0, 300.0))
+    fast = make_result("fast", "throughput", (101.0, 201.0, 301.1))
+    assert fast.interval("throughput").low < slow.interval("throughput").high
+    assert paired(fast, slow, "throughput").low > 0
+    assert judge((slow, fast))[0].alike == ()
+
+
+def test_judge_has_no_best_for_equal_or_missing_figures(make_result: MakeResult) -> None:
+    equal = (make_result("a", "idle", (1.0, 1.0)), make_result("b", "idle", (1.0, 1.0)))
+    nothing = (make_result("a", "idle", (float("nan"),)), make_result("b", "idle", (1.0,)))
+    assert judge(equal) == judge(nothing) == judge(equal[:1]) == ()
+
+
+def test_judge_of_one_seed_has_best_and_no_alike(
+    make_result: MakeResult,
+) -> None:
+    [judged] = judge((make_result("a", "idle", (1.0,)), make_result("b", "idle", (2.0,))))
+    assert (judged.best, judged.alike) == ("a", ())
+
+
+def test_alike_lines_list_indistinct_policies_by_column(
+    found: Simulated, make_result: MakeResult
+) -> None:
+    def lines(*results: Result) -> list[str]:
+        return list(alike_lines(replace(found, results=results), judge(results)))
+
+    one, two = make_result("a", "idle", (1.0, 2.0)), make_result("b", "idle", (1.1, 1.8))
+    far = make_result("c", "idle", (9.0, 10.0))
+    assert lines(one, two)[0].endswith("(paired by seed, 95 %): idle")
+    assert lines(one, two, far)[1] == "  idle: a"
+    assert lines(one, far)[0].startswith("every policy can be told from the best")
+    assert lines(one) == ["one policy: no best"]
+    assert lines(one, one) == ["no policy is better than another at anything"]
+
+
+@given(mean=st.floats(1e-6, 1e12), half=st.floats(0, 1e6))
+def test_column_cell_is_rounded_mean(mean: float, half: float) -> None:
+    column = BY_FIGURE["throughput"]
+    for decimals in (0, 4):
+        shown = column.cell(Interval(mean, half), decimals)
+        value = float(shown.split(" ")[0].replace(",", ""))
+        assert value == pytest.approx(mean, rel=1e-12, abs=0.51 * 10**-decimals)
+
+
+@pytest.mark.parametrize(
+    ("values", "decimals"), [((197.0, 23.0), 0), ((15.8, 1.9), 1), ((0.4,), 3), ((0.0,), 0)]
+)
+def test_column_decimals_follow_largest_and_smallest_value(
+    make_result: MakeResult, values: tuple[float, ...], decimals: int
+) -> None:
+    results = [make_result(str(n), "ttft_mean", (value,)) for n, value in enumerate(values)]
+    assert BY_FIGURE["ttft_mean"].decimals(results) == decimals
+
+
+def test_column_shows_short_times_in_milliseconds(make_result: MakeResult) -> None:
+    column = BY_FIGURE["wait_p99"]
+    short = column.fitted([make_result("a", "wait_p99", (0.02,))])
+    assert (short.unit, short.scale) == ("ms", 1e3)
+    for values in ((0.02,), (3.0,)), ((0.0,), (0.0,)), ((float("nan"),), (float("nan"),)):
+        results = [make_result("ab"[n], "wait_p99", v) for n, v in enumerate(values)]
+        assert column.fitted(results) is column
+    assert BY_FIGURE["idle"].fitted([make_result("a", "idle", (0.02,))]) is BY_FIGURE["idle"]
+
+
+def test_columns_are_figures_and_bounds_have_no_best() -> None:
+    assert {column.figure for column in COLUMNS} == set(Figures.names()) - {"preempted", "steps"}
+    neither = {column.figure for column in COLUMNS if column.better is Better.NEITHER}
+    assert neither == {"bound", "occupancy"}

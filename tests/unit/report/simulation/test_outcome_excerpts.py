@@ -1,0 +1,98 @@
+"""What is kept of an outcome for pictures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from equipoise.balancer.requests.cluster import Cluster
+from equipoise.balancer.requests.comparison import Contender
+from equipoise.balancer.requests.generators import generate
+from equipoise.balancer.requests.outcome import Outcome
+from equipoise.balancer.requests.rules import PolicySettings
+from equipoise.balancer.requests.simulation import Scenario, simulate
+from equipoise.report.simulation.barrier import stretch
+from equipoise.report.simulation.seen import (
+    CLASSES,
+    EXCERPT,
+    POINTS,
+    QUANTILES,
+    TRAJECTORY,
+    Excerpt,
+    Lines,
+    Watch,
+    by_size,
+    typical,
+)
+
+JSQ = Contender("jsq", PolicySettings(name="jsq"))
+
+
+def run(trajectory: int, seed: int = 0) -> Outcome:
+    scenario = Scenario(
+        cluster=Cluster(workers=3, slots=4), policy=JSQ.policy, trajectory=trajectory
+    )
+    return simulate(generate("sharegpt", 200, seed), scenario)
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return run(10**6)
+
+
+def test_load_lines_sample_first_steps_of_outcome(outcome: Outcome) -> None:
+    lines = Lines.of(outcome)
+    assert len(lines.steps) <= 2 * POINTS
+    assert (lines.steps[0], lines.loads.shape[1]) == (0, 3)
+    assert lines.steps[-1] < TRAJECTORY
+    assert np.array_equal(lines.loads, outcome.steps.loads[lines.steps])
+    assert lines.warm == outcome.window.start
+
+
+def test_excerpt_has_balance_of_whole_run(outcome: Outcome) -> None:
+    first = typical(outcome)
+    excerpt = Excerpt.of(outcome)
+    assert outcome.window.start <= first <= len(outcome.steps.clock) - EXCERPT
+    assert excerpt.clock[0] == outcome.steps.clock[first]
+    balance = excerpt.loads.mean(axis=1) / excerpt.loads.max(axis=1)
+    assert balance.mean() == pytest.approx(outcome.balance.mean(), abs=0.02)
+
+
+@pytest.mark.parametrize("kept", [1, 5, 13, 40])
+def test_excerpt_fits_into_kept_steps(kept: int) -> None:
+    excerpt = Excerpt.of(run(kept))
+    count = min(kept, EXCERPT)
+    assert len(excerpt.loads) == len(excerpt.clock) == len(excerpt.seconds) == count
+
+
+def test_stretch_ends_reading_at_barrier_before_step_end(outcome: Outcome) -> None:
+    seen = stretch(Excerpt.of(outcome), outcome.cluster)
+    assert seen.begins[0] == 0
+    assert np.allclose(seen.reading.max(axis=1), seen.barrier)
+    assert (seen.seconds >= seen.barrier - 1e-12).all()
+    assert np.allclose(np.diff(seen.begins), seen.seconds[:-1])
+
+
+def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: Outcome) -> None:
+    sizes, waits = by_size(outcome)
+    assert len(sizes) == len(waits) == CLASSES
+    assert (np.diff(sizes) >= 0).all()
+    assert waits.mean() == pytest.approx(outcome.waits.mean(), rel=0.1)
+
+
+def test_watch_keeps_first_seed_and_averages_balance() -> None:
+    watch = Watch()
+    outcomes = [run(50, seed) for seed in (0, 1)]
+    for seed, outcome in enumerate(outcomes):
+        watch.keep(JSQ, seed, outcome)
+    seen = watch.seen()["jsq"]
+    assert np.array_equal(seen.lines.loads, Lines.of(outcomes[0]).loads)
+    each = [np.quantile(outcome.balance, QUANTILES) for outcome in outcomes]
+    assert np.allclose(seen.balance, np.mean(each, axis=0))
+    assert (np.diff(seen.balance) >= 0).all()
+
+
+def test_watch_omits_policy_with_all_requests_failed(outcome: Outcome) -> None:
+    watch, jobs = Watch(), outcome.jobs
+    watch.keep(JSQ, 0, replace(outcome, jobs=replace(jobs, failed=np.ones_like(jobs.failed))))
+    assert watch.seen() == {}

@@ -1,0 +1,171 @@
+"""The report of `equipoise simulate` as a browser would see it."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from equipoise.balancer.requests.comparison import Result
+from equipoise.cli.simulate_validation import known_policies
+from equipoise.report.canvas import Picture
+from equipoise.report.simulation.html import render_html
+from equipoise.report.simulation.loads import load_lines
+from equipoise.report.simulation.pictures import pictures
+from equipoise.report.simulation.record import to_json
+from equipoise.report.simulation.shades import of_policy
+from equipoise.report.simulation.simulated import Point, Simulated, Sweep
+
+pytestmark = pytest.mark.slow
+
+EMPTY = {"meta", "br"}
+TITLES = (
+    "Idle at the barrier, and tokens a second",
+    "12 steps, worker by worker",
+    "Load of every worker",
+    "How balanced steps are",
+    "Who waits: small requests or large ones",
+)
+
+
+class Outline(HTMLParser):
+    """Checks that every element is closed, and keeps what matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.loads: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.loads += [value or "" for name, value in attrs if name.endswith(("src", "href"))]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.remove(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def outline(found: Simulated) -> tuple[str, Outline]:
+    about = {"command": "equipoise simulate --trace '<b>'", "settings": {"workers": 3}}
+    page = render_html(found, about, to_json(found))
+    parsed = Outline()
+    parsed.feed(page)
+    parsed.close()
+    assert parsed.open == []
+    return page, parsed
+
+
+@pytest.fixture(scope="module")
+def whole(found: Simulated) -> tuple[str, Outline]:
+    hostile = replace(found.subject, workload="<script>$x_{$", notes=("\x00<i>",))
+    points = (Point(0.5, found.results), Point(1.0, found.results))
+    return outline(replace(found, subject=hostile, sweep=Sweep("load", points)))
+
+
+@pytest.fixture(scope="module")
+def drawn(found: Simulated) -> tuple[Picture, ...]:
+    return pictures(found)
+
+
+def test_simulation_page_has_every_picture_table_and_figure(whole: tuple[str, Outline]) -> None:
+    page, parsed = whole
+    assert parsed.seen.count("svg") == 6
+    for title in (
+        *TITLES,
+        "From idle to overload",
+        "The sweep",
+        "Beside fit",
+        "What was simulated",
+    ):
+        assert f"<h2>{title}</h2>" in page
+    assert page.count('<div class="tile">') == 4
+    for words in ("most tokens a second", "wait_by_size", "each seed draws requests of its own"):
+        assert words in parsed.text
+    assert len(page.encode()) < 2_000_000
+
+
+def test_simulation_page_is_self_contained_and_escaped(whole: tuple[str, Outline]) -> None:
+    page, parsed = whole
+    assert all(load.startswith(("data:", "#")) for load in parsed.loads)
+    assert all(link.startswith("#") for link in re.findall(r"url\((.*?)\)", page))
+    assert not {"script", "link", "iframe", "i"} & set(parsed.seen)
+    assert "--trace '<b>'" in parsed.text
+    assert "\x00" not in page
+
+
+def test_simulation_pictures_have_unique_ids_and_current_color(
+    whole: tuple[str, Outline],
+) -> None:
+    page, _ = whole
+    names = re.findall(r' id="([^"]+)"', page)
+    assert len(names) == len(set(names))
+    assert "currentColor" in page
+
+
+def test_simulation_pictures_are_well_formed_and_reproducible(
+    found: Simulated, drawn: tuple[Picture, ...]
+) -> None:
+    assert [picture.title for picture in drawn] == list(TITLES)
+    assert drawn == pictures(found)
+    for picture in drawn:
+        assert ElementTree.fromstring(picture.svg).tag.endswith("svg")
+
+
+def test_simulation_pictures_name_each_policy_in_own_colour(
+    found: Simulated, drawn: tuple[Picture, ...]
+) -> None:
+    for title in (TITLES[0], TITLES[3], TITLES[4]):
+        [svg] = [picture.svg for picture in drawn if picture.title == title]
+        for label in found.labels:
+            assert re.search(rf">{label}[^<]*</text>", svg), (title, label)
+    colours = [of_policy(name) for name in known_policies()]
+    assert len(colours) == len(set(colours))
+
+
+def test_simulation_page_of_one_seed_and_policy(
+    simulate_small: Callable[..., Simulated],
+) -> None:
+    _, parsed = outline(simulate_small(seeds=1, policies=("jsq",), workers=1))
+    assert parsed.seen.count("svg") == 5
+    assert "One seed: no intervals" in parsed.text
+    assert "nan" not in parsed.text
+
+
+def test_simulation_page_without_served_requests(
+    simulate_small: Callable[..., Simulated],
+) -> None:
+    _, parsed = outline(simulate_small(kv_tokens=1))
+    assert parsed.seen.count("svg") == 1
+    assert "no policy makes more tokens a second than another" in parsed.text
+
+
+def test_simulation_loads_of_many_workers_are_an_image(
+    simulate_small: Callable[..., Simulated],
+) -> None:
+    found = simulate_small(workers=20, slots_per_worker=2, requests=300, policies=("fit",))
+    drawn = load_lines(found)
+    assert drawn is not None
+    assert "data:image/png" in drawn.svg
+
+
+def test_simulation_verdict_names_few_alike_and_counts_many(
+    found: Simulated, make_result: Callable[..., Result]
+) -> None:
+    best = make_result("best", "throughput", (2.0, 1.0, 3.0))
+    near = [make_result(f"n{n}", "throughput", (1.9, 1.1, 2.9 - n / 100)) for n in range(5)]
+    few = replace(found, results=(best, near[0], make_result("far", "throughput", (1.8, 0.8, 2.8))))
+    many = replace(found, results=(best, *near))
+    assert "cannot be told from it: n0<" in outline(replace(few, seen={}))[0]
+    assert "cannot be told from it: 5 others<" in outline(replace(many, seen={}))[0]

@@ -1,0 +1,47 @@
+"""The figures of a simulation as JSON."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from equipoise import __version__
+from equipoise.balancer.requests.rules import Predictor
+from equipoise.report.simulation.record import plain, to_json
+from equipoise.report.simulation.simulated import Simulated
+
+
+def test_simulation_json_round_trips_without_nan(found: Simulated) -> None:
+    values = to_json(found)
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert values["equipoise"] == __version__
+    assert set(values["versions"]) == {"python", "numpy"}
+    assert values["subject"]["cluster"]["workers"] == 3
+    assert values["subject"]["requests"]["count"] == 80
+
+
+def test_simulation_json_names_best_policy_of_each_figure(found: Simulated) -> None:
+    best = to_json(found)["best"]
+    assert best["imbalance"]["policy"] in found.labels
+    assert set(best["imbalance"]["not_told_apart"]) <= set(found.labels)
+    assert "bound" not in best
+
+
+def test_simulation_json_reference_is_default_or_first_policy(
+    found: Simulated, simulate_small: Callable[..., Simulated]
+) -> None:
+    assert to_json(found)["reference"] == "fit"
+    other = to_json(simulate_small(policies=("jsq", "br0")))
+    assert other["reference"] == "jsq"
+    assert other["policies"]["jsq"]["beside_reference"] is None
+    assert other["policies"]["br0"]["beside_reference"]["idle"]["mean"] is not None
+
+
+def test_simulation_json_has_balance_and_wait_distributions(found: Simulated) -> None:
+    policy = to_json(found)["policies"]["fit"]
+    assert len(policy["balance"]["values"]) == len(policy["balance"]["quantiles"])
+    assert len(policy["wait_by_size"]["seconds"]) == 10
+
+
+def test_plain_converts_python_values_to_json() -> None:
+    given = {"a": Path("x"), 1: (float("nan"), 0.5), "e": Predictor.ORACLE, "b": True, "n": None}
+    assert plain(given) == {"a": "x", "1": [None, 0.5], "e": "oracle", "b": True, "n": None}

@@ -1,0 +1,92 @@
+"""The table of `equipoise simulate`."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from equipoise.balancer.requests.comparison import Result
+from equipoise.report.ink import Ink
+from equipoise.report.simulation.columns import COLUMNS, REPORT_ONLY
+from equipoise.report.simulation.judged import judge
+from equipoise.report.simulation.simulated import Point, Simulated, Sweep
+from equipoise.report.simulation.table import BEST, WIDTH, fill, render
+
+MakeResult = Callable[..., Result]
+
+
+def test_simulation_table_fits_width_with_every_column_once(found: Simulated) -> None:
+    text = render(found, Ink.PLAIN)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    heads = [line for line in text.splitlines() if re.match(r"^ {8}", line)]
+    words = re.split(r" {2,}", "  ".join(heads).strip())
+    for column in COLUMNS:
+        hidden = column.figure in REPORT_ONLY or column.figure == "failed"
+        assert words.count(column.head) == (0 if hidden else 1), column.head
+
+
+def test_simulation_table_marks_only_best_of_column(found: Simulated) -> None:
+    best = {one.column.figure: one.best for one in judge(found.results)}
+    for filled in fill(found, judge(found.results)):
+        marked = [
+            label
+            for label, text in zip(found.labels, filled.texts, strict=True)
+            if text.endswith(BEST)
+        ]
+        expected = best.get(filled.column.figure)
+        assert marked == ([] if expected is None else [expected])
+
+
+def test_simulation_table_colours_change_no_text(found: Simulated) -> None:
+    coloured = render(found, Ink.COLOUR)
+    assert "\033[1;32m" in coloured
+    assert re.sub(r"\033\[[0-9;]*m", "", coloured) == render(found, Ink.PLAIN)
+
+
+def test_simulation_table_describes_subject_and_signs(found: Simulated) -> None:
+    text = render(found, Ink.PLAIN)
+    for words in (
+        "sharegpt: 80 requests on 3 workers of 4 slots; 3 policies, 2 seeds",
+        "each seed draws requests of its own",
+        "saturated: as soon as one request is served, another comes",
+        "50% of it fixed",
+        "no request failed",
+        "\u00b1 half of the 95 % confidence interval over 2 seeds (Student's t)",
+    ):
+        assert words in text
+
+
+def test_simulation_table_shows_failed_column_on_failures(
+    simulate_small: Callable[..., Simulated],
+) -> None:
+    text = render(simulate_small(kv_tokens=300), Ink.PLAIN)
+    assert "no request failed" not in text
+    assert re.search(r"\bfailed\b", text)
+
+
+def test_simulation_table_strips_escape_codes(found: Simulated) -> None:
+    hostile = replace(found.subject, workload="\x1b[2J", notes=("\x1b]0;",))
+    text = render(replace(found, subject=hostile), Ink.PLAIN)
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("over", ["load", "workers"])
+def test_simulation_table_sweep_has_block_per_figure(found: Simulated, over: str) -> None:
+    points = (Point(1, found.results), Point(2, found.results))
+    text = render(replace(found, sweep=Sweep(over, points)), Ink.PLAIN)
+    assert text.count(f", by {over}") == 3
+    [row] = [line for line in text.split("idle, %, by")[1].splitlines() if line.startswith("fit")][
+        :1
+    ]
+    assert len(row.split()) == 3
+    assert row.split()[1] == row.split()[2]
+
+
+def test_simulation_table_shows_dashes_for_missing_figures(
+    found: Simulated, make_result: MakeResult
+) -> None:
+    nothing = make_result("none", "idle", (float("nan"), float("nan")))
+    text = render(replace(found, results=(*found.results, nothing)), Ink.PLAIN)
+    [row] = [line for line in text.splitlines() if line.startswith("none")][:1]
+    assert " -" in row

@@ -1,0 +1,137 @@
+"""Workers whose answers are odd HTTP, or none, or do not end as they should."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from helpers.fakes.fake_openai_server import Fake
+from helpers.harnesses.proxy_site import Site, asked, error_of, proxied, run, settings_of, tokens_of
+
+from equipoise.serve.settings import HealthSettings
+
+STUBBORN = HealthSettings(interval=3600, timeout=30)
+"""Nothing is learnt of a worker but by its requests."""
+EVENT = b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+CHUNKED = STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+
+
+def chunk(text: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(text), text)
+
+
+@asynccontextmanager
+async def odd(
+    answer: Callable[[Reader, Writer], Awaitable[None]], *others: Fake
+) -> AsyncIterator[Site]:
+    """A proxy before a server that is healthy and answers requests so, and others."""
+
+    async def serve(reader: Reader, writer: Writer) -> None:
+        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
+            await answer(reader, writer)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    fake = Fake("w0", port=server.sockets[0].getsockname()[1])
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(server)
+        if others:
+            helper = await stack.enter_async_context(proxied(*others))
+            others = tuple(helper.fakes)
+        workers = settings_of([fake, *others]).workers
+        yield await stack.enter_async_context(proxied(workers=workers, health=STUBBORN))
+
+
+def saying(said: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
+    async def answer(reader: Reader, writer: Writer) -> None:
+        writer.write(said)
+        await writer.drain()
+
+    return answer
+
+
+def test_stream_closed_without_done_is_an_error() -> None:
+    async def work() -> None:
+        head = STREAM.replace(b"1.1", b"1.0") + b"\r\n"
+        async with odd(saying(head + EVENT)) as site:
+            answer = await site.post(asked(stream=True))
+            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
+            assert error_of(answer.body) is not None
+
+    run(work())
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_stream_broken_off_after_done_is_complete(ended: bool) -> None:
+    async def work() -> None:
+        said = EVENT + DONE if ended else EVENT
+        async with odd(saying(CHUNKED + chunk(said))) as site:
+            answer = await site.post(asked(stream=True))
+            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
+            assert (error_of(answer.body) is None) == ended
+
+    run(work())
+
+
+def test_stream_stalled_after_done_is_complete() -> None:
+    left = asyncio.Event()
+
+    async def stall(reader: Reader, writer: Writer) -> None:
+        writer.write(CHUNKED + chunk(EVENT + DONE))
+        await reader.read()  # until the proxy closes
+        left.set()
+
+    async def work() -> None:
+        async with odd(stall) as site:
+            answer = await site.post(asked(stream=True))
+            assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
+            assert error_of(answer.body) is None
+            await asyncio.wait_for(left.wait(), 10)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b'data: {"error": {"message": "out of memory", "code": 500}}\n\n' + DONE,
+        b'data: {"error": {"message": "out of memory"}}\n\n',
+    ],
+)
+def test_stream_empty_or_starting_with_error_is_retried(said: bytes) -> None:
+    async def work() -> None:
+        whole = chunk(said) + b"0\r\n\r\n" if said else b"0\r\n\r\n"
+        async with odd(saying(CHUNKED + whole), Fake("w1")) as site:
+            answers = [await site.post(asked(1, stream=True)) for _ in range(2)]
+            assert [tokens_of(answer.body) for answer in answers] == [["w1:0 "], ["w1:0 "]]
+            assert await site.metric("retries_total") >= 1
+
+    run(work())
+
+
+def test_stream_with_client_error_is_passed_on() -> None:
+    async def work() -> None:
+        said = b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE
+        async with odd(saying(CHUNKED + chunk(said) + b"0\r\n\r\n")) as site:
+            answer = await site.post(asked(1, stream=True))
+            assert (answer.status, answer.body) == (200, said)
+            assert await site.metric("retries_total") == 0
+
+    run(work())
+
+
+def test_worker_without_http_answers_as_failed() -> None:
+    async def work() -> None:
+        async with odd(saying(b"\x00\xffhello\r\n\r\n")) as site:
+            answer = await site.post(asked())
+            assert (answer.status, answer.error["code"]) == (502, "worker_failed")
+
+    run(work())

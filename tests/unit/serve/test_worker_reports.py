@@ -1,0 +1,108 @@
+"""Reports of workers: what a server tells is what the policy hears, and failures stop nothing."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.fakes.fake_openai_server import Fake
+from helpers.harnesses.proxy_site import asked, proxied, run, settings_of
+
+from equipoise.balancer.requests.factory import factory_of
+from equipoise.balancer.requests.policy import WorkerReport, WorkerState
+from equipoise.serve.exposition import Sample, Unreadable
+from equipoise.serve.reports import report_of
+from equipoise.serve.settings import RANK_HEADER, ReportSettings, WorkerSettings
+
+ASKED = ReportSettings(waiting="w", running="r", tokens="t", interval=0.02)
+WORKER = WorkerSettings(url="http://a:1", name="a", room=1000)
+PAGE = "w 3\nr 5\nt 700\nk 0.7\n"
+REPORT = WorkerReport(waiting=3, running=5, tokens=700, kv_usage=0.7)
+
+
+def samples(**values: float) -> list[Sample]:
+    return [Sample(name, {}, value) for name, value in values.items()]
+
+
+def test_report_derives_tokens_and_usage_from_kv_capacity() -> None:
+    by_tokens = report_of(samples(w=3, r=5, t=700), WORKER, ASKED)
+    by_usage = replace(ASKED, tokens=None, kv_usage="k")
+    assert by_tokens == REPORT
+    assert report_of(samples(w=3, r=5, k=0.7), WORKER, by_usage) == REPORT
+
+
+def test_report_selects_rank_label_or_sums_server() -> None:
+    settings = replace(ASKED, rank_label="rank")
+    rows = [
+        Sample(name, {"rank": str(rank)}, float(10 * rank + value))
+        for rank in (0, 1)
+        for name, value in (("w", 1), ("r", 2), ("t", 3))
+    ]
+    second = replace(WORKER, headers={RANK_HEADER: "1"})
+    assert report_of(rows, second, settings).waiting == 11
+    assert report_of(rows, WORKER, settings).tokens == 3 + 13
+    with pytest.raises(Unreadable, match="w is not there"):
+        report_of(rows, replace(WORKER, headers={RANK_HEADER: "2"}), settings)
+
+
+def test_report_rejects_missing_or_huge_samples() -> None:
+    with pytest.raises(Unreadable, match="t is not there"):
+        report_of(samples(w=1, r=1), WORKER, ASKED)
+    with pytest.raises(Unreadable, match="more than there can be"):
+        report_of(samples(w=1e300, r=1, t=1), WORKER, ASKED)
+
+
+def test_worker_reports_reach_policy() -> None:
+    async def play() -> None:
+        fakes = Fake("w0", metrics=PAGE), Fake("w1", metrics="w 0\nr 1\nt 2\n")
+        settings = settings_of(list(fakes), reports=ASKED)
+        async with proxied(*fakes, reports=settings.reports) as site:
+            await site.until(lambda: len({worker for worker, _ in site.policy.reports}) == 2)
+            assert (0, replace(REPORT, kv_usage=0.0)) in site.policy.reports
+            assert (await site.post(asked())).status == 200
+
+    run(play())
+
+
+@pytest.mark.parametrize("metrics", [None, "", "w nan\nr 1\nt 1\n", "w 1\nr 1\n"])
+def test_report_failures_are_counted_while_worker_serves(metrics: str | None) -> None:
+    async def play() -> None:
+        mute = Fake("w0", metrics=metrics)
+        async with proxied(mute, reports=replace(ASKED, timeout=0.05)) as site:
+            [view] = site.proxy.desk.workers
+            await site.until(lambda: view.report_failures >= 2)
+            assert (await site.post(asked())).status == 200
+            text = (await site.get("/metrics")).body.decode()
+            assert 'equipoise_route_worker_report_failures{worker="w0"}' in text
+            assert site.policy.reports == []
+            mute.metrics = PAGE
+            await site.until(lambda: site.policy.reports)
+            assert view.state is WorkerState.SERVING
+
+    run(play())
+
+
+def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
+    async def play() -> None:
+        async with proxied(Fake("w0", metrics=PAGE)) as site:
+            await site.post(asked())
+            assert site.policy.reports == []
+            site.proxy.desk.change(0, WorkerState.LOST)
+            site.proxy.desk.report(0, REPORT)
+            assert site.policy.reports == []
+
+    run(play())
+
+
+def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
+    from equipoise.serve.desk import Desk
+
+    async def play() -> None:
+        factory = factory_of("jsq", {"front_ends": 2})
+        desk = Desk(factory([4, 4], [None, None]), 2, most_held=99)
+        desk.report(0, replace(REPORT, waiting=0, running=3, tokens=900))
+        desk.report(1, replace(REPORT, waiting=0, running=0, tokens=0))
+        for _ in range(5):
+            desk.arrive(100)
+        assert [len(one.tickets) for one in desk.workers] == [1, 4]
+        assert desk.errors == 0
+
+    run(play())
