@@ -56,7 +56,7 @@ def test_driver_refuses_allocation_beyond_device_memory(memory: Outcome) -> None
 
 
 def test_driver_task_on_freed_memory_fails_its_stream_for_good() -> None:
-    facts = run_program("reuse", "lazy").facts
+    facts = run_program("freed_device_memory", "lazy").facts
     assert facts["synchronised"] == DEVICE_EXCEPTION
     assert facts["again"] == DEVICE_EXCEPTION
     assert facts["told"] == 1
@@ -64,17 +64,17 @@ def test_driver_task_on_freed_memory_fails_its_stream_for_good() -> None:
 
 
 def test_driver_task_on_freed_pinned_memory_fails_its_stream() -> None:
-    facts = run_program("freed", "lazy").facts
+    facts = run_program("freed_pinned_memory", "lazy").facts
     assert facts == {"synchronised": DEVICE_EXCEPTION, "told": 1, "target": FRESH * 64}
 
 
 def test_driver_lazy_schedule_progresses_under_polling() -> None:
-    assert run_program("asking", "lazy").facts == {"asking": True, "watching": True}
+    assert run_program("polling", "lazy").facts == {"asking": True, "watching": True}
 
 
 def delays(rank: int) -> list[str]:
     """How long the first tasks wait on `delay`, by the trace; later ones have been asked for."""
-    outcome = run_program("order", "delay", "--trace", environment={"RANK": str(rank)})
+    outcome = run_program("stream_order", "delay", "--trace", environment={"RANK": str(rank)})
     assert outcome.facts == {"done": True}
     return re.findall(r"a delay of (\d+) ns", outcome.err)[:20]
 

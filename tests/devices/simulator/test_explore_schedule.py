@@ -11,7 +11,9 @@ TURN = re.compile(r"stream \d+: turn of .*")
 
 def order(seed: int, *choices: str) -> list[str]:
     """Which stream had a turn, one after another."""
-    outcome = run_program("order", "explore", "--seed", str(seed), "--trace", arguments=choices)
+    outcome = run_program(
+        "stream_order", "explore", "--seed", str(seed), "--trace", arguments=choices
+    )
     assert outcome.facts == {"done": True}
     return TURN.findall(outcome.err)
 

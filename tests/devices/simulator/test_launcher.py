@@ -46,7 +46,7 @@ def test_launcher_returns_exit_code_of_faultless_command() -> None:
 
 @pytest.mark.parametrize("code", ["0", "3"])
 def test_launcher_exits_70_when_command_had_faults(code: str) -> None:
-    outcome = run_program("faulty", "eager", arguments=("2", code))
+    outcome = run_program("copy_faults", "eager", arguments=("2", code))
     assert outcome.code == FAULTY
     assert "npusim: 2 faults, 1 different" in outcome.err
     assert "2 x the target of a copy is no device memory" in outcome.err
@@ -82,16 +82,16 @@ def test_launcher_keep_going_ignores_faults() -> None:
 
 
 def test_launcher_sets_number_of_devices_and_memory() -> None:
-    facts = run_program("size", "eager", "--devices", "3", "--memory", "64").facts
+    facts = run_program("device_size", "eager", "--devices", "3", "--memory", "64").facts
     assert facts == {"devices": 3, "total": 64 << 20}
 
 
 def test_launcher_reports_call_of_unimplemented_function() -> None:
-    outcome = run_program("missing", "eager")
+    outcome = run_program("missing_function", "eager")
     assert outcome.code == FAULTY
     assert "libascendcl: rtKernelLaunch was called and is a stub" in outcome.err
     assert outcome.out.strip() == '{"code": 200001}'
 
 
 def _faulty() -> list[str]:
-    return [sys.executable, str(PROGRAMS / "faulty.py"), "1", "0"]
+    return [sys.executable, str(PROGRAMS / "copy_faults.py"), "1", "0"]

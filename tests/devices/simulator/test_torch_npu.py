@@ -11,7 +11,7 @@ LAUNCHED_AT_ONCE = {"TASK_QUEUE_ENABLE": "0"}
 
 def look(*names: str, schedule: str = "lazy") -> Outcome:
     """Look at something in a process of its own."""
-    return run_program("through_torch", schedule, arguments=names, environment=LAUNCHED_AT_ONCE)
+    return run_program("torch_npu_facts", schedule, arguments=names, environment=LAUNCHED_AT_ONCE)
 
 
 @pytest.fixture(scope="module", params=["lazy", "explore"])
