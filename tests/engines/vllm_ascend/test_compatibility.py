@@ -26,7 +26,7 @@ Play = Callable[..., list[Any]]
 def test_compatibility_error_names_cause_and_changes_nothing(
     play: Play, broken: str, parts: dict[str, Any], named: list[str]
 ) -> None:
-    for answer in play("refusals:refused", 2, broken=broken, parts=parts):
+    for answer in play("compatibility:refused", 2, broken=broken, parts=parts):
         assert answer["said"].startswith("EngineUnsupported: equipoise cannot serve vllm-ascend ")
         assert answer["said"].endswith("nothing of it was changed")
         assert [name for name in named if name not in answer["said"]] == []
@@ -35,12 +35,12 @@ def test_compatibility_error_names_cause_and_changes_nothing(
 
 def test_worker_accepts_parts_when_release_is_intact(play: Play) -> None:
     parts = {"policy": True, "handover": True}
-    for answer in play("refusals:refused", 2, broken="nothing", parts=parts):
+    for answer in play("compatibility:refused", 2, broken="nothing", parts=parts):
         assert answer == {"said": "", "left": [False, False, False]}
 
 
 def test_doctor_finds_all_symbols_of_installed_vllm_ascend(play: Play) -> None:
-    (told,) = play("refusals:looked_at", 1)
+    (told,) = play("compatibility:looked_at", 1)
     assert [what for what, (passed, _) in told.items() if passed is None] == ["engine"]
     assert [what for what, (passed, _) in told.items() if passed is False] == []
     assert told["vllm-ascend"] == [True, "0.23.0, which was tested"]
@@ -49,6 +49,6 @@ def test_doctor_finds_all_symbols_of_installed_vllm_ascend(play: Play) -> None:
 
 def test_vllm_resolves_ascend_worker_by_name(play: Play) -> None:
     name = "equipoise.integrations.vllm_ascend.Worker"
-    (bases,) = play("refusals:resolved", 1, name=name)
+    (bases,) = play("compatibility:resolved", 1, name=name)
     assert bases[0] == name
     assert "vllm_ascend.worker.worker.NPUWorker" in bases
