@@ -102,7 +102,8 @@ def test_end_all_finds_unmarked_process_by_its_leader() -> None:
 
 def test_driver_ends_with_its_parent_and_frees_shared_memory(segment: Path) -> None:
     mark = uuid.uuid4().hex
-    program = f"from engines.vllm.runs import orphans; orphans.end_with_parent(); {SLEEPER}"
+    cleanup = "from engines.vllm.runs import process_cleanup; process_cleanup.end_with_parent()"
+    program = f"{cleanup}; {SLEEPER}"
     with sleeper(mark, program) as driver, sleeper(mark, MAPPER, str(segment)) as worker:
         assert worker.stdout is not None
         worker.stdout.readline()
