@@ -102,7 +102,7 @@ def test_end_all_finds_unmarked_process_by_its_leader() -> None:
 
 def test_driver_ends_with_its_parent_and_frees_shared_memory(segment: Path) -> None:
     mark = uuid.uuid4().hex
-    program = f"from engines.vllm.runs import orphans; orphans.end_with_parent(); {SLEEPER}"
+    program = f"from engines.vllm.runs import process_cleanup as p; p.end_with_parent(); {SLEEPER}"
     with sleeper(mark, program) as driver, sleeper(mark, MAPPER, str(segment)) as worker:
         assert worker.stdout is not None
         worker.stdout.readline()
