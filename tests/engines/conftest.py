@@ -31,7 +31,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     def starts_vllm(file: str) -> bool:
         return "run_once" in Path(config.rootpath, file).read_text(encoding="utf-8")
 
-    class Halves(LoadScopeScheduling):  # type: ignore[misc] # xdist is not there for mypy
+    class Halves(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             return "starts" if starts_vllm(nodeid.partition("::")[0]) else "calls"
 
