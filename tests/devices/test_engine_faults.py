@@ -30,8 +30,7 @@ TROUBLED = [
 def ranks() -> Iterator[Ranks]:
     """Processes of these tests' own, replaced after each case.
 
-    What was under way with a lost rank keeps its stream, and after 32 of them two roles share one:
-    a lock's waiter would then stand before the signal that it waits for.
+    What was under way with a lost rank keeps its stream of 32, after which two roles would share one.
     """
     pool = Ranks()
     yield pool
