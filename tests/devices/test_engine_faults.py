@@ -30,7 +30,7 @@ TROUBLED = [
 def ranks() -> Iterator[Ranks]:
     """Processes of these tests' own, replaced after each case.
 
-    What was under way with a lost rank keeps its stream; after 32 of them two roles would share one.
+    What was under way with a lost rank keeps its stream; after 32 of them, two roles share one.
     """
     pool = Ranks()
     yield pool
