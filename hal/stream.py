@@ -62,6 +62,10 @@ class Stream(Protocol):
         program itself is enqueued. A program launched from inside a program of the same stream
         runs at once, in place.
 
+        On a device nothing else is issued to the accelerator while a program runs, so a program
+        must not wait for another thread that issues; nor, between a lock's `acquire` and its
+        `release`, for the device itself: the mover's copies would be issued behind the program.
+
         Raises:
             StreamFailed: an earlier program raised.
         """

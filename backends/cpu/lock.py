@@ -40,6 +40,7 @@ class CpuStreamLock:
         self._turn = _Turn.WRITES
         self._epoch = 0
         self._poisoned = False
+        self._late = False
         self._passing: list[CpuEvent] = []
 
     @property
@@ -86,7 +87,9 @@ class CpuStreamLock:
         """Raise `LockPoisoned` if this epoch was poisoned."""
         with self._changed:
             if self._poisoned:
-                raise LockPoisoned(f"the stream lock was poisoned in epoch {self._epoch}")
+                said = f"the stream lock was poisoned in epoch {self._epoch}"
+                late = f": a stream waited {self._deadline:g} s for the mover's signal"
+                raise LockPoisoned(said + (late if self._late else ""))
 
     def drain(self, timeout: float) -> int:
         """Begin the next epoch, once nothing of this one is on its way.
@@ -107,7 +110,7 @@ class CpuStreamLock:
             passing = next((event for event in self._passing if not event.query()), None)
             if passing is None:
                 self._passing.clear()
-                self._turn, self._poisoned = _Turn.WRITES, False
+                self._turn, self._poisoned, self._late = _Turn.WRITES, False, False
                 self._epoch += 1
                 self._changed.notify_all()
             return passing
@@ -127,6 +130,7 @@ class CpuStreamLock:
                 lambda: self._poisoned or self._turn is _Turn.FULL, self._deadline
             )
             if not free:
+                self._late = True
                 self.poison()
             if not self._poisoned:
                 self._turn = _Turn.READS

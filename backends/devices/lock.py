@@ -140,7 +140,8 @@ class DeviceStreamLock:
         with self._changed:
             if self._poisoned:
                 said = f"the stream lock was poisoned in epoch {self._epoch}"
-                raise LockPoisoned(said) from self._failure
+                why = f": {self._failure}" if self._failure is not None else ""
+                raise LockPoisoned(said + why) from self._failure
 
     def drain(self, timeout: float) -> int:
         """Begin the next epoch, once nothing of this one is on its way.
@@ -163,8 +164,10 @@ class DeviceStreamLock:
         """For the watchdog: poison at the deadline, and let poisoned waiters go on (clause L6)."""
         with self._changed:
             self._tidy()
-            if self._overdue(now):
+            if not self._poisoned and self._overdue(now):
                 self._poisoned = True
+                late = f"a stream waited {self._deadline:g} s for the mover's signal"
+                self._failure = StreamTimeout(late)
             if self._poisoned:
                 self._feed()
             return any(not section.fed for section in self._sections)
