@@ -21,9 +21,14 @@ from equipoise.hal.errors import Violation
 SIZES = (1, 2, 3, 4, 5, 8)
 DEADLINES: Mapping[Pace, float] = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
 """Seconds that an operation may last; a brisk one at least."""
-OPENINGS = 5.0
+OPENINGS = 10.0
 """A brisk deadline is so many times what it takes to open a communicator: that has to be possible
 where deadlines strike, and some libraries take seconds for it."""
+TRIES = 3
+"""A case that fails under a deadline which the machine turns out to be too busy for is played again
+with a longer one, so many times in all."""
+SLOWER = 1.5
+"""The machine is too busy where openings ask for so many times the deadline that was set."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
@@ -139,7 +144,9 @@ class RankedSubject:
         self._troupe = troupe
         self._deadlines = deadlines
         self._stages: dict[tuple[int, Pace], _Stage] = {}
-        self._opening: float | None = None
+        self._gauged: tuple[str, float] = ("", 0.0)
+        self._stood: Property | None = None
+        self._gauges = 0
         self._opened = 0
         self._played = 0
 
@@ -156,11 +163,14 @@ class RankedSubject:
     def play(self, claim: Property, case: Case) -> str | None:
         """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
         reference = refer(claim)
-        try:
-            return judge(claim, case, self._perform(claim, case, reference))
-        except Exception as error:
-            self._clear()
-            raise blame(claim, error) from error
+        for attempt in range(1, TRIES + 1):
+            try:
+                return judge(claim, case, self._perform(claim, case, reference))
+            except Exception as error:
+                self._clear()
+                if attempt == TRIES or not self._hurried(claim):
+                    raise blame(claim, error) from error
+        raise AssertionError("unreachable")
 
     def close(self) -> None:
         """End every rank, and every store."""
@@ -172,7 +182,7 @@ class RankedSubject:
         if claim.loses is None:
             stage = self._stage(claim, case)
             return self._ask(claim, stage, self._order(case, stage, reference), frozenset())
-        self._gauged(claim)  # while others may still be open
+        self._deadline(claim)  # while others may still be open
         self._strike_all()
         stage, lost = self._stage(claim, case), claim.loses(case.program)
         told = self._ask(claim, stage, self._order(case, stage, reference), lost)
@@ -204,19 +214,24 @@ class RankedSubject:
     def _stage(self, claim: Property, case: Case) -> _Stage:
         """The fabric for so many ranks and that pace; opened if there is none."""
         key = case.program.size, claim.pace
+        deadline = self._deadline(claim)
+        if key in self._stages and self._stages[key].deadline < deadline:
+            self._strike(key)
         if key not in self._stages:
             host, holder = self._host(claim)
-            self._begin(claim, key, host, holder)
+            self._begin(claim, key, deadline, host, holder)
         return self._stages[key]
 
     def _begin(
-        self, claim: Property, key: tuple[int, Pace], host: Store, holder: int | None
+        self,
+        claim: Property,
+        key: tuple[int, Pace],
+        deadline: float,
+        host: Store,
+        holder: int | None,
     ) -> _Stage:
         """Open a fabric on the first ranks."""
-        size, pace = key
-        deadline = self._deadlines[pace]
-        if pace is Pace.BRISK:
-            deadline = max(deadline, OPENINGS * self._gauged(claim))
+        size, _ = key
         self._opened += 1
         stage = _Stage(f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder)
         self._stages[key] = stage
@@ -224,19 +239,50 @@ class RankedSubject:
         observed(claim.clauses[0], replies)
         return stage
 
-    def _gauged(self, claim: Property) -> float:
-        """Seconds that the slowest of all ranks needs to open a communicator; gauged once."""
-        if self._opening is None:
+    def _deadline(self, claim: Property) -> float:
+        """Of a fabric for that property, in seconds."""
+        deadline = self._deadlines[claim.pace]
+        if claim.pace is Pace.BRISK:
+            return max(deadline, OPENINGS * self._opening(claim))
+        return deadline
+
+    def _hurried(self, claim: Property) -> bool:
+        """Whether the machine has become too slow for the deadline of a case that failed.
+
+        What fails is then no verdict: an operation may have timed out that would have ended well.
+        Asked until one failure of the property stands: shrinking plays many that fail.
+        """
+        if claim.pace is not Pace.BRISK or self._gauged[0] != claim.name or self._stood == claim:
+            return False
+        before, self._gauged = self._deadline(claim), ("", 0.0)
+        try:
+            hurried = self._deadline(claim) > SLOWER * before
+        except Violation:  # it cannot even open a communicator: that is a verdict
+            self._clear()
+            hurried = False
+        if not hurried:
+            self._stood = claim
+        return hurried
+
+    def _opening(self, claim: Property) -> float:
+        """Seconds that the slowest of all ranks needs to open a communicator.
+
+        Gauged anew for each property: a machine may be busier than it was before.
+        """
+        if self._gauged[0] != claim.name:
             key = max(self._traits.sizes), Pace.CALM
-            fresh = key not in self._stages
-            stage = self._stages.get(key) or self._begin(claim, key, self._troupe.host(), None)
-            order = {"do": "gauge", "fabric": stage.name, "number": self._opened}
+            stage, fresh = self._stages.get(key), key not in self._stages
+            if stage is None:
+                deadline = self._deadlines[Pace.CALM]
+                stage = self._begin(claim, key, deadline, self._troupe.host(), None)
+            self._gauges += 1
+            order = {"do": "gauge", "fabric": stage.name, "number": self._gauges}
             replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call())
             told = observed(claim.clauses[0], replies)
             if fresh:
                 self._strike(key)
-            self._opening = max(float(seconds) for (seconds,) in told.values())
-        return self._opening
+            self._gauged = claim.name, max(float(seconds) for (seconds,) in told.values())
+        return self._gauged[1]
 
     def _host(self, claim: Property) -> tuple[Store, int | None]:
         """Where the ranks can meet, and the process that holds it if it may be ended."""

@@ -1,0 +1,133 @@
+"""Deadlines of a subject whose ranks are processes: they follow the speed of the machine."""
+
+from collections.abc import Collection, Mapping
+
+import pytest
+from hypothesis import strategies as st
+
+from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities
+from equipoise.hal.conformance.bench import Bench, Play
+from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
+from equipoise.hal.conformance.ranked import OPENINGS, Call, ExpendableStore, RankedSubject, Store
+from equipoise.hal.conformance.seat import Answer, Order
+from equipoise.hal.errors import Unsupported, Violation
+
+DEADLINES = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
+IDLE, BUSY = 0.02, 0.5
+"""Seconds that an opening takes."""
+CASE = Case(program([Step("sum")], size=2))
+
+
+def _programs(_: Traits) -> st.SearchStrategy[Program]:
+    return st.just(CASE.program)
+
+
+def _play(bench: Bench, found: Program) -> Play:
+    yield from ()
+
+
+def _brisk(name: str) -> Property:
+    return Property(
+        name=name,
+        family="failures",
+        clauses=("E1",),
+        claim="A fault ends every wait.",
+        programs=_programs,
+        play=_play,
+        ranks=Ranks.GROUP,
+        pace=Pace.BRISK,
+    )
+
+
+FIRST, SECOND = _brisk("first"), _brisk("second")
+
+
+class FakeStore:
+    """Of no use but its address."""
+
+    address = ("localhost", 1)
+
+    def report_loss(self, rank: int, how: str) -> None:
+        """Nobody is told."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FakeTroupe:
+    """Ranks that take their time to open a communicator, and fail what is given too little.
+
+    Args:
+        openings: seconds, by gauging; the last one from then on.
+        needed: seconds of a deadline without which a case fails.
+    """
+
+    def __init__(self, openings: list[float], needed: float) -> None:
+        self._openings = openings
+        self._needed = needed
+        self.deadlines: dict[str, float] = {}
+        self.played: list[float] = []
+
+    def host(self) -> Store:
+        return FakeStore()
+
+    def expendable_host(self) -> ExpendableStore:
+        raise Unsupported("a store that a case may end")
+
+    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        return {rank: self._answer(rank, order) for rank, order in orders.items()}
+
+    def replace(self, ranks: Collection[int]) -> None:
+        raise AssertionError("nobody was lost")
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, rank: int, order: Order) -> Answer:
+        match order["do"]:
+            case "open":
+                self.deadlines[order["fabric"]] = order["where"]["deadline"]
+            case "gauge":
+                last = rank > 0 and len(self._openings) > 1
+                return {"answers": [self._openings.pop(0) if last else self._openings[0]]}
+            case "play":
+                deadline = self.deadlines[order["fabric"]]
+                if rank == 0:
+                    self.played.append(deadline)
+                if deadline < self._needed:
+                    return {"fault": [1, "E1", "an operation passed its deadline"]}
+        return {"answers": [None]}
+
+
+def subject(troupe: FakeTroupe) -> RankedSubject:
+    traits = Traits(Capabilities(), CommunicatorCapabilities(), (1, 2), controlled=False)
+    return RankedSubject("fake", traits, troupe, DEADLINES)
+
+
+def test_brisk_deadline_grows_when_machine_is_busy_at_later_property() -> None:
+    troupe = FakeTroupe([IDLE, BUSY], needed=0.0)
+    ranks = subject(troupe)
+    for claim in (FIRST, FIRST, SECOND):
+        ranks.play(claim, CASE)
+    assert troupe.played == [1.0, 1.0, OPENINGS * BUSY]
+
+
+def test_failure_counts_when_machine_is_as_fast_as_before() -> None:
+    troupe = FakeTroupe([IDLE], needed=5.0)
+    with pytest.raises(Violation, match="passed its deadline"):
+        subject(troupe).play(FIRST, CASE)
+    assert troupe.played == [1.0]
+
+
+def test_failed_case_is_played_again_when_machine_became_busy() -> None:
+    troupe = FakeTroupe([IDLE, BUSY], needed=2.0)
+    subject(troupe).play(FIRST, CASE)
+    assert troupe.played == [1.0, OPENINGS * BUSY]
+
+
+def test_failure_that_comes_again_on_busy_machine_counts() -> None:
+    troupe = FakeTroupe([IDLE, BUSY], needed=1000.0)
+    with pytest.raises(Violation, match="passed its deadline"):
+        subject(troupe).play(FIRST, CASE)
+    assert troupe.played == [1.0, OPENINGS * BUSY]
