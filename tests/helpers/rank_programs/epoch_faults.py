@@ -251,6 +251,7 @@ class Loop:
         self._accelerator = accelerator
         self._weights = weights
         self._trap = trap
+        self._loads = [LOAD.roll(by, 1).to(accelerator.device) for by in range(SHAPE.experts)]
         self.step = -1
         self.sights: list[Any] = []
 
@@ -266,27 +267,30 @@ class Loop:
             lockstep.barrier().result(30.0)
 
     def _look(self, balancer: ExpertBalancer, step: int) -> Any:
+        """Nothing in the step waits for the device: the mover issues its copies behind the step,
+        and the step stands behind a lock until they are there. So values are read at the end."""
         compute, installed = self._accelerator.stream(Role.COMPUTE), balancer.installed
+        held: list[torch.Tensor] = []
         seen: list[Any] = []
 
         def program() -> None:
-            held = []
             for layer in range(SHAPE.layers):
                 with balancer.reading(layer, step):
-                    held.append(_held(self._weights, layer))
-            placement = installed.layout.placement.tolist()
-            seen.append([step, installed.tables.generation.tolist(), placement, held])
-            balancer.load.counters += LOAD.roll(step // 8, 1).to(balancer.load.counters.device)
+                    held.append(_first_elements(self._weights, layer))
+            seen.extend([installed.tables.generation.clone(), installed.layout.placement.tolist()])
+            balancer.load.counters += self._loads[step // 8 % SHAPE.experts]
 
         compute.launch(program)
         compute.synchronize(30.0)
-        return seen[0]
+        generation, placement = seen
+        experts = [[int(value) - 1 for value in row.tolist()] for row in held]
+        return [step, generation.tolist(), placement, experts]
 
 
-def _held(weights: SlotLayout, layer: int) -> list[int]:
+def _first_elements(weights: SlotLayout, layer: int) -> torch.Tensor:
     per = SHAPE.slots_per_rank
     slots = weights.slots[layer * per : (layer + 1) * per]
-    return [int(slot[0].data[0]) - 1 for slot in slots]
+    return torch.cat([slot[0].data[:1] for slot in slots])
 
 
 def _weights(rank: int, device: torch.device) -> SlotLayout:
