@@ -21,7 +21,7 @@ from vllm_cpu import faults
 from vllm_cpu.missing_features import PARALLEL, SECOND_RUNNER, STOCK_EPLB, VARIABLE, Hole, filled
 
 PATIENCE = 20.0
-SLEEPER = "import time; time.sleep(100)"
+SLEEPER = "import time; print(flush=True); time.sleep(100)"
 MAPPER = """
 import mmap, sys, time
 with open(sys.argv[1], "r+b") as segment:
@@ -32,14 +32,20 @@ time.sleep(100)
 
 
 def sleeper(mark: str, program: str = SLEEPER, *words: str) -> subprocess.Popen[bytes]:
-    """A process of a run, in a process group of its own."""
-    return subprocess.Popen(
+    """A process of a run, in a process group of its own; it has come to its `print`.
+
+    Before that its environment may not be in /proc yet, though it has been started.
+    """
+    process = subprocess.Popen(
         [sys.executable, "-c", program, *words],
         env={**os.environ, orphans.VARIABLE: mark, "PYTHONPATH": SEARCH_PATH},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
 
 
 @pytest.fixture
@@ -105,8 +111,6 @@ def test_driver_ends_with_its_parent_and_frees_shared_memory(segment: Path) -> N
     cleanup = "from engines.vllm.runs import process_cleanup; process_cleanup.end_with_parent()"
     program = f"{cleanup}; {SLEEPER}"
     with sleeper(mark, program) as driver, sleeper(mark, MAPPER, str(segment)) as worker:
-        assert worker.stdout is not None
-        worker.stdout.readline()
         assert driver.stdin is not None
         driver.stdin.close()
         assert driver.wait(PATIENCE) == worker.wait(PATIENCE) == -SIGKILL
@@ -115,9 +119,7 @@ def test_driver_ends_with_its_parent_and_frees_shared_memory(segment: Path) -> N
 
 def test_remove_unused_keeps_shared_memory_that_is_mapped(segment: Path) -> None:
     mark = uuid.uuid4().hex
-    with sleeper(mark, MAPPER, str(segment)) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with sleeper(mark, MAPPER, str(segment)):
         seen = orphans.segments_of(Kin(mark))
         assert seen == {segment}
         assert orphans.remove_unused(seen) == []
