@@ -1,11 +1,11 @@
 """Everything that is too long for a commit, part by part: `tox -e deep`.
 
-    tox -e deep                        all parts, for hours
-    tox -e deep -- exploration types   these
-    tox -e deep -- --list              what each proves, and how long it takes
-    tox -e deep -- --trial processes   with the numbers of a commit, to try a part; nothing is kept
-    tox -e deep -- unit -k planner     what follows the first option goes to pytest; nothing is kept
-    tox -e deep -- --pages             write the pages anew from the results
+    tox -e deep                           all parts, for hours
+    tox -e deep -- exploration types      these
+    tox -e deep -- --list                 what each proves, and how long it takes
+    tox -e deep -- --trial processes      with the numbers of a commit, to try; nothing is kept
+    tox -e deep -- unit -- -k planner     options of pytest behind a second `--`; nothing is kept
+    tox -e deep -- --pages                write the pages anew from the results
 
 A part that fails or hangs does not stop the others. Results are kept in tests/deep/results.json,
 and shown in docs/deep-results.md and docs/conformance-matrix.md, with commit and date; a part that
@@ -13,6 +13,7 @@ is run alone replaces its own rows only. A part that cannot be run here is skipp
 says why; one that was asked for by name fails. The exit code is 1 where anything failed.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -34,8 +35,7 @@ from helpers.paths import ROOT, SEARCH_PATH
 
 from equipoise.demo.machine import describe_machine
 
-INTERRUPTED, MISUSED = 130, 2
-LIST, TRIAL, PAGES = "--list", "--trial", "--pages"
+INTERRUPTED = 130
 PACKAGES = ("torch", "numpy", "hypothesis", "triton", "torch_npu", "vllm", "vllm_ascend")
 """Whose versions stand beside a result."""
 VERSIONS = """
@@ -102,6 +102,8 @@ class Runner:
             print(f"  {part.name}: SKIP ({reason})", flush=True)
             return
         steps = part.steps()
+        if self._request.options:
+            steps = [step for step in steps if step.report is Report.JUNIT]
         for step in steps:
             row = self._step(part, step)
             if row["outcome"] != "passed":
@@ -117,7 +119,7 @@ class Runner:
             keep(self.results)
 
     def _step(self, part: Part, step: Step) -> Row:
-        options = self._request.options if step.report is Report.JUNIT else ()
+        options = self._request.options
         shown = " ".join([step.shown, *map(shlex.quote, options)])
         print(f"\n== {part.name}, {step.name}\n$ {shown}", flush=True)
         environment = environment_of(step, "ci" if self._request.trial else "deep")
@@ -219,13 +221,51 @@ def listing() -> str:
     return "\n".join(f"{part.name:12} {part.proves}; {part.takes}" for part in PARTS)
 
 
-def parsed(words: Sequence[str]) -> Request:
-    """The command line. Raises ValueError for a part that there is not."""
-    trial = TRIAL in words
-    rest = [word for word in words if word != TRIAL]
-    first = next((at for at, word in enumerate(rest) if word.startswith("-")), len(rest))
-    names = rest[:first]
-    return Request(chosen(names), bool(names), trial, rest[first:])
+def parser() -> argparse.ArgumentParser:
+    """The options before `--`."""
+    made = argparse.ArgumentParser(
+        prog="tox -e deep --",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [--list | --pages | [--trial] [PART ...] [-- OPTION OF PYTEST ...]]",
+    )
+    names = [part.name for part in PARTS]
+    made.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all")
+    what = made.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="what each part proves, and its time")
+    what.add_argument("--pages", action="store_true", help="write the pages anew from the results")
+    what.add_argument("--trial", action="store_true", help="with the numbers of a commit")
+    return made
+
+
+def parsed(words: Sequence[str]) -> Request | None:
+    """What to run; None where something was printed or written instead.
+
+    Raises:
+        SystemExit: 2 for a part or an option that there is not, 0 for `--help`.
+    """
+    at = list(words).index("--") if "--" in words else len(words)
+    own, options = words[:at], words[at + 1 :]
+    read = parser()
+    told = read.parse_args(own)
+    if (told.list or told.pages) and (told.parts or options):
+        read.error("--list and --pages stand alone")
+    if (told.trial or options) and not told.parts:
+        read.error("name the parts to try, or to give options to")
+    try:
+        parts = chosen(told.parts)
+    except ValueError as error:
+        read.error(str(error))
+    if options and (silent := [part.name for part in parts if not part.tested]):
+        read.error(f"pytest does not run {', '.join(silent)}: no options for it")
+    if told.list:
+        print(listing())
+    elif told.pages:
+        write_pages(load())
+    else:
+        return Request(parts, bool(told.parts), told.trial, options)
+    return None
 
 
 def _interrupt(number: int, _: object) -> None:
@@ -235,17 +275,9 @@ def _interrupt(number: int, _: object) -> None:
 
 def main(words: Sequence[str]) -> int:
     """The command; its exit code."""
-    if words in ([LIST], [PAGES], ["-h"], ["--help"]):
-        if words == [PAGES]:
-            write_pages(load())
-        else:
-            print(listing() if words == [LIST] else __doc__)
+    request = parsed(words)
+    if request is None:
         return 0
-    try:
-        request = parsed(words)
-    except ValueError as error:
-        print(f"deep: {error}", file=sys.stderr)
-        return MISUSED
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:

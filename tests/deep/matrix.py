@@ -15,13 +15,14 @@ from typing import Any
 
 from conformance.mutants.collection import mutants
 from conformance.mutants.mutant import Mutant
+from helpers.tiers import DEEP
 
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.search import Effort, Violated, search
 
 CASES = 200
 """Of the property that has to reject a mutant."""
-OTHERS = 40
+OTHERS = 40 if DEEP else 4
 """Of every other property."""
 SEED = 1
 EXAMPLE = "a-wait-is-not-heard"

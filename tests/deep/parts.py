@@ -105,6 +105,11 @@ class Part:
     steps: Callable[[], Sequence[Step]]
     lacks: Callable[[], str | None] = nothing
 
+    @property
+    def tested(self) -> bool:
+        """Whether pytest runs a step of it, so that options for it have a meaning."""
+        return any(step.report is Report.JUNIT for step in self.steps())
+
 
 def tests(folder: str, hours: float, *options: str) -> Step:
     """pytest on a folder of the tests."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deep import __main__ as deep
 from deep import matrix_page, page, results, running
-from deep.parts import PARTS, REPORT, Part, Report, Step, chosen
+from deep.parts import PARTS, REPORT, Part, Report, Step
 from helpers.processes.process_state import alive
 from helpers.records import add_row
 
@@ -200,18 +200,38 @@ def test_trial_keeps_nothing(run: Callable[..., tuple[int, results.Results]]) ->
 
 
 def test_command_line_names_parts_and_passes_options_to_pytest() -> None:
-    request = deep.parsed(["types", "unit", "--trial", "-k", "planner"])
-    assert [each.name for each in request.parts] == ["unit", "types"]
+    request = deep.parsed(["--trial", "engines", "unit", "--", "-k", "planner"])
+    assert request is not None
+    assert [each.name for each in request.parts] == ["unit", "engines"]
     assert (request.named, request.trial, request.options) == (True, True, ["-k", "planner"])
     assert not request.kept
     everything = deep.parsed([])
+    assert everything is not None
     assert (list(everything.parts), everything.named, everything.kept) == ([*PARTS], False, True)
 
 
-def test_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert deep.main(["nights"]) == deep.MISUSED
-    assert capsys.readouterr().err.startswith("deep: no part nights; parts are unit, ")
-    assert [each.name for each in chosen(["types"])] == ["types"]
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nights"], "no part nights; parts are unit, "),
+        (["--lst"], "unrecognized arguments: --lst"),
+        (["--trail", "unit"], "unrecognized arguments: --trail"),
+        (["--list", "--trial"], "not allowed with argument --list"),
+        (["--list", "unit"], "--list and --pages stand alone"),
+        (["--pages", "x"], "--list and --pages stand alone"),
+        (["--trial"], "name the parts to try"),
+        (["--", "-k", "planner"], "name the parts to try, or to give options to"),
+        (["types", "--", "-k", "planner"], "pytest does not run types"),
+        (["unit", "-k", "planner"], "unrecognized arguments: -k"),
+    ],
+)
+def test_command_line_that_means_nothing_runs_no_part(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        deep.main(words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
 
 
 def test_steps_of_parts_have_unique_names_and_bounds() -> None:
