@@ -172,9 +172,13 @@ def engines() -> Sequence[Step]:
 
 
 def no_engines() -> str | None:
-    """Whether tox has made the environment."""
+    """Whether tox has made the environment, of the package as it is now."""
     python = engines_python()
-    return None if Path(python).exists() else "`tox -e engines` makes the environment; run it first"
+    if not Path(python).exists():
+        return "`tox -e engines` makes the environment; run it first"
+    command = [python, str(ROOT / "tools" / "check_installed.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr.strip() or None
 
 
 def types() -> Sequence[Step]:

@@ -1,0 +1,62 @@
+"""Whether the installed package is the one in this tree: tests of an older one would prove nothing.
+
+Run by the interpreter that is asked about: `.tox/tests/bin/python tools/check_installed.py`. Exit
+code 1, and one line that says what to do, where it is not.
+"""
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "equipoise"
+
+
+def modules(folder: Path) -> dict[str, bytes]:
+    """Content of every module below `folder`, by path; links are followed."""
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "__pycache__":
+            inner = modules(path)
+            found.update({f"{path.name}/{name}": content for name, content in inner.items()})
+        elif path.suffix == ".py":
+            found[path.name] = path.read_bytes()
+    return found
+
+
+def differences(installed: Path) -> Iterator[str]:
+    """What differs between the tree and an installed copy, by path."""
+    if installed.samefile(PACKAGE):
+        return  # an editable install
+    ours, theirs = modules(PACKAGE), modules(installed)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            yield name
+    built = max(path.stat().st_mtime for path in installed.glob("_native*"))
+    for path in sorted((ROOT / "csrc").iterdir()):
+        if path.stat().st_mtime > built:
+            yield f"csrc/{path.name}"
+
+
+def main() -> int:
+    """The command."""
+    spec = find_spec("equipoise")
+    if spec is None or spec.origin is None:
+        print(f"{sys.executable} has no equipoise: tox makes the environment", file=sys.stderr)
+        return 1
+    found = list(differences(Path(spec.origin).parent))
+    if not found:
+        return 0
+    environment = Path(sys.prefix).name
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    print(
+        f"{sys.prefix} holds an older equipoise ({found[0]}{more}): "
+        f"run `tox -e {environment} --notest` first",
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
