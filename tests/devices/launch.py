@@ -1,8 +1,8 @@
 """Runs pytest over the simulated driver, on its strictest schedule: `python -m devices.launch`.
 
-Builds the driver where it is missing or old. What follows goes to pytest. torch_npu needs a CPU
-build of torch: where torch is another, a line says that this environment is skipped, in the form in
-which tox says so.
+Builds the driver where it is missing or old. What follows goes to pytest, which runs all of
+tests/devices where no path is among it. torch_npu needs a CPU build of torch: where torch is
+another, a line says that this environment is skipped, in the form in which tox says so.
 """
 
 import os
@@ -13,6 +13,8 @@ from npusim.errors import Refused
 from npusim.wheels import find_torch
 
 COMMAND = ("-m", "npusim", "--schedule", "lazy", "--", sys.executable, "-m", "pytest")
+
+FOLDER = "tests/devices"
 
 
 def refusal() -> str | None:
@@ -29,8 +31,9 @@ def main(arguments: Sequence[str]) -> None:
     if reason := refusal():
         print(f"  devices: SKIP ({reason})")
     else:
+        paths = () if any(word.startswith(FOLDER) for word in arguments) else (FOLDER,)
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *COMMAND, "tests/devices", *arguments])
+        os.execv(sys.executable, [sys.executable, *COMMAND, *paths, *arguments])
 
 
 if __name__ == "__main__":

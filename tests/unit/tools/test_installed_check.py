@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import check_installed
@@ -10,7 +9,7 @@ import pytest
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy that is as the tree is; one folder of the tree is a link."""
     tree = tmp_path / "tree"
     for folder in (tree / "src" / "equipoise", tree / "hal", tree / "csrc", tmp_path / "site/hal"):
@@ -23,7 +22,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (copy / "_native.so").write_text("")
     monkeypatch.setattr(check_installed, "ROOT", tree)
     monkeypatch.setattr(check_installed, "PACKAGE", tree / "src" / "equipoise")
-    yield copy
+    return copy
 
 
 def test_installed_copy_of_tree_is_accepted(installed: Path) -> None:
