@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.demo.machine import describe_machine
-
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DIGITS = 9
@@ -45,6 +43,8 @@ def save(
     tables: Mapping[str, Sequence[Row]] | None = None,
 ) -> Path:
     """Write benchmarks/results/NAME.json with what it was measured by."""
+    from equipoise.demo.machine import describe_machine  # reading results takes no package
+
     head = {"command": shlex.join(command), "commit": commit(), "machine": describe_machine()}
     path = RESULTS / f"{name}.json"
     RESULTS.mkdir(exist_ok=True)

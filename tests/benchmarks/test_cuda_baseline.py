@@ -16,6 +16,7 @@ from equipoise.hal.routing import build_table
 from equipoise.hal.routing_rules import RowHash, route_by_row_hash
 
 pytest.importorskip("triton", reason="triton is not installed")
+pytestmark = pytest.mark.deep
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 
