@@ -218,7 +218,7 @@ def test_proxy_answers_expect_100_continue() -> None:
 def test_proxy_drops_client_that_does_not_read_stream() -> None:
     async def work() -> None:
         fake = Fake("w0")
-        async with proxied(fake, patience=Patience(token=0.3)) as site:
+        async with proxied(fake, patience=Patience(token=3.0)) as site:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", site.proxy.port, limit=1 << 10
             )
@@ -249,7 +249,7 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
     async def work() -> None:
         server = await asyncio.start_server(large, "127.0.0.1", 0)
         workers = settings_of([Fake("w0", port=server.sockets[0].getsockname()[1])]).workers
-        async with server, proxied(workers=workers, patience=Patience(token=0.3)) as site:
+        async with server, proxied(workers=workers, patience=Patience(token=3.0)) as site:
             reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port, limit=1024)
             body = json.dumps(asked()).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
