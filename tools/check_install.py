@@ -1,6 +1,6 @@
 """Checks by resolution alone that everybody can install what README tells them to install.
 
-    python tools/check_install.py
+    python tools/check_install.py [CASE...]
 
 Resolved are the `pip install` lines of README, with the default torch of the index, which brings
 CUDA, and with the CPU build; the oldest torch that pyproject.toml admits; and the environments of
@@ -9,7 +9,7 @@ tox. The first three on every Python that pyproject.toml names, at its first rel
 pip runs with `--dry-run`: it reads index pages and metadata, and downloads no wheel. Where the
 index serves no metadata files, pip reads them out of the wheels by range requests (fast-deps):
 15 MB for README's first line, 2 MB of them from torch's wheel. It needs a network, and fails
-without one.
+without one; EQUIPOISE_OFFLINE=1 skips it, with a line that fails `.ci/run`.
 """
 
 import ast
@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ OLDEST_PIP = (25, 3)
 TOX_PYTHON = "3.11"
 LINE = re.compile(r"^(?:python3 -m )?pip install ([^&#\n]+)", re.MULTILINE)
 CUDA_PACKAGE = re.compile(r"(nvidia|cuda|triton)\b")
+LIMIT = 600.0
+"""Seconds for one case."""
+OFFLINE = "EQUIPOISE_OFFLINE"
+SKIPPED = f"  check_install: SKIP, {OFFLINE} is set: nothing was resolved"
+"""As tox says it of an environment, so that `.ci/run` takes it for a skipped one and fails."""
+PINNED = re.compile(
+    r"\(constraint\) (\S+?==\S+)|No matching distribution found for (\S+?==[^\s;]+)"
+)
 UNREACHABLE = re.compile(r"NewConnection|ConnectTimeout|ReadTimeout|NameResolution|Proxy|SSLError")
 CARRIED = ("cert", "client-cert", "index-url", "proxy", "retries", "timeout", "trusted-host")
 """Settings of pip by which it reaches the index. Others, such as `find-links`, could offer another
@@ -63,6 +72,10 @@ class Unresolved(Exception):
     """pip found no set of versions; the message tells why."""
 
 
+class Unreachable(Exception):
+    """The package index does not answer: that says nothing about any case."""
+
+
 @dataclass(frozen=True)
 class Case:
     """Something to resolve, for one Python and one build of torch."""
@@ -71,6 +84,8 @@ class Case:
     python: str
     arguments: tuple[str, ...]
     """Of `pip install`, without what chooses the build of torch."""
+    origin: str
+    """File and line that tell people, or tox, to install this."""
     cpu: bool = False
 
     def __str__(self) -> str:
@@ -146,18 +161,42 @@ def oldest_torch() -> str:
     return str(torch.removeprefix("torch>="))
 
 
+def place(path: str, wanted: str) -> str:
+    """File and line that first has a text."""
+    lines = (ROOT / path).read_text("utf-8").splitlines()
+    numbers = [number for number, line in enumerate(lines, 1) if wanted in line]
+    return f"{path}:{numbers[0] if numbers else 1}"
+
+
 def cases(readme: str) -> Iterator[Case]:
     """All that is resolved."""
     for python in pythons():
         for line in readme_lines(readme):
-            arguments = spelt_out(shlex.split(line))
-            yield Case(f"pip install {line}", python, arguments)
+            arguments, origin = spelt_out(shlex.split(line)), place("README.md", line)
+            yield Case(f"pip install {line}", python, arguments, origin)
             if any(argument.startswith("torch") for argument in arguments):
-                yield Case(f"pip install {line}", python, arguments, cpu=True)
-        torch = f"torch=={oldest_torch()}.*"
-        yield Case(f"pip install . {torch}", python, (*requirements(), torch))
+                yield Case(f"pip install {line}", python, arguments, origin, cpu=True)
+        torch, origin = f"torch=={oldest_torch()}.*", place("pyproject.toml", '"torch>=')
+        yield Case(f"pip install . {torch}", python, (*requirements(), torch), origin)
     for name, arguments in tox_environments((ROOT / "tox.ini").read_text("utf-8")):
-        yield Case(f"tox -e {name}", TOX_PYTHON, arguments)
+        origin = place("tox.ini", f"[testenv:{name}]")
+        yield Case(f"tox -e {name}", TOX_PYTHON, arguments, origin)
+
+
+def advice(case: Case, told: str) -> str:
+    """Where to change what did not resolve, and the command that shows it again."""
+    pins = sorted({requested or missing for requested, missing in PINNED.findall(told)})
+    listed = [ROOT / path for option, path in pairwise(case.arguments) if option == "-c"]
+    places = [
+        place(os.path.relpath(file, ROOT), pin)
+        for file in listed
+        for pin in pins
+        if pin in file.read_text("utf-8").splitlines()
+    ]
+    return (
+        f"change: {', '.join([case.origin, *places])}\n"
+        f"reproduce: python tools/check_install.py {shlex.quote(str(case))}"
+    )
 
 
 def wrong_claims(readme: str) -> Iterator[str]:
@@ -184,26 +223,29 @@ def environment() -> dict[str, str]:
 
 
 def resolve(python: str, arguments: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
-    """The packages that pip would install, by name; raises Unresolved."""
+    """The packages that pip would install, by name; raises Unresolved and Unreachable."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        done = subprocess.run(
-            [
-                *(sys.executable, "-c", RUN_PIP, python, "install", "--dry-run"),
-                *("--ignore-installed", "--only-binary", ":all:", "--python-version", python),
-                *("--use-feature", "fast-deps", "--report", str(report), *arguments),
-            ],
-            cwd=ROOT,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-c", RUN_PIP, python, "install", "--dry-run"),
+                    *("--ignore-installed", "--only-binary", ":all:", "--python-version", python),
+                    *("--use-feature", "fast-deps", "--report", str(report), *arguments),
+                ],
+                cwd=ROOT,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            raise Unresolved(f"pip did not end within {LIMIT:g} s") from late
         if done.returncode:
             if UNREACHABLE.search(done.stdout) and "conflict" not in done.stdout:
-                raise Unresolved("the package index cannot be reached: this check needs a network")
+                raise Unreachable
             raise Unresolved(reason(done.stdout))
         told = json.loads(report.read_text("utf-8"))
     if told["environment"]["python_version"] != python:
@@ -248,31 +290,50 @@ def examine(case: Case, cpu_torch: Path, variables: dict[str, str]) -> str:
     return f"{len(packages)} packages" + (f", torch {torch}" if torch else "")
 
 
-def main() -> int:
-    """Prints a line for each case; the exit status is 1 if one does not resolve."""
-    if tuple(int(part) for part in version("pip").split(".")[:2]) < OLDEST_PIP:
-        print(f"check_install: pip {version('pip')} would download every wheel: upgrade pip")
-        return 1
+def check_all(chosen: list[Case], variables: dict[str, str]) -> bool:
+    """Prints a line for each case, and tells whether all resolve; raises Unreachable."""
+    kept = True
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
+        write_cpu_torch(Path(folder), variables)
+        outcomes = [pool.submit(examine, case, Path(folder), variables) for case in chosen]
+        try:
+            for case, outcome in zip(chosen, outcomes, strict=True):
+                try:
+                    print(f"ok      {case} ({outcome.result()})", flush=True)
+                except Unresolved as error:
+                    kept = False
+                    print(f"FAILED  {case}", error, advice(case, str(error)), sep="\n", flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return kept
+
+
+def main(arguments: list[str]) -> int:
+    """Resolves all cases, or those that are named; the exit status is 1 if one does not resolve."""
     readme = (ROOT / "README.md").read_text("utf-8")
     failed = list(wrong_claims(readme))
     print(*failed, sep="\n", end="\n" if failed else "")
-    variables = environment()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
-        try:
-            write_cpu_torch(Path(folder), variables)
-        except Unresolved as error:
-            print(f"check_install: {error}")
-            return 1
-        for case, outcome in [
-            (case, pool.submit(examine, case, Path(folder), variables)) for case in cases(readme)
-        ]:
-            try:
-                print(f"ok      {case} ({outcome.result()})", flush=True)
-            except Unresolved as error:
-                failed.append(str(case))
-                print(f"FAILED  {case}", error, sep="\n", flush=True)
-    return 1 if failed else 0
+    if os.environ.get(OFFLINE, "0") not in ("", "0"):
+        print(SKIPPED)
+        return 1 if failed else 0
+    if tuple(int(part) for part in version("pip").split(".")[:2]) < OLDEST_PIP:
+        print(f"check_install: pip {version('pip')} would download every wheel: upgrade pip")
+        return 1
+    chosen = [case for case in cases(readme) if not arguments or str(case) in arguments]
+    if not chosen:
+        print(f"check_install: no case is called {' or '.join(arguments)}")
+        return 1
+    try:
+        kept = check_all(chosen, environment())
+    except Unreachable:
+        print(f"check_install: the package index cannot be reached; {OFFLINE}=1 skips this check")
+        return 1
+    except Unresolved as error:
+        # Of the pinned torch, from which the CPU build is derived.
+        print(f"check_install: {error}", f"change: {place('constraints.txt', 'torch==')}", sep="\n")
+        return 1
+    return 0 if kept and not failed else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

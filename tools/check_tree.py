@@ -8,7 +8,7 @@ checks the navigation and the links between pages. This checks the rest:
 
 * code: no pickle, no text that speaks of a machine, a package index or anything else foreign;
 * tests: each asserts something, none sleeps for long, names are short and have a subject;
-* documents: clauses, paths and links that they name exist;
+* documents: clauses, paths, environments of tox and links that they name exist;
 * the package: links to the folders at the top level, one version, plain pins.
 """
 
@@ -20,7 +20,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 
 LINKED = ("hal", "backends", "balancer", "pipeline", "integrations")
@@ -91,8 +91,8 @@ class Tree:
 
     root: Path
     sources: dict[str, Source]
-    functions: list["Function"] = field(default_factory=list)
-    """Functions of test code; collected while syntax trees are at hand."""
+    modules: dict[str, "Module"] = field(default_factory=dict)
+    """Test code by dotted name; collected while syntax trees are at hand."""
 
     def text(self, path: str) -> str:
         """Text of a file, empty if it is not there."""
@@ -121,7 +121,8 @@ def check(root: Path) -> list[Violation]:
         for file_rule in FILE_RULES:
             found += file_rule(source)
         if source.is_test_code:
-            tree.functions += functions(source)
+            module = read_module(source)
+            tree.modules |= dict.fromkeys(module_names(source.path), module)
         # All syntax trees at once would take most of a gigabyte.
         source.__dict__.pop("nodes", None)
     for tree_rule in TREE_RULES:
@@ -131,8 +132,11 @@ def check(root: Path) -> list[Violation]:
 
 # --- code ---
 
-PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"})
-MAY_PICKLE = re.compile(r"\b(?:" + "|".join(PICKLERS) + r"|load|allow_pickle)\b")
+PICKLERS = frozenset(
+    {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+)
+MAY_PICKLE = re.compile(r"\b(?:" + "|".join(PICKLERS) + r"|load|\w+_pickle)\b")
+IMPORTERS = frozenset({"__import__", "import_module"})
 MEASURED_PICKLERS = frozenset({"benchmarks/lib/handovers.py"})
 """Files that measure pickle: engines send it between ranks in every step."""
 
@@ -141,6 +145,8 @@ FOREIGN = re.compile(
     "|".join(
         (
             r"(?<![\w.])/(?:wo" + r"rk|tm" + r"p/w|op" + r"t|ro" + r"ot)\b",
+            r"(?<![\w.])/(?:ho" + r"me|Us" + r"ers|mn" + r"t|me" + r"dia|Volu" + r"mes)/\w+",
+            r"\b[A-Z]:\\+Us" + r"ers\b",
             r"py" + r"pi\.",
             r"python" + r"hosted",
             r"download\.py" + r"torch",
@@ -160,13 +166,20 @@ def pickle_use(source: Source) -> Iterator[Violation]:
         return
     if source.path in MEASURED_PICKLERS:
         return
+    torch = {"torch"}
     for node in source.nodes:
         match node:
             case ast.Import(names=aliases):
                 modules = [alias.name.partition(".")[0] for alias in aliases]
+                torch |= {alias.asname or "" for alias in aliases if alias.name == "torch"}
+            case ast.ImportFrom(module="torch", names=names) if "load" in [n.name for n in names]:
+                yield source.violation(node.lineno, "uses pickle: call torch.load by that name")
+                continue
             case ast.ImportFrom(module=str(module)):
                 modules = [module.partition(".")[0]]
-            case ast.Call() if _unpickles(node):
+            case ast.Call(args=[ast.Constant(value=str(module)), *_]) if _called(node) in IMPORTERS:
+                modules = [module.partition(".")[0]]
+            case ast.Call() if _unpickles(node, torch):
                 yield source.violation(node.lineno, "uses pickle")
                 continue
             case _:
@@ -175,11 +188,14 @@ def pickle_use(source: Source) -> Iterator[Violation]:
             yield source.violation(node.lineno, f"uses {module}")
 
 
-def _unpickles(call: ast.Call) -> bool:
+def _unpickles(call: ast.Call, torch: set[str]) -> bool:
     options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "torch.load":
-        return options.get("weights_only") != "True"
-    return options.get("allow_pickle") == "True"
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=name), attr="load") if name in torch:
+            return options.get("weights_only") != "True"
+        case ast.Attribute(attr="read_pickle" | "to_pickle"):
+            return True
+    return options.get("allow_pickle", "False") != "False"
 
 
 def foreign_words(source: Source) -> Iterator[Violation]:
@@ -193,40 +209,155 @@ def foreign_words(source: Source) -> Iterator[Violation]:
 
 LONGEST_SLEEP = 1.0
 LONGEST_TEST_NAME = 80
-NO_SUBJECT = re.compile(r"test_(what|who|where|whoever|nor|else|so|such|it|that|they|those|there)_")
-FAILING = frozenset({"raises", "warns", "fail"})
-"""Functions of pytest that fail a test."""
+PRONOUNS = (
+    "what|who|where|whoever|nor|else|so|such|it|its|that|they|those|these|this|there"
+    "|everything|everybody|everyone|anything|nothing|nobody"
+    "|one(?=_(?:is|has|does|can|may|must|waits|gets|gives|that|which|who)(?:_|$))"
+)
+VERBS = "works?|runs?|passes|fails|succeeds|behaves|ok"
+NO_SUBJECT = re.compile(
+    rf"test_((?:{PRONOUNS})(?=_|$)|(?:{VERBS})(?:_(?:fine|well|correctly|as_expected))?$)"
+)
+"""`one` may be a number: `test_one_worker_is_balanced`. A verb alone tells no object."""
+ASSERTING = frozenset(
+    {
+        *("pytest.raises", "pytest.warns", "pytest.fail", "pytest.deprecated_call"),
+        "hypothesis.stateful.run_state_machine_as_test",
+        "equipoise.hal.conformance.bench.demand",
+    }
+)
+"""Functions of others that fail a test; further ones are called `assert_*`."""
+CONSTRUCTION = ("__init__", "__post_init__", "__enter__", "__exit__", "__aexit__", "__call__")
+"""Methods that run where only the class is named."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Function:
-    """A function of test code, and what of its body could fail a test."""
+    """A function, method or alias of test code, and what of its body could fail a test."""
 
-    source: Source
     line: int
     name: str
+    owner: str
+    """Class of a method."""
     asserts: bool
-    calls: frozenset[str]
+    uses: frozenset[str]
+    """Dotted names that it reads, those of its parameters included: these may be fixtures."""
+    returned: str = ""
+    """Its annotation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """Names of a file of test code."""
+
+    source: Source
+    functions: dict[tuple[str, str], Function]
+    """By class, which is empty outside of one, and name."""
+    imports: dict[str, str]
+    """What a name stands for, with the module that it is from."""
+    bases: dict[str, tuple[str, ...]]
+    """Base classes of each class."""
+    constants: dict[str, float]
+    sleeps: tuple[tuple[int, str], ...]
+    """Lines of sleeps, and what they sleep for."""
 
     @property
-    def is_test(self) -> bool:
-        """Whether pytest collects it."""
-        return self.name.startswith("test_") and self.source.name.startswith("test_")
+    def tests(self) -> list[Function]:
+        """What pytest collects."""
+        if not self.source.name.startswith("test_"):
+            return []
+        return [item for item in self.functions.values() if item.name.startswith("test_")]
 
 
-def functions(source: Source) -> Iterator[Function]:
-    """All functions of a file, methods and nested ones included."""
+def module_names(path: str) -> Iterator[str]:
+    """Names by which a file of test code is imported; tests/simulators/ is on the path too."""
+    name = path.removeprefix("tests/").removesuffix(".py").removesuffix("/__init__")
+    yield name.replace("/", ".")
+    if name.startswith("simulators/"):
+        yield name.removeprefix("simulators/").replace("/", ".")
+
+
+def read_module(source: Source) -> Module:
+    """Collects the names of a file."""
+    functions = {(item.owner, item.name): item for item in _functions(source.nodes[0])}
+    imports: dict[str, str] = {}
+    bases: dict[str, tuple[str, ...]] = {}
+    sleeps: list[tuple[int, str]] = []
     for node in source.nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = tuple(ast.walk(node))
-            calls = frozenset(_called(inner) for inner in body if isinstance(inner, ast.Call))
-            yield Function(source, node.lineno, node.name, any(map(_asserts, body)), calls)
+        match node:
+            case ast.Import(names=names):
+                for name in names:
+                    root = name.name.partition(".")[0]
+                    imports[name.asname or root] = name.name if name.asname else root
+            case ast.ImportFrom(module=str(module), names=names):
+                imports |= {name.asname or name.name: f"{module}.{name.name}" for name in names}
+            case ast.ClassDef(name=owner):
+                bases[owner] = tuple(map(_dotted, node.bases))
+            case ast.Call(args=[slept, *_]) if _called(node) == "sleep":
+                sleeps.append((node.lineno, ast.unparse(slept)))
+    return Module(source, functions, imports, bases, _constants(source.nodes[0]), tuple(sleeps))
+
+
+def _functions(parent: ast.AST, owner: str = "") -> Iterator[Function]:
+    """Functions and aliases of a module or class; nested ones belong to the function around."""
+    for node in ast.iter_child_nodes(parent):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                body = tuple(ast.walk(node))
+                uses = {_dotted(inner) for inner in body}
+                returned = _dotted(node.returns) if node.returns else ""
+                yield Function(
+                    node.lineno, name, owner, any(map(_asserts, body)), frozenset(uses), returned
+                )
+            case ast.ClassDef(name=name):
+                yield from _functions(node, name)
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.AST() as value)
+            ):
+                uses = {_dotted(inner) for inner in ast.walk(value)}
+                yield Function(node.lineno, name, owner, asserts=False, uses=frozenset(uses))
+            case ast.If() | ast.Try() | ast.With():
+                yield from _functions(node, owner)
+
+
+def _constants(module: ast.AST) -> dict[str, float]:
+    found = {}
+    for node in ast.iter_child_nodes(module):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() as value)
+            ):
+                if isinstance(value, ast.Constant) and isinstance(value.value, int | float):
+                    found[name] = float(value.value)
+    return found
+
+
+def _dotted(node: ast.AST) -> str:
+    """`a.b.c` of a name or an attribute; `.c` if it is one of an expression."""
+    match node:
+        case ast.Name(id=name) | ast.arg(arg=name):
+            return name
+        case ast.Attribute(value=ast.Constant() | ast.Dict() | ast.List() | ast.JoinedStr()):
+            return ""
+        case ast.Attribute(value=value, attr=name):
+            return f"{_dotted(value)}.{name}"
+        case ast.Subscript(value=value):
+            return _dotted(value)
+    return ""
 
 
 def _asserts(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assert) or (
-        isinstance(node, ast.Raise) and "AssertionError" in ast.unparse(node)
-    )
+    match node:
+        case ast.Assert(test=ast.Constant(value=value)):
+            return not value
+        case ast.Assert(test=test):
+            # One over literals alone cannot fail, or always does.
+            return any(isinstance(part, ast.Name | ast.Call) for part in ast.walk(test))
+        case ast.Raise(exc=ast.AST() as error):
+            return "AssertionError" in ast.unparse(error)
+    return False
 
 
 def _called(call: ast.Call) -> str:
@@ -236,39 +367,139 @@ def _called(call: ast.Call) -> str:
     return ""
 
 
+class Names:
+    """Finds what the names of test code stand for, through its imports."""
+
+    def __init__(self, modules: dict[str, Module]) -> None:
+        self._modules = modules
+        self.target = lru_cache(None)(self._target)
+        self.classes = lru_cache(None)(self._classes)
+
+    def _target(self, module: Module, name: str) -> tuple[Module | None, str]:
+        """Module of test code that defines a name, and the rest; no module if it is another's."""
+        root, _, rest = name.partition(".")
+        if root not in module.imports:
+            return module, name
+        full = module.imports[root] + (f".{rest}" if rest else "")
+        parts = full.split(".")
+        for length in range(len(parts), 0, -1):
+            if found := self._modules.get(".".join(parts[:length])):
+                inner = ".".join(parts[length:])
+                return (found, "") if found is module or not inner else self.target(found, inner)
+        return None, full
+
+    def _classes(self, module: Module) -> frozenset[tuple[Module, str]]:
+        """Classes that a file defines or imports, or that its functions and fixtures return."""
+        named = {*module.bases, *module.imports}
+        seen = [(module, name) for name in named]
+        for home in (module, *self._conftests(module)):
+            functions = [item for (owner, _), item in home.functions.items() if not owner]
+            seen += [(home, item.returned) for item in functions if item.returned]
+        for name in module.imports:
+            source, inner = self.target(module, name)
+            if source and (function := source.functions.get(("", inner))) and function.returned:
+                seen.append((source, function.returned))
+        found = (self.target(place, name) for place, name in seen)
+        return frozenset((home, name) for home, name in found if home and name in home.bases)
+
+    def _conftests(self, module: Module) -> Iterator[Module]:
+        """Files of fixtures in the folders above."""
+        for folder in PurePosixPath(module.source.path).parents:
+            name = f"{folder}/conftest.py".removeprefix("tests/")
+            if found := self._modules.get(name.removesuffix(".py").replace("/", ".")):
+                yield found
+
+    def method(self, module: Module, owner: str, name: str) -> Iterator[tuple[Module, Function]]:
+        """A method of a class or of its bases."""
+        if function := module.functions.get((owner, name)):
+            yield module, function
+            return
+        for base in module.bases.get(owner, ()):
+            home, inner = self.target(module, base)
+            if home and (home, inner) != (module, owner):
+                yield from self.method(home, inner, name)
+
+    def used(self, module: Module, function: Function) -> Iterator[tuple[Module, Function] | None]:
+        """Functions of test code that a function uses; None is one of others that fails a test."""
+        for use in function.uses:
+            root, _, rest = use.partition(".")
+            last = rest.rpartition(".")[2]
+            home, name = self.target(module, use)
+            if home is None:
+                checks_values = ".assert_" in name and not name.startswith("typing")
+                if name in ASSERTING or checks_values:
+                    yield None
+                continue
+            if last.startswith("assert_"):
+                yield None
+            owner, _, attribute = name.partition(".")
+            if not attribute:
+                for place in (home, *self._conftests(module)):
+                    if found := place.functions.get(("", name)):
+                        yield place, found
+            if owner in home.bases:
+                for method in (attribute,) if attribute else CONSTRUCTION:
+                    yield from self.method(home, owner, method)
+            elif root in ("self", "cls") and function.owner:
+                yield from self.method(module, function.owner, rest)
+            elif last:
+                for place, kind in self.classes(module):
+                    yield from self.method(place, kind, last)
+
+
 def assertless_tests(tree: Tree) -> Iterator[Violation]:
-    """Tests that can only fail by accident: no assert, no raises, no helper that has one."""
-    helpers = [function for function in tree.functions if not function.name.startswith("test_")]
-    failing = FAILING | {helper.name for helper in helpers if helper.asserts}
-    while more := {h.name for h in helpers if h.calls & failing} - failing:
-        failing |= more
-    for function in tree.functions:
-        if function.is_test and not function.asserts and not function.calls & failing:
-            yield function.source.violation(function.line, f"{function.name} asserts nothing")
+    """Tests that can only fail by accident: no assert, no raises, no helper that has one.
+
+    A helper is found through the imports of the file; a method by its name, in the classes that the
+    file defines, imports or gets from a function or fixture.
+    """
+    names = Names(tree.modules)
+    for module in set(tree.modules.values()):
+        for test in module.tests:
+            if not _can_fail(names, module, test):
+                yield module.source.violation(test.line, f"{test.name} asserts nothing")
+
+
+def _can_fail(names: Names, module: Module, test: Function) -> bool:
+    waiting, seen = [(module, test)], {test}
+    while waiting:
+        home, function = waiting.pop()
+        if function.asserts:
+            return True
+        for used in names.used(home, function):
+            if used is None:
+                return True
+            if used[1] not in seen:
+                seen.add(used[1])
+                waiting.append(used)
+    return False
 
 
 def test_names(tree: Tree) -> Iterator[Violation]:
-    """Names of tests that are long, or whose subject is a pronoun."""
-    for function in tree.functions:
-        if not function.is_test:
-            continue
-        if len(function.name) > LONGEST_TEST_NAME:
-            text = f"{function.name} has {len(function.name)} characters, over {LONGEST_TEST_NAME}"
-            yield function.source.violation(function.line, text)
-        if match := NO_SUBJECT.match(function.name):
-            text = f"{function.name} begins with {match[1]!r}: name the object under test"
-            yield function.source.violation(function.line, text)
+    """Names of tests that are long, or that have no subject."""
+    for module in tree.modules.values():
+        for test in module.tests:
+            if len(test.name) > LONGEST_TEST_NAME:
+                text = f"{test.name} has {len(test.name)} characters, over {LONGEST_TEST_NAME}"
+                yield module.source.violation(test.line, text)
+            if match := NO_SUBJECT.match(test.name):
+                text = f"{test.name} begins with {match[1]!r}: name the object under test"
+                yield module.source.violation(test.line, text)
 
 
-def long_sleeps(source: Source) -> Iterator[Violation]:
-    """Sleeps of tests over a constant number of seconds."""
-    if not source.is_test_code or "sleep" not in source.text:
-        return
-    for node in source.nodes:
-        if isinstance(node, ast.Call) and _called(node) == "sleep" and node.args:
-            match node.args[0]:
-                case ast.Constant(value=int() | float() as seconds) if seconds > LONGEST_SLEEP:
-                    yield source.violation(node.lineno, f"sleeps for {seconds} s")
+def long_sleeps(tree: Tree) -> Iterator[Violation]:
+    """Sleeps of test code over a constant number of seconds, also over one of another file."""
+    names = Names(tree.modules)
+    for module in tree.modules.values():
+        # The runner of the deep tier is no test; it gives processes time to say where they hang.
+        for line, slept in () if module.source.path.startswith("tests/deep/") else module.sleeps:
+            home, name = names.target(module, slept)
+            try:
+                seconds = float(slept)
+            except ValueError:
+                seconds = home.constants.get(name, 0.0) if home else 0.0
+            if seconds > LONGEST_SLEEP:
+                yield module.source.violation(line, f"sleeps for {seconds:g} s")
 
 
 # --- documents ---
@@ -285,6 +516,20 @@ CITED = re.compile(rf"[Cc]lauses?:? {LIST}|\({LIST}\)")
 RANGE = re.compile(r"([A-Z])(\d+) to \1(\d+)")
 PATH = re.compile(r"`([a-z0-9_./]+)`")
 MODULE = re.compile(r"`((?:hal|backends|balancer|pipeline|integrations|src|csrc)/[\w./]*)`")
+CODE_SPAN = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+REPOSITORY_PATH = re.compile(
+    r"(?<![\w/.:-])(?:tests|benchmarks|tools|docs)/(?:[a-z0-9_.-]+/)*"
+    r"(?:[a-z0-9_.-]*[a-z0-9](?![\w*?{<\[$-]))?"
+)
+"""Up to a placeholder (`NAME`) or pattern (`*`); `git show COMMIT:PATH` names none."""
+RECORD = re.compile(r", (?:at )?commit [0-9a-f]{7}")
+"""Follows a command that was run once, as on the pages of results: it may be gone since."""
+FORMERLY = "(there "
+"""Precedes the name that a file had at the commit of a record."""
+ENVIRONMENT = re.compile(r"^\[testenv:(.+)\]$", re.MULTILINE)
+TOX_RUN = re.compile(r"\btox (?:run )?-e[ =]?([\w,-]+)")
+CHANGELOG = "CHANGELOG.md"
+"""Its entries name what there was when they were written."""
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -323,7 +568,8 @@ def contract_rows(tree: Tree) -> Iterator[Violation]:
         if not TESTED_BY.search(row[6]):
             yield contract.violation(line, f"{clause}: says neither what tests it nor 'owed'")
         for path in PATH.findall(row[4]) + PATH.findall(row[6]):
-            if "/" in path and not (tree.root / path).exists():
+            checked = REPOSITORY_PATH.match(path)  # in every document
+            if "/" in path and not checked and not (tree.root / path).exists():
                 yield contract.violation(line, f"{clause}: {path} does not exist")
     for family in FAMILIES:
         if expected[family] == 1:
@@ -361,6 +607,28 @@ def design_paths(tree: Tree) -> Iterator[Violation]:
                 if not (tree.root / match[1]).exists():
                     text = f"{match[1]} does not exist"
                     yield source.violation(source.line_of(match.start()), text)
+
+
+def repository_paths(tree: Tree) -> Iterator[Violation]:
+    """Paths in the code of documents, and environments of tox, that are not there."""
+    environments = set(ENVIRONMENT.findall(tree.text("tox.ini")))
+    for source in tree.sources.values():
+        if source.suffix != ".md" or source.path == CHANGELOG:
+            continue
+        for code in CODE_SPAN.finditer(source.text):
+            formerly = source.text.endswith(FORMERLY, 0, code.start())
+            if formerly or RECORD.match(source.text, code.end()):
+                continue
+            for match in REPOSITORY_PATH.finditer(code[0]):
+                # A path may be the one of a folder of its own, as of an example's.
+                places = (tree.root, (tree.root / source.path).parent)
+                if not any((place / match[0]).exists() for place in places):
+                    line = source.line_of(code.start() + match.start())
+                    yield source.violation(line, f"{match[0]} does not exist")
+        for match in TOX_RUN.finditer(source.text):
+            for name in set(re.findall(r"\w[\w-]*", match[1])) - environments:
+                line = source.line_of(match.start())
+                yield source.violation(line, f"tox.ini has no environment {name}")
 
 
 # --- the package ---
@@ -409,14 +677,16 @@ def empty_folders(tree: Tree) -> Iterator[Violation]:
             yield Violation(folder, 1, "no file was read here")
 
 
-FILE_RULES: tuple[FileRule, ...] = (pickle_use, foreign_words, long_sleeps)
+FILE_RULES: tuple[FileRule, ...] = (pickle_use, foreign_words)
 TREE_RULES: tuple[TreeRule, ...] = (
     assertless_tests,
     test_names,
+    long_sleeps,
     contract_rows,
     cited_clauses,
     document_links,
     design_paths,
+    repository_paths,
     package_links,
     one_version,
     plain_pins,

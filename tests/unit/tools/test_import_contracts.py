@@ -15,6 +15,12 @@ FORBIDDEN = (
     ("report", "equipoise.serve"),
     ("pipeline", "vllm"),
     ("hal", "torch_npu"),
+    ("hal", "cupy"),
+    ("balancer", "deep_ep"),
+    ("hal", "pynvml"),
+    ("serve", "ray"),
+    ("compat", "sglang"),
+    ("compat", "tensorrt_llm"),
 )
 ALLOWED = (
     ("balancer", "equipoise.hal"),

@@ -1,13 +1,25 @@
 """What tools/check_install.py reads from README and tox.ini, and what it tells of pip's answer."""
 
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+
+import check_install
 import pytest
 from check_install import (
     ROOT,
+    Case,
+    Unreachable,
+    Unresolved,
+    advice,
     cases,
+    main,
     pythons,
     readme_lines,
     reason,
     requirements,
+    resolve,
     spelt_out,
     tox_environments,
     wrong_claims,
@@ -104,3 +116,103 @@ def test_reason_is_what_pip_says_without_progress_and_advice() -> None:
         "    torch depends on triton==3.7.1"
     )
     assert reason("killed\n") == "killed"
+
+
+Run = Callable[..., object]
+CONFLICT = """Collecting numpy
+ERROR: Cannot install numpy
+The conflict is caused by:
+    The user requested numpy>=99
+    The user requested (constraint) numpy=={version}
+"""
+
+
+def fail_with(output: str) -> Run:
+    return lambda command, **_: subprocess.CompletedProcess(command, 1, stdout=output)
+
+
+def time_out(command: list[str], timeout: float, **_: object) -> object:
+    raise subprocess.TimeoutExpired(command, timeout)
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
+    """Replaces what pip does; the version of the one that is here does not matter."""
+    monkeypatch.delenv("EQUIPOISE_OFFLINE", raising=False)
+    monkeypatch.setattr(check_install, "version", lambda _: "99.0")
+    monkeypatch.setattr(check_install, "environment", dict)
+    monkeypatch.setattr(check_install, "write_cpu_torch", lambda *_: None)
+    return lambda run: monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_pip_that_does_not_end_is_a_failure_of_its_case(
+    pip: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip(time_out)
+    with pytest.raises(Unresolved, match="pip did not end within 600 s"):
+        resolve("3.11", ("numpy",), {})
+    assert main(["Python 3.11: tox -e docs"]) == 1
+    assert "FAILED  Python 3.11: tox -e docs\npip did not end" in capsys.readouterr().out
+
+
+def test_failure_ends_with_files_lines_and_command(
+    pip: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    (pin,) = (line for line in pins if line.startswith("numpy=="))
+    pip(fail_with(CONFLICT.format(version=pin.removeprefix("numpy=="))))
+    name = "Python 3.11, CPU torch: pip install -c constraints.txt '.[plots]'"
+    assert main([name]) == 1
+    change, reproduce = capsys.readouterr().out.splitlines()[-2:]
+    readme = README[: README.index("pip install -c constraints.txt '.[plots]'")].count("\n") + 1
+    assert change == f"change: README.md:{readme}, constraints.txt:{pins.index(pin) + 1}"
+    assert reproduce.startswith("reproduce: python tools/check_install.py ")
+    assert shlex.split(reproduce)[-1] == name
+
+
+def test_advice_finds_pin_that_index_does_not_have() -> None:
+    case = Case("tox -e lint", "3.11", ("ruff", "-c", f"{ROOT}/constraints.txt"), "tox.ini:7")
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    told = f"ERROR: No matching distribution found for {pins[4]}"
+    assert advice(case, told).startswith("change: tox.ini:7, constraints.txt:5\n")
+
+
+def test_every_case_has_a_line_of_origin() -> None:
+    for case in cases(README):
+        path, number = case.origin.split(":")
+        line = (ROOT / path).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+        command = case.name.removeprefix("pip install ")
+        environment = f"[testenv:{case.name.removeprefix('tox -e ')}]"
+        assert command in line or line == environment or '"torch>=' in line, case
+
+
+def test_unreachable_index_is_one_line(
+    pip: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip(fail_with("WARNING: Retrying: NameResolutionError\nERROR: No matching distribution\n"))
+    with pytest.raises(Unreachable):
+        resolve("3.11", ("numpy",), {})
+    assert main([]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == (
+        "check_install: the package index cannot be reached; EQUIPOISE_OFFLINE=1 skips this check"
+    )
+
+
+def test_offline_check_prints_skip_line_that_ci_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_OFFLINE", "1")
+    monkeypatch.setattr(check_install, "environment", None)
+    assert main([]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (pattern,) = re.findall(r"grep -aE '(.*SKIP.*)' ", script)
+    assert re.search(pattern, line)
+
+
+def test_unknown_case_is_refused(
+    pip: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tox -e gone"]) == 1
+    assert capsys.readouterr().out == "check_install: no case is called tox -e gone\n"

@@ -17,6 +17,45 @@ ROWS = "".join(
 LONG_NAME = "test_" + 76 * "a"
 # In two parts, so that this file keeps the rules too.
 WORD = "ses" + "sion"
+HOME = "/ho" + "me/x"
+USERS = "/Us" + "ers/me"
+MOUNT = "/mn" + "t/data"
+WINDOWS = "C:\\Us" + "ers"
+CHECKS = """
+class Clock:
+    def check(self):
+        assert self.ticks
+
+
+class Watch(Clock):
+    pass
+
+
+def get(key):
+    assert key
+
+
+def watch() -> Watch:
+    return Watch()
+"""
+FIXTURES = """
+from collections.abc import Iterator
+
+import pytest
+from helpers.checks import Watch
+
+
+@pytest.fixture
+def clock() -> Watch:
+    return Watch()
+
+
+@pytest.fixture
+def checked():
+    yield
+    assert x
+"""
+TOX = "[testenv:lint]\ncommands = true\n"
 UNKNOWN = "X9" + "9"
 
 
@@ -26,6 +65,10 @@ def tree(tmp_path: Path) -> Path:
     for folder in FOLDERS:
         plant(tmp_path, f"{folder}/a.py", "x = 1\n")
     plant(tmp_path, CONTRACT, ROWS)
+    plant(tmp_path, "tox.ini", TOX)
+    plant(tmp_path, "tests/helpers/checks.py", CHECKS)
+    plant(tmp_path, "tests/helpers/bounds.py", "LONG = 20.0\n")
+    plant(tmp_path, "tests/conftest.py", FIXTURES)
     plant(tmp_path, "pyproject.toml", '[project]\nversion = "1.0"\n')
     plant(tmp_path, "constraints.txt", "numpy==2.4.6\n")
     plant(tmp_path, "src/equipoise/__init__.py", '__version__ = "1.0"\n')
@@ -61,9 +104,24 @@ def printed(root: Path) -> list[str]:
             "import numpy as np\n\nnp.load('x', allow_pickle=True)\n",
             "src/b.py:3: uses pickle",
         ),
+        ("src/b.py", "from torch import load\n", "src/b.py:1: uses pickle"),
+        ("src/b.py", "import torch as t\n\nt.load('x')\n", "src/b.py:3: uses pickle"),
+        ("src/b.py", "x = __import__('pickle')\n", "src/b.py:1: uses pickle"),
+        (
+            "src/b.py",
+            "import importlib\n\nx = importlib.import_module('pickle')\n",
+            "src/b.py:3: uses pickle",
+        ),
+        ("src/b.py", "np.load('x', allow_pickle=1)\n", "src/b.py:1: uses pickle"),
+        ("src/b.py", "import joblib\n", "src/b.py:1: uses joblib"),
+        ("src/b.py", "pandas.read_pickle('x')\n", "src/b.py:1: uses pickle"),
         ("docs/b.md", f"\nin this {WORD}\n", f"docs/b.md:2: says '{WORD}'"),
         ("hal/b.py", "# see /wo" + "rk/shared\n", "hal/b.py:1: says '/wo" + "rk'"),
         ("csrc/b.cpp", "// see /op" + "t/x\n", "csrc/b.cpp:1: says '/op" + "t'"),
+        ("docs/b.md", f"see {HOME}/log\n", f"docs/b.md:1: says '{HOME}'"),
+        ("docs/b.md", f"see {USERS}\n", f"docs/b.md:1: says '{USERS}'"),
+        ("docs/b.md", f"see {MOUNT}\n", f"docs/b.md:1: says '{MOUNT}'"),
+        ("docs/b.md", f"see {WINDOWS}\\x\n", "docs/b.md:1: says 'C:"),
         ("tox.ini", "index = https://py" + "pi.org\n", "tox.ini:1: says 'py" + "pi.'"),
         (
             "tests/test_b.py",
@@ -75,16 +133,65 @@ def printed(root: Path) -> list[str]:
             "def show():\n    print(1)\n\n\ndef test_clock():\n    show()\n",
             "tests/test_b.py:5: test_clock asserts nothing",
         ),
-        ("tests/b.py", "import time\n\ntime.sleep(2)\n", "tests/b.py:3: sleeps for 2 s"),
         (
             "tests/test_b.py",
-            "def test_nor_does_it_wait():\n    assert 1\n",
+            "import subprocess\n\n\ndef test_clock():\n    subprocess.run(['true'])\n\n\n"
+            "class Other:\n    def run(self):\n        assert self\n",
+            "tests/test_b.py:4: test_clock asserts nothing",
+        ),
+        (
+            "tests/test_b.py",
+            "def test_clock():\n    {}.get(1)\n",
+            "tests/test_b.py:1: test_clock asserts nothing",
+        ),
+        (
+            "tests/test_b.py",
+            "def test_clock():\n    get(1)\n",
+            "tests/test_b.py:1: test_clock asserts nothing",
+        ),
+        (
+            "tests/test_b.py",
+            "from helpers.checks import watch\n\n\ndef test_clock():\n    watch()\n",
+            "tests/test_b.py:4: test_clock asserts nothing",
+        ),
+        *(
+            (
+                "tests/test_b.py",
+                f"def test_clock():\n    assert {value}\n",
+                "tests/test_b.py:1: test_clock asserts nothing",
+            )
+            for value in ("True", "1", "'x'", "1 == 1", "(1, 2)")
+        ),
+        ("tests/b.py", "import time\n\ntime.sleep(2)\n", "tests/b.py:3: sleeps for 2 s"),
+        ("tests/b.py", "LONG = 2\n\nsleep(LONG)\n", "tests/b.py:3: sleeps for 2 s"),
+        (
+            "tests/b.py",
+            "from helpers.bounds import LONG\n\nasyncio.sleep(LONG)\n",
+            "tests/b.py:3: sleeps for 20 s",
+        ),
+        *(
+            (
+                "tests/test_b.py",
+                f"def test_{name}():\n    assert x\n",
+                f"test_{name} begins with {first!r}: name the object under test",
+            )
+            for name, first in (
+                ("its_clock_ticks", "its"),
+                ("everything_ticks", "everything"),
+                ("one_is_left", "one"),
+                ("works", "works"),
+                ("runs_fine", "runs_fine"),
+            )
+        ),
+        (
+            "tests/test_b.py",
+            "def test_nor_does_it_wait():\n    assert x\n",
             "tests/test_b.py:1: test_nor_does_it_wait begins with 'nor': name the object under "
             "test",
         ),
         (
             "tests/unit/test_b.py",
-            f"class TestA:\n    def {LONG_NAME}(self):\n        assert 1\n",
+            f"class TestA:\n    def {LONG_NAME}(self):\n        assert x\n",
             f"tests/unit/test_b.py:2: {LONG_NAME} has 81 characters, over 80",
         ),
         (CONTRACT, ROWS + "| T2 | Text. | required | |\n", "T2: a clause has six columns"),
@@ -106,7 +213,7 @@ def printed(root: Path) -> list[str]:
         (
             CONTRACT,
             ROWS + "| T2 | Text. | required | `hal/` | | `tests/gone.py` |\n",
-            "T2: tests/gone.py does not exist",
+            "tests/gone.py does not exist",
         ),
         (CONTRACT, ROWS + ROWS.splitlines()[-1] + "\n", "T1: expected T2"),
         (CONTRACT, ROWS.replace("| T1 |", "| T2 |"), "T2: expected T1"),
@@ -115,6 +222,20 @@ def printed(root: Path) -> list[str]:
         ("docs/b.md", "\n[a](gone.md)\n", "docs/b.md:2: gone.md does not exist"),
         ("README.md", "[a](docs/gone.md#b)\n", "README.md:1: docs/gone.md does not exist"),
         ("docs/design/b.md", "`hal/gone.py`\n", "docs/design/b.md:1: hal/gone.py does not exist"),
+        ("docs/b.md", "\n`tests/gone.py`\n", "docs/b.md:2: tests/gone.py does not exist"),
+        (
+            "docs/b.md",
+            "Run it:\n\n```\npython benchmarks/gone.py --all\n```\n",
+            "docs/b.md:4: benchmarks/gone.py does not exist",
+        ),
+        ("README.md", "`docs/gone/*.md`\n", "README.md:1: docs/gone/ does not exist"),
+        (
+            "docs/b.md",
+            "`python benchmarks/gone.py` at commit 0123abc\n",
+            "docs/b.md:1: benchmarks/gone.py does not exist",
+        ),
+        ("docs/b.md", "`tox -e ranks`\n", "docs/b.md:1: tox.ini has no environment ranks"),
+        ("README.md", "    tox run -e lint,ranks\n", "tox.ini has no environment ranks"),
         ("src/equipoise/__init__.py", '__version__ = "1.1"\n', "__version__ is not 1.0"),
         ("constraints.txt", "numpy>=2\n", "constraints.txt:1: 'numpy>=2' is not NAME==VERSION"),
         ("constraints.txt", "torch==2.13.0+cpu\n", "'torch==2.13.0+cpu' is not NAME==VERSION"),
@@ -134,14 +255,49 @@ def test_planted_violation_is_printed(tree: Path, name: str, text: str, expected
         ("hal/b.py", '"""As in vLLM #1; NCCL hangs here."""\n\ncuda = "cuda:0"\n'),
         ("hal/b.py", "import torch\n\ntorch.load('x', weights_only=True)\n"),
         ("benchmarks/lib/handovers.py", "import pickle\n\nx = pickle\n"),
-        ("tests/test_b.py", "def tell():\n    assert 1\n\n\ndef test_clock():\n    tell()\n"),
+        ("tests/test_b.py", "def tell():\n    assert x\n\n\ndef test_clock():\n    tell()\n"),
         (
             "tests/test_b.py",
             "import pytest\n\n\ndef test_clock():\n    with pytest.raises(E):\n        f()\n",
         ),
+        *(
+            ("tests/test_b.py", f"{imports}\n\n\ndef test_clock({fixture}):\n    {call}\n")
+            for imports, fixture, call in (
+                ("from helpers.checks import get", "", "get(1)"),
+                ("from helpers import checks", "", "checks.get(1)"),
+                ("import helpers.checks", "", "helpers.checks.get(1)"),
+                ("from helpers.checks import get as look", "", "run(look)"),
+                ("from helpers.checks import Watch", "", "Watch().check()"),
+                ("from helpers.checks import watch", "", "watch().check()"),
+                ("", "clock", "clock.check()"),
+                ("", "checked", "f()"),
+                ("import numpy as np", "", "np.testing.assert_array_equal(x, y)"),
+                ("from torch.testing import assert_close", "", "assert_close(x, y)"),
+                ("from pytest import raises", "", "raises(E, f)"),
+                (
+                    "from hypothesis.stateful import run_state_machine_as_test",
+                    "",
+                    "run_state_machine_as_test(M)",
+                ),
+            )
+        ),
+        (
+            "tests/test_b.py",
+            "class Checks:\n    def check(self):\n        assert self\n\n\n"
+            "class TestClock(Checks):\n    def test_clock(self):\n        self.check()\n",
+        ),
+        ("tests/test_b.py", "def test_clock():\n    f()\n    assert False\n"),
+        ("tests/test_b.py", "def test_one_worker_works():\n    assert x\n"),
+        ("tests/b.py", "SHORT = 0.5\n\nsleep(SHORT)\n"),
+        ("docs/b.md", "`git show 0123abc:tests/gone.py`, `tests/NAME/`, `tests/{b,c}.py`\n"),
+        ("docs/b.md", "`python benchmarks/gone.py`, commit 0123abc, 2026-11-24\n"),
+        ("docs/b.md", "`benchmarks/a.py` at commit 0123abc (there `benchmarks/gone.py`)\n"),
+        ("CHANGELOG.md", "`tests/gone.py` and `tox -e ranks` are gone\n"),
+        ("docs/b.md", "`tox -e lint`, `tox -e lint -- -x`, /path/to/x, /dev/shm\n"),
+        ("docs/b.md", "https://example.org/ho" + "me/x\n"),
         ("tests/helpers/b.py", "def test_what_it_gives():\n    pass\n"),
-        ("tests/test_b.py", f"def {LONG_NAME[:-1]}():\n    assert 1\n"),
-        ("tests/test_b.py", "def test_items_that_wait_are_served():\n    assert 1\n"),
+        ("tests/test_b.py", f"def {LONG_NAME[:-1]}():\n    assert x\n"),
+        ("tests/test_b.py", "def test_items_that_wait_are_served():\n    assert x\n"),
         ("tests/conftest.py", f'import time\n\ntime.sleep(0.5)\nscope = "{WORD}"  # {WORD}\n'),
         ("docs/b.md", "This works at home/work.\n"),
         ("docs/b.md", "[a](contract.md#o-order), [b](https://example.org/x)\n"),
