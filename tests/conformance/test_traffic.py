@@ -28,7 +28,7 @@ def pairs(steps: list[Step]) -> list[tuple[int, int]]:
 
 
 @given(STEPS, SIZES)
-def test_fit_keeps_messages_between_distinct_group_ranks(steps: list[Step], size: int) -> None:
+def test_clip_messages_to_group_keeps_distinct_ranks(steps: list[Step], size: int) -> None:
     for source, target in pairs(fit(steps, size)):
         assert source != target
         assert source in range(size)
@@ -36,14 +36,16 @@ def test_fit_keeps_messages_between_distinct_group_ranks(steps: list[Step], size
 
 
 @given(STEPS, SIZES)
-def test_lone_keeps_one_message_per_rank_pair(steps: list[Step], size: int) -> None:
+def test_deduplicate_messages_keeps_one_per_rank_pair(steps: list[Step], size: int) -> None:
     kept = pairs(lone(fit(steps, size)))
     assert len(set(kept)) == len(kept)
     assert set(kept) == set(pairs(fit(steps, size)))
 
 
 @given(STEPS, SIZES)
-def test_lone_is_idempotent_and_keeps_other_steps(steps: list[Step], size: int) -> None:
+def test_deduplicate_messages_is_idempotent_and_keeps_other_steps(
+    steps: list[Step], size: int
+) -> None:
     kept = lone(fit(steps, size))
     assert lone(kept) == kept
     assert [step.op for step in kept if step.op not in ("message", "exchange")] == [
@@ -51,7 +53,7 @@ def test_lone_is_idempotent_and_keeps_other_steps(steps: list[Step], size: int) 
     ]
 
 
-def test_fit_keeps_trailing_words_of_message() -> None:
+def test_clip_messages_to_group_keeps_trailing_words() -> None:
     assert fit([Step("message", (5, 6, 4, "sends"))], 2) == [Step("message", (1, 0, 4, "sends"))]
 
 

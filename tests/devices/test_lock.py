@@ -258,6 +258,7 @@ def test_program_may_acquire_lock(lock: DeviceStreamLock, stream: Stream) -> Non
     stream.launch(lambda: (lock.acquire(stream), lock.release(stream)))
     lock.signal(0)
     lock.wait(0, SOON)
+    assert lock.drain(SOON) == 1
 
 
 def test_watchdog_failure_poisons_lock(

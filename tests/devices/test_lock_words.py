@@ -24,4 +24,5 @@ def test_lock_accepts_alternating_early_and_late_signals(kind: str, early: list[
         lock.release(stream)
         lock.wait(0, SOON)
     stream.synchronize(SOON)
+    assert lock.drain(SOON) == 1
     device.close()

@@ -57,7 +57,7 @@ each_list = pytest.mark.parametrize("shown", LISTS.values(), ids=LISTS)
 
 
 @each_list
-def test_no_mutant_is_there_twice(shown: Shown) -> None:
+def test_exploration_mutant_names_are_unique(shown: Shown) -> None:
     assert [name for name, count in Counter(shown.names).items() if count > 1] == []
 
 

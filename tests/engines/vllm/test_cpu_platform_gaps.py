@@ -1,4 +1,4 @@
-"""Every hole is one: unfilled, vLLM fails as its docstring says, so none is filled for nothing."""
+"""Every hole is needed: without it vLLM fails, or does not balance, as its docstring says."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import rearranged, says
+from engines.vllm.runs.outcome_checks import counts, rearranged, says
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.missing_features import Hole
@@ -15,28 +15,52 @@ pytestmark = pytest.mark.deep
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 LAYERS = 4
-SAID = {
+FAILURES = {
     Hole.RECEIVE_BUFFER: "assert self.intermediate_tensors is not None",
     Hole.EXPERT_MAP: "died unexpectedly",
     Hole.EPLB_STATE: "EPLB requires expert_load_view != None",
     Hole.EPLB_STREAMS: "torch.accelerator.",
-    Hole.EPLB_ROUTING: "",
-    Hole.EPLB_SWITCH: "",
 }
-"""What vLLM then says. Nothing where it goes on, and its load stays zero or EPLB off."""
+"""What vLLM prints before it ends. Without the other two of EPLB it serves on, unbalanced."""
 
 
-@pytest.mark.parametrize("hole", SAID)
-def test_vllm_run_fails_its_checks_when_hole_is_unfilled(
+@pytest.mark.parametrize("hole", FAILURES)
+def test_vllm_run_fails_when_hole_is_unfilled(
     hole: Hole, references: References, run_once: RunOnce
 ) -> None:
     reference = references["qwen3-moe"]
-    staged = hole is Hole.RECEIVE_BUFFER
-    whole = modes.pipeline(reference) if staged else modes.balanced(reference)
-    outcome = run_once(f"without-{hole}", replace(whole, holes=whole.holes - {hole}))
+    case = modes.pipeline(reference) if hole is Hole.RECEIVE_BUFFER else modes.balanced(reference)
+    outcome = without(hole, case, run_once)
     with pytest.raises(AssertionError):
         judge(outcome, reference)
-    assert SAID[hole] in outcome.said
+    assert FAILURES[hole] in outcome.said
+
+
+def test_vllm_eplb_sees_no_load_without_filled_routing(
+    references: References, run_once: RunOnce
+) -> None:
+    reference = references["qwen3-moe"]
+    outcome = without(Hole.EPLB_ROUTING, modes.balanced(reference), run_once)
+    says(outcome, reference)
+    assert len(outcome.of("watch")) == 2
+    for watched in outcome.of("watch"):
+        assert counts(watched)["policy"] >= modes.REARRANGEMENTS - 1
+        assert counts(watched)["load"] == 0
+        # Without load every plan is the same: each layer moves once, in the first rearrangement.
+        assert counts(watched)["map_changes"] <= LAYERS
+
+
+def test_vllm_does_not_balance_without_filled_eplb_switch(
+    references: References, run_once: RunOnce
+) -> None:
+    reference = references["qwen3-moe"]
+    outcome = without(Hole.EPLB_SWITCH, modes.balanced(reference), run_once)
+    says(outcome, reference)
+    assert outcome.of("watch") == [], "EPLB was on"
+
+
+def without(hole: Hole, case: Case, run_once: RunOnce) -> Outcome:
+    return run_once(f"without-{hole}", replace(case, holes=case.holes - {hole}))
 
 
 def judge(outcome: Outcome, reference: Reference) -> None:

@@ -21,6 +21,7 @@ def test_stock_async_eplb_keeps_tokens(references: References, run_once: RunOnce
     outcome = run_once("eplb-async", modes.balanced(references["qwen3-moe"]))
     says(outcome, references["qwen3-moe"])
     rearranged(outcome, LAYERS)
+    assert all(counts(watched)["load"] > 0 for watched in outcome.of("watch"))
 
 
 def test_stock_sync_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:

@@ -8,6 +8,7 @@ import torch
 from exploration.exchange import oracle
 from exploration.exchange.case import Case
 from helpers.rank_programs.tensor_patterns import same
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.accelerator import Accelerator
@@ -22,7 +23,6 @@ from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed
 Ready = Callable[[], bool]
 Empty = Callable[[int], Tensor]
 """uint8 [n] whose contents are junk."""
-SOON = 15.0
 PARTS = 2
 """Launches in which results are read, so that others may come between."""
 
@@ -83,7 +83,7 @@ class Script:
             step, reading = pending.pop()
             yield reading.ready
             try:
-                verdict: Fitted | Overflowed | str = reading.result(SOON)
+                verdict: Fitted | Overflowed | str = reading.result(WATCHDOG)
             except GenerationMismatch:
                 verdict = "mismatch"
             self.told.verdicts.append(str(verdict))

@@ -14,6 +14,7 @@ from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels
 from equipoise.pipeline.expert_exchange.wire import WholeGroup
 
 SOON = 2.0
+"""Nominal seconds: in a virtual world time passes only when nothing can move."""
 CASE = replace(PLAIN, size=1, steps=[[[[[0, 1], [1, 2]]], [[[1, 1]]], [[]], [[[0, 2]]]]])
 
 

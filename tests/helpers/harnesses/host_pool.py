@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from helpers.processes.thread_control_plane import ThreadControl, meet
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.balancer.experts.host.layout import PoolLayout
@@ -15,8 +16,6 @@ from equipoise.hal.checksum import checksum
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import EquipoiseError
 from equipoise.hal.slots import SegmentType
-
-SOON = 10.0
 
 DESCRIPTOR = (
     SegmentType("w13", (6, 5), torch.bfloat16),
@@ -55,7 +54,7 @@ def holdings(process: int | str = "self") -> tuple[int, int]:
 
 def opened(control: ControlPlane, layout: PoolLayout = LAYOUT, name: str = "model") -> ExpertPool:
     """A pool among all ranks of the control plane."""
-    return ExpertPool.open(control, range(control.size), layout, name=name, timeout=SOON)
+    return ExpertPool.open(control, range(control.size), layout, name=name, timeout=WATCHDOG)
 
 
 def fill(pool: ExpertPool, seed: int = 0) -> None:
@@ -68,7 +67,7 @@ def sealed(control: ControlPlane, layout: PoolLayout = LAYOUT, seed: int = 0) ->
     """A pool that can be read."""
     pool = opened(control, layout)
     fill(pool, seed)
-    pool.seal(SOON)
+    pool.seal(WATCHDOG)
     return pool
 
 

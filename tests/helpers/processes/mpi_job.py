@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from helpers.watchdog import WATCHDOG
+
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-WATCHDOG = 200.0
-"""Seconds that the job may take to start, to answer and to end."""
 DEADLINE = 20.0
 """Seconds that any wait within a case may last, unless the case says otherwise."""
 

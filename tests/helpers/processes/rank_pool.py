@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from helpers.watchdog import WATCHDOG
+
 from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous, RendezvousHost
 from equipoise.hal.conformance.crew import Crew
@@ -15,8 +17,6 @@ from equipoise.hal.conformance.member import Member
 from equipoise.hal.conformance.template import ANSWER
 from equipoise.hal.errors import Violation
 
-WATCHDOG = 200.0
-"""Seconds that a rank may take to answer before its case fails."""
 DEADLINE = 20.0
 """Seconds that any wait within a case may last, unless the case says otherwise."""
 

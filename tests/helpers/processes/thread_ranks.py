@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from helpers.watchdog import WATCHDOG
+
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric, Rendezvous
 
 T = TypeVar("T")
-WATCHDOG = 200.0
-"""Seconds after which a program that has not ended fails its test."""
 
 
 @dataclass(frozen=True)

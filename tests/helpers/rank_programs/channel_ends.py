@@ -7,7 +7,7 @@ import torch
 from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.channels import hand_over, is_of, on_stream, place, plan, read_all, step
 from helpers.rank_programs.operations import meet
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
@@ -16,7 +16,7 @@ from equipoise.pipeline.channel import open_receiver, open_sender
 
 def kept_of_a_loan(fabric: Fabric) -> Any:
     """A sender keeps a tensor that it was lent, and lets go of it when it has been told."""
-    with place(fabric, deadline=SOON if fabric.control.rank else 1.0) as at:
+    with place(fabric, deadline=WATCHDOG if fabric.control.rank else 1.0) as at:
         said = plan(fabric.control.rank, depth=1)
         if fabric.control.rank == 1:
             return {"wrong": read_all(at, open_receiver(said, at), [3, 3], 1)}
@@ -91,7 +91,7 @@ def read_before_it_was_sent(fabric: Fabric, backend: str) -> Any:
         at.stream.record(passed)
         ready = passed.query()
         meet(fabric, "read")
-        at.stream.synchronize(SOON)
+        at.stream.synchronize(WATCHDOG)
         receiver.settle()
         return {"ready": ready, "seen": [is_of(copy, n) for n, copy in enumerate(copies)]}
 

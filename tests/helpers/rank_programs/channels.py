@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.operations import meet
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal import registry
@@ -41,7 +41,7 @@ def step(number: int, rows: int) -> dict[str, Tensor]:
 
 @contextmanager
 def place(
-    fabric: Fabric, deadline: float = SOON, parts: int = 1, backend: str = "cpu"
+    fabric: Fabric, deadline: float = WATCHDOG, parts: int = 1, backend: str = "cpu"
 ) -> Iterator[Place]:
     """Where this rank's ends are; ranks in fours have two on either side that share slices."""
     accelerator = open_for(registry.accelerator(backend), fabric.control.rank)
@@ -75,7 +75,7 @@ def hand_over(at: Place, sender: Sender, rows: Sequence[int], send: Sending | No
     """Every step by a program; the tensors are written over right behind it."""
     for number, count in enumerate(rows):
         at.stream.launch(partial(send or _send_and_scribble, at, sender, number, count))
-    at.stream.synchronize(SOON)
+    at.stream.synchronize(WATCHDOG)
     sender.drain()
 
 
@@ -88,7 +88,7 @@ def read_all(at: Place, receiver: Receiver, rows: Sequence[int], ahead: int) -> 
         at.stream.launch(partial(_compare, receiver.receive(), number, count, wrong))
         if number + ahead < len(rows):
             receiver.expect(rows[number + ahead])
-    at.stream.synchronize(SOON)
+    at.stream.synchronize(WATCHDOG)
     receiver.settle()
     return wrong
 
@@ -209,7 +209,7 @@ def on_stream(at: Place, read: Callable[[], Any]) -> Any:
     """What a program of the stream that reads comes to."""
     seen: list[Any] = []
     at.stream.launch(lambda: seen.append(read()))
-    at.stream.synchronize(SOON)
+    at.stream.synchronize(WATCHDOG)
     return seen[0]
 
 
@@ -222,7 +222,7 @@ def hand_over_from(at: Place, sender: Sender, first: int, rows: Sequence[int]) -
     """Steps `first` and later."""
     for number in range(first, len(rows)):
         at.stream.launch(partial(_send_and_scribble, at, sender, number, rows[number]))
-    at.stream.synchronize(SOON)
+    at.stream.synchronize(WATCHDOG)
     sender.drain()
 
 
@@ -236,7 +236,7 @@ def drained_meanwhile(fabric: Fabric, rows: list[int]) -> Any:
         for number, count in enumerate(rows):
             at.stream.launch(partial(_send_and_scribble, at, sender, number, count))
             sender.drain()
-        at.stream.synchronize(SOON)
+        at.stream.synchronize(WATCHDOG)
         sender.drain()
         return {"wrong": []}
 
@@ -249,7 +249,7 @@ def before_anybody_receives(fabric: Fabric, steps: int) -> Any:
             sender = open_sender(said, at)
             for number in range(steps):
                 at.stream.launch(partial(_send_and_scribble, at, sender, number, 4))
-            at.stream.synchronize(SOON)
+            at.stream.synchronize(WATCHDOG)
             room = sender.room()
             meet(fabric, "handed over")
             sender.drain()

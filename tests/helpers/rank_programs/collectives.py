@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from helpers.rank_programs.tensor_patterns import SOON, empty, pattern, same
+from helpers.rank_programs.tensor_patterns import empty, pattern, same
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
@@ -21,7 +22,7 @@ def play(fabric: Fabric, program: list[Step], order: list[int]) -> int:
     issued = [ISSUERS[step["op"]](group, seed, step) for seed, step in enumerate(program)]
     for place in order:
         for work in reversed(issued[place][0]):
-            work.result(SOON)
+            work.result(WATCHDOG)
             assert work.done()
     for _, check in issued:
         check()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from helpers.rank_programs.call_outcome import outcome
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -17,7 +17,7 @@ def lose_the_store(fabric: Fabric, seconds: float) -> Any:
     host = backend.host() if last else None
     address = f"{host.address[0]} {host.address[1]}" if host else ""
     control.cast("address", address.encode())
-    name, port = control.collect("address", SOON)[-1].decode().split()
+    name, port = control.collect("address", WATCHDOG)[-1].decode().split()
     return _without(fabric, host, name, int(port), seconds)
 
 
@@ -25,7 +25,7 @@ def _without(fabric: Fabric, host: Any, name: str, port: int, seconds: float) ->
     control, backend = fabric.control, registry.communicator("gloo")
     if host is not None:
         control.cast("ready", b"")
-        control.collect("ready", SOON)
+        control.collect("ready", WATCHDOG)
         host.close()
         return None
     where = Rendezvous(

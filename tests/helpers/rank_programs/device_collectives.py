@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from helpers.rank_programs.call_outcome import Outcome, outcome
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.devices.collectives.ledger import LEDGER
@@ -45,7 +45,7 @@ def put(values: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
 def meet(fabric: Fabric, question: str) -> None:
     """Wait for the others, by the control plane alone."""
     fabric.control.cast(question, b"")
-    fabric.control.collect(question, SOON)
+    fabric.control.collect(question, WATCHDOG)
 
 
 def messages(fabric: Fabric, backend: str, edges: Sequence[Edge], nbytes: int) -> list[list[int]]:
@@ -61,7 +61,7 @@ def messages(fabric: Fabric, backend: str, edges: Sequence[Edge], nbytes: int) -
             found.append(put([255] * nbytes))
             works.append(group.irecv(found[-1], source))
     for work in works:
-        work.result(SOON)
+        work.result(WATCHDOG)
     return [tensor.tolist() for tensor in found]
 
 
@@ -72,12 +72,12 @@ def late(fabric: Fabric, backend: str) -> dict[str, Any]:
     other, mine = 1 - group.rank, put([group.rank, 7])
     into = put([0, 0])
     if group.rank == 1:
-        fabric.control.collect("issued", SOON, [0])
+        fabric.control.collect("issued", WATCHDOG, [0])
     works = [group.isend(mine, other), group.irecv(into, other)]
     seen = {"done": [work.done() for work in works] if group.rank == 0 else []}
     fabric.control.cast("issued", b"")
     for work in works:
-        work.result(SOON)
+        work.result(WATCHDOG)
     return {**seen, "came": into.tolist()}
 
 
@@ -92,10 +92,10 @@ def awaited(fabric: Fabric, backend: str) -> list[int]:
         stream.launch(lambda: seen.copy_(into))
         fabric.control.cast("waiting", b"")
     else:
-        fabric.control.collect("waiting", SOON, [0])
+        fabric.control.collect("waiting", WATCHDOG, [0])
         work = group.isend(put([5, 6]), 0)
-    stream.synchronize(SOON)
-    work.result(SOON)
+    stream.synchronize(WATCHDOG)
+    work.result(WATCHDOG)
     return seen.tolist()
 
 
@@ -106,14 +106,14 @@ def in_vain(fabric: Fabric, backend: str) -> list[Any]:
     group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
     work = group.irecv(put([0, 0]), 1 - group.rank)
     work.wait(stream)
-    ended = outcome(lambda: work.result(SOON))
+    ended = outcome(lambda: work.result(WATCHDOG))
     failed = outcome(lambda: _until_failed(stream))
     return [ended, failed, until(lambda: bool(stream.native.query()))]
 
 
 def _until_failed(stream: Stream) -> None:
     """The stream is told by another thread, right behind the end of the work."""
-    expiry = time.monotonic() + SOON
+    expiry = time.monotonic() + WATCHDOG
     while time.monotonic() < expiry:
         stream.launch(lambda: None)
         time.sleep(SHORT)
@@ -126,9 +126,9 @@ def ordered(fabric: Fabric, backend: str) -> list[Any]:
     data, final = put([1, 1]), put([2, 3])
     meet(fabric, "open")
     if group.rank == 1:
-        group.irecv(data, 0).result(SOON)
+        group.irecv(data, 0).result(WATCHDOG)
         return [True, data.tolist()]
-    lock = npu.stream_lock(SOON)
+    lock = npu.stream_lock(WATCHDOG)
     lock.acquire(stream)
     stream.launch(lambda: data.copy_(final))
     with stream.current():
@@ -136,7 +136,7 @@ def ordered(fabric: Fabric, backend: str) -> list[Any]:
     until(lambda: len(LEDGER.held()) > 1)  # the link is there
     early = outcome(lambda: work.result(SHORT))["error"] == ""
     lock.signal(lock.epoch)
-    work.result(SOON)
+    work.result(WATCHDOG)
     return [not early, final.tolist()]
 
 
@@ -149,7 +149,7 @@ def warmed(fabric: Fabric, backend: str) -> list[Any]:
     data = put([group.rank])
     work = group.isend(data, 1) if group.rank == 0 else group.irecv(data, 0)
     made = [thread.name for thread in set(threading.enumerate()) - before]
-    work.result(SOON)
+    work.result(WATCHDOG)
     names = [holding.name for holding in LEDGER.held()]
     return [made, data.tolist(), names]
 
@@ -161,7 +161,7 @@ def many(fabric: Fabric, backend: str, count: int) -> list[Any]:
     for number in range(count):
         group = fabric.open(f"c{number}")
         value = put([group.rank + number], torch.int32)
-        group.all_reduce(value).result(SOON)
+        group.all_reduce(value).result(WATCHDOG)
         found.append(value.item())
         meet(fabric, f"through with {number}")
         group.close()
@@ -175,7 +175,7 @@ def empties(fabric: Fabric, backend: str) -> list[Any]:
     group = fabric.open("test")
     nothing = put([])
     if group.rank == 1:
-        fabric.control.collect("looked", SOON, [0])
+        fabric.control.collect("looked", WATCHDOG, [0])
     works: list[Work] = [group.broadcast(nothing, 0)]
     works.append(group.isend(nothing, 1) if group.rank == 0 else group.irecv(nothing, 0))
     seen = []
@@ -184,7 +184,7 @@ def empties(fabric: Fabric, backend: str) -> list[Any]:
             seen.append(outcome(lambda work=work: work.result(SHORT)))  # type: ignore[misc]
         fabric.control.cast("looked", b"")
     for work in works:
-        work.result(SOON)
+        work.result(WATCHDOG)
     return seen
 
 
@@ -201,7 +201,7 @@ def captured(fabric: Fabric, backend: str) -> list[Outcome]:
 
     seen: list[Outcome] = []
     graph.capture(stream, lambda: stream.launch(program))
-    group.barrier().result(SOON)
+    group.barrier().result(WATCHDOG)
     return seen
 
 
@@ -216,7 +216,7 @@ def lost_while_linking(fabric: Fabric, backend: str) -> Any:
         group.isend(data, 0)
         os._exit(1)
     work = group.irecv(data, 1)
-    ended = outcome(lambda: work.result(SOON))
+    ended = outcome(lambda: work.result(WATCHDOG))
     gone = until(lambda: not set(threading.enumerate()) - before)
     return [ended, gone]
 
@@ -228,10 +228,10 @@ def reopened(fabric: Fabric, backend: str, rounds: int) -> list[int]:
     found = []
     for number in range(rounds):
         work = group.all_reduce(put([0], torch.int32)) if group.rank == 0 else _silent(group)
-        outcome(lambda work=work: work.result(SOON))  # type: ignore[misc]
+        outcome(lambda work=work: work.result(WATCHDOG))  # type: ignore[misc]
         group.rebuild([0, 1])
         value = put([number + group.rank], torch.int32)
-        group.all_reduce(value).result(SOON)
+        group.all_reduce(value).result(WATCHDOG)
         found.append(int(value.item()))
     return found
 
@@ -249,13 +249,13 @@ def aborted(fabric: Fabric, backend: str) -> list[Any]:
     work = group.irecv(put([0, 0]), 1 - group.rank)
     work.wait(stream)
     group.abort()
-    ended = outcome(lambda: work.result(SOON))
+    ended = outcome(lambda: work.result(WATCHDOG))
     failed = outcome(lambda: stream.launch(lambda: None))
     idle = until(lambda: bool(stream.native.query()))
     refusal = outcome(group.barrier)
     group.rebuild([0, 1])
     value = put([group.rank], torch.int32)
-    group.all_reduce(value).result(SOON)
+    group.all_reduce(value).result(WATCHDOG)
     left = until(lambda: len(LEDGER.held()) == 1)
     return [ended, failed, idle, refusal, value.item(), left]
 
@@ -268,7 +268,7 @@ def closed_in_flight(fabric: Fabric, backend: str) -> list[Any]:
     work = group.irecv(put([0]), 1 - group.rank)
     meet(fabric, "issued")
     fabric.close()
-    ended = outcome(lambda: work.result(SOON))
+    ended = outcome(lambda: work.result(WATCHDOG))
     names = [*STRANDED.names(), *(holding.name for holding in LEDGER.held())]
     return [ended, [name for name in names if name.startswith("closing")]]
 
@@ -279,7 +279,7 @@ def _silent(group: Communicator) -> Work:
 
 
 def until(ready: Callable[[], bool]) -> bool:
-    expiry = time.monotonic() + SOON
+    expiry = time.monotonic() + WATCHDOG
     while not ready() and time.monotonic() < expiry:
         time.sleep(SHORT)
     return ready()

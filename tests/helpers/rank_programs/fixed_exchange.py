@@ -13,7 +13,8 @@ from exploration.exchange import oracle
 from exploration.exchange.alternative_kernels import NaiveKernels
 from exploration.exchange.rank_program import Script
 from exploration.exchange.run_case import Make, made_wire
-from helpers.rank_programs.tensor_patterns import DTYPES, SOON, same
+from helpers.rank_programs.tensor_patterns import DTYPES, same
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND
@@ -64,7 +65,7 @@ def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str,
     told = ""
     try:
         script.exchange.dispatch(script.batch(0, 0), stream).wait(stream)
-        script.exchange.read(stream).result(2 * SOON)
+        script.exchange.read(stream).result(WATCHDOG)
     except StreamFailed as failure:
         told = type(failure.__cause__).__name__
     script.accelerator.close()
@@ -80,12 +81,12 @@ def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
     script = _script(case, fabric.open("experts"))
     stream = script.accelerator.stream(Role.COMPUTE)
     among = fabric.open("fallback")
-    portable = PortableExchange(case.form(), among, script.accelerator, SOON, case.ranks)
+    portable = PortableExchange(case.form(), among, script.accelerator, WATCHDOG, case.ranks)
     sure = SureExchange(script.exchange, portable, stream)
     said: list[str] = []
     for step in range(len(case.steps)):
         try:
-            sure.run(partial(_step, script, step), SOON)
+            sure.run(partial(_step, script, step), WATCHDOG)
             said.append("ran")
         except GenerationMismatch as error:
             said.append(str(error).partition(":")[0])
@@ -103,13 +104,13 @@ def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, A
     accelerator = script.accelerator
     stream = accelerator.stream(Role.COMPUTE)
     among = fabric.open("fallback", case.ranks)
-    portable = PortableExchange(case.form(), among, accelerator, SOON, case.ranks)
+    portable = PortableExchange(case.form(), among, accelerator, WATCHDOG, case.ranks)
     sure = SureExchange(script.exchange, portable, stream)
     wrong: list[str] = []
 
     def play() -> None:
         for step in range(len(case.steps)):
-            found = sure.run(partial(_step, script, step), SOON)
+            found = sure.run(partial(_step, script, step), WATCHDOG)
             stream.launch(partial(_compare, script, step, found, wrong))
 
     _from(where, accelerator, play)
@@ -157,7 +158,7 @@ def _compare(script: Script, step: int, found: list[Tensor], wrong: list[str]) -
 def _script(case: cases.Case, group: Communicator, make: Make = TorchKernels) -> Script:
     accelerator, form = BACKEND.open(0), case.form()
     memory = device_memory(accelerator.device)
-    kernels = make(form, made_wire(case, group, accelerator, SOON), memory)
+    kernels = make(form, made_wire(case, group, accelerator, WATCHDOG), memory)
     exchange = FixedExchange(form, kernels, accelerator)
     return Script(
         case, group.rank, exchange, accelerator, lambda n: torch.empty(n, dtype=torch.uint8)
@@ -170,7 +171,7 @@ def _from(where: str, accelerator: Accelerator, play: Callable[[], None]) -> Non
         play()
     else:
         accelerator.stream(Role.COMPUTE).launch(play)
-    accelerator.synchronize(2 * SOON)
+    accelerator.synchronize(WATCHDOG)
     accelerator.close()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.operations import total
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.grouping import GroupFabric
@@ -18,8 +18,8 @@ def two_groups(fabric: Fabric) -> Any:
     group = GroupFabric(fabric, f"group {rank % 2}", members)
     control = group.control
     control.cast("who", str(rank).encode())
-    ballots = [ballot.decode() for ballot in control.collect("who", SOON)]
-    first = [ballot.decode() for ballot in control.collect("who", SOON, [0])]
+    ballots = [ballot.decode() for ballot in control.collect("who", WATCHDOG)]
+    first = [ballot.decode() for ballot in control.collect("who", WATCHDOG, [0])]
     decided = control.decide("first", str(rank % 2).encode()).decode()
     communicator = group.open("sum")
     sums = [total(communicator)]
@@ -28,7 +28,7 @@ def two_groups(fabric: Fabric) -> Any:
     pair = group.open("pair", [1, 0])
     sent = torch.tensor([rank])
     gathered = torch.zeros(2, 1, dtype=torch.int64)
-    pair.all_gather(gathered, sent).result(SOON)
+    pair.all_gather(gathered, sent).result(WATCHDOG)
     group.close()
     control.close()
     fabric.control.cast("still there", b"")
@@ -40,7 +40,7 @@ def two_groups(fabric: Fabric) -> Any:
         "sums": sums,
         "gathered": gathered.flatten().tolist(),
         "closed": outcome(lambda: communicator.barrier())["error"],
-        "still": len(fabric.control.collect("still there", SOON)),
+        "still": len(fabric.control.collect("still there", WATCHDOG)),
     }
 
 
@@ -50,13 +50,13 @@ def forgotten(fabric: Fabric) -> Any:
     control = GroupFabric(fabric, f"group {rank}", [rank]).control
     control.cast("q", b"mine")
     fabric.control.cast("q", b"the run's")
-    fabric.control.collect("q", SOON)
+    fabric.control.collect("q", WATCHDOG)
     if rank == 0:
         control.forget("q")
     fabric.control.cast("forgotten", b"")
-    fabric.control.collect("forgotten", SOON)
+    fabric.control.collect("forgotten", WATCHDOG)
     mine = outcome(lambda: control.collect("q", 0.2))["error"]
-    return [mine, [ballot.decode() for ballot in fabric.control.collect("q", SOON)]]
+    return [mine, [ballot.decode() for ballot in fabric.control.collect("q", WATCHDOG)]]
 
 
 def misnamed(fabric: Fabric) -> Any:

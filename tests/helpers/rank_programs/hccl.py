@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from helpers.rank_programs.call_outcome import Outcome, outcome
 from helpers.rank_programs.device_collectives import device, meet, put
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 from torch import distributed
 
 from equipoise.hal.communicator import Exchange, Fabric, Parcel
@@ -29,7 +29,7 @@ def surroundings(fabric: Fabric, backend: str) -> dict[str, Any]:
     device(fabric, backend)
     group = fabric.open("test")
     value = put([1], torch.int32)
-    group.all_reduce(value).result(SOON)
+    group.all_reduce(value).result(WATCHDOG)
     threads = {thread.name for thread in threading.enumerate()}
     return {
         "environment": before == dict(os.environ),
@@ -45,10 +45,10 @@ def mismatch(fabric: Fabric, backend: str) -> list[Outcome]:
     group, sound = fabric.open("hit"), fabric.open("spared")
     with own_faults():
         work = group.all_reduce(put([1] * (1 + group.rank), torch.int32))
-        ended = outcome(lambda: work.result(SOON))
+        ended = outcome(lambda: work.result(WATCHDOG))
         again = outcome(group.barrier)
         meet(fabric, "seen")
-    sound.barrier().result(SOON)
+    sound.barrier().result(WATCHDOG)
     return [ended, again]
 
 
@@ -65,7 +65,7 @@ def refused(fabric: Fabric, backend: str) -> list[Outcome]:
         lambda: group.exchange(Exchange((Parcel(1 - group.rank, torch.zeros(2)),), ())),
     ]
     found = [outcome(call) for call in calls]
-    group.barrier().result(SOON)
+    group.barrier().result(WATCHDOG)
     return found
 
 

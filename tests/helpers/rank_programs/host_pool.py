@@ -9,6 +9,7 @@ from unittest import mock
 
 from helpers.harnesses.host_pool import LAYOUT, fill, holdings, holds, opened, sealed
 from helpers.rank_programs.call_outcome import Outcome, outcome
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.host import memory
 from equipoise.balancer.experts.host.council import Council
@@ -71,7 +72,7 @@ def outlive(fabric: Fabric, victim: int) -> bool:
     pool = sealed(fabric.control)
     if fabric.control.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    fabric.control.lost(10.0)
+    fabric.control.lost(WATCHDOG)
     found = holds(pool)
     pool.close()
     return found
@@ -82,10 +83,10 @@ def instances(fabric: Fabric) -> dict[str, Any]:
     control = fabric.control
     job = control.rank // 2
     members = (2 * job, 2 * job + 1)
-    pool = ExpertPool.open(control, members, LAYOUT, name=f"job{job}", timeout=10.0)
+    pool = ExpertPool.open(control, members, LAYOUT, name=f"job{job}", timeout=WATCHDOG)
     fill(pool, seed=job)
     _meet(control, "filled")
-    pool.seal(10.0)
+    pool.seal(WATCHDOG)
     _meet(control, "sealed")
     found = {"holds": holds(pool, seed=job), "ranks": pool.ranks}
     _meet(control, "read")
@@ -96,12 +97,14 @@ def instances(fabric: Fabric) -> dict[str, Any]:
 def steal(fabric: Fabric) -> list[Outcome] | None:
     """Rank 0 holds a pool of one instance; rank 1 comes with the token of its own, then rightly."""
     control = fabric.control
-    pool = ExpertPool.open(control, [control.rank], LAYOUT, name=f"{control.rank}", timeout=10.0)
+    pool = ExpertPool.open(
+        control, [control.rank], LAYOUT, name=f"{control.rank}", timeout=WATCHDOG
+    )
     state = pool._state
     header = os.pread(state.descriptor, 24, 0)  # type: ignore[union-attr]
     mine = Offer.of(state.descriptor, header[8:])  # type: ignore[union-attr]
     control.cast("offers", mine.encode().encode())
-    theirs = Offer.decode(control.collect("offers", 10.0)[1 - control.rank].decode())
+    theirs = Offer.decode(control.collect("offers", WATCHDOG)[1 - control.rank].decode())
     tries = [dataclasses.replace(theirs, token=mine.token), theirs]
     found = [outcome(lambda o=o: os.close(o.open(LAYOUT))) for o in tries]  # type: ignore[misc]
     _meet(control, "tried")
@@ -115,7 +118,7 @@ def hoard(fabric: Fabric) -> Outcome:
     fill(pool)
     state = pool._state
     hoarded = Mapping.to_write(state.descriptor, LAYOUT.total) if fabric.control.rank == 1 else None  # type: ignore[union-attr]
-    found = outcome(lambda: pool.seal(10.0))
+    found = outcome(lambda: pool.seal(WATCHDOG))
     if hoarded is not None:
         hoarded.close()
     return found
@@ -123,4 +126,4 @@ def hoard(fabric: Fabric) -> Outcome:
 
 def _meet(control: ControlPlane, where: str) -> None:
     control.cast(where, b"")
-    control.collect(where, 10.0)
+    control.collect(where, WATCHDOG)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.operations import meet, total
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.communicator import Communicator, Fabric
 
@@ -21,7 +21,7 @@ def overlapping(fabric: Fabric) -> Any:
     mixed = sorted(opened, reverse=me % 2 == 1)
     works = [opened[name].all_reduce(values[name]) for name in mixed]
     for work in works:
-        work.result(SOON)
+        work.result(WATCHDOG)
     return {name: [opened[name].rank, int(values[name])] for name in opened}
 
 
@@ -58,7 +58,7 @@ def unmatched(fabric: Fabric, op: str) -> None:
             "all_reduce": lambda: broken.all_reduce(data),
         }
         work = calls[op]()
-        assert outcome(lambda: work.result(SOON))["error"] == "OperationTimeout"
+        assert outcome(lambda: work.result(WATCHDOG))["error"] == "OperationTimeout"
     meet(fabric, "timed out")  # else rank 1 could leave before the deadline
 
 
@@ -66,8 +66,8 @@ def another_size(fabric: Fabric, sent: int, expected: int) -> Any:
     """A message that is longer or shorter than its receive."""
     group = fabric.open("sizes")
     if group.rank == 0:
-        return outcome(lambda: group.isend(torch.zeros(sent), 1).result(SOON))
-    return outcome(lambda: group.irecv(torch.zeros(expected), 0).result(SOON))
+        return outcome(lambda: group.isend(torch.zeros(sent), 1).result(WATCHDOG))
+    return outcome(lambda: group.irecv(torch.zeros(expected), 0).result(WATCHDOG))
 
 
 def misaligned(fabric: Fabric) -> Any:
@@ -76,11 +76,11 @@ def misaligned(fabric: Fabric) -> Any:
     for offset in (0, 1, 2, 3, 4):
         storage = torch.full((8 * 1000 + 8,), 255, dtype=torch.uint8)
         bytes_ = storage[offset : offset + 1001].fill_(group.rank)
-        group.broadcast(bytes_, 1).result(SOON)
+        group.broadcast(bytes_, 1).result(WATCHDOG)
         right.append(bytes_.eq(1).all().item() and storage[offset + 1001 :].eq(255).all().item())
         numbers = torch.frombuffer(storage.numpy(), dtype=torch.float64, offset=offset, count=1000)
         numbers.fill_(group.rank)
-        group.all_reduce(numbers).result(SOON)
+        group.all_reduce(numbers).result(WATCHDOG)
         summed = numbers.eq(group.size * (group.size - 1) / 2).all().item()
         right.append(summed and storage[offset + 8000 :].eq(255).all().item())
     return right
@@ -94,7 +94,7 @@ def from_threads(fabric: Fabric, rounds: int) -> Any:
     def add(group: Communicator, seed: int) -> None:
         for number in range(rounds):
             value = torch.tensor([me + seed + number])
-            group.all_reduce(value).result(SOON)
+            group.all_reduce(value).result(WATCHDOG)
             expected = size * (seed + number) + size * (size - 1) // 2
             if int(value) != expected:
                 wrong.append(f"sum {seed}/{number}: {int(value)}")
@@ -104,7 +104,7 @@ def from_threads(fabric: Fabric, rounds: int) -> Any:
         arriving = [torch.zeros_like(item) for item in data]
         works += [group.irecv(item, (me - 1) % size) for item in arriving]
         for work in works:
-            work.result(SOON)
+            work.result(WATCHDOG)
         found.extend(int(item[0]) for item in arriving)
 
     found: list[int] = []
@@ -115,13 +115,13 @@ def from_threads(fabric: Fabric, rounds: int) -> Any:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(4 * SOON)
+        thread.join(WATCHDOG)
     return [wrong, found == list(range(1, rounds + 1)), [t.is_alive() for t in threads]]
 
 
 def _barriers(group: Communicator, rounds: int, wrong: list[str]) -> None:
     for _ in range(rounds):
-        error = outcome(lambda: group.barrier().result(SOON))["error"]
+        error = outcome(lambda: group.barrier().result(WATCHDOG))["error"]
         if error:
             wrong.append(error)
 
@@ -132,7 +132,7 @@ def open_from_threads(fabric: Fabric) -> Any:
     begun = threading.Barrier(2)
 
     def work(name: str) -> None:
-        begun.wait(SOON)
+        begun.wait(WATCHDOG)
         totals[name] = total(fabric.open(name))
 
     names = ["left", "right"] if fabric.control.rank % 2 else ["right", "left"]
@@ -140,7 +140,7 @@ def open_from_threads(fabric: Fabric) -> Any:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * SOON)
+        thread.join(WATCHDOG)
     return totals
 
 
@@ -151,8 +151,8 @@ def ring(fabric: Fabric, elements: int) -> Any:
     arriving = torch.zeros(elements)
     sending = group.isend(torch.full((elements,), float(group.rank)), right)
     meet(fabric, "all sends")
-    group.irecv(arriving, left).result(SOON)
-    sending.result(SOON)
+    group.irecv(arriving, left).result(WATCHDOG)
+    sending.result(WATCHDOG)
     return arriving.eq(left).all().item()
 
 
@@ -172,11 +172,11 @@ def left_behind(fabric: Fabric, rounds: int) -> Any:
     for number in range(rounds):
         unread, next_ = fabric.open(f"unread {number}"), torch.tensor([number])
         if unread.rank == 0:
-            unread.broadcast(torch.tensor([-1]), 0).result(SOON)
+            unread.broadcast(torch.tensor([-1]), 0).result(WATCHDOG)
         unread.close()
         total(fabric.open(f"meanwhile {number}"))
         group = fabric.open(f"next {number}")
-        group.broadcast(next_, 0).result(SOON)
+        group.broadcast(next_, 0).result(WATCHDOG)
         seen.append(int(next_))
         group.close()
     return seen
@@ -188,7 +188,7 @@ def die(fabric: Fabric, rank: int) -> Any:
     meet(fabric, "all there")
     if group.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
-    group.barrier().result(SOON)
+    group.barrier().result(WATCHDOG)
 
 
 def process_id(fabric: Fabric) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from helpers.rank_programs.call_outcome import Outcome, outcome
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
 
@@ -16,13 +16,13 @@ from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
 def meet(fabric: Fabric, place: str) -> None:
     """Every rank has come here, by the control plane alone."""
     fabric.control.cast(place, b"")
-    fabric.control.collect(place, SOON)
+    fabric.control.collect(place, WATCHDOG)
 
 
 def total(group: Communicator) -> int:
     """A sum over ranks that shows whether the communicator works."""
     value = torch.tensor([1 + group.rank])
-    group.all_reduce(value).result(SOON)
+    group.all_reduce(value).result(WATCHDOG)
     return int(value)
 
 
@@ -34,7 +34,7 @@ def cancel_and_rebuild(fabric: Fabric) -> Any:
     later = outcome(lambda: group.barrier())
     group.rebuild([0, 1])
     before = total(group)
-    expiry = time.monotonic() + SOON
+    expiry = time.monotonic() + WATCHDOG
     while not work.done() and time.monotonic() < expiry:
         time.sleep(0.02)
     meet(fabric, "expired")
@@ -87,7 +87,7 @@ def close_in_flight(fabric: Fabric) -> Any:
     works = [group.irecv(torch.zeros(5), 1), group.barrier()]
     closing = outcome(group.close)
     later = outcome(lambda: group.barrier())
-    ends = [outcome(partial(work.result, SOON))["error"] for work in works]
+    ends = [outcome(partial(work.result, WATCHDOG))["error"] for work in works]
     return {"closing": closing, "later": later, "ends": ends}
 
 
@@ -98,8 +98,8 @@ def lose_by_kill(fabric: Fabric, rank: int) -> Any:
     meet(fabric, "all there")
     if fabric.control.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
-    failed = outcome(lambda: group.all_reduce(torch.ones(1)).result(SOON))
-    lost = fabric.control.lost(SOON)
+    failed = outcome(lambda: group.all_reduce(torch.ones(1)).result(WATCHDOG))
+    lost = fabric.control.lost(WATCHDOG)
     group.rebuild([other for other in range(fabric.control.size) if other != rank])
     return {
         "failed": failed,

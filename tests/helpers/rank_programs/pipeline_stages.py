@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.channels import place
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
@@ -126,7 +126,7 @@ class Watching(Toy):
 def receives_of_tokens(fabric: Fabric, sizes: list[int], serial: bool) -> Any:
     """How many are posted at the beginning of each turn; groups may take turns."""
     rank, stages, in_flight = fabric.control.rank, fabric.control.size, 3
-    with place(fabric, deadline=SOON) as at:
+    with place(fabric, deadline=WATCHDOG) as at:
         fields = [RowField(name, (WIDTH,), torch.int64) for name in ("hidden", "residual")]
         pipeline = Pipeline(
             name="watched",
@@ -142,7 +142,7 @@ def receives_of_tokens(fabric: Fabric, sizes: list[int], serial: bool) -> Any:
             communicator: Any = toy.ends.sampled._edge.communicator
             declared = communicator.capabilities
             communicator.capabilities = replace(declared, independent_groups=False)
-        StageLoop(toy, toy.ends, at.accelerator, at.stream, in_flight, SOON).run(len(sizes))
+        StageLoop(toy, toy.ends, at.accelerator, at.stream, in_flight, WATCHDOG).run(len(sizes))
         return [int(call) for call in toy.calls if call.isdigit()]
 
 
@@ -158,7 +158,7 @@ def turns(
 ) -> Any:
     """Every rank is a stage, or, of two parts, every two ranks; stage `raises[0]` may fail."""
     rank, stages = fabric.control.rank, fabric.control.size // parts
-    with place(fabric, parts=parts, deadline=SOON, backend=backend) as at:
+    with place(fabric, parts=parts, deadline=WATCHDOG, backend=backend) as at:
         split = Split.SLICED if parts > 1 else Split.WHOLE
         fields = [RowField(name, (WIDTH,), torch.int64, split) for name in ("hidden", "residual")]
         members = tuple(range(rank % parts, fabric.control.size, parts))
@@ -175,7 +175,7 @@ def turns(
             rank // parts, stages, sizes, in_flight, raises_at, at.accelerator.device, passing
         )
         ends = open_ends(pipeline, at)
-        loop = StageLoop(toy, ends, at.accelerator, at.stream, in_flight, SOON)
+        loop = StageLoop(toy, ends, at.accelerator, at.stream, in_flight, WATCHDOG)
         told = outcome(lambda: loop.run(len(sizes)))
         messages = [end.statistics.messages for end in (ends.before, ends.after) if end]
         return {

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from helpers.rank_programs.call_outcome import outcome
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.demo.given import agree
@@ -19,4 +19,4 @@ def compare(fabric: Fabric, odd: int) -> Any:
         placement[0, :2] = placement[0, 1::-1]
     layout = Layout(placement, even_shares(placement, 8))
     communicator = fabric.open("placement")
-    return outcome(lambda: agree(layout, communicator, torch.device("cpu"), SOON))
+    return outcome(lambda: agree(layout, communicator, torch.device("cpu"), WATCHDOG))

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from helpers.rank_programs.tensor_patterns import DTYPES, SOON, pattern, same
+from helpers.rank_programs.tensor_patterns import DTYPES, pattern, same
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND
@@ -22,10 +23,10 @@ def round_trip(
     """Send every payload to its slots and back; returns how many rows arrived here."""
     group, accelerator = fabric.open("dispatch"), BACKEND.open(0)
     stream = accelerator.stream(Role.COMPUTE)
-    exchange = ExpertExchange(group, per_rank, stream, SOON)
+    exchange = ExpertExchange(group, per_rank, stream, WATCHDOG)
     rows: list[int] = []
     stream.launch(lambda: rows.append(_round(exchange, group, grids, top_k, per_rank, payloads)))
-    stream.synchronize(2 * SOON)
+    stream.synchronize(WATCHDOG)
     accelerator.close()
     return rows[0]
 
@@ -102,7 +103,7 @@ def _equal(found: Tensor, expected: Tensor) -> None:
 def mismatch(fabric: Fabric, generations: list[int]) -> Any:
     """Prepare with another generation on some ranks; then again with the same on all."""
     group, accelerator = fabric.open("dispatch"), BACKEND.open(0)
-    exchange = ExpertExchange(group, 2, accelerator.stream(Role.COMPUTE), SOON)
+    exchange = ExpertExchange(group, 2, accelerator.stream(Role.COMPUTE), WATCHDOG)
     slots = torch.zeros(3, 1, dtype=torch.int32)
     told = ""
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from helpers.rank_programs.call_outcome import outcome
 from helpers.rank_programs.channels import counted, place
-from helpers.rank_programs.tensor_patterns import SOON
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.hal.communicator import Fabric
@@ -111,7 +111,7 @@ def let_go(fabric: Fabric, backend: str, steps: int) -> Any:
     with place(fabric, backend=backend) as at:
         group, device = open_tensor_dicts("stages", [0, 1], at), at.accelerator.device
         kept = torch.zeros(steps, WIDTH, dtype=torch.int64).to(device)
-        at.accelerator.synchronize(SOON)
+        at.accelerator.synchronize(WATCHDOG)
         for number in range(steps):
             if fabric.control.rank == 0:
                 with at.stream.current():
@@ -123,7 +123,7 @@ def let_go(fabric: Fabric, backend: str, steps: int) -> Any:
                 at.stream.launch(partial(kept[number].copy_, mapping["hidden"]))
                 mapping.release()
         group.drain()
-        at.accelerator.synchronize(SOON)
+        at.accelerator.synchronize(WATCHDOG)
         return [
             row[0].item() for row in kept.cpu() if bool((row == row[0] + torch.arange(WIDTH)).all())
         ]
@@ -215,5 +215,5 @@ def unread(fabric: Fabric, steps: int) -> Any:
             if number % 2:
                 seen.append(int(mapping["n"]))
         group.drain()
-        at.stream.synchronize(SOON)
+        at.stream.synchronize(WATCHDOG)
         return seen

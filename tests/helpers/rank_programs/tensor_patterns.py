@@ -11,8 +11,6 @@ DTYPES = {
         *(torch.float8_e4m3fn, torch.float8_e5m2),
     )
 }
-SOON = 15.0
-"""Seconds that a result may take in a case that must not fail."""
 
 
 def pattern(seed: int, rank: int, shape: list[int], dtype: str) -> Tensor:

@@ -3,7 +3,8 @@
 from datetime import timedelta
 
 import torch.distributed as dist
-from helpers.rank_programs.tensor_patterns import SOON, pattern, same
+from helpers.rank_programs.tensor_patterns import pattern, same
+from helpers.watchdog import WATCHDOG
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from vllm_cpu.uneven_collectives import gather_rows, scatter_sum
 
@@ -15,7 +16,7 @@ WIDTH = 3
 def both(fabric: Fabric, where: str, cases: list[list[int]]) -> int:
     """Gather and scatter rows as each list of counts says, and compare; how many were alike."""
     group = fabric.open("test")
-    rank, size, patience = group.rank, group.size, timedelta(seconds=SOON)
+    rank, size, patience = group.rank, group.size, timedelta(seconds=WATCHDOG)
     dist.init_process_group(
         "gloo", store=FileStore(where, size), rank=rank, world_size=size, timeout=patience
     )

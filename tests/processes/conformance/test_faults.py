@@ -69,7 +69,7 @@ def test_fault_programs_end_no_irreplaceable_rank(found: Program) -> None:
     assert story.lost == frozenset()
 
 
-def test_plot_of_drop_misses_only_its_last_step() -> None:
+def test_fault_plan_drop_excuses_only_last_step() -> None:
     story = told(Fault.DROP)
     assert len(story.steps) == 2
     assert [story.misses(number) for number in range(2)] == [False, True]
@@ -77,14 +77,14 @@ def test_plot_of_drop_misses_only_its_last_step() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.STOP])
-def test_plot_of_lost_rank_misses_all_later_steps(fault: Fault) -> None:
+def test_fault_plan_lost_rank_excuses_all_later_steps(fault: Fault) -> None:
     story = told(fault)
     assert story.lost == {0}
     assert [story.misses(number) for number in range(3)] == [False, True, True]
     assert all(story.spoils(number) for number in range(3))
 
 
-def test_plot_of_delay_excuses_no_step() -> None:
+def test_fault_plan_delay_requires_every_step() -> None:
     story = told(Fault.DELAY)
     assert not any(story.misses(n) or story.spoils(n) for n in range(3))
 

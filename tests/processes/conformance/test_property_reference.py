@@ -29,11 +29,11 @@ def test_foreign_property_reference_is_module_and_name() -> None:
         "none",
     ],
 )
-def test_resolve_refuses_reference_to_no_property(reference: str) -> None:
+def test_property_reference_to_no_property_is_refused(reference: str) -> None:
     with pytest.raises(UsageError, match=reference):
         resolve(reference)
 
 
-def test_refer_refuses_property_without_module_name() -> None:
+def test_property_reference_requires_module_name() -> None:
     with pytest.raises(UsageError, match="nameless"):
         refer(planted.NAMELESS[0])

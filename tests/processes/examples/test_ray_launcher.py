@@ -298,7 +298,7 @@ def own_handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_handlers")
-def test_a_signal_is_heard_by_whoever_is_about_to_wait_for_it() -> None:
+def test_stop_event_keeps_signal_sent_before_wait() -> None:
     told = threading.Event()
     part("ray_workers").hear(told)
     with told._cond:  # type: ignore[attr-defined]  # as within `told.wait()`
@@ -306,7 +306,7 @@ def test_a_signal_is_heard_by_whoever_is_about_to_wait_for_it() -> None:
     assert told.wait(PATIENCE)
 
 
-def test_a_port_is_held_while_its_server_starts() -> None:
+def test_ray_server_holds_port_while_its_process_starts() -> None:
     server = part("ray_launch.server").Server()
     port = server.hold(0)
     server.start([sys.executable, "-c", "import time; time.sleep(60)"], "", 1.0)

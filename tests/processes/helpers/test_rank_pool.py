@@ -65,7 +65,7 @@ def pids(answers: Sequence[dict[str, Any]]) -> set[int]:
     return {answer["pid"] for answer in answers}
 
 
-def test_left_since_lists_only_unmapped_shared_memory() -> None:
+def test_shared_memory_check_lists_only_unmapped_segments() -> None:
     before = segments()
     left, used = (shared_memory.FOLDER / f"equipoise-{uuid.uuid4().hex}" for _ in range(2))
     for path in (left, used):

@@ -27,7 +27,7 @@ def test_exchange_with_alternative_kernels_matches_reference(case: Case) -> None
     assert play(case, make=NaiveKernels) == {}
 
 
-def test_exchange_with_alternative_kernels_works_between_processes(ranks: Ranks) -> None:
+def test_alternative_exchange_kernels_match_reference_between_processes(ranks: Ranks) -> None:
     grids = [[[0, 5], [2, 3]], [[2, 0], [4, 4]], [[3, 1]]]
     case = replace(PLAIN, steps=[[grids, grids[::-1]]] * 2)
     answers = ranks.run(fixed_exchange.other_kernels, 3, given=asdict(case))

@@ -71,7 +71,7 @@ def test_generation_mismatch_raises_on_every_rank_without_rerun(
     assert said[2][1] in {mine, mine.replace("rank 1", "rank 0")}
 
 
-def test_tally_adds_verdicts_and_keeps_maxima() -> None:
+def test_overflow_counter_adds_verdicts_and_keeps_maxima() -> None:
     tally = Tally()
     for verdict in (Fitted(2), Overflowed(3, 1), Overflowed(1, 4), Fitted(1)):
         tally = tally.with_step(verdict)

@@ -181,7 +181,7 @@ def test_run_ignores_modules_in_the_working_directory(tmp_path: Path) -> None:
     assert (tmp_path / "f.json").exists()
 
 
-def test_run_works_under_torchrun(tmp_path: Path) -> None:
+def test_run_under_torchrun_keeps_outputs_identical(tmp_path: Path) -> None:
     report = tmp_path / "figures.json"
     few = (*FEW, "--steps", "4", "--variants", "exact", "--quiet")
     launched = subprocess.run(

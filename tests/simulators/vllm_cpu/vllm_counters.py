@@ -78,7 +78,11 @@ def watch_all() -> None:
     _wrap(balancer, "rearrange", lambda *_: watch.add(rearrangements=1))
     _wrap(balancer, "step", lambda _, state, *__: _stepped(watch, state))
     _wrap(eplb_state, "_move_to_workspace", lambda *_: watch.add(layers=1))
-    _wrap(eplb_state.DefaultEplbPolicy, "rebalance_experts", lambda *_: watch.add(policy=1))
+    _wrap(
+        eplb_state.DefaultEplbPolicy,
+        "rebalance_experts",
+        lambda _, __, load, *___: watch.add(policy=1, load=int(load.sum())),
+    )
     _wrap(Counters, "add", lambda _, counters, *__: _keep_ours(Path(folder), counters))
 
 

@@ -127,7 +127,7 @@ def test_run_without_balancing_compares_outputs(
     ],
 )
 @pytest.mark.usefixtures("no_report")
-def test_run_serves_and_reports_only_the_variants_that_are_asked_for(
+def test_run_serves_only_requested_variants(
     equipoise: Callable[..., Any],
     asked: list[RunSettings],
     tmp_path: Path,
@@ -148,7 +148,7 @@ def test_run_serves_and_reports_only_the_variants_that_are_asked_for(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_variants_of_a_configuration_file_are_served(
+def test_run_serves_variants_of_config_file(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_text("variants: [unbalanced, exact]\n")
@@ -190,7 +190,7 @@ def test_variants_of_a_configuration_file_are_served(
         ),
     ],
 )
-def test_variants_that_cannot_be_served_are_one_line_and_exit_code_two(
+def test_run_unservable_variants_exit_2(
     equipoise: Callable[..., Any], asked: list[RunSettings], words: tuple[str, ...], told: str
 ) -> None:
     answer = equipoise("run", *words)
@@ -199,7 +199,7 @@ def test_variants_that_cannot_be_served_are_one_line_and_exit_code_two(
     assert asked == []
 
 
-def test_an_unknown_variant_of_a_configuration_file_is_one_line(
+def test_run_rejects_unknown_variant_in_config(
     equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_text("variants: [exact, fast]\n")

@@ -1,7 +1,9 @@
 """`tox -e deep`: bounded steps, reports, results that are merged part by part, exit codes."""
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from deep import matrix_page, page, results, running
 from deep.parts import PARTS, REPORT, Part, Report, Step
 from helpers.processes.process_state import alive
 from helpers.records import add_row
+from helpers.watchdog import WATCHDOG
 
 JUNIT = """<testsuites><testsuite>
   <testcase classname="tests.a" name="a" time="1.5">
@@ -86,13 +89,13 @@ def test_junit_report_yields_counts_failing_tests_and_tables(tmp_path: Path) -> 
     }
 
 
-def test_row_that_a_test_adds_is_read_from_its_report(tmp_path: Path) -> None:
+def test_add_row_records_json_property(tmp_path: Path) -> None:
     told: list[tuple[str, object]] = []
     add_row(lambda name, value: told.append((name, value)), "soak", {"path": "locked"})
     assert told == [("table: soak", '{"path": "locked"}')]
 
 
-def test_merge_replaces_one_step_and_leaves_the_others() -> None:
+def test_deep_results_merge_replaces_only_one_step() -> None:
     before = {"a": [{"step": "x", "commit": "1"}, {"step": "y", "commit": "1"}], "b": []}
     after = results.merged(before, "a", {"step": "x", "commit": "2"})
     assert after == {"a": [{"step": "x", "commit": "2"}, {"step": "y", "commit": "1"}], "b": []}
@@ -100,7 +103,7 @@ def test_merge_replaces_one_step_and_leaves_the_others() -> None:
     assert results.merged({}, "a", {"step": "x"}) == {"a": [{"step": "x"}]}
 
 
-def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_deep_results_round_trip(tmp_path: Path) -> None:
     found = results.load()
     assert set(found) <= {each.name for each in PARTS}
     results.save(found, tmp_path / "again.json")
@@ -110,27 +113,38 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hanging_step_is_ended_with_all_its_processes(
+def test_deep_hanging_step_is_ended_with_all_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "GRACE", 0.3)
     told = tmp_path / "processes"
+    stock = subprocess.Popen.wait
+
+    def wait_once_started(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        """The limit begins when both processes run, however long that takes."""
+        expiry = time.monotonic() + WATCHDOG
+        while not (told.exists() and told.read_text().endswith("\n")):
+            assert time.monotonic() < expiry
+            time.sleep(0.01)
+        return stock(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_once_started)
     command = [sys.executable, "-c", HANGS, str(told)]
-    ended = running.run_bounded(command, 5.0, dict(os.environ), tmp_path)
+    ended = running.run_bounded(command, 0.1, dict(os.environ), tmp_path)
     assert ended.code == running.TIMED_OUT
     processes = [int(word) for word in told.read_text().split()]
     assert len(processes) == 2
     assert not any(map(alive, processes))
 
 
-def test_step_tells_exit_code_and_cpu_seconds(tmp_path: Path) -> None:
+def test_deep_step_reports_exit_code_and_cpu_seconds(tmp_path: Path) -> None:
     spin = "import time\nwhile time.process_time() < 0.2: pass\nraise SystemExit(3)"
     ended = running.run_bounded([sys.executable, "-c", spin], 60.0, dict(os.environ), tmp_path)
     assert ended.code == 3
     assert ended.cpu_seconds >= 0.2
 
 
-def test_process_that_a_step_leaves_behind_is_killed(
+def test_deep_step_process_left_behind_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "GRACE", 0.1)
@@ -141,7 +155,7 @@ def test_process_that_a_step_leaves_behind_is_killed(
     assert not alive(int(told.read_text().split()[1]))
 
 
-def test_failing_part_does_not_stop_the_next_and_the_exit_code_is_1(
+def test_deep_failing_part_exits_1_after_later_parts(
     run: Callable[..., tuple[int, results.Results]],
 ) -> None:
     bad = part("unit", step("raise SystemExit(4)"))
@@ -154,7 +168,7 @@ def test_failing_part_does_not_stop_the_next_and_the_exit_code_is_1(
     assert run([good])[0] == 0
 
 
-def test_part_that_is_run_alone_replaces_only_its_own_rows(
+def test_deep_part_run_alone_replaces_only_its_own_rows(
     run: Callable[..., tuple[int, results.Results]],
 ) -> None:
     both = [part("unit", step("pass", "x"), step("pass", "y")), part("types", step("pass"))]
@@ -165,19 +179,21 @@ def test_part_that_is_run_alone_replaces_only_its_own_rows(
     assert second["types"] == first["types"]
 
 
-def test_step_without_its_report_fails(run: Callable[..., tuple[int, results.Results]]) -> None:
+def test_deep_step_without_report_fails(run: Callable[..., tuple[int, results.Results]]) -> None:
     code, kept = run([part("unit", step("pass", report=Report.JUNIT))])
     assert (code, kept["unit"][0]["outcome"]) == (1, "no report")
 
 
-def test_tables_of_a_report_are_kept(run: Callable[..., tuple[int, results.Results]]) -> None:
+def test_deep_results_keep_tables_of_report(
+    run: Callable[..., tuple[int, results.Results]],
+) -> None:
     write = 'import sys; open(sys.argv[1], "w").write(\'{"mutants": [{"mutant": "m"}]}\')'
     code, kept = run([part("matrix", step(write, report=Report.TABLES))])
     assert code == 0
     assert kept["matrix"][0]["tables"] == {"mutants": [{"mutant": "m"}]}
 
 
-def test_failed_preparation_ends_a_part_and_keeps_no_row(
+def test_deep_failed_preparation_ends_part_without_row(
     run: Callable[..., tuple[int, results.Results]],
 ) -> None:
     code, kept = run([part("types", step("raise SystemExit(1)", prepares=True), step("pass"))])
@@ -185,7 +201,7 @@ def test_failed_preparation_ends_a_part_and_keeps_no_row(
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_part_that_cannot_be_run_is_skipped_unless_it_was_named(
+def test_deep_unrunnable_part_is_skipped_unless_named(
     run: Callable[..., tuple[int, results.Results]],
     named: bool,
     capsys: pytest.CaptureFixture[str],
@@ -195,7 +211,7 @@ def test_part_that_cannot_be_run_is_skipped_unless_it_was_named(
     assert "  engines: SKIP (no engines)\n" in capsys.readouterr().out
 
 
-def test_trial_keeps_nothing(run: Callable[..., tuple[int, results.Results]]) -> None:
+def test_deep_trial_saves_no_results(run: Callable[..., tuple[int, results.Results]]) -> None:
     assert run([part("unit", step("pass"))], trial=True) == (0, {})
 
 
@@ -234,7 +250,7 @@ def test_command_line_that_means_nothing_runs_no_part(
     assert told in capsys.readouterr().err
 
 
-def test_steps_of_parts_have_unique_names_and_bounds() -> None:
+def test_deep_steps_have_unique_names_and_bounds() -> None:
     for each in PARTS:
         steps = each.steps()
         assert len({one.name for one in steps}) == len(steps) > 0
@@ -244,7 +260,7 @@ def test_steps_of_parts_have_unique_names_and_bounds() -> None:
             assert str(Path.home()) not in one.shown
 
 
-def test_pages_show_rows_and_what_is_owed() -> None:
+def test_deep_pages_show_rows_and_missing_steps() -> None:
     row = {
         "step": "soak",
         "command": "pytest soak",

@@ -9,6 +9,7 @@ from urllib.request import urlopen
 import pytest
 from helpers.processes.ports import free_port
 from helpers.strategies.journal_entries import ended
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.journal import Closed
@@ -64,7 +65,7 @@ def test_observers_serve_metrics_on_one_port_per_rank() -> None:
     one_epoch(ranks[1])
     texts = []
     for rank, observers in enumerate(ranks):
-        with urlopen(f"http://127.0.0.1:{first + rank}/metrics", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{first + rank}/metrics", timeout=WATCHDOG) as answer:
             texts.append(answer.read().decode())
         observers.close()
     assert "equipoise_epochs_total{" not in texts[0]

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
@@ -75,9 +76,7 @@ def test_run_variants_of_other_routing_rule_are_static_only(rule: RoutingRule) -
         (("exact",), ["exact"]),
     ],
 )
-def test_only_variants_that_are_asked_for_are_served(
-    asked: tuple[str, ...], served: list[str]
-) -> None:
+def test_variants_are_the_requested_ones(asked: tuple[str, ...], served: list[str]) -> None:
     settings = RunSettings(variants=tuple(VariantName(name) for name in asked))
     assert [way.name for way in variants(settings, EXPERTS)] == served
 
@@ -95,3 +94,7 @@ def test_first_placement_meets_survival_requirement(
     )
     check(found, shape)
     group_of(shape, nodes, survive, None).check_survival(found)
+    lost_together = np.arange(slots) // (slots // (ranks if survive == 1 else nodes))
+    for row in found:
+        homes = [np.unique(lost_together[row == expert]) for expert in range(EXPERTS)]
+        assert min(map(len, homes)) >= 2

@@ -91,7 +91,7 @@ def test_pool_take_is_woken_by_returned_page(cpu: CpuAccelerator) -> None:
         taking.add_done_callback(lambda _: taken.set())
         assert not taken.wait(0.02)
         page.give_back(None)
-        assert taken.wait(SOON / 4)
+        assert taken.wait(SOON)
         assert taking.result(SOON).data.data_ptr() == page.data.data_ptr()
 
 

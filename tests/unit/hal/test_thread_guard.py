@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from helpers.watchdog import WATCHDOG
 
 from equipoise.hal.abroad import Abroad
 
@@ -50,17 +51,17 @@ def test_guard_close_waits_for_threads_and_blocks_entry() -> None:
     def travel() -> None:
         with abroad:
             gone.set()
-            back.wait(10)
+            back.wait(WATCHDOG)
 
     thread = threading.Thread(target=travel)
     thread.start()
-    assert gone.wait(10)
+    assert gone.wait(WATCHDOG)
     assert not abroad.close(0.01)
     with pytest.raises(SystemExit), abroad:
         pass
     back.set()
-    assert abroad.close(10)
-    thread.join(10)
+    assert abroad.close(WATCHDOG)
+    thread.join(WATCHDOG)
 
 
 def test_guard_close_is_bounded() -> None:

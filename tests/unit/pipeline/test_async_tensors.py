@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -157,7 +158,7 @@ def test_async_tensors_concurrent_reads_wait_once() -> None:
     class Slow:
         def wait(self) -> None:
             log.append("wait")
-            assert gate.wait(10)
+            assert gate.wait(WATCHDOG)
             data.fill_(7)
 
     mapping = AsyncIntermediateTensors({"a": data}, [Slow()])
@@ -167,7 +168,7 @@ def test_async_tensors_concurrent_reads_wait_once() -> None:
         thread.start()
     gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(WATCHDOG)
     assert (log, seen) == (["wait"], [7.0] * 4)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -69,7 +70,7 @@ def line(depth: int = 2) -> Iterator[tuple[Edge, Line]]:
             peer=1,
             accelerator=accelerator,
             stream=accelerator.stream(Role.COMPUTE),
-            deadline=5.0,
+            deadline=WATCHDOG,
             depth=depth,
         ),
         wire,
@@ -201,7 +202,7 @@ def test_sender_program_error_fails_message_but_not_stream() -> None:
         assert departure.is_completed()
         seen: list[int] = []
         edge.stream.launch(lambda: seen.append(1))
-        edge.stream.synchronize(5.0)
+        edge.stream.synchronize(WATCHDOG)
         assert seen == [1]
         with pytest.raises(ChannelError, match="the line is down"):
             end.drain()

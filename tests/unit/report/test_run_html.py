@@ -162,7 +162,7 @@ def test_run_pictures_name_each_phase(make_record: MakeRecord, phase: str) -> No
 
 
 @given(st.text())
-def test_visible_escapes_markup_and_control_characters(text: str) -> None:
+def test_run_page_text_escapes_markup_and_control_characters(text: str) -> None:
     shown = visible(text)
     assert not set(shown) & set("<>\"'")
     assert all(letter.isprintable() or letter in "\n\t" for letter in shown)

@@ -18,7 +18,7 @@ async def _group(*works: Callable[[], object]) -> None:
     async def one(work: Callable[[], object]) -> None:
         await asyncio.sleep(0)
         work()
-        await asyncio.sleep(PATIENCE)
+        await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
 
     async with asyncio.TaskGroup() as group:
         for work in works:
@@ -57,7 +57,7 @@ def test_finished_coroutine_returns_result_and_restores_handlers() -> None:
 def test_cancelled_coroutine_without_handler_stays_cancelled() -> None:
     async def work() -> None:
         async with asyncio.timeout(0.01):
-            await until_told(asyncio.sleep(PATIENCE))
+            await until_told(asyncio.Event().wait())
 
     with pytest.raises(TimeoutError):
         asyncio.run(work())

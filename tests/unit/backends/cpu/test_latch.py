@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Callable
 
+from helpers.watchdog import WATCHDOG
+
 from equipoise.backends.cpu.latch import Latch
 
-SOON, WAITERS = 10.0, 8
+WAITERS = 8
 
 
 def started(work: Callable[[], object], count: int) -> list[threading.Thread]:
@@ -17,11 +19,11 @@ def started(work: Callable[[], object], count: int) -> list[threading.Thread]:
 
 def test_latch_set_releases_all_waiters() -> None:
     latch, seen = Latch(), []
-    threads = started(lambda: seen.append(latch.wait(SOON)), WAITERS)
+    threads = started(lambda: seen.append(latch.wait(WATCHDOG)), WAITERS)
     assert not latch.is_set()
     latch.set()
     for thread in threads:
-        thread.join(SOON)
+        thread.join(WATCHDOG)
     assert seen == [True] * WAITERS
     assert latch.is_set()
 
@@ -36,15 +38,15 @@ def test_latch_stays_set_after_concurrent_sets() -> None:
             ready: threading.Barrier = ready,
             through: list[int] = through,
         ) -> None:
-            through.append(ready.wait(SOON))
+            through.append(ready.wait(WATCHDOG))
             latch.set()
             through.append(-1)
 
         for thread in started(reach, WAITERS):
-            thread.join(SOON)
+            thread.join(WATCHDOG)
         assert through.count(-1) == WAITERS
         assert latch.wait(0.0)
-        assert latch.wait(SOON)
+        assert latch.wait(WATCHDOG)
 
 
 def test_latch_wait_times_out() -> None:

@@ -130,7 +130,7 @@ def test_slot_verb_within_program_waits_without_holding_lock(
     store, copy, compute = store_on(cpu), cpu.stream(Role.COPY), cpu.stream(Role.COMPUTE)
     gate, waiting, blob = threading.Event(), threading.Event(), torch.ones(8, dtype=torch.uint8)
     opened: list[bool] = []
-    copy.launch(lambda: opened.append(gate.wait(SOON / 4)))
+    copy.launch(lambda: opened.append(gate.wait(SOON)))
     store.pack([0], blob, copy)
 
     def program() -> None:

@@ -58,7 +58,7 @@ def test_silent_rank_is_reported_with_observer_operation(pair: Pair) -> None:
     assert lost.how.startswith("fell silent")
 
 
-def test_starved_rank_accuses_nobody(pair: Pair) -> None:
+def test_starved_rank_does_not_report_others_as_lost(pair: Pair) -> None:
     """After a stop of its own, every other rank looks silent until it has looked again."""
     starve(pair[0])
     assert pair[0].lost(1.0) is None

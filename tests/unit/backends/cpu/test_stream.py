@@ -143,9 +143,13 @@ def test_close_runs_queued_and_nested_launches() -> None:
 
 def test_close_of_hanging_stream_is_bounded() -> None:
     stream, gate = CpuStream(Role.AUX, "test"), threading.Event()
-    stream.launch(lambda: gate.wait(SOON))
-    stream.close(0.01)
+    stream.launch(gate.wait)
+    closer = threading.Thread(target=stream.close, args=(0.01,), daemon=True)
+    closer.start()
+    closer.join(SOON)
+    ended = not closer.is_alive()
     gate.set()
+    assert ended
 
 
 def test_closed_stream_refuses_launch() -> None:

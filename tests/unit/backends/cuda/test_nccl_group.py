@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cuda.nccl_api import Comm, NcclError
@@ -15,7 +16,6 @@ from equipoise.backends.cuda.nccl_group import NcclGroup
 from equipoise.backends.cuda.own_streams import OwnStream, OwnStreams
 from equipoise.backends.devices.vendor import Device
 
-SOON = 10.0
 HANDLE = 77
 CURRENT = "the current stream"
 
@@ -69,11 +69,11 @@ class Nccl:
         return self.error
 
     def abort(self, comm: Comm) -> None:
-        self.ends.wait(SOON)
+        self.ends.wait(WATCHDOG)
         self._diary.append(("abort", comm))
 
     def destroy(self, comm: Comm) -> None:
-        self.ends.wait(SOON)
+        self.ends.wait(WATCHDOG)
         self._diary.append(("destroy", comm))
 
 
@@ -223,5 +223,5 @@ def _until_closed(group: NcclGroup) -> None:
     for _ in range(1000):
         if group.closed:
             return
-        waited.wait(SOON / 1000)
+        waited.wait(WATCHDOG / 1000)
     raise AssertionError("it was not given back")

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from helpers.fakes import synchronous_vendor as at_once
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.devices.lock import DeviceStreamLock
 from equipoise.backends.devices.lock_watch import Watch
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import LockPoisoned, StreamTimeout
 
-SOON, BRIEF = 10.0, 0.05
+BRIEF = 0.05
 
 
 class Standing:
@@ -28,7 +29,7 @@ class Standing:
     def wait(self, stream: Any) -> None:
         """Until it was given."""
         self.entered.set()
-        assert self.given.wait(SOON)
+        assert self.given.wait(WATCHDOG)
 
     def give(self) -> None:
         """As the host does."""
@@ -77,11 +78,11 @@ def acquiring(lock: DeviceStreamLock, stream: DeviceStream, words: Both) -> Iter
     thread.start()
     while not words.made:
         threading.Event().wait(0.001)
-    assert words.made[0].entered.wait(SOON)
+    assert words.made[0].entered.wait(WATCHDOG)
     try:
         yield
     finally:
-        thread.join(SOON)
+        thread.join(WATCHDOG)
         assert not thread.is_alive()
 
 
@@ -94,28 +95,28 @@ def watch() -> Iterator[Watch]:
 
 def test_signal_completes_during_blocked_acquire(watch: Watch) -> None:
     words, stream = Both(), at_once.stream()
-    lock = DeviceStreamLock(words, SOON, watch)
+    lock = DeviceStreamLock(words, WATCHDOG, watch)
     with acquiring(lock, stream, words):
         lock.signal(0)
     lock.release(stream)
-    lock.wait(0, SOON)
-    assert lock.drain(SOON) == 1
+    lock.wait(0, WATCHDOG)
+    assert lock.drain(WATCHDOG) == 1
 
 
 def test_watchdog_poisons_lock_during_blocked_acquire(watch: Watch) -> None:
     words, stream = Both(), at_once.stream()
     lock = DeviceStreamLock(words, BRIEF, watch)
     with acquiring(lock, stream, words):
-        assert words.made[0].given.wait(SOON)
+        assert words.made[0].given.wait(WATCHDOG)
     with pytest.raises(LockPoisoned):
         lock.check()
 
 
 def test_drain_times_out_during_blocked_acquire(watch: Watch) -> None:
     words, stream = Both(), at_once.stream()
-    lock = DeviceStreamLock(words, SOON, watch)
+    lock = DeviceStreamLock(words, WATCHDOG, watch)
     with acquiring(lock, stream, words):
         with pytest.raises(StreamTimeout, match="being issued"):
             lock.drain(BRIEF)
         lock.poison()
-    assert lock.drain(SOON) == 1
+    assert lock.drain(WATCHDOG) == 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.mpi.flight import Flight, Leg
@@ -16,8 +17,6 @@ from equipoise.backends.mpi.progress import Progress
 from equipoise.backends.mpi.work import MpiWork
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Role
-
-SOON = 15.0
 
 
 class Failure(Exception):
@@ -57,7 +56,7 @@ def mpi() -> ModuleType:
 def progress() -> Iterator[Progress]:
     made = Progress()
     yield made
-    made.stop(SOON)
+    made.stop(WATCHDOG)
 
 
 def work(deadline: float = math.inf) -> tuple[MpiWork, list[CommunicatorFailed | None]]:
@@ -83,7 +82,7 @@ def test_work_ends_with_its_last_request(mpi: ModuleType, progress: Progress) ->
         handle.result(0.05)
     assert ends == []
     last.over.set()
-    handle.result(SOON)
+    handle.result(WATCHDOG)
     handle.result(0.0)
     assert ends == [None]
 
@@ -102,7 +101,7 @@ def test_cancelled_work_keeps_buffers_until_request_ends(
         handle.result(0.0)
     assert alive() is not None
     request.over.set()
-    assert gone.wait(SOON)
+    assert gone.wait(WATCHDOG)
 
 
 def test_cancel_of_ended_work_fails_only_communicator(mpi: ModuleType, progress: Progress) -> None:
@@ -111,7 +110,7 @@ def test_cancel_of_ended_work_fails_only_communicator(mpi: ModuleType, progress:
     request = Request()
     request.over.set()
     progress.add(flight(mpi, handle, leg(request)))
-    handle.result(SOON)
+    handle.result(WATCHDOG)
     handle.cancel()
     handle.result(0.0)
     assert [type(end) for end in ends] == [type(None), CommunicatorFailed]
@@ -121,7 +120,7 @@ def test_deadline_cancels_receives_but_not_sends(mpi: ModuleType, progress: Prog
     handle, _ = work(deadline=0.0)
     receive, send = Request(), Request()
     progress.add(flight(mpi, handle, leg(receive, 4), leg(send)))
-    assert receive.withdrawn.wait(SOON)
+    assert receive.withdrawn.wait(WATCHDOG)
     assert not send.withdrawn.is_set()
 
 
@@ -130,13 +129,13 @@ def test_work_deadline_is_reported_once(mpi: ModuleType, progress: Progress) -> 
     request = Request()
     progress.add(flight(mpi, handle, leg(request)))
     with pytest.raises(OperationTimeout, match="a test passed its deadline"):
-        handle.result(SOON)
+        handle.result(WATCHDOG)
     request.over.set()
     other, other_ends = work()
     request_after = Request()
     request_after.over.set()
     progress.add(flight(mpi, other, leg(request_after)))
-    other.result(SOON)
+    other.result(WATCHDOG)
     assert [type(end) for end in ends] == [OperationTimeout, type(None)]
     assert other_ends == [None]
 
@@ -147,7 +146,7 @@ def test_work_raises_mpi_request_error(mpi: ModuleType, progress: Progress) -> N
     request.over.set()
     progress.add(flight(mpi, handle, leg(request, 4)))
     with pytest.raises(CommunicatorFailed, match="a test failed: truncated"):
-        handle.result(SOON)
+        handle.result(WATCHDOG)
     assert [type(end) for end in ends] == [CommunicatorFailed, type(None)]
 
 
@@ -158,7 +157,7 @@ def test_work_fails_on_message_shorter_than_receive(mpi: ModuleType, progress: P
     request.over.set()
     progress.add(flight(mpi, handle, leg(request, 5)))
     with pytest.raises(CommunicatorFailed, match="of another size"):
-        handle.result(SOON)
+        handle.result(WATCHDOG)
 
 
 def test_progress_stop_ends_waits_and_returns_unfinished_flights(
@@ -168,7 +167,7 @@ def test_progress_stop_ends_waits_and_returns_unfinished_flights(
     progress, (handle, _) = Progress(), work()
     held = flight(mpi, handle, leg(Request()))
     progress.add(held)
-    assert progress.stop(SOON) == (held,)
+    assert progress.stop(WATCHDOG) == (held,)
     with pytest.raises(CommunicatorFailed, match="was closed"):
         handle.result(0.0)
     late, _ = work()
@@ -186,8 +185,8 @@ def test_progress_thread_failure_fails_every_work(mpi: ModuleType) -> None:
     broken.over.set()
     for handle in (first, second):
         with pytest.raises(CommunicatorFailed, match=r"lost its progress thread.*a bug"):
-            handle.result(SOON)
-    progress.stop(SOON)
+            handle.result(WATCHDOG)
+    progress.stop(WATCHDOG)
 
 
 def test_work_wait_on_stream_does_not_block_host(mpi: ModuleType, progress: Progress) -> None:
@@ -199,6 +198,6 @@ def test_work_wait_on_stream_does_not_block_host(mpi: ModuleType, progress: Prog
     stream.launch(lambda: seen.append(request.over.is_set()))
     assert seen == []
     request.over.set()
-    stream.synchronize(SOON)
+    stream.synchronize(WATCHDOG)
     accelerator.close()
     assert seen == [True]

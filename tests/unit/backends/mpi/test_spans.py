@@ -10,9 +10,7 @@ WINDOW = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
 
 
 @given(WINDOW, st.lists(WINDOW, max_size=3))
-def test_apart_copies_source_that_overlaps_target(
-    read: list[int], written: list[list[int]]
-) -> None:
+def test_mpi_overlapping_source_is_copied(read: list[int], written: list[list[int]]) -> None:
     memory = torch.arange(9, dtype=torch.uint8)
     source = memory[slice(*read)]
     kept = apart(source, *(memory[slice(*window)] for window in written))
@@ -22,7 +20,7 @@ def test_apart_copies_source_that_overlaps_target(
         assert kept.data_ptr() != source.data_ptr()
 
 
-def test_apart_keeps_source_without_overlap() -> None:
+def test_mpi_source_without_overlap_is_not_copied() -> None:
     memory = torch.arange(9, dtype=torch.uint8)
     source = memory[3:6]
     assert apart(source, memory[:3], memory[6:]) is source

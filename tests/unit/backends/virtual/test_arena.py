@@ -19,7 +19,7 @@ def test_arena_reuses_dropped_memory_next() -> None:
     assert arena.empty(48).data_ptr() == place
 
 
-def test_arena_scribbles_memory_after_last_view() -> None:
+def test_arena_overwrites_memory_after_last_view() -> None:
     arena = Arena()
     block = arena.empty(32).fill_(7)
     view = block[4:12].view(torch.int32)
@@ -40,7 +40,7 @@ def test_arena_block_is_kept_by_numpy_array() -> None:
     assert arena.lent == 0
 
 
-def test_arena_scribbles_differ() -> None:
+def test_arena_fill_pattern_differs_between_blocks() -> None:
     arena = Arena()
     first = arena.empty(16).clone()
     assert first.tolist() != arena.empty(16).tolist()

@@ -109,6 +109,7 @@ def test_purpose_can_be_reopened_after_close(make_world: Worlds) -> None:
         ends = opened(world)
         works = [end.barrier() for end in ends]
         settle(world)
+        assert [work.done() for work in works] == [True, True]
         for work in works:
             work.result(0.0)
         for end in ends:

@@ -121,4 +121,5 @@ def test_empty_exchange_blob_ends_without_peer(make_world: Worlds) -> None:
     nothing = torch.empty(0, dtype=torch.uint8)
     work = opened(world)[0].exchange(Exchange((Parcel(1, nothing),), ()))
     settle(world)
+    assert work.done()
     work.result(0.0)

@@ -14,7 +14,7 @@ WHOLES = st.integers(0, 2**40)
 
 
 @given(arrays(np.int64, (2, 3, 4), elements=WHOLES))
-def test_whole_keeps_integer_counts_unchanged(
+def test_integer_counts_keep_integers(
     load: npt.NDArray[np.int64],
 ) -> None:
     assert (whole(load) == load).all()
@@ -22,7 +22,7 @@ def test_whole_keeps_integer_counts_unchanged(
 
 
 @given(arrays(np.float32, (2, 5), elements=FLOATS))
-def test_whole_keeps_ratios_of_fractional_counts(
+def test_integer_counts_keep_ratios_of_fractional_counts(
     load: npt.NDArray[np.float32],
 ) -> None:
     found = whole(load)
@@ -34,12 +34,12 @@ def test_whole_keeps_ratios_of_fractional_counts(
             assert np.abs(taken / taken.max() - row / row.max()).max() < 2**-38
 
 
-def test_whole_scales_large_integers_instead_of_refusing() -> None:
+def test_integer_counts_scale_large_integers_instead_of_refusing() -> None:
     found = whole(np.array([[2**62, 2**61, 0]], dtype=np.uint64))
     assert found[0, 0] == 2 * found[0, 1] > 0 == found[0, 2]
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e308])
-def test_whole_does_not_overflow_at_float_extremes(scale: float) -> None:
+def test_integer_counts_do_not_overflow_at_float_extremes(scale: float) -> None:
     found = whole(np.array([[scale, scale, 0.0]]))
     assert found[0, 0] == found[0, 1] > 0 == found[0, 2]

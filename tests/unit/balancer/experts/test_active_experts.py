@@ -49,7 +49,7 @@ def layers(draw: st.DrawFn) -> tuple[Active, NDArray[np.int32]]:
 
 @settings(deadline=None)
 @given(layers())
-def test_settle_gives_each_expert_one_copy_and_keeps_its_prediction(
+def test_active_expert_plan_uses_one_copy_per_expert_and_keeps_prediction(
     case: tuple[Active, NDArray[np.int32]],
 ) -> None:
     active, placement = case
@@ -63,7 +63,7 @@ def test_settle_gives_each_expert_one_copy_and_keeps_its_prediction(
 
 @settings(deadline=None)
 @given(layers())
-def test_settle_cannot_be_improved_by_moving_one_expert(
+def test_active_expert_plan_cannot_be_improved_by_moving_one_expert(
     case: tuple[Active, NDArray[np.int32]],
 ) -> None:
     active, placement = case
@@ -76,7 +76,7 @@ def test_settle_cannot_be_improved_by_moving_one_expert(
         assert waits(active, placement, other) >= waited
 
 
-def test_settle_separates_experts_active_in_same_batches() -> None:
+def test_active_expert_plan_separates_experts_of_same_batches() -> None:
     """0 and 1 share every batch, 2 and 3 the others; sums over batches do not tell."""
     active = np.array([[1, 1, 0, 0], [0, 0, 1, 1]] * 3, dtype=np.bool_)
     placement = np.array([0, 2, 1, 1, 3, 2], dtype=np.int32)
@@ -89,7 +89,7 @@ def test_settle_separates_experts_active_in_same_batches() -> None:
     assert found.imbalance[0] == 0.0
 
 
-def test_settle_follows_rank_capacity() -> None:
+def test_active_expert_plan_follows_rank_capacity() -> None:
     active = np.ones((4, 6), dtype=np.bool_)
     placement = np.array([0, 1, 2, 3, 4, 5] * 2, dtype=np.int32)
     capacity = np.array([4, 2], dtype=np.int32) * (SHARE_ONE // 3)
@@ -98,7 +98,7 @@ def test_settle_follows_rank_capacity() -> None:
 
 
 @pytest.mark.parametrize("policy", ["greedy", "connected", "incremental"])
-def test_active_experts_plan_predicts_waits_of_recorded_batches(policy: str) -> None:
+def test_active_expert_plan_predicts_waits_of_recorded_batches(policy: str) -> None:
     rng = np.random.default_rng(0)
     odds = rng.uniform(0.1, 0.9, (2, 8))
     batches = (rng.uniform(size=(40, 2, 8)) < odds) * rng.integers(1, 50, (40, 2, 8))
@@ -110,7 +110,7 @@ def test_active_experts_plan_predicts_waits_of_recorded_batches(policy: str) -> 
     assert found.predicted_imbalance == pytest.approx(found.layer_imbalance.mean())
 
 
-def test_active_experts_plan_of_no_batches_is_level() -> None:
+def test_active_expert_plan_of_no_batches_is_level() -> None:
     none = np.zeros((3, 2, 4), dtype=np.int64)
     found = plan(none, slots=6, ranks=3, objective="active_experts")
     assert found.predicted_imbalance == 0.0

@@ -56,7 +56,7 @@ def test_held_worker_drops_held_jobs_on_close() -> None:
     assert not begun.is_set()
 
 
-def test_staff_go_releases_every_worker() -> None:
+def test_held_workers_start_every_job_after_go() -> None:
     staff = Staff.hired(lambda name: ThreadWorker(name, 20.0))
     names = ["planner", "mover", "clerk", "solver", "teller"]
     tasks = [getattr(staff, name).start(at_once(lambda: 1)) for name in names]

@@ -14,7 +14,6 @@ import torch
 from helpers.harnesses.host_pool import (
     DESCRIPTOR,
     LAYOUT,
-    SOON,
     alone,
     fill,
     holdings,
@@ -26,6 +25,7 @@ from helpers.harnesses.host_pool import (
     weights,
 )
 from helpers.processes.thread_control_plane import ThreadControl, meet
+from helpers.watchdog import WATCHDOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,7 +81,7 @@ def test_pool_checksum_equals_slot_store_checksum() -> None:
         with pool.lease([(2, 3)]) as lease:
             store.write([0], lease.sources, stream)
             store.checksum_slots([0], out, stream)
-            stream.synchronize(SOON)
+            stream.synchronize(WATCHDOG)
         assert int(out) % 2**64 == pool.checksum(2, 3)
         pool.close()
 
@@ -99,7 +99,7 @@ def test_copier_copies_experts_from_leased_pool() -> None:
         pool = sealed(control)
         with pool.lease(experts) as lease, HostCopier(PLAIN, threads=2) as copier:
             pairs = zip(itertools.chain(*lease.sources), itertools.chain(*places), strict=True)
-            copier.submit([Copy(source, place) for source, place in pairs]).wait(SOON)
+            copier.submit([Copy(source, place) for source, place in pairs]).wait(WATCHDOG)
         pool.close()
 
     alone(program)
@@ -114,7 +114,7 @@ def test_pool_stores_strided_weights_contiguously() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control, layout)
         pool.fill(0, 0, [tensor.requires_grad_()])
-        pool.seal(SOON)
+        pool.seal(WATCHDOG)
         (view,) = pool.view(0, 0)
         assert view.is_contiguous()
         assert torch.equal(view, tensor)
@@ -142,7 +142,7 @@ def test_pool_refuses_misfit_tensors_and_accepts_right_ones_later(
         with pytest.raises(ExpertPoolError, match="the descriptor says"):
             pool.fill(0, 0, tensors)
         fill(pool)
-        pool.seal(SOON)
+        pool.seal(WATCHDOG)
         assert holds(pool)
         pool.close()
 
@@ -177,10 +177,10 @@ def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
             with pytest.raises(ExpertPoolError, match="not sealed but Filling"):
                 read()
         fill(pool)
-        pool.seal(SOON)
+        pool.seal(WATCHDOG)
         writes: list[Callable[[], None]] = [
             lambda: pool.fill(0, 0, TENSORS),
-            lambda: pool.seal(SOON),
+            lambda: pool.seal(WATCHDOG),
         ]
         for write in writes:
             with pytest.raises(ExpertPoolError, match="not being filled"):
@@ -202,7 +202,7 @@ def test_pool_seal_names_unfilled_expert_on_every_rank() -> None:
         for which in pool.mine():
             if which not in {(1, 1), (2, 4)}:
                 pool.fill(*which, weights(LAYOUT, *which))
-        pool.seal(SOON)
+        pool.seal(WATCHDOG)
 
     for text in refused(program, 3, PoolIncomplete):
         assert text == ("rank 1: has not filled expert 1 of layer 1, expert 4 of layer 2")
@@ -216,12 +216,12 @@ def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
         fill(pool)
-        ready.wait(SOON)
+        ready.wait(WATCHDOG)
         if control.rank == 0:
             state = pool._state
             os.pwrite(state.descriptor, b"\xff", LAYOUT.at(1, 3) + flipped)  # type: ignore[union-attr]
-        ready.wait(SOON)
-        pool.seal(SOON)
+        ready.wait(WATCHDOG)
+        pool.seal(WATCHDOG)
 
     for text in refused(program, 2, PoolDamaged):
         assert text == "rank 1: other bytes than were written in expert 3 of layer 1"
@@ -256,8 +256,8 @@ def test_pool_close_waits_for_leases_and_refuses_new_ones() -> None:
         assert same(second.sources[0], weights(LAYOUT, 0, 1))
         reader = threading.Timer(0.05, second.release)
         reader.start()
-        pool.close(SOON)
-        reader.join(SOON)
+        pool.close(WATCHDOG)
+        reader.join(WATCHDOG)
 
     before = holdings()
     alone(program)
@@ -288,7 +288,7 @@ def test_pool_seal_fails_while_another_thread_fills(monkeypatch: pytest.MonkeyPa
 
     def slow(self: Contents, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
         inside.set()
-        go_on.wait(SOON)
+        go_on.wait(WATCHDOG)
         write(self, layer, expert, tensors)
 
     def late(pool: ExpertPool) -> None:
@@ -300,12 +300,12 @@ def test_pool_seal_fails_while_another_thread_fills(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Contents, "write", slow)
         filler = threading.Thread(target=late, args=(pool,))
         filler.start()
-        inside.wait(SOON)
+        inside.wait(WATCHDOG)
         try:
-            pool.seal(SOON)
+            pool.seal(WATCHDOG)
         finally:
             go_on.set()
-            filler.join(SOON)
+            filler.join(WATCHDOG)
 
     (text,) = refused(program, 1, PoolIncomplete)
     assert "is still filling" in text

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.kernels import CpuKernels
@@ -37,7 +38,7 @@ def test_installed_warms_kernels_before_first_table_commit(
     layout = SlotLayout(tuple((Segment("w", slot),) for slot in slots), staging=1)
     shares = even_shares(start, SHAPE.experts)
     made = Installed(cpu, cpu.slot_store(layout), SHAPE, Layout(start, shares))
-    cpu.synchronize(5.0)
+    cpu.synchronize(WATCHDOG)
     assert calls == ["warm 2 x 4, 4", "commit 2"]
     assert np.array_equal(made.layout.placement, start)
     cpu.close()

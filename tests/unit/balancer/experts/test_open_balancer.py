@@ -149,9 +149,13 @@ def test_journal_may_be_attached_to_one_rank_only(watched: int) -> None:
 
 
 def test_log_settings_may_differ_between_ranks() -> None:
-    def program(seat: Seat) -> None:
+    def program(seat: Seat) -> list[list[int]]:
         logs = replace(CONFIG, log_balancedness=True) if seat.rank == 0 else CONFIG
         more = {"journal": Heard()} if seat.rank == 0 else {}
-        Given(config=logs).open(seat, **more).close()
+        balancer = Given(config=logs).open(seat, **more)
+        with balancer.step(0):
+            installed: list[list[int]] = balancer.installed.layout.placement.tolist()
+        balancer.close()
+        return installed
 
-    on_ranks(2, program)
+    assert on_ranks(2, program) == [contiguous(SHAPE).tolist()] * 2

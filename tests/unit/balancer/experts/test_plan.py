@@ -88,7 +88,8 @@ def test_plan_for_random_few_rows_terminates() -> None:
         experts = int(rng.integers(ranks * per_rank // 2 + 1, ranks * per_rank + 1))
         load = rng.poisson(rng.gamma(0.5, 1.0, (2, experts))).astype(np.int64)
         for split in ("level", "even"):
-            plan(load, slots=ranks * per_rank, ranks=ranks, split=split)
+            found = plan(load, slots=ranks * per_rank, ranks=ranks, split=split)
+            assert [len(np.unique(row)) for row in found.placement] == [experts, experts]
 
 
 @pytest.mark.parametrize("policy", ["incremental", "connected", "greedy"])

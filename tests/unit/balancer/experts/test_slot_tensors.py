@@ -101,7 +101,7 @@ def test_register_refuses_weights_on_another_device() -> None:
         ("cpu", "cpu", True),
     ],
 )
-def test_is_on_accepts_any_index_when_none_is_given(at: str, wanted: str, fits: bool) -> None:
+def test_device_match_ignores_index_when_none_is_given(at: str, wanted: str, fits: bool) -> None:
     assert is_on(torch.device(at), torch.device(wanted)) is fits
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from helpers.strategies.journal_entries import Kept
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.ballot import Abort, Move
 from equipoise.balancer.experts.jobs import Completed, Job, ThreadWorker, Titled, at_once
@@ -20,8 +21,8 @@ def spans(kept: Kept) -> list[Span]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_timed_worker_records_span_and_returns_result(kind: str) -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, 5.0), kept)(kind)
-    assert worker.start(at_once(lambda: 7)).result(5.0) == 7
+    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)(kind)
+    assert worker.start(at_once(lambda: 7)).result(WATCHDOG) == 7
     worker.close()
     (span,) = spans(kept)
     assert (span.track, span.name) == WORK[kind]
@@ -31,13 +32,13 @@ def test_timed_worker_records_span_and_returns_result(kind: str) -> None:
 
 def test_timed_worker_records_exception_of_job() -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, 5.0), kept)("planner")
+    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)("planner")
 
     def fail() -> None:
         raise ArithmeticError("too many")
 
     task = worker.start(at_once(fail))
-    assert isinstance(task.exception(5.0), ArithmeticError)
+    assert isinstance(task.exception(WATCHDOG), ArithmeticError)
     worker.close()
     (span,) = spans(kept)
     assert span.details == {"failed": "ArithmeticError: too many"}
@@ -45,9 +46,9 @@ def test_timed_worker_records_exception_of_job() -> None:
 
 def test_timed_worker_names_span_after_titled_job() -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, 5.0), kept)("clerk")
-    assert worker.start(Titled(at_once(Move), "ask", epoch=3)).result(5.0) == Move()
-    worker.start(Titled(at_once(lambda: 1 // 0), "forget", epoch=4)).exception(5.0)
+    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)("clerk")
+    assert worker.start(Titled(at_once(Move), "ask", epoch=3)).result(WATCHDOG) == Move()
+    worker.start(Titled(at_once(lambda: 1 // 0), "forget", epoch=4)).exception(WATCHDOG)
     worker.close()
     asked, forgot = spans(kept)
     assert (asked.name, asked.details) == ("ask", {"epoch": 3, "verdict": "Move()"})
@@ -57,14 +58,14 @@ def test_timed_worker_names_span_after_titled_job() -> None:
 
 def test_timed_worker_runs_job_that_waits() -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, 5.0), kept)("mover")
-    other = ThreadWorker("other", 5.0)
+    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)("mover")
+    other = ThreadWorker("other", WATCHDOG)
 
     def job() -> Job[int]:
         came: int = yield Completed(other.start(at_once(lambda: 3)))
         return came + 1
 
-    assert worker.start(job()).result(5.0) == 4
+    assert worker.start(job()).result(WATCHDOG) == 4
     worker.close()
     other.close()
     assert spans(kept)[0].track is Track.MOVER

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from helpers.strategies.journal_entries import Kept, ended, entered, rows, steps, summed
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.journal import Balance, Entry, Lost, Settled, Stepped
 from equipoise.balancer.observe.courier import Courier
@@ -28,7 +29,7 @@ class Slow(Kept):
         self._gate = gate
 
     def note(self, entry: Entry) -> None:
-        assert self._gate.wait(10.0)
+        assert self._gate.wait(WATCHDOG)
         super().note(entry)
 
 

@@ -9,6 +9,7 @@ from urllib.request import urlopen
 import pytest
 from helpers.paths import ROOT
 from helpers.strategies.journal_entries import record
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Skipped, Stalled
 from equipoise.balancer.observe.metrics import (
@@ -168,7 +169,7 @@ def test_metrics_export_serves_until_closed(registry: Any) -> None:
     Metrics(registry, "target").note(Stalled(9, 0.5))
     exporter = export(registry, 0)
     try:
-        with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=WATCHDOG) as answer:
             text = answer.read().decode()
         assert 'equipoise_stall_seconds_total{engine="target"} 0.5' in text.splitlines()
         with pytest.raises(PortTaken, match=f"127.0.0.1:{exporter.port}"):
@@ -179,7 +180,7 @@ def test_metrics_export_serves_until_closed(registry: Any) -> None:
         exporter.close()
     check_free(exporter.port)
     with pytest.raises(OSError, match="refused"):
-        urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10)
+        urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=WATCHDOG)
 
 
 def test_metrics_without_prometheus_client_say_what_to_install(

@@ -203,8 +203,8 @@ def request(name: int, size: int, worker: int | None = None) -> Request:
     return Request(id=name, size=size, worker=worker)
 
 
-TestBooks = pytest.mark.slow(Books.TestCase)
-TestBooks.settings = settings(max_examples=150, stateful_step_count=40)
+TestRouterStateMachine = pytest.mark.slow(Books.TestCase)
+TestRouterStateMachine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def lost(router: Router, worker: int) -> Decision:

@@ -59,7 +59,7 @@ def test_one_token_output_ends_in_its_admission_step(name: str) -> None:
 
 
 @every_policy
-def test_one_request_is_served_by_many_workers_and_front_ends(name: str) -> None:
+def test_one_request_is_served_with_many_workers_and_front_ends(name: str) -> None:
     chosen = Scenario(cluster=Cluster(workers=5), policy=PolicySettings(name=name), front_ends=7)
     outcome = simulate(workload((9, 4)), chosen)
     assert outcome.steps.largest.tolist() == [9, 10, 11, 12]

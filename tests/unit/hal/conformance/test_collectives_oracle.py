@@ -38,7 +38,7 @@ def test_shape_survives_text_round_trip(shape: tuple[int, ...]) -> None:
 
 
 @given(st.sampled_from(SUMS), st.sampled_from(REAL), SIZES, KEYS)
-def test_tame_values_sum_exactly_in_every_dtype(
+def test_small_integers_sum_exactly_in_every_dtype(
     op: str, dtype: torch.dtype, size: int, key: int
 ) -> None:
     call = Call(op, dtype, (5,), key=key)
@@ -48,7 +48,7 @@ def test_tame_values_sum_exactly_in_every_dtype(
 
 
 @given(st.sampled_from(WHOLE), SIZES, KEYS)
-def test_brim_values_sum_without_overflow(dtype: torch.dtype, size: int, key: int) -> None:
+def test_largest_integers_sum_without_overflow(dtype: torch.dtype, size: int, key: int) -> None:
     call = Call("all_reduce", dtype, (5,), key=key)
     exact = [
         sum(column)
@@ -67,7 +67,7 @@ def test_all_to_all_oracle_transposes_inputs(shape: tuple[int, ...], size: int, 
 
 
 @given(st.sampled_from(sorted(EXPONENT.keys() - {torch.float8_e4m3fn}, key=str)), KEYS)
-def test_wild_values_alternate_with_non_finite_numbers(dtype: torch.dtype, key: int) -> None:
+def test_arbitrary_bits_alternate_with_non_finite_numbers(dtype: torch.dtype, key: int) -> None:
     unit = wild(Call("shift", dtype, (6,), key=key), 0, 0).float()
     assert not unit[::2].isfinite().any()
 
@@ -80,7 +80,7 @@ def test_oracle_inputs_differ_between_ranks(op: str, dtype: torch.dtype, key: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rough_values_sum_depends_on_order(dtype: torch.dtype) -> None:
+def test_rounding_sum_depends_on_order(dtype: torch.dtype) -> None:
     call = Call("all_reduce", dtype, (64,))
     parts = [rough(call, giver, 0) for giver in range(4)]
     forth, back = sum(parts[1:], parts[0]), sum(parts[-2::-1], parts[-1])

@@ -60,7 +60,7 @@ class Adder:
         pass
 
 
-def test_a_violation_is_shrunk_alike_however_slow_the_machine(
+def test_search_shrinks_identically_on_slow_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usual = search(SUMS, Adder(), Effort(cases=100))

@@ -90,7 +90,7 @@ def test_unknown_hole_or_fault_name_is_refused(monkeypatch: pytest.MonkeyPatch) 
         faults.planted()
 
 
-def test_end_all_kills_only_processes_of_its_run() -> None:
+def test_process_cleanup_kills_only_processes_of_its_run() -> None:
     mark, other = uuid.uuid4().hex, uuid.uuid4().hex
     with sleeper(mark) as first, sleeper(mark) as second, sleeper(other) as third:
         assert orphans.end_all(Kin(mark)) == sorted([first.pid, second.pid])
@@ -99,7 +99,7 @@ def test_end_all_kills_only_processes_of_its_run() -> None:
         orphans.end_all(Kin(other))
 
 
-def test_end_all_finds_unmarked_process_by_its_leader() -> None:
+def test_process_cleanup_finds_unmarked_process_by_leader() -> None:
     with sleeper("another") as process:
         assert orphans.end_all(Kin(uuid.uuid4().hex)) == []
         assert orphans.end_all(Kin(uuid.uuid4().hex, process.pid)) == [process.pid]
@@ -117,7 +117,7 @@ def test_driver_ends_with_its_parent_and_frees_shared_memory(segment: Path) -> N
     assert not segment.exists()
 
 
-def test_remove_unused_keeps_shared_memory_that_is_mapped(segment: Path) -> None:
+def test_process_cleanup_keeps_mapped_shared_memory(segment: Path) -> None:
     mark = uuid.uuid4().hex
     with sleeper(mark, MAPPER, str(segment)):
         seen = orphans.segments_of(Kin(mark))

@@ -10,6 +10,7 @@ from exploration.exchange import oracle
 from exploration.exchange.case import PLAIN, Case, Grid
 from exploration.exchange.in_process_wire import Table, TableWire
 from helpers.rank_programs.tensor_patterns import same
+from helpers.watchdog import WATCHDOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -27,7 +28,6 @@ from equipoise.pipeline.expert_exchange.room import Room
 from equipoise.pipeline.expert_exchange.torch_kernels import TorchKernels, device_memory
 from equipoise.pipeline.expert_exchange.words import Fitted, Overflowed, judge
 
-SOON = 15.0
 BACKENDS: tuple[Backend, ...] = (BACKEND, VirtualBackend())
 
 
@@ -139,7 +139,7 @@ def wrong(backend: Backend, case: Case, make: type[TorchKernels] = TorchKernels)
                 rank.replay(part)
             for rank in ranks if part < 2 else ():
                 rank.carry(part)
-        accelerator.synchronize(SOON)
+        accelerator.synchronize(WATCHDOG)
         found += [what for rank in ranks for what in _differences(case, step, rank)]
     accelerator.close()
     return found
@@ -220,7 +220,7 @@ def test_captured_exchange_reuses_graphs_of_first_steps(
         back = [rank.combine(s) for rank, s in zip(ranks, sent, strict=True)]
         for rank, b in zip(ranks, back, strict=True):
             rank.take(b, found)
-        accelerator.synchronize(SOON)
+        accelerator.synchronize(WATCHDOG)
         dense = [oracle.dense(case, step, 0, rank) for rank in range(case.size)]
         assert all(same(f, d) for f, d in zip(found, dense, strict=True))
     assert [rank.kernels.captured for rank in ranks] == [MOST] * case.size

@@ -56,7 +56,7 @@ def test_judge_of_one_seed_has_best_and_no_alike(
     assert (judged.best, judged.alike) == ("a", ())
 
 
-def test_alike_lines_list_indistinct_policies_by_column(
+def test_tie_lines_list_indistinguishable_policies_by_column(
     found: Simulated, make_result: MakeResult
 ) -> None:
     def lines(*results: Result) -> list[str]:

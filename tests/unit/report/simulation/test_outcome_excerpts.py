@@ -65,7 +65,7 @@ def test_excerpt_fits_into_kept_steps(kept: int) -> None:
     assert len(excerpt.loads) == len(excerpt.clock) == len(excerpt.seconds) == count
 
 
-def test_stretch_ends_reading_at_barrier_before_step_end(outcome: Outcome) -> None:
+def test_excerpt_split_puts_barrier_before_step_end(outcome: Outcome) -> None:
     seen = stretch(Excerpt.of(outcome), outcome.cluster)
     assert seen.begins[0] == 0
     assert np.allclose(seen.reading.max(axis=1), seen.barrier)
@@ -80,7 +80,7 @@ def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: Outcome) -
     assert waits.mean() == pytest.approx(outcome.waits.mean(), rel=0.1)
 
 
-def test_watch_keeps_first_seed_and_averages_balance() -> None:
+def test_outcome_watch_keeps_first_seed_and_averages_balance() -> None:
     watch = Watch()
     outcomes = [run(50, seed) for seed in (0, 1)]
     for seed, outcome in enumerate(outcomes):
@@ -92,7 +92,7 @@ def test_watch_keeps_first_seed_and_averages_balance() -> None:
     assert (np.diff(seen.balance) >= 0).all()
 
 
-def test_watch_omits_policy_with_all_requests_failed(outcome: Outcome) -> None:
+def test_outcome_watch_omits_policy_with_all_requests_failed(outcome: Outcome) -> None:
     watch, jobs = Watch(), outcome.jobs
     watch.keep(JSQ, 0, replace(outcome, jobs=replace(jobs, failed=np.ones_like(jobs.failed))))
     assert watch.seen() == {}

@@ -42,6 +42,6 @@ def test_simulation_json_has_balance_and_wait_distributions(found: Simulated) ->
     assert len(policy["wait_by_size"]["seconds"]) == 10
 
 
-def test_plain_converts_python_values_to_json() -> None:
+def test_to_json_converts_python_values() -> None:
     given = {"a": Path("x"), 1: (float("nan"), 0.5), "e": Predictor.ORACLE, "b": True, "n": None}
     assert plain(given) == {"a": "x", "1": [None, 0.5], "e": "oracle", "b": True, "n": None}

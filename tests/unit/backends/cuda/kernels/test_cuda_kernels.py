@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from helpers.fakes import synchronous_vendor as at_once
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.backends.cuda import launching, native
@@ -68,7 +69,7 @@ def filled(kernels: CudaKernels, stream: DeviceStream) -> tuple[Tables, list[Rou
     kernels.commit_tables(update(0, table(20_000)), tables, stream)
     kernels.commit_tables(update(1, table(1)), tables, stream)
     kernels.commit_tables(update(1, table(50_000)), tables, stream)
-    stream.synchronize(1.0)
+    stream.synchronize(WATCHDOG)
     assert tables.generation.tolist() == [1, 2]
     return tables, [table(20_000), table(50_000)]
 
@@ -85,7 +86,7 @@ def test_warm_leaves_tables_unchanged(kernels: CudaKernels, stream: DeviceStream
     tables, _ = filled(kernels, stream)
     before = [part.clone() for part in (tables.start, tables.replicas, tables.cumulative)]
     kernels.warm(tables, stream)
-    stream.synchronize(1.0)
+    stream.synchronize(WATCHDOG)
     assert tables.generation.tolist() == [1, 2]
     for part, was in zip((tables.start, tables.replicas, tables.cumulative), before, strict=True):
         assert torch.equal(part, was)
@@ -95,7 +96,7 @@ def test_count_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) 
     counts = outputs()[1]
     for _ in range(2):  # the second time in a workspace that was used
         kernels.count(IDS, counts, stream)
-        stream.synchronize(1.0)
+        stream.synchronize(WATCHDOG)
         assert counts.tolist() == count_experts(IDS, EXPERTS).tolist()
 
 
@@ -106,7 +107,7 @@ def test_route_and_count_equals_the_reference(
     tables, made = filled(kernels, stream)
     slots, counts = outputs()
     kernels.route_and_count(IDS, tables, Salt(3, layer, 7), slots, counts, stream)
-    stream.synchronize(1.0)
+    stream.synchronize(WATCHDOG)
     due = route_hashed(IDS, made[layer], 3, layer, 7)
     assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
 
@@ -116,7 +117,7 @@ def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: De
     slots, counts = outputs()
     cumulative = solve_cumulative(torch.tensor([9, 1, 1, 1, 4]), made[0], RANKS)
     kernels.route_apportioned(IDS, tables, cumulative, Salt(1, 0, 2), slots, counts, stream)
-    stream.synchronize(1.0)
+    stream.synchronize(WATCHDOG)
     shared = RoutingTable(made[0].start, made[0].replicas, cumulative)
     due = route_apportioned(IDS, shared, 1, 0)
     assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
@@ -129,7 +130,7 @@ def test_route_by_rule_equals_the_reference(
     tables, made = filled(kernels, stream)
     slots, counts = outputs()
     kernels.route_by_rule(rule, IDS, tables, 1, slots, counts, stream)
-    stream.synchronize(1.0)
+    stream.synchronize(WATCHDOG)
     due = route_by_rule(IDS, made[1], rule)
     assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
 
@@ -138,14 +139,14 @@ def test_solve_shares_equals_the_reference(kernels: CudaKernels, stream: DeviceS
     tables, made = filled(kernels, stream)
     counts, found = torch.tensor([90, 3, 7, 1, 40]), torch.zeros(SLOTS, dtype=torch.int32)
     kernels.solve_shares(counts, tables, 1, found, stream)
-    stream.synchronize(1.0)
+    stream.synchronize(WATCHDOG)
     assert found.tolist() == solve_cumulative(counts, made[1], RANKS).tolist()
 
 
 def test_checksum_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
     data, out = torch.arange(41, dtype=torch.int16)[1:], torch.zeros(1, dtype=torch.int64)
     kernels.checksum(data, out, stream)
-    stream.synchronize(1.0)
+    stream.synchronize(WATCHDOG)
     assert out.tolist() == [as_int64(checksum(data))]
     with pytest.raises(ValueError, match="C-contiguous"):
         kernels.checksum(data[::2], out, stream)
@@ -171,7 +172,7 @@ def test_kernel_error_fails_its_stream(
     monkeypatch.setattr(programs("counting"), "count", fail)
     kernels.count(IDS, outputs()[1], stream)
     with pytest.raises(StreamFailed, match="shared memory"):
-        stream.synchronize(1.0)
+        stream.synchronize(WATCHDOG)
 
 
 def test_workspace_is_per_stream_and_size(

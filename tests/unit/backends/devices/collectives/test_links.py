@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.devices.collectives.library import Promise
 from equipoise.backends.devices.collectives.links import Link, Way
@@ -15,8 +16,6 @@ from equipoise.backends.devices.collectives.work import Bell, DeviceWork
 from equipoise.backends.devices.patience import Patience
 from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed
-
-SOON = 10.0
 
 
 class Unready:
@@ -51,7 +50,7 @@ def made(make: Any) -> Link:
 
 
 def issued(link: Link) -> DeviceWork:
-    work = DeviceWork("isend to 1", SOON, lambda failure: None, Bell(DEVICE, None, no_promise))
+    work = DeviceWork("isend to 1", WATCHDOG, lambda failure: None, Bell(DEVICE, None, no_promise))
     link.issue(work, torch.zeros(1, dtype=torch.int8))
     return work
 
@@ -60,8 +59,8 @@ def test_link_fails_unlaunchable_operation_and_stays_usable() -> None:
     link = made(lambda patience: SimpleNamespace(lane=None))
     work = issued(link)
     with pytest.raises(CommunicatorFailed, match="was not launched: the stream is broken"):
-        work.result(SOON / 2)
-    link.warm(time.monotonic() + SOON)
+        work.result(WATCHDOG)
+    link.warm(time.monotonic() + WATCHDOG)
 
 
 def test_failed_link_fails_waiting_operations() -> None:
@@ -70,6 +69,6 @@ def test_failed_link_fails_waiting_operations() -> None:
 
     link = made(fail)
     with pytest.raises(CommunicatorFailed, match="found no link: nobody came"):
-        issued(link).result(SOON / 2)
+        issued(link).result(WATCHDOG)
     with pytest.raises(CommunicatorFailed, match="found no link"):
-        link.warm(time.monotonic() + SOON)
+        link.warm(time.monotonic() + WATCHDOG)

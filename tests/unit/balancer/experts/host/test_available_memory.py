@@ -45,11 +45,11 @@ def system(tmp_path: Path) -> System:
     return System(tmp_path)
 
 
-def test_room_without_limits_is_available_memory(system: System) -> None:
+def test_available_memory_without_cgroup_limit_is_that_of_machine(system: System) -> None:
     assert system.room() == Room(32 * GIB, "this machine's memory")
 
 
-def test_room_is_limited_by_tightest_cgroup_of_its_path(system: System) -> None:
+def test_available_memory_respects_tightest_cgroup_of_path(system: System) -> None:
     system.write(system.proc / "self" / "cgroup", "0::/jobs/mine\n")
     system.second("jobs/mine", "max", 5)
     system.second("jobs", 10 * GIB, 7 * GIB, files=GIB)
@@ -58,7 +58,7 @@ def test_room_is_limited_by_tightest_cgroup_of_its_path(system: System) -> None:
     assert system.room() == Room(GIB, f"control group {system.groups / 'jobs/mine'}")
 
 
-def test_room_is_limited_by_cgroup_v1(system: System) -> None:
+def test_available_memory_respects_cgroup_v1(system: System) -> None:
     text = "7:cpu:/other\n4:memory,hugetlb:/jobs/mine\n0::/\n"
     system.write(system.proc / "self" / "cgroup", text)
     system.first("jobs", 3 * GIB, 2 * GIB, files=GIB // 2)
@@ -66,18 +66,18 @@ def test_room_is_limited_by_cgroup_v1(system: System) -> None:
     assert found == Room(3 * GIB // 2, f"control group {system.groups / 'memory/jobs'}")
 
 
-def test_room_is_zero_when_cgroup_is_over_its_limit(system: System) -> None:
+def test_available_memory_is_zero_when_cgroup_exceeds_limit(system: System) -> None:
     system.second("", GIB, 2 * GIB)
     assert system.room().free == 0
 
 
-def test_room_is_limited_by_cgroup_root_in_a_container(system: System) -> None:
+def test_available_memory_respects_cgroup_root_in_container(system: System) -> None:
     system.write(system.proc / "self" / "cgroup", "0::/not/seen/here\n")
     system.second("", 2 * GIB, GIB)
     assert system.room() == Room(GIB, f"control group {system.groups}")
 
 
-def test_room_raises_without_memavailable(system: System) -> None:
+def test_available_memory_raises_without_memavailable(system: System) -> None:
     system.write(system.proc / "meminfo", "MemTotal: 99 kB\n")
     with pytest.raises(ValueError, match="does not say"):
         system.room()

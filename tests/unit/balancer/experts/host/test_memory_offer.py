@@ -131,7 +131,7 @@ def test_process_start_time_is_parsed_for_any_process_name(name: str, tmp_path: 
     assert offer.started(7, tmp_path) == 22
 
 
-def test_door_hands_memory_to_holder_of_token(descriptor: int) -> None:
+def test_memory_socket_sends_fd_for_valid_token(descriptor: int) -> None:
     told = Offer.of(descriptor, TOKEN)
     with Door(descriptor, TOKEN) as door:
         found = [knock(door.address, told, LAYOUT) for _ in range(3)]
@@ -141,7 +141,7 @@ def test_door_hands_memory_to_holder_of_token(descriptor: int) -> None:
         os.close(each)
 
 
-def test_door_refuses_wrong_token_and_serves_next_visitor(
+def test_memory_socket_refuses_wrong_token_and_serves_next_client(
     descriptor: int,
 ) -> None:
     told = Offer.of(descriptor, TOKEN)
@@ -153,14 +153,16 @@ def test_door_refuses_wrong_token_and_serves_next_visitor(
         os.close(knock(door.address, told, LAYOUT))
 
 
-def test_door_is_unreachable_after_close(descriptor: int) -> None:
+def test_memory_socket_is_unreachable_after_close(descriptor: int) -> None:
     with Door(descriptor, TOKEN) as door:
         address = door.address
     with pytest.raises(ForeignMemory, match="no way to its door"):
         knock(address, Offer.of(descriptor, TOKEN), LAYOUT)
 
 
-def test_door_refuses_another_user(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_socket_refuses_another_user(
+    descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = Offer.of(descriptor, TOKEN)
     with Door(descriptor, TOKEN) as door:
         monkeypatch.setattr("equipoise.balancer.experts.host.door.same_user", lambda peer: False)

@@ -9,7 +9,6 @@ import pytest
 from helpers.harnesses.host_pool import (
     DESCRIPTOR,
     LAYOUT,
-    SOON,
     alone,
     fill,
     holdings,
@@ -19,6 +18,7 @@ from helpers.harnesses.host_pool import (
     sealed,
 )
 from helpers.processes.thread_control_plane import ThreadControl, meet
+from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.host import gathering, memory
 from equipoise.balancer.experts.host.layout import PoolLayout
@@ -103,7 +103,7 @@ def test_pool_open_times_out_on_missing_rank() -> None:
 
 def test_pool_open_refuses_rank_outside_its_node_group() -> None:
     def program(control: ThreadControl) -> None:
-        ExpertPool.open(control, [1, 2], LAYOUT, name="x", timeout=SOON)
+        ExpertPool.open(control, [1, 2], LAYOUT, name="x", timeout=WATCHDOG)
 
     with pytest.raises(ExpertPoolError, match=r"rank 0 is not one of its node's \(1, 2\)"):
         alone(program)
@@ -178,12 +178,12 @@ def test_pools_of_two_jobs_on_one_machine_do_not_mix() -> None:
     def job(seed: int) -> list[object]:
         def program(control: ThreadControl) -> bool:
             pool = opened(control)
-            middle.wait(SOON)
+            middle.wait(WATCHDOG)
             fill(pool, seed)
-            middle.wait(SOON)
-            pool.seal(SOON)
+            middle.wait(WATCHDOG)
+            pool.seal(WATCHDOG)
             found = holds(pool, seed)
-            middle.wait(SOON)
+            middle.wait(WATCHDOG)
             pool.close()
             return found
 
@@ -194,7 +194,7 @@ def test_pools_of_two_jobs_on_one_machine_do_not_mix() -> None:
     for each in jobs:
         each.start()
     for each in jobs:
-        each.join(2 * SOON)
+        each.join(WATCHDOG)
     assert answers == {1: [True, True], 2: [True, True]}
 
 
@@ -205,7 +205,7 @@ def test_pools_of_two_models_are_separate() -> None:
         target, draft = opened(control, LAYOUT, "target"), opened(control, small, "draft")
         for pool, seed in ((target, 1), (draft, 2)):
             fill(pool, seed)
-            pool.seal(SOON)
+            pool.seal(WATCHDOG)
         found = holds(target, 1) and holds(draft, 2)
         target.close()
         found = found and holds(draft, 2)
@@ -220,6 +220,6 @@ def test_neighbours_are_ranks_with_same_node_name() -> None:
 
     def program(control: ThreadControl) -> tuple[int, ...]:
         topology = Topology(0, nodes[control.rank], -1)
-        return neighbours(control, topology, name="x", timeout=SOON)
+        return neighbours(control, topology, name="x", timeout=WATCHDOG)
 
     assert meet(4, program) == [(0, 2), (1,), (0, 2), (3,)]
