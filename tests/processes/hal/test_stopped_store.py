@@ -34,6 +34,8 @@ def silenced() -> Iterator[StoreControlPlane]:
         plane = StoreControlPlane(where)
         plane.cast("before", b"fine")
         os.kill(holder.pid, signal.SIGSTOP)
+        # Its other threads run on until one of them has taken the signal.
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
         yield plane
         holder.kill()
         plane.close()
