@@ -141,6 +141,7 @@ def test_proxy_rejects_endless_head_at_size_limit() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_proxy_times_out_slow_heads_and_bodies() -> None:
     async def work() -> None:
         patience = Patience(header=1.0, body=1.0)

@@ -130,6 +130,7 @@ def test_proxy_stops_and_resumes_routing_by_worker_health() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_silent_worker_is_not_lost_while_tokens_arrive() -> None:
     async def work() -> None:
         fake = Fake("w0", pace=0.02)
@@ -283,6 +284,7 @@ def test_proxy_bounds_every_wait_of_a_stream(
     run(work())
 
 
+@pytest.mark.slow
 def test_proxy_applies_only_total_timeout_without_streaming() -> None:
     async def work() -> None:
         patience = Patience(first_token=0.1, token=0.1, total=2.5)

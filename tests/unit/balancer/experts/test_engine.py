@@ -202,6 +202,7 @@ def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
     assert all("move failed" in story.aborts for story in stories)
 
 
+@pytest.mark.slow
 def test_communicator_is_rebuilt_after_failed_move() -> None:
     # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
     stories = rebalance(fabric(".moves", BrokenUntilBuilt), deadline=4.0)
@@ -234,6 +235,7 @@ def test_rank_without_ballots_follows_decision_of_its_peer(stand: str) -> None:
 
 
 @pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
+@pytest.mark.slow
 def test_rank_with_all_ballots_aborts_when_peer_decided_abort(stand: str) -> None:
     blind = fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.0))
     stories = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))

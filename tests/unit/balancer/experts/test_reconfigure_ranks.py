@@ -100,6 +100,7 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
 
 
 @pytest.mark.parametrize("active", [[0, 1], [0, 2], [1, 2]])
+@pytest.mark.slow
 def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]) -> None:
     found = loses(SAFE, active, host=False)
     left = [found[rank] for rank in active]
