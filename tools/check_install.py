@@ -161,7 +161,7 @@ def oldest_torch() -> str:
     return str(torch.removeprefix("torch>="))
 
 
-def place(path: str, wanted: str) -> str:
+def file_and_line(path: str, wanted: str) -> str:
     """File and line that first has a text."""
     lines = (ROOT / path).read_text("utf-8").splitlines()
     numbers = [number for number, line in enumerate(lines, 1) if wanted in line]
@@ -172,23 +172,23 @@ def cases(readme: str) -> Iterator[Case]:
     """All that is resolved."""
     for python in pythons():
         for line in readme_lines(readme):
-            arguments, origin = spelt_out(shlex.split(line)), place("README.md", line)
+            arguments, origin = spelt_out(shlex.split(line)), file_and_line("README.md", line)
             yield Case(f"pip install {line}", python, arguments, origin)
             if any(argument.startswith("torch") for argument in arguments):
                 yield Case(f"pip install {line}", python, arguments, origin, cpu=True)
-        torch, origin = f"torch=={oldest_torch()}.*", place("pyproject.toml", '"torch>=')
+        torch, origin = f"torch=={oldest_torch()}.*", file_and_line("pyproject.toml", '"torch>=')
         yield Case(f"pip install . {torch}", python, (*requirements(), torch), origin)
     for name, arguments in tox_environments((ROOT / "tox.ini").read_text("utf-8")):
-        origin = place("tox.ini", f"[testenv:{name}]")
+        origin = file_and_line("tox.ini", f"[testenv:{name}]")
         yield Case(f"tox -e {name}", TOX_PYTHON, arguments, origin)
 
 
-def advice(case: Case, told: str) -> str:
+def where_to_change(case: Case, told: str) -> str:
     """Where to change what did not resolve, and the command that shows it again."""
     pins = sorted({requested or missing for requested, missing in PINNED.findall(told)})
     listed = [ROOT / path for option, path in pairwise(case.arguments) if option == "-c"]
     places = [
-        place(os.path.relpath(file, ROOT), pin)
+        file_and_line(os.path.relpath(file, ROOT), pin)
         for file in listed
         for pin in pins
         if pin in file.read_text("utf-8").splitlines()
@@ -292,7 +292,7 @@ def examine(case: Case, cpu_torch: Path, variables: dict[str, str]) -> str:
 
 def check_all(chosen: list[Case], variables: dict[str, str]) -> bool:
     """Prints a line for each case, and tells whether all resolve; raises Unreachable."""
-    kept = True
+    resolved = True
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
         write_cpu_torch(Path(folder), variables)
         outcomes = [pool.submit(examine, case, Path(folder), variables) for case in chosen]
@@ -301,11 +301,17 @@ def check_all(chosen: list[Case], variables: dict[str, str]) -> bool:
                 try:
                     print(f"ok      {case} ({outcome.result()})", flush=True)
                 except Unresolved as error:
-                    kept = False
-                    print(f"FAILED  {case}", error, advice(case, str(error)), sep="\n", flush=True)
+                    resolved = False
+                    print(
+                        f"FAILED  {case}",
+                        error,
+                        where_to_change(case, str(error)),
+                        sep="\n",
+                        flush=True,
+                    )
         finally:
             pool.shutdown(cancel_futures=True)
-    return kept
+    return resolved
 
 
 def main(arguments: list[str]) -> int:
@@ -324,15 +330,19 @@ def main(arguments: list[str]) -> int:
         print(f"check_install: no case is called {' or '.join(arguments)}")
         return 1
     try:
-        kept = check_all(chosen, environment())
+        resolved = check_all(chosen, environment())
     except Unreachable:
         print(f"check_install: the package index cannot be reached; {OFFLINE}=1 skips this check")
         return 1
     except Unresolved as error:
         # Of the pinned torch, from which the CPU build is derived.
-        print(f"check_install: {error}", f"change: {place('constraints.txt', 'torch==')}", sep="\n")
+        print(
+            f"check_install: {error}",
+            f"change: {file_and_line('constraints.txt', 'torch==')}",
+            sep="\n",
+        )
         return 1
-    return 0 if kept and not failed else 1
+    return 0 if resolved and not failed else 1
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """Names of a file of test code."""
+    """NameResolver of a file of test code."""
 
     source: Source
     functions: dict[tuple[str, str], Function]
@@ -367,7 +367,7 @@ def _called(call: ast.Call) -> str:
     return ""
 
 
-class Names:
+class NameResolver:
     """Finds what the names of test code stand for, through its imports."""
 
     def __init__(self, modules: dict[str, Module]) -> None:
@@ -453,14 +453,14 @@ def assertless_tests(tree: Tree) -> Iterator[Violation]:
     A helper is found through the imports of the file; a method by its name, in the classes that the
     file defines, imports or gets from a function or fixture.
     """
-    names = Names(tree.modules)
+    names = NameResolver(tree.modules)
     for module in set(tree.modules.values()):
         for test in module.tests:
             if not _can_fail(names, module, test):
                 yield module.source.violation(test.line, f"{test.name} asserts nothing")
 
 
-def _can_fail(names: Names, module: Module, test: Function) -> bool:
+def _can_fail(names: NameResolver, module: Module, test: Function) -> bool:
     waiting, seen = [(module, test)], {test}
     while waiting:
         home, function = waiting.pop()
@@ -476,7 +476,7 @@ def _can_fail(names: Names, module: Module, test: Function) -> bool:
 
 
 def test_names(tree: Tree) -> Iterator[Violation]:
-    """Names of tests that are long, or that have no subject."""
+    """NameResolver of tests that are long, or that have no subject."""
     for module in tree.modules.values():
         for test in module.tests:
             if len(test.name) > LONGEST_TEST_NAME:
@@ -489,7 +489,7 @@ def test_names(tree: Tree) -> Iterator[Violation]:
 
 def long_sleeps(tree: Tree) -> Iterator[Violation]:
     """Sleeps of test code over a constant number of seconds, also over one of another file."""
-    names = Names(tree.modules)
+    names = NameResolver(tree.modules)
     for module in tree.modules.values():
         # The runner of the deep tier is no test; it gives processes time to say where they hang.
         for line, slept in () if module.source.path.startswith("tests/deep/") else module.sleeps:

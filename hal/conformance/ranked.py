@@ -4,6 +4,7 @@ This side owns hypothesis. Every order goes to the ranks it concerns, and all th
 there before the next one, so that a rank which fails strands nobody.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from equipoise.hal.conformance.seat import Answer, Order
 from equipoise.hal.conformance.subject import blame, judge
 from equipoise.hal.errors import Violation
 
+LOG = logging.getLogger(__name__)
 SIZES = (1, 2, 3, 4, 5, 8)
 DEADLINES: Mapping[Pace, float] = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
 """Seconds that an operation may last; a brisk one at least."""
@@ -144,9 +146,9 @@ class RankedSubject:
         self._troupe = troupe
         self._deadlines = deadlines
         self._stages: dict[tuple[int, Pace], _Stage] = {}
-        self._gauged: tuple[str, float] = ("", 0.0)
-        self._stood: Property | None = None
-        self._gauges = 0
+        self._gauge: tuple[str, float] = ("", 0.0)
+        self._confirmed: Property | None = None
+        self._gauge_count = 0
         self._opened = 0
         self._played = 0
 
@@ -168,7 +170,7 @@ class RankedSubject:
                 return judge(claim, case, self._perform(claim, case, reference))
             except Exception as error:
                 self._clear()
-                if attempt == TRIES or not self._hurried(claim):
+                if attempt == TRIES or not self._machine_slowed_down(claim):
                     raise blame(claim, error) from error
         raise AssertionError("unreachable")
 
@@ -246,43 +248,51 @@ class RankedSubject:
             return max(deadline, OPENINGS * self._opening(claim))
         return deadline
 
-    def _hurried(self, claim: Property) -> bool:
+    def _machine_slowed_down(self, claim: Property) -> bool:
         """Whether the machine has become too slow for the deadline of a case that failed.
 
         What fails is then no verdict: an operation may have timed out that would have ended well.
         Asked until one failure of the property stands: shrinking plays many that fail.
         """
-        if claim.pace is not Pace.BRISK or self._gauged[0] != claim.name or self._stood == claim:
+        if claim.pace is not Pace.BRISK or self._gauge[0] != claim.name or self._confirmed == claim:
             return False
-        before, self._gauged = self._deadline(claim), ("", 0.0)
+        before, self._gauge = self._deadline(claim), ("", 0.0)
         try:
-            hurried = self._deadline(claim) > SLOWER * before
+            needed = self._deadline(claim)
         except Violation:  # it cannot even open a communicator: that is a verdict
             self._clear()
-            hurried = False
-        if not hurried:
-            self._stood = claim
-        return hurried
+            needed = 0.0
+        if needed <= SLOWER * before:
+            self._confirmed = claim
+            return False
+        LOG.warning(
+            "%s: a case failed under a deadline of %.1f s, for which the machine is too busy; "
+            "played again with %.1f s",
+            claim.name,
+            before,
+            needed,
+        )
+        return True
 
     def _opening(self, claim: Property) -> float:
         """Seconds that the slowest of all ranks needs to open a communicator.
 
         Gauged anew for each property: a machine may be busier than it was before.
         """
-        if self._gauged[0] != claim.name:
+        if self._gauge[0] != claim.name:
             key = max(self._traits.sizes), Pace.CALM
             stage, fresh = self._stages.get(key), key not in self._stages
             if stage is None:
                 deadline = self._deadlines[Pace.CALM]
                 stage = self._begin(claim, key, deadline, self._troupe.host(), None)
-            self._gauges += 1
-            order = {"do": "gauge", "fabric": stage.name, "number": self._gauges}
+            self._gauge_count += 1
+            order = {"do": "gauge", "fabric": stage.name, "number": self._gauge_count}
             replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call())
             told = observed(claim.clauses[0], replies)
             if fresh:
                 self._strike(key)
-            self._gauged = claim.name, max(float(seconds) for (seconds,) in told.values())
-        return self._gauged[1]
+            self._gauge = claim.name, max(float(seconds) for (seconds,) in told.values())
+        return self._gauge[1]
 
     def _host(self, claim: Property) -> tuple[Store, int | None]:
         """Where the ranks can meet, and the process that holds it if it may be ended."""

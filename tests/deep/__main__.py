@@ -221,9 +221,9 @@ def listing() -> str:
     return "\n".join(f"{part.name:12} {part.proves}; {part.takes}" for part in PARTS)
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """The options before `--`."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="tox -e deep --",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -231,15 +231,15 @@ def parser() -> argparse.ArgumentParser:
         usage="%(prog)s [--list | --pages | [--trial] [PART ...] [-- OPTION OF PYTEST ...]]",
     )
     names = [part.name for part in PARTS]
-    made.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all")
-    what = made.add_mutually_exclusive_group()
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all")
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="what each part proves, and its time")
     what.add_argument("--pages", action="store_true", help="write the pages anew from the results")
     what.add_argument("--trial", action="store_true", help="with the numbers of a commit")
-    return made
+    return parser
 
 
-def parsed(words: Sequence[str]) -> Request | None:
+def read_request(words: Sequence[str]) -> Request | None:
     """What to run; None where something was printed or written instead.
 
     Raises:
@@ -247,24 +247,24 @@ def parsed(words: Sequence[str]) -> Request | None:
     """
     at = list(words).index("--") if "--" in words else len(words)
     own, options = words[:at], words[at + 1 :]
-    read = parser()
-    told = read.parse_args(own)
-    if (told.list or told.pages) and (told.parts or options):
-        read.error("--list and --pages stand alone")
-    if (told.trial or options) and not told.parts:
-        read.error("name the parts to try, or to give options to")
+    parser = make_parser()
+    arguments = parser.parse_args(own)
+    if (arguments.list or arguments.pages) and (arguments.parts or options):
+        parser.error("--list and --pages stand alone")
+    if (arguments.trial or options) and not arguments.parts:
+        parser.error("name the parts to try, or to give options to")
     try:
-        parts = chosen(told.parts)
+        parts = chosen(arguments.parts)
     except ValueError as error:
-        read.error(str(error))
-    if options and (silent := [part.name for part in parts if not part.tested]):
-        read.error(f"pytest does not run {', '.join(silent)}: no options for it")
-    if told.list:
+        parser.error(str(error))
+    if options and (silent := [part.name for part in parts if not part.runs_pytest]):
+        parser.error(f"pytest does not run {', '.join(silent)}: no options for it")
+    if arguments.list:
         print(listing())
-    elif told.pages:
+    elif arguments.pages:
         write_pages(load())
     else:
-        return Request(parts, bool(told.parts), told.trial, options)
+        return Request(parts, bool(arguments.parts), arguments.trial, options)
     return None
 
 
@@ -275,7 +275,7 @@ def _interrupt(number: int, _: object) -> None:
 
 def main(words: Sequence[str]) -> int:
     """The command; its exit code."""
-    request = parsed(words)
+    request = read_request(words)
     if request is None:
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):

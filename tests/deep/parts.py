@@ -106,7 +106,7 @@ class Part:
     lacks: Callable[[], str | None] = nothing
 
     @property
-    def tested(self) -> bool:
+    def runs_pytest(self) -> bool:
         """Whether pytest runs a step of it, so that options for it have a meaning."""
         return any(step.report is Report.JUNIT for step in self.steps())
 

@@ -30,7 +30,7 @@ def test_vllm_run_fails_when_hole_is_unfilled(
 ) -> None:
     reference = references["qwen3-moe"]
     case = modes.pipeline(reference) if hole is Hole.RECEIVE_BUFFER else modes.balanced(reference)
-    outcome = without(hole, case, run_once)
+    outcome = run_without(hole, case, run_once)
     with pytest.raises(AssertionError):
         judge(outcome, reference)
     assert FAILURES[hole] in outcome.said
@@ -40,7 +40,7 @@ def test_vllm_eplb_sees_no_load_without_filled_routing(
     references: References, run_once: RunOnce
 ) -> None:
     reference = references["qwen3-moe"]
-    outcome = without(Hole.EPLB_ROUTING, modes.balanced(reference), run_once)
+    outcome = run_without(Hole.EPLB_ROUTING, modes.balanced(reference), run_once)
     says(outcome, reference)
     assert len(outcome.of("watch")) == 2
     for watched in outcome.of("watch"):
@@ -54,12 +54,12 @@ def test_vllm_does_not_balance_without_filled_eplb_switch(
     references: References, run_once: RunOnce
 ) -> None:
     reference = references["qwen3-moe"]
-    outcome = without(Hole.EPLB_SWITCH, modes.balanced(reference), run_once)
+    outcome = run_without(Hole.EPLB_SWITCH, modes.balanced(reference), run_once)
     says(outcome, reference)
     assert outcome.of("watch") == [], "EPLB was on"
 
 
-def without(hole: Hole, case: Case, run_once: RunOnce) -> Outcome:
+def run_without(hole: Hole, case: Case, run_once: RunOnce) -> Outcome:
     return run_once(f"without-{hole}", replace(case, holes=case.holes - {hole}))
 
 

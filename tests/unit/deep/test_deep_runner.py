@@ -216,12 +216,12 @@ def test_deep_trial_saves_no_results(run: Callable[..., tuple[int, results.Resul
 
 
 def test_command_line_names_parts_and_passes_options_to_pytest() -> None:
-    request = deep.parsed(["--trial", "engines", "unit", "--", "-k", "planner"])
+    request = deep.read_request(["--trial", "engines", "unit", "--", "-k", "planner"])
     assert request is not None
     assert [each.name for each in request.parts] == ["unit", "engines"]
     assert (request.named, request.trial, request.options) == (True, True, ["-k", "planner"])
     assert not request.kept
-    everything = deep.parsed([])
+    everything = deep.read_request([])
     assert everything is not None
     assert (list(everything.parts), everything.named, everything.kept) == ([*PARTS], False, True)
 

@@ -12,7 +12,6 @@ from check_install import (
     Case,
     Unreachable,
     Unresolved,
-    advice,
     cases,
     main,
     pythons,
@@ -22,6 +21,7 @@ from check_install import (
     resolve,
     spelt_out,
     tox_environments,
+    where_to_change,
     wrong_claims,
 )
 
@@ -174,7 +174,7 @@ def test_advice_finds_pin_that_index_does_not_have() -> None:
     case = Case("tox -e lint", "3.11", ("ruff", "-c", f"{ROOT}/constraints.txt"), "tox.ini:7")
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     told = f"ERROR: No matching distribution found for {pins[4]}"
-    assert advice(case, told).startswith("change: tox.ini:7, constraints.txt:5\n")
+    assert where_to_change(case, told).startswith("change: tox.ini:7, constraints.txt:5\n")
 
 
 def test_every_case_has_a_line_of_origin() -> None:

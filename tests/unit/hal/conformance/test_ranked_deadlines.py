@@ -120,10 +120,13 @@ def test_failure_counts_when_machine_is_as_fast_as_before() -> None:
     assert troupe.played == [1.0]
 
 
-def test_failed_case_is_played_again_when_machine_became_busy() -> None:
+def test_failed_case_is_played_again_when_machine_became_busy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     troupe = FakeTroupe([IDLE, BUSY], needed=2.0)
     subject(troupe).play(FIRST, CASE)
     assert troupe.played == [1.0, OPENINGS * BUSY]
+    assert "first: a case failed under a deadline of 1.0 s" in caplog.text
 
 
 def test_failure_that_comes_again_on_busy_machine_counts() -> None:
