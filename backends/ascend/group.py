@@ -5,8 +5,8 @@ A group is constructed by itself, outside torch.distributed's own list of groups
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -137,21 +137,40 @@ def make_group(store: Any, membership: Membership) -> Any:
     return group
 
 
-@contextmanager
-def high_priority() -> Iterator[None]:
+class HighPriority:
     """Let torch_npu take a communicator's stream from the pool that nobody else uses.
 
-    It reads this variable whenever a communicator is made, and ignores the option of that name.
+    It reads an environment variable whenever a communicator is made, and ignores the option of that
+    name. The variable is restored when the last of those that are being made has come through: one
+    whose peer was lost may still be there when the next is made.
     """
-    before = os.environ.get(HIGH)
-    os.environ[HIGH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[HIGH]
-        else:
-            os.environ[HIGH] = before
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        """Set the variable."""
+        with self._lock:
+            if not self._inside:
+                self._before = os.environ.get(HIGH)
+                os.environ[HIGH] = "1"
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Restore it after the last."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                if self._before is None:
+                    del os.environ[HIGH]
+                else:
+                    os.environ[HIGH] = self._before
+
+
+HIGH_PRIORITY = HighPriority()
+"""Of this process."""
 
 
 def plain(tensors: Sequence[Tensor]) -> bool:

@@ -20,6 +20,8 @@ from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlEr
 
 PAUSE = 0.0005
 """Seconds between two looks at whether the greeting has ended."""
+EARLIER_PAUSE = 0.005
+"""Seconds between two looks at whether an earlier channel has been made."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,50 @@ class Plan:
     membership: Membership
     greet: Greet
     device: Device
+
+
+class Makings:
+    """Channels of this process that are being made, also those that nobody waits for any more.
+
+    Nobody can end a library's call, so one that was given up goes on, and the next has to wait for
+    it. Torch_npu takes the next stream of its pool for whatever is made: of two at once one would
+    run on a stream that is not its own, behind whatever hangs there. And each first operation
+    blocks torch_npu's launch queue until all members have issued it, so that they must come in one
+    order on all ranks.
+
+    For any number of threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[Future[Channel], tuple[Builder, Membership]] = {}
+
+    def enter(self, made: Future[Channel], builder: "Builder", membership: Membership) -> None:
+        """It is being made from now on."""
+        with self._lock:
+            self._under_way[made] = builder, membership
+
+    def leave(self, made: Future[Channel]) -> None:
+        """The library has returned, with or without a channel."""
+        with self._lock:
+            self._under_way.pop(made, None)
+
+    def drop(self, builder: "Builder", lost: int) -> None:
+        """Forget what `builder` makes with a lost rank: it will never issue all of its operations,
+        and the survivors must be able to make others."""
+        with self._lock:
+            for made, (owner, membership) in list(self._under_way.items()):
+                if owner is builder and lost in membership.ranks:
+                    del self._under_way[made]
+
+    def names(self) -> tuple[str, ...]:
+        """What is being made."""
+        with self._lock:
+            return tuple(membership.name for _, membership in self._under_way.values())
+
+
+MAKINGS = Makings()
+"""Of this process, for all fabrics: the launch queue is the process's."""
 
 
 class Builder:
@@ -57,11 +103,13 @@ class Builder:
     def give_up(self) -> None:
         """What is being made will not be used."""
         self._given_up.set()
+        self._drop_lost()  # later nobody can ask this control plane who was lost
 
     def build(self, plan: Plan, patience: Patience) -> Channel:
         """Make a channel together with all its members, every one of which calls this.
 
-        Raises `CommunicatorFailed` when a member does not come in time; names it.
+        Raises `CommunicatorFailed` when a member does not come in time; names it. Also when a
+        channel that was given up is still being made.
         """
         STRANDED.sweep()
         membership = plan.membership
@@ -71,11 +119,13 @@ class Builder:
             talk.meet("here", membership.ranks)
             if membership.rank > 0:
                 talk.hear("turn", membership.ranks[:1])
+                self._await_earlier(membership.name, patience)
                 talk.say("ready")
                 return self._make(plan, talk, patience)
             with Turn(self._control, self._library.name, membership.name, patience):
                 # Call the others, and see that they still live: what a library opens for a meeting
                 # that does not take place it never closes.
+                self._await_earlier(membership.name, patience)
                 talk.say("turn")
                 talk.meet("ready", membership.ranks)
                 return self._make(plan, talk, patience)
@@ -87,9 +137,26 @@ class Builder:
         except ControlError as error:
             raise CommunicatorFailed(f"{membership.name}: {error}") from error
 
+    def _await_earlier(self, name: str, patience: Patience) -> None:
+        """Wait until nothing is being made here that was given up."""
+        while earlier := MAKINGS.names():
+            self._drop_lost()
+            if patience.left == 0.0:
+                raise CommunicatorFailed(
+                    f"{name}: {self._library.title} is still making {earlier[0]}, "
+                    "which was begun before and cannot be stopped"
+                )
+            time.sleep(EARLIER_PAUSE)
+
+    def _drop_lost(self) -> None:
+        if MAKINGS.names() and (loss := self._control.lost(0.0)) is not None:
+            MAKINGS.drop(self, loss.rank)
+
     def _make(self, plan: Plan, talk: Talk, patience: Patience) -> Channel:
         name, title = plan.membership.name, self._library.title
-        made = self._elsewhere(lambda: self._greeted(plan, talk), name)
+        made: Future[Channel] = Future()
+        MAKINGS.enter(made, self, plan.membership)
+        self._elsewhere(lambda: self._greeted(plan, talk), made, name)
         try:
             channel = made.result(patience.left)
         except TimeoutError as error:
@@ -111,19 +178,21 @@ class Builder:
         group, greeting = self._library.meet(plan.membership, plan.device, talk, plan.greet)
         return Channel(plan.membership, self._library, group, plan.device, greeting)
 
-    def _elsewhere(self, call: Callable[[], Channel], name: str) -> Future[Channel]:
+    def _elsewhere(self, call: Callable[[], Channel], answer: Future[Channel], name: str) -> None:
         """On a thread of its own, for nobody can end the call."""
-        answer: Future[Channel] = Future()
 
         def run() -> None:
             try:
-                answer.set_result(call())
+                channel = call()
             except BaseException as error:  # the caller hears it
+                MAKINGS.leave(answer)
                 answer.set_exception(error)
+            else:
+                MAKINGS.leave(answer)  # first: the caller may make the next one at once
+                answer.set_result(channel)
 
         title = f"equipoise.{self._library.name}.{name}"
         threading.Thread(target=ABROAD(run), name=title, daemon=True).start()
-        return answer
 
 
 def _strand(made: Future[Channel]) -> None:

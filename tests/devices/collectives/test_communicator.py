@@ -26,6 +26,7 @@ def play(ranks: Ranks, network: Network) -> Callable[..., list[Any]]:
         size: int,
         deadline: float = 15.0,
         lost: frozenset[int] = frozenset(),
+        spoils: bool = False,
         **arguments: Any,
     ) -> list[Any]:
         network.need(size)
@@ -36,6 +37,7 @@ def play(ranks: Ranks, network: Network) -> Callable[..., list[Any]]:
                 arguments={"backend": network.backend, **arguments},
                 deadline=deadline,
                 lost=lost,
+                spoils=spoils,
                 communicator=network.communicator,
             )
         )
@@ -114,6 +116,16 @@ def test_rank_lost_during_link_setup_fails_operation(play: Play) -> None:
 
 def test_communicator_can_be_rebuilt_repeatedly(play: Play) -> None:
     assert play(on_devices.reopened, 2, deadline=BRISK, rounds=3) == [[1, 3, 5]] * 2
+
+
+def test_communicator_opens_after_one_that_missed_its_deadline(play: Play) -> None:
+    """Of two that are made at once, torch_npu may take the stream of one for the other."""
+    found = play(on_devices.opened_after_slow_greeting, 2, deadline=BRISK, spoils=True)
+    for ended, total, order in found:
+        assert ended["error"] == "CommunicatorFailed"
+        assert "communicator 'slow' was not opened" in ended["text"]
+        assert total == 2
+        assert order == ["begins", "ends"] * 2
 
 
 @pytest.fixture

@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from helpers.rank_programs.call_outcome import Outcome, outcome
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
+from equipoise.backends.devices.collectives import incarnation
+from equipoise.backends.devices.collectives.greeting import greet_all
 from equipoise.backends.devices.collectives.ledger import LEDGER
+from equipoise.backends.devices.collectives.library import Greeting, Group, Handle
 from equipoise.backends.devices.collectives.stranded import STRANDED
 from equipoise.hal import registry
 from equipoise.hal.communicator import Communicator, Fabric
@@ -109,6 +113,47 @@ def in_vain(fabric: Fabric, backend: str) -> list[Any]:
     ended = outcome(lambda: work.result(WATCHDOG))
     failed = outcome(lambda: _until_failed(stream))
     return [ended, failed, until(lambda: bool(stream.native.query()))]
+
+
+def opened_after_slow_greeting(fabric: Fabric, backend: str) -> list[Any]:
+    """Rank 1 issues the first operations of a communicator after its deadline: how opening that one
+    ends, a sum over the next one, which both ranks open meanwhile, and which greetings followed
+    each other on this rank."""
+    device(fabric, backend)
+    resumed, order = threading.Event(), list[str]()
+
+    def greet(group: Group, *rest: Any) -> Greeting:
+        order.append("begins")
+        paused: Any = _PausedGroup(group, resumed)
+        greeting = greet_all(paused, *rest)
+        order.append("ends")
+        return greeting
+
+    if fabric.control.rank == 0:
+        resumed.set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(incarnation, "greet_all", greet)
+        ended = outcome(lambda: fabric.open("slow"))
+        threading.Timer(10 * SHORT, resumed.set).start()  # after the next one could have begun
+        group = fabric.open("next")
+    total = put([1], torch.int32)
+    group.all_reduce(total).result(WATCHDOG)
+    return [ended, total.item(), order]
+
+
+class _PausedGroup:
+    """A group whose second operation waits until it is resumed."""
+
+    def __init__(self, group: Group, resumed: threading.Event) -> None:
+        self._group = group
+        self._resumed = resumed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Handle:
+        assert self._resumed.wait(WATCHDOG)
+        return self._group.reduce_scatter(out, tensor)
 
 
 def _until_failed(stream: Stream) -> None:

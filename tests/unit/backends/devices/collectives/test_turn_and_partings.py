@@ -2,42 +2,25 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 import torch
 
 from equipoise.backends.cpu.control import StoreControlPlane
-from equipoise.backends.cpu.store import StoreHost
 from equipoise.backends.devices.collectives.exchange import round_of
 from equipoise.backends.devices.collectives.library import Membership
 from equipoise.backends.devices.collectives.parting import Partings
 from equipoise.backends.devices.collectives.stranded import STRANDED
 from equipoise.backends.devices.collectives.turn import Turn
 from equipoise.backends.devices.patience import Patience
-from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
+from equipoise.hal.communicator import Exchange, Parcel
 from equipoise.hal.errors import CommunicatorFailed
 
 DEADLINE = 20.0
 NAME = "library"
 SHORT = 0.05
 Planes = list[StoreControlPlane]
-
-
-@pytest.fixture
-def planes() -> Iterator[Planes]:
-    """The control planes of two ranks, and the launcher's store."""
-    host = StoreHost()
-    name, port = host.address
-    made = [
-        StoreControlPlane(Rendezvous(rank=r, size=2, host=name, port=port, deadline=DEADLINE))
-        for r in range(2)
-    ]
-    yield made
-    for plane in made:
-        plane.close()
-    host.close()
 
 
 def patience(seconds: float = DEADLINE) -> Patience:

@@ -1,0 +1,24 @@
+"""The variable by which torch_npu chooses a communicator's stream."""
+
+import os
+
+import pytest
+
+from equipoise.backends.ascend.group import HIGH, HighPriority
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_variable_is_restored_after_last_communicator_is_made(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HIGH, raising=False)
+    if before is not None:
+        monkeypatch.setenv(HIGH, before)
+    making, seen = HighPriority(), []
+    making.__enter__()
+    making.__enter__()
+    making.__exit__(None, None, None)  # the one that came first may well leave first
+    seen.append(os.environ.get(HIGH))
+    making.__exit__(None, None, None)
+    seen.append(os.environ.get(HIGH))
+    assert seen == ["1", before]

@@ -1,0 +1,26 @@
+"""Two ranks that meet over a store."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from equipoise.backends.cpu.control import StoreControlPlane
+from equipoise.backends.cpu.store import StoreHost
+from equipoise.hal.communicator import Rendezvous
+
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def planes() -> Iterator[list[StoreControlPlane]]:
+    """The control planes of two ranks, and the launcher's store."""
+    host = StoreHost()
+    name, port = host.address
+    made = [
+        StoreControlPlane(Rendezvous(rank=r, size=2, host=name, port=port, deadline=DEADLINE))
+        for r in range(2)
+    ]
+    yield made
+    for plane in made:
+        plane.close()
+    host.close()
