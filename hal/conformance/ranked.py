@@ -26,11 +26,10 @@ DEADLINES: Mapping[Pace, float] = {Pace.CALM: 15.0, Pace.BRISK: 1.0}
 OPENINGS = 10.0
 """A brisk deadline is so many times what it takes to open a communicator: that has to be possible
 where deadlines strike, and some libraries take seconds for it."""
-TRIES = 3
-"""A case that fails under a deadline which the machine turns out to be too busy for is played again
-with a longer one, so many times in all."""
-SLOWER = 1.5
-"""The machine is too busy where openings ask for so many times the deadline that was set."""
+STRETCH = 3.0
+"""A brisk case that fails is played once more with a deadline so many times as long."""
+LONGEST = 2.0
+"""A fabric serves later cases, too, unless its deadline is so many times longer than they need."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
@@ -147,7 +146,8 @@ class RankedSubject:
         self._deadlines = deadlines
         self._stages: dict[tuple[int, Pace], _Stage] = {}
         self._gauge: tuple[str, float] = ("", 0.0)
-        self._confirmed: Property | None = None
+        self._stretched: set[str] = set()
+        self._failed: set[str] = set()
         self._gauge_count = 0
         self._opened = 0
         self._played = 0
@@ -165,14 +165,13 @@ class RankedSubject:
     def play(self, claim: Property, case: Case) -> str | None:
         """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
         reference = refer(claim)
-        for attempt in range(1, TRIES + 1):
+        while True:
             try:
                 return judge(claim, case, self._perform(claim, case, reference))
             except Exception as error:
                 self._clear()
-                if attempt == TRIES or not self._machine_slowed_down(claim):
+                if not self._stretch(claim, error):
                     raise blame(claim, error) from error
-        raise AssertionError("unreachable")
 
     def close(self) -> None:
         """End every rank, and every store."""
@@ -217,7 +216,7 @@ class RankedSubject:
         """The fabric for so many ranks and that pace; opened if there is none."""
         key = case.program.size, claim.pace
         deadline = self._deadline(claim)
-        if key in self._stages and self._stages[key].deadline < deadline:
+        if key in self._stages and not deadline <= self._stages[key].deadline <= LONGEST * deadline:
             self._strike(key)
         if key not in self._stages:
             host, holder = self._host(claim)
@@ -244,33 +243,32 @@ class RankedSubject:
     def _deadline(self, claim: Property) -> float:
         """Of a fabric for that property, in seconds."""
         deadline = self._deadlines[claim.pace]
-        if claim.pace is Pace.BRISK:
-            return max(deadline, OPENINGS * self._opening(claim))
-        return deadline
+        if claim.pace is not Pace.BRISK:
+            return deadline
+        stretch = STRETCH if claim.name in self._stretched - self._failed else 1.0
+        return stretch * max(deadline, OPENINGS * self._opening(claim))
 
-    def _machine_slowed_down(self, claim: Property) -> bool:
-        """Whether the machine has become too slow for the deadline of a case that failed.
+    def _stretch(self, claim: Property, error: Exception) -> bool:
+        """Whether a case that failed is to be played again, with a longer deadline.
 
-        What fails is then no verdict: an operation may have timed out that would have ended well.
-        Asked until one failure of the property stands: shrinking plays many that fail.
+        On a busy machine an operation may miss a brisk deadline that would have ended well. Once a
+        property: what goes wrong for another reason fails again, in this case or in a later one.
         """
-        if claim.pace is not Pace.BRISK or self._gauge[0] != claim.name or self._confirmed == claim:
+        if claim.pace is not Pace.BRISK or claim.name in self._failed:
             return False
-        before, self._gauge = self._deadline(claim), ("", 0.0)
-        try:
-            needed = self._deadline(claim)
-        except Violation:  # it cannot even open a communicator: that is a verdict
-            self._clear()
-            needed = 0.0
-        if needed <= SLOWER * before:
-            self._confirmed = claim
+        if claim.name in self._stretched:
+            self._failed.add(
+                claim.name
+            )  # shrinking plays many that fail, and need not wait so long
             return False
+        self._stretched.add(claim.name)
+        self._gauge = ("", 0.0)
         LOG.warning(
-            "%s: a case failed under a deadline of %.1f s, for which the machine is too busy; "
-            "played again with %.1f s",
+            "%s: a case failed under a brisk deadline and is played again with one %g times as "
+            "long, in case the machine was only too busy: %s",
             claim.name,
-            before,
-            needed,
+            STRETCH,
+            " ".join(str(error).split()),
         )
         return True
 
