@@ -27,15 +27,16 @@ pytestmark = [
 LIMIT = 35_000.0 if DEEP else 850.0
 EQUIPOISE = (sys.executable, "-m", "equipoise")
 ASCEND = ("--backend", "ascend", "--ranks", "4")
+ONE_DEVICE = ("--only", "ordering", "locks", "visibility", "addresses", "kernels", "resources")
+CUDASIM = ("--backend", "cudasim:BACKEND", "--communicator", "cudasim.nccl:NCCL")
+CUDA = (*CUDASIM, "--ranks", "1", *ONE_DEVICE)
+"""The CUDA backend where torch.npu plays torch.cuda; what takes one device."""
 NCCL = (
-    *("--backend", "cudasim:BACKEND", "--communicator", "cudasim.nccl:NCCL", "--ranks", "4"),
+    *(*CUDASIM, "--ranks", "4"),
     *("--only", "progress", "shapes", "keepalive", "failures", "determinism", "faults"),
 )
 """What is NCCL's own, over a stand-in for NCCL."""
-STEERED = (
-    *("--backend", "ascend", "--ranks", "1", "--steer", "npusim.steering:steer"),
-    *("--only", "ordering", "locks", "visibility", "addresses", "kernels", "resources"),
-)
+STEERED = ("--backend", "ascend", "--ranks", "1", "--steer", "npusim.steering:steer", *ONE_DEVICE)
 """What takes one device, where hypothesis chooses the schedule as well."""
 FEW = () if DEEP else ("--cases", "3")
 LAZY = "lazy"
@@ -88,6 +89,11 @@ def test_ascend_backend_keeps_the_contract(judge: Judge, schedule: str) -> None:
 @pytest.mark.deep
 def test_ascend_backend_keeps_the_contract_on_drawn_schedules(judge: Judge) -> None:
     judge.keeps("ascend", "explore", *STEERED)
+
+
+@pytest.mark.parametrize("schedule", [LAZY, *MORE])
+def test_cuda_backend_keeps_the_contract(judge: Judge, schedule: str) -> None:
+    judge.keeps("cuda over the simulator", schedule, *CUDA)
 
 
 @pytest.mark.parametrize("schedule", [LAZY, *MORE, pytest.param("explore", marks=pytest.mark.deep)])
