@@ -99,10 +99,12 @@ class Load:
     async def run(self) -> None:
         """Within `WATCHDOG` seconds."""
         numbers = iter(range(REQUESTS))
-        async with asyncio.timeout(WATCHDOG), asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
-                group.create_task(self._client(numbers))
-            group.create_task(self._disturb())
+        async with asyncio.timeout(WATCHDOG):
+            await self._until_serving()  # else none of the first requests may go to it
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(self._client(numbers))
+                group.create_task(self._disturb())
 
     async def _client(self, numbers: Iterator[int]) -> None:
         for number in numbers:
@@ -119,9 +121,12 @@ class Load:
         while self.ended < REQUESTS // 2:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.doomed.start)
+        await self._until_serving()
+        self._back.set()
+
+    async def _until_serving(self) -> None:
         while not await asyncio.to_thread(self.serves):
             await asyncio.sleep(0.05)
-        self._back.set()
 
 
 def answers_of(fake: FakeProcess) -> int:

@@ -69,11 +69,13 @@ class FakeTroupe:
     Args:
         openings: seconds, by gauging; the last one from then on.
         needed: seconds of a deadline without which a case fails.
+        clause: that it breaks then.
     """
 
-    def __init__(self, openings: list[float], needed: float) -> None:
+    def __init__(self, openings: list[float], needed: float, clause: str = "E1") -> None:
         self._openings = openings
         self.needed = needed
+        self._clause = clause
         self.deadlines: dict[str, float] = {}
         self.played: list[float] = []
 
@@ -104,7 +106,7 @@ class FakeTroupe:
                 if rank == 0:
                     self.played.append(deadline)
                 if deadline < self.needed:
-                    return {"fault": [1, "E1", "an operation passed its deadline"]}
+                    return {"fault": [1, self._clause, "an operation passed its deadline"]}
         return {"answers": [None]}
 
 
@@ -163,6 +165,14 @@ def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
     with pytest.raises(Violation, match="passed its deadline"):
         ranks.play(FIRST, CASE)
     assert troupe.played == [1.0, STRETCH, STRETCH]
+
+
+@pytest.mark.parametrize("clause", ["C8", "R1"])
+def test_hang_or_leak_of_brisk_property_counts_at_once(clause: str) -> None:
+    troupe = FakeTroupe([IDLE], needed=1000.0, clause=clause)
+    with pytest.raises(Violation, match=clause):
+        subject(troupe).play(FIRST, CASE)
+    assert troupe.played == [1.0]
 
 
 def test_failure_of_calm_property_counts_at_once() -> None:
