@@ -106,10 +106,11 @@ Aims aims_of(nb::handle aims) {
 nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::handle capacity,
                   std::int64_t nodes, std::int64_t survive, nb::handle installed,
                   std::int64_t policy, nb::handle aims, nb::handle allowance,
-                  std::int64_t threads) {
+                  std::int64_t per_rank, std::int64_t threads) {
     const Arrays arrays(load, windows, allowance, capacity, installed);
     arrays.require_installed(slots);
     require_range("policy", policy, 0, 2);
+    require_range("per_rank", per_rank, 0, INT32_MAX);
     require_range("threads", threads, 1, 1024);
     const std::size_t layers = arrays.load.extent(0);
     const Request request{rules_of(arrays, slots, nodes, survive),
@@ -120,6 +121,7 @@ nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::h
                           arrays.checked_windows(),
                           arrays.installed ? arrays.installed->view().data : nullptr,
                           arrays.allowance.view().data,
+                          static_cast<std::int32_t>(per_rank),
                           static_cast<std::int32_t>(threads)};
     Matrix placement = make_matrix(layers, static_cast<std::size_t>(slots));
     Matrix shares = make_matrix(layers, static_cast<std::size_t>(slots));
@@ -136,7 +138,8 @@ nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::h
 
 void bind_plan(nb::module_& m) {
     m.def("plan", &py_plan, "load"_a, "windows"_a.none(), "slots"_a, "capacity"_a, "nodes"_a,
-          "survive"_a, "installed"_a.none(), "policy"_a, "aims"_a, "allowance"_a, "threads"_a,
+          "survive"_a, "installed"_a.none(), "policy"_a, "aims"_a, "allowance"_a, "per_rank"_a,
+          "threads"_a,
           "Placement, shares, moves and imbalance (in 1 / 65536) of each layer; csrc/plan.h.");
 }
 

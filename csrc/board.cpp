@@ -13,6 +13,7 @@ Board::Board(Shape shape, Ids capacity)
       whole_(std::accumulate(capacity.begin(), capacity.end(), std::int64_t{0})),
       uniform_(std::all_of(capacity.begin(), capacity.end(),
                            [](auto c) { return c == kShareOne; })),
+      changed_(shape.ranks),
       owner_(shape.slots),
       placement_(shape.slots),
       start_(shape.experts + 1),
@@ -38,8 +39,28 @@ void Board::reset(Counts load, Ids placement) {
 void Board::place(Ids placement) {
     if (placement.data != placement_.data())
         std::copy(placement.begin(), placement.end(), placement_.begin());
+    count_changed();
     index();
     even();
+}
+
+void Board::bound(Ids installed, std::int32_t most) {
+    bound_ = installed;
+    most_ = most;
+    count_changed();
+}
+
+void Board::count_changed() {
+    if (bound_.data == nullptr) return;
+    std::fill(changed_.begin(), changed_.end(), 0);
+    for (std::int32_t s = 0; s < shape_.slots; ++s) changed_[owner_[s]] += placement_[s] != bound_[s];
+}
+
+// The slot's expert is another one.
+void Board::hold(std::int32_t slot, std::int32_t expert) {
+    if (bound_.data != nullptr)
+        changed_[owner_[slot]] += (expert != bound_[slot]) - (placement_[slot] != bound_[slot]);
+    placement_[slot] = expert;
 }
 
 void Board::index() {
@@ -130,7 +151,7 @@ std::int32_t Board::least_full(std::int32_t expert, std::int32_t but) const {
 void Board::replace(std::int32_t slot, std::int32_t expert) {
     const std::int32_t victim = placement_[slot];
     pour(slot, least_full(victim, slot), flow_[slot]);
-    placement_[slot] = expert;
+    hold(slot, expert);
     list(slot, victim, expert);
     if (copies(victim).size == 1) part(victim);
     if (copies(expert).size == 2) join(expert, copies(expert)[copies(expert)[0] == slot]);
@@ -185,7 +206,8 @@ void Board::join(std::int32_t expert, std::int32_t slot) {
 void Board::swap(std::int32_t a, std::int32_t b) {
     const std::int64_t first = flow_[a], second = flow_[b];
     const std::int32_t left = placement_[a], right = placement_[b];
-    std::swap(placement_[a], placement_[b]);
+    hold(a, right);
+    hold(b, left);
     set(a, second);
     set(b, first);
     if (copies(left).size > 1 || copies(right).size > 1) return index();

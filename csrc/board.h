@@ -28,6 +28,15 @@ class Board {
     // The same load on another placement, or on this one, evenly.
     void place(Ids placement);
 
+    // From now on at most `most` slots of a rank may hold another expert than in `installed`, which
+    // is what the board holds now and outlives its use here. Whoever changes a slot asks first.
+    void bound(Ids installed, std::int32_t most);
+    void unbound() { bound_ = {nullptr, 0}; }
+    bool may_change(std::int32_t slot) const {
+        return bound_.data == nullptr || placement_[slot] != bound_[slot] ||
+               changed_[owner_[slot]] < most_;
+    }
+
     const Shape& shape() const { return shape_; }
     std::int32_t rank_of(std::int32_t slot) const { return owner_[slot]; }
     std::int32_t expert_at(std::int32_t slot) const { return placement_[slot]; }
@@ -84,6 +93,8 @@ class Board {
  private:
     std::int64_t scaled(std::int64_t height, std::int32_t rank) const;
     std::int64_t quotient(std::int64_t load, std::int64_t capacity) const;
+    void count_changed();
+    void hold(std::int32_t slot, std::int32_t expert);
     void index();
     void list(std::int32_t slot, std::int32_t victim, std::int32_t expert);
     void part(std::int32_t expert);
@@ -97,6 +108,9 @@ class Board {
     Ids capacity_;
     std::int64_t whole_ = 0, total_ = 0, mean_ = 0;
     bool uniform_ = true;
+    Ids bound_{nullptr, 0};
+    std::int32_t most_ = 0;
+    std::vector<std::int32_t> changed_;  // by rank, how many of its slots are not as in bound_
     std::vector<std::int32_t> owner_, placement_, start_, slots_, joints_, plural_;
     std::vector<std::size_t> joined_;  // by rank, how many of its joints_ count
     std::vector<std::int64_t> load_, flow_, full_;

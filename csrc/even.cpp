@@ -131,7 +131,8 @@ Evener::Change Evener::handover(Ids experts, Ids slots, Colder how) {
     for (std::int32_t expert : experts)
         for (std::int32_t slot : slots) {
             const std::int32_t victim = board_.expert_at(slot), rank = board_.rank_of(slot);
-            if (victim == expert || !colder(victim, expert, how) || board_.holds(rank, expert))
+            if (victim == expert || !colder(victim, expert, how) || board_.holds(rank, expert) ||
+                !board_.may_change(slot))
                 continue;
             const std::int64_t gain = for_each(gain_of(slot, expert), expert, rank);
             if (gain > best.gain) best = {gain, slot, expert};
@@ -170,11 +171,11 @@ Evener::Change Evener::trade(std::int32_t rank) const {
     const std::int64_t ours = excess(rank, 0);
     for (std::int32_t slot = 0; slot < rules_.shape.slots; ++slot) {
         const std::int32_t there = board_.rank_of(slot);
-        if (there == rank) continue;
+        if (there == rank || !board_.may_change(slot)) continue;
         const std::int64_t theirs = excess(there, 0), before = ours * ours + theirs * theirs;
         for (std::int32_t s = first; s < first + rules_.shape.per_rank(); ++s) {
             const std::int64_t lighter = board_.flow(s) - board_.flow(slot);
-            if (lighter <= 0) continue;
+            if (lighter <= 0 || !board_.may_change(s)) continue;
             const std::int64_t x = excess(rank, -lighter), y = excess(there, lighter);
             const std::int64_t gain = (before - x * x - y * y) / 2;
             if (gain > best.gain && rules_.may_trade(board_, s, slot)) best = {gain, s, slot};

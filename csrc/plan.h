@@ -21,6 +21,7 @@ struct Request {
     Windows windows;                 // that the load is the sum of, or none
     const std::int32_t* installed;   // [layers, slots], or nullptr
     const std::int64_t* allowance;   // [layers]: copies that a layer may move
+    std::int32_t per_rank;           // copies of a layer that may move to one rank; not anew
     std::int32_t threads;
 
     Counts load_of(std::int64_t layer) const {

@@ -157,6 +157,7 @@ std::int64_t Risk::dot(const std::int64_t* a, const std::int64_t* b) const {
 }
 
 bool Risk::movable(std::int32_t slot) const {
+    if (!board_.may_change(slot)) return false;
     return aims_.split == Split::kEven || board_.copies(board_.expert_at(slot)).size == 1;
 }
 

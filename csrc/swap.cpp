@@ -49,7 +49,7 @@ void Swaps::sort_slots(std::int32_t rank) {
     slots.clear();
     const std::int32_t first = rank * rules_.shape.per_rank();
     for (std::int32_t s = first; s < first + rules_.shape.per_rank(); ++s)
-        if (board_.copies(board_.expert_at(s)).size == 1) slots.push_back(s);
+        if (board_.copies(board_.expert_at(s)).size == 1 && board_.may_change(s)) slots.push_back(s);
     std::sort(slots.begin(), slots.end(), [&](auto a, auto b) {
         return board_.flow(a) != board_.flow(b) ? board_.flow(a) < board_.flow(b) : a < b;
     });

@@ -59,6 +59,7 @@ void Market::offer(std::int32_t victim, std::int32_t expert, const std::vector<s
     for (std::int32_t slot : board_.copies(victim)) {
         const std::int32_t rank = board_.rank_of(slot);
         if (!open[rank] || board_.holds(rank, expert) || needed(victim, slot)) continue;
+        if (!board_.may_change(slot)) continue;
         const std::int64_t rest = board_.full(rank) - board_.flow(slot);
         offers_.push_back({rest + price_[victim] / 2 + cost(expert, rank), slot});
     }

@@ -20,6 +20,8 @@ gets the same plan. What `plan` takes:
 - `slack`: how far below the mean, as part of it, `incremental` keeps the experts of a rank that
   have one copy, where it has to move anything: so that shares have room for what batches bring.
 - `max_copies` that may move, over all layers; likewise `byte_budget`, with `expert_bytes` each.
+- `max_copies_per_rank`: slots of a layer that a rank may fill anew, for example because it has
+  so many staging buffers. `incremental` with `installed` alone: what it plans is a step of the way.
 - `node_cost`: what `incremental` takes a copy from another node to cost, in copies within one.
 - `survive`: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two nodes.
   `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
@@ -99,6 +101,7 @@ class _Task:
     installed: Placement | None
     policy: Policy
     aims: npt.NDArray[np.int32]
+    per_rank: int
     threads: int
 
     def run(self, policy: Policy, allowance: npt.NDArray[np.int64]) -> Plan:
@@ -127,6 +130,7 @@ class _Task:
             tuple(Policy).index(policy),
             self.aims,
             allowance,
+            self.per_rank,
             self.threads,
         )
         try:
@@ -193,6 +197,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
     target: float = 0.02,
     slack: float = 0.1,
     max_copies: int | None = None,
+    max_copies_per_rank: int | None = None,
     byte_budget: int | None = None,
     expert_bytes: int | None = None,
     node_cost: float = 1.0,
@@ -218,6 +223,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         _installed(installed, shape),
         one_of(Policy, "policy", policy),
         _aims(target, slack, node_cost, sigma, one_of(Split, "split", split)),
+        _per_rank(max_copies_per_rank, policy, installed),
         _positive("threads", threads),
     )
     return task.settled(task.within(_budget(max_copies, byte_budget, expert_bytes)))
@@ -244,6 +250,16 @@ def _budget(copies: int | None, size: int | None, expert: int | None) -> int | N
         [] if size is None or expert is None else [size // _positive("expert_bytes", expert)]
     )
     return min([*affordable, *([] if copies is None else [copies])], default=None)
+
+
+def _per_rank(most: int | None, policy: str, installed: npt.ArrayLike | None) -> int:
+    if most is None:
+        return MOST
+    if most < 0:
+        raise PlacementError(f"max_copies_per_rank must not be negative, got {most}")
+    if policy != Policy.INCREMENTAL or installed is None:
+        raise PlacementError("max_copies_per_rank takes policy incremental, and what is installed")
+    return most
 
 
 def _positive(name: str, value: int) -> int:

@@ -40,6 +40,7 @@ def plan(
     policy: int,
     aims: _Int32,
     allowance: _Int64,
+    per_rank: int,
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Placement and shares, int32 [L, slots], moves and imbalance in 1 / 65536, int64 [L].

@@ -21,6 +21,7 @@ extern "C" void plan(const std::int64_t* load, std::int64_t layers, std::int32_t
         {windows, count, layers, experts},
         installed,
         allowance.data(),
+        INT32_MAX,
         1};
     plan_layers(request, {placement, shares, moves.data(), uneven.data()});
 }

@@ -54,6 +54,7 @@ def solve(
     allowance: int = MOST,
     split: int = LEVEL,
     target: float = 0.02,
+    per_rank: int = MOST,
 ) -> Answer:
     load = np.array([problem.load], dtype=np.int64)
     aims = [round(target * SHARE_ONE), 6554, SHARE_ONE // 2, 1, SHARE_ONE, 0, split]
@@ -68,6 +69,7 @@ def solve(
         policy,
         np.array(aims, dtype=np.int32),
         np.array([allowance], dtype=np.int64),
+        per_rank,
         1,
     )
     return Answer(
@@ -187,6 +189,23 @@ def test_incremental_plan_moves_within_allowance(problem: Problem, data: st.Data
 
 @UNHURRIED
 @given(problems(), st.data())
+def test_incremental_plan_fills_few_slots_per_rank(problem: Problem, data: st.DataObject) -> None:
+    installed = solve(problem).placement
+    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
+    later = replace(problem, load=tuple(data.draw(loads)))
+    most = data.draw(st.integers(0, 3))
+    for split in (LEVEL, EVEN):
+        stays = solve(later, INCREMENTAL, installed, 0, split)
+        answer = solve(later, INCREMENTAL, installed, split=split, per_rank=most)
+        check(later, answer)
+        assert survives(later, answer.placement)
+        for old, new in zip(experts_of(later, installed), experts_of(later, answer.placement)):
+            assert sum(a != b for a, b in zip(old, new, strict=True)) <= most
+        assert max(fullness(later, answer)) <= max(fullness(later, stays)) + 1
+
+
+@UNHURRIED
+@given(problems(), st.data())
 def test_incremental_plan_is_no_worse_than_installed(problem: Problem, data: st.DataObject) -> None:
     installed = solve(problem).placement
     loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
@@ -291,7 +310,7 @@ def moved(load: NDArray[np.int64], installed: NDArray[np.int32]) -> list[bool]:
     aims = np.array([1311, 0, 78643, 0, SHARE_ONE, 0, LEVEL], dtype=np.int32)
     capacity, allowance = np.full(2, SHARE_ONE, np.int32), np.full(len(load), MOST)
     _, _, moves, _ = _native.plan(
-        load, None, 6, capacity, 1, 0, installed, INCREMENTAL, aims, allowance, 1
+        load, None, 6, capacity, 1, 0, installed, INCREMENTAL, aims, allowance, MOST, 1
     )
     return [count > 0 for count in moves.tolist()]
 
@@ -316,11 +335,11 @@ def test_plan_is_independent_of_thread_count() -> None:
 
     def found(threads: int) -> list[int]:
         whole = _native.plan(
-            load, None, 80, capacity, 1, 0, None, CONNECTED, aims, allowance, threads
+            load, None, 80, capacity, 1, 0, None, CONNECTED, aims, allowance, MOST, threads
         )
         some = _native.plan(
             load[::-1].copy(), None, 80, capacity, 1, 0, whole[0], INCREMENTAL,
-            aims, allowance, threads
+            aims, allowance, MOST, threads
         )  # fmt: skip
         return [number for array in (*whole, *some) for number in array.ravel().tolist()]
 

@@ -61,7 +61,7 @@ def shipped(load: NDArray[np.int64], installed: NDArray[np.int32] | None, policy
     capacity = np.full(ranks, SHARE_ONE, dtype=np.int32)
     allowance = np.full(layers, 2**31, dtype=np.int64)
     placement, shares, _, _ = _native.plan(load, windows, slots, capacity, 1, 0, installed, policy,
-                                           aims, allowance, 1)  # fmt: skip
+                                           aims, allowance, 2**31 - 1, 1)  # fmt: skip
     return [*placement.ravel().tolist(), *shares.ravel().tolist()]
 
 
