@@ -15,6 +15,7 @@ import pytest
 from equipoise.cli.termination import SIGNALS, Terminated, terminable
 from equipoise.demo import launcher
 
+EQUIPOISE = (sys.executable, "-m", "equipoise")
 PATIENCE = 200.0
 
 
@@ -70,21 +71,24 @@ def test_terminated_is_not_an_exception_subclass() -> None:
 
 @pytest.mark.slow
 def test_terminated_run_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    temporary, here = tmp_path / "temporary", tmp_path / "here"
+    temporary.mkdir()
+    here.mkdir()
     program = subprocess.Popen(
-        [sys.executable, "-m", "equipoise", "run", "--ranks", "1", "--no-balance", "--quiet"],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        [*EQUIPOISE, "run", "--ranks", "1", "--steps", "100000", "--no-balance", "--quiet"],
+        cwd=here,
+        env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        _wait_for(lambda: any(tmp_path.glob("equipoise-*")) or program.poll() is not None)
+        _wait_for(lambda: any(temporary.iterdir()) or program.poll() is not None)
         program.terminate()
         _, said = program.communicate(timeout=PATIENCE)
     finally:
         program.kill()
     assert (program.returncode, said) == (143, "equipoise: terminated by SIGTERM\n")
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
