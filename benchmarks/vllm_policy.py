@@ -44,7 +44,7 @@ from vllm.distributed.eplb.policy import AbstractEplbPolicy, DefaultEplbPolicy
 from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.choices import Split
 from equipoise.balancer.experts.config import Aims, EngineConfig
-from equipoise.balancer.experts.drafting import Limits, Room, draft
+from equipoise.balancer.experts.drafting import Limits, draft
 from equipoise.balancer.experts.installed import Copies, Installed
 from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, contiguous
@@ -153,8 +153,7 @@ def ours(**chosen: float) -> Called:
 
 def engine(load: Counts, installed: Layout, shape: Shape) -> Layout:
     """(b): what our engine drafts with default aims and staging for any layer."""
-    room = Room.of(shape.slots_per_rank, shape)
-    limits = Limits(HYSTERESIS, room, Aims(), nodes=1, split=Split.LEVEL)
+    limits = Limits(HYSTERESIS, shape.slots_per_rank, Aims(), nodes=1, split=Split.LEVEL)
     return draft(load[None], installed, shape, limits).layout
 
 

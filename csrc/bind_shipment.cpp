@@ -35,7 +35,7 @@ void require_cargo(const Cargo& cargo, std::size_t size) {
     require_range("ranks % nodes", cargo.ranks % cargo.nodes, 0, 0);
     require_range("order", cargo.order, 0, cargo.layers - 1);
     const Ids before{cargo.installed, size}, after{cargo.proposed, size};
-    require_range("installed", before, kNothing, cargo.experts - 1);
+    require_range("installed", before, 0, cargo.experts - 1);
     require_range("proposed", after, 0, cargo.experts - 1);
 }
 

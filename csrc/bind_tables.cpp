@@ -1,4 +1,3 @@
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,6 @@ struct Draft {
     std::size_t dims;
     std::int64_t experts;
     IdArray placement, shares;
-    std::optional<IdArray> alias;
     Output start, replicas, cumulative;
 
     std::size_t layers() const { return dims == 1 ? 1 : placement.extent(0); }
@@ -31,9 +29,6 @@ struct Draft {
         like("start", start, static_cast<std::size_t>(experts) + 1);
         like("replicas", replicas, slots());
         like("cumulative", cumulative, slots());
-        if (!alias) return;
-        like("alias", *alias, slots());
-        require_range("alias", alias->view(), 0, static_cast<std::int64_t>(slots()) - 1);
     }
 
     void build(std::size_t layer, const std::string& where) const;
@@ -63,28 +58,16 @@ void Draft::build(std::size_t layer, const std::string& where) const {
     const Span<std::int32_t> starts = row(start, layer), slots = row(replicas, layer);
     sort_slots(places, starts, slots);
     require_home(read(starts), where);
-    if (alias) {
-        const std::int32_t stray = find_stray(places, row(*alias, layer));
-        if (stray >= 0)
-            refuse("alias", "a slot of the same expert that is its own alias",
-                   "another for slot " + std::to_string(stray) + where);
-        sort_runs(row(*alias, layer), read(starts), slots);
-    }
     require_whole(
         accumulate(row(shares, layer), read(starts), read(slots), row(cumulative, layer)), where);
-    if (alias)
-        for (std::int32_t& slot : slots) slot = row(*alias, layer)[slot];
 }
 
 Draft read_draft(std::size_t dims, nb::handle placement, nb::handle shares, std::int64_t experts,
-                 nb::handle start, nb::handle replicas, nb::handle cumulative, nb::handle alias) {
-    std::optional<IdArray> live;
-    if (!alias.is_none()) live.emplace("alias", alias, dims);
+                 nb::handle start, nb::handle replicas, nb::handle cumulative) {
     const Draft draft{dims,
                       experts,
                       IdArray("placement", placement, dims),
                       IdArray("shares", shares, dims),
-                      live,
                       Output("start", start, dims),
                       Output("replicas", replicas, dims),
                       Output("cumulative", cumulative, dims)};
@@ -93,19 +76,17 @@ Draft read_draft(std::size_t dims, nb::handle placement, nb::handle shares, std:
 }
 
 void py_build_table(nb::handle placement, nb::handle shares, std::int64_t experts,
-                    nb::handle start, nb::handle replicas, nb::handle cumulative,
-                    nb::handle alias) {
+                    nb::handle start, nb::handle replicas, nb::handle cumulative) {
     const Draft draft =
-        read_draft(1, placement, shares, experts, start, replicas, cumulative, alias);
+        read_draft(1, placement, shares, experts, start, replicas, cumulative);
     nb::gil_scoped_release unlocked;
     draft.build(0, "");
 }
 
 void py_build_tables(nb::handle placement, nb::handle shares, std::int64_t experts,
-                     nb::handle start, nb::handle replicas, nb::handle cumulative,
-                     nb::handle alias) {
+                     nb::handle start, nb::handle replicas, nb::handle cumulative) {
     const Draft draft =
-        read_draft(2, placement, shares, experts, start, replicas, cumulative, alias);
+        read_draft(2, placement, shares, experts, start, replicas, cumulative);
     nb::gil_scoped_release unlocked;
     for (std::size_t layer = 0; layer < draft.layers(); ++layer)
         draft.build(layer, " of row " + std::to_string(layer));
@@ -143,10 +124,10 @@ Digests py_digest_tables(nb::handle start, nb::handle replicas, nb::handle cumul
 
 void bind_tables(nb::module_& m) {
     m.def("build_table", &py_build_table, "placement"_a, "shares"_a, "experts"_a, "start"_a,
-          "replicas"_a, "cumulative"_a, "alias"_a = nb::none(),
+          "replicas"_a, "cumulative"_a,
           "Writes the routing table of one layer.");
     m.def("build_tables", &py_build_tables, "placement"_a, "shares"_a, "experts"_a, "start"_a,
-          "replicas"_a, "cumulative"_a, "alias"_a = nb::none(),
+          "replicas"_a, "cumulative"_a,
           "Writes the routing tables of several layers.");
     m.def("digest_tables", &py_digest_tables, "start"_a, "replicas"_a, "cumulative"_a,
           "A fingerprint of each layer's table.");

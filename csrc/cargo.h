@@ -8,7 +8,7 @@ namespace equipoise {
 // Slot s of a layer is on rank s / (slots / ranks); nodes are runs of as many ranks each.
 struct Cargo {
     std::int32_t layers, experts, slots, ranks, nodes;
-    const std::int32_t* installed;  // [layers, slots]; kNothing: nobody reads the slot
+    const std::int32_t* installed;  // [layers, slots]
     const std::int32_t* proposed;   // [layers, slots]
     Ids order;                      // the layers that may change, each once
     std::int32_t staging;           // buffers of a rank
@@ -32,11 +32,9 @@ struct Move {
     std::int32_t layer, slot, expert, source;
     std::int32_t lot;
     std::int32_t round;    // within the lot; kLocal where source and slot are on one rank
-    std::int32_t staging;  // the buffer that the copy waits in; kDirect where it need not
+    std::int32_t staging;  // the buffer that the copy waits in
 };
 
 constexpr std::int32_t kLocal = -1;
-constexpr std::int32_t kNothing = -1;
-constexpr std::int32_t kDirect = -1;
 
 }  // namespace equipoise

@@ -10,14 +10,14 @@ namespace {
 using Needs = std::vector<std::int32_t>;  // staging buffers by rank
 
 // Copies that only change place within their rank count too: they go through staging, because a
-// swap would overwrite its own source. Slots that hold nothing do not: they are written at once.
+// swap would overwrite its own source.
 void count_needs(const Cargo& cargo, std::int32_t layer, Needs& needs) {
     const Ids before = cargo.before(layer), after = cargo.after(layer);
     std::size_t slot = 0;
     for (std::int32_t& need : needs) {
         need = 0;
         for (std::int32_t i = 0; i < cargo.per_rank(); ++i, ++slot)
-            need += before[slot] != kNothing && before[slot] != after[slot];
+            need += before[slot] != after[slot];
     }
 }
 
@@ -37,25 +37,17 @@ bool join(Needs& lot, const Needs& layer, std::int32_t most) {
     return true;
 }
 
-bool fills_directly(const Cargo& cargo, std::int32_t layer) {
-    const Ids before = cargo.before(layer);
-    return std::find(before.begin(), before.end(), kNothing) != before.end();
-}
-
 }  // namespace
 
 std::vector<std::int32_t> group_layers(const Cargo& cargo) {
     Needs lot(cargo.ranks), layer(cargo.ranks);
     std::vector<std::int32_t> first;
-    bool alone = true;
     for (std::size_t i = 0; i < cargo.order.size; ++i) {
         count_needs(cargo, cargo.order[i], layer);
         require_room(layer, cargo.order[i], cargo.staging);
-        const bool direct = fills_directly(cargo, cargo.order[i]);
-        if (!alone && !direct && join(lot, layer, cargo.staging / 2)) continue;
+        if (!first.empty() && join(lot, layer, cargo.staging / 2)) continue;
         first.push_back(static_cast<std::int32_t>(i));
         lot = layer;
-        alone = direct;
     }
     first.push_back(static_cast<std::int32_t>(cargo.order.size));
     return first;

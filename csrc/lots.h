@@ -9,9 +9,7 @@ namespace equipoise {
 
 // Returns where each lot begins in `cargo.order`, and its end. Layers join in the given order, as
 // long as no rank has more than half of its staging buffers to fill: so that the next lot can
-// travel while this one is voted on. A layer that needs more than half is a lot by itself; so is
-// one with slots that hold nothing, since its experts lack a copy for as long as the lot is under
-// way.
+// travel while this one is voted on. A layer that needs more than half is a lot by itself.
 // Throws std::invalid_argument where one needs more than all, on the first such layer and rank.
 std::vector<std::int32_t> group_layers(const Cargo& cargo);
 

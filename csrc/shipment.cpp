@@ -36,8 +36,7 @@ std::vector<Move> list_moves(const Cargo& cargo, const std::vector<std::int32_t>
             const Ids before = cargo.before(layer), after = cargo.after(layer);
             for (std::int32_t slot = 0; slot < cargo.slots; ++slot)
                 if (before[slot] != after[slot])
-                    moves.push_back({layer, slot, after[slot], 0, static_cast<std::int32_t>(lot), 0,
-                                     before[slot] == kNothing ? kDirect : 0});
+                    moves.push_back({layer, slot, after[slot], 0, static_cast<std::int32_t>(lot), 0, 0});
         }
     return moves;
 }
@@ -124,13 +123,8 @@ void give_buffers(const Cargo& cargo, Shipment& shipment) {
     for (std::int32_t place = 0; place < places; ++place) {
         const std::int32_t first = shipment.arrivals[place], last = shipment.arrivals[place + 1];
         const bool even = place / cargo.ranks % 2 == 0;
-        const auto begin = shipment.moves.begin();
-        const auto staged = std::count_if(begin + first, begin + last, [](const Move& move) {
-            return move.staging != kDirect;
-        });
-        std::int32_t buffer = even ? 0 : cargo.staging - static_cast<std::int32_t>(staged);
-        for (std::int32_t i = first; i < last; ++i)
-            if (shipment.moves[i].staging != kDirect) shipment.moves[i].staging = buffer++;
+        std::int32_t buffer = even ? 0 : cargo.staging - (last - first);
+        for (std::int32_t i = first; i < last; ++i) shipment.moves[i].staging = buffer++;
     }
 }
 

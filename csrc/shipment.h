@@ -24,7 +24,6 @@ struct Shipment {
 // two ranks by layer and slot, at most `parcel` of them.
 // Buffers: an even lot fills a rank's buffers from the first on, an odd one up to the last. So two
 // neighbours overlap exactly where they do not fit beside each other.
-// A slot that holds nothing is filled in any case, and takes no buffer.
 // Throws std::invalid_argument where `order` lacks a layer that changes or has one twice, where an
 // expert is proposed that nobody holds, and where a layer does not fit the staging buffers.
 Shipment ship(const Cargo& cargo);

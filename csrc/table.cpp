@@ -6,29 +6,13 @@ namespace equipoise {
 
 void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> replicas) {
     std::fill(start.begin(), start.end(), 0);
-    for (std::int32_t expert : placement)
-        if (expert >= 0) ++start[expert + 1];
+    for (std::int32_t expert : placement) ++start[expert + 1];
     for (std::size_t e = 1; e < start.size; ++e) start[e] += start[e - 1];
     // start[e] serves as the cursor of expert e and ends up as the start of e + 1: shift back.
     for (std::size_t s = 0; s < placement.size; ++s)
-        if (placement[s] >= 0) replicas[start[placement[s]]++] = static_cast<std::int32_t>(s);
+        replicas[start[placement[s]]++] = static_cast<std::int32_t>(s);
     std::copy_backward(start.begin(), start.end() - 1, start.end());
     start[0] = 0;
-}
-
-void sort_runs(Ids alias, Ids start, Span<std::int32_t> slots) {
-    for (std::size_t e = 0; e + 1 < start.size; ++e)
-        std::sort(slots.data + start[e], slots.data + start[e + 1],
-                  [alias](std::int32_t a, std::int32_t b) {
-                      return alias[a] != alias[b] ? alias[a] < alias[b] : a < b;
-                  });
-}
-
-std::int32_t find_stray(Ids placement, Ids alias) {
-    for (std::size_t s = 0; s < alias.size; ++s)
-        if (placement[alias[s]] != placement[s] || alias[alias[s]] != alias[s])
-            return static_cast<std::int32_t>(s);
-    return -1;
 }
 
 std::int32_t find_homeless(Ids start) {

@@ -7,7 +7,7 @@ namespace equipoise {
 
 struct Table {
     Ids start;       // [experts + 1], exclusive prefix of copies per expert
-    Ids replicas;    // [slots], slots by expert, then ascending; a slot may occur twice
+    Ids replicas;    // [slots], slots by expert, then ascending
     Ids cumulative;  // [slots], inclusive sum of shares within the expert's run
 
     std::int32_t experts() const { return static_cast<std::int32_t>(start.size) - 1; }
@@ -18,15 +18,8 @@ inline bool is_expert(std::int32_t id, std::int32_t experts) {
     return static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(experts);
 }
 
-// Counting sort of the slots by expert. Every entry of `placement` must be below the number of
-// experts; slots of negative ones are left out, and what is left of `replicas` is not written.
+// Counting sort of the slots by expert. Every entry of `placement` must be an expert.
 void sort_slots(Ids placement, Span<std::int32_t> start, Span<std::int32_t> replicas);
-
-// Each run of `slots` by ascending alias, then slot.
-void sort_runs(Ids alias, Ids start, Span<std::int32_t> slots);
-
-// A slot whose alias is not a slot of the same expert that is its own alias, or -1.
-std::int32_t find_stray(Ids placement, Ids alias);
 
 // The expert without a slot, or -1.
 std::int32_t find_homeless(Ids start);

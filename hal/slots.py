@@ -165,7 +165,7 @@ class SlotStore(Protocol):
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
-        """Fill spare or retired slots from tensors that match the descriptor.
+        """Fill spare slots from tensors that match the descriptor.
 
         `sources[i]` are the segments for `slots[i]`. Raises `SlotError` before any side effect.
         """

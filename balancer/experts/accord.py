@@ -53,8 +53,6 @@ class Opening:
         if shape.ranks != ranks:
             raise PlacementError(f"the shape is of {shape.ranks} ranks, the group of {ranks}")
         check(self.layout.placement, shape)
-        if self.layout.retired:
-            raise PlacementError(f"the start has retired slots: {sorted(self.layout.retired)[:4]}")
         group_of(shape, self.config.nodes, self.config.aims.survive, None)
         wanted = shape.layers * shape.slots_per_rank
         if len(slots) != wanted:

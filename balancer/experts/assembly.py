@@ -8,7 +8,6 @@ from typing import Protocol
 from equipoise.balancer.experts.archive import Archive, ArchiveElsewhere, Filed, archive_of
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle, Subject, Written
 from equipoise.balancer.experts.config import EngineConfig, Locality, ShareMode
-from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.endings import abandon
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine, Group, Path
 from equipoise.balancer.experts.gates import Gates, Guard, NoGates
@@ -377,7 +376,6 @@ def _path(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )
     ranks, journal = means.members.ranks, means.journal
-    aside = Room.of(means.store.layout.staging, shape).aside
     ends = means.accelerator, opened[0], means.store
-    mover = Mover(*ends, ranks, config.deadline, journal, aside, config.parcel)
+    mover = Mover(*ends, ranks, config.deadline, journal, config.parcel)
     return Voyages(installed, mover, staff.mover, place, shape, config)

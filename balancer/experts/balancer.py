@@ -219,8 +219,8 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         Unsupported: the accelerator lacks what the path needs.
         EngineError: the configuration asks for log lines, and there is no journal; the store has
             other slots than the shape, or no staging where weights come from peers.
-        PlacementError: the layout is not of the shape, or has retired slots; the shape is not of
-            these ranks; there is not what it takes to survive what the aims say.
+        PlacementError: the layout is not of the shape; the shape is not of these ranks; there is
+            not what it takes to survive what the aims say.
         AgreementLost: a rank opens something else; nothing is opened anywhere.
         BallotIncomplete: a rank does not come.
     """

@@ -7,9 +7,9 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-from equipoise.balancer.experts.layout import Layout, Retired
+from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Placement, Shape, Shares
-from equipoise.balancer.experts.tables import alias_of, rows_update, table_digests
+from equipoise.balancer.experts.tables import rows_update, table_digests
 from equipoise.hal.kernels import TableUpdate
 
 
@@ -21,13 +21,11 @@ class Change:
         placement: int32 (len(layers), slots).
         shares: int32 (len(layers), slots).
         update: their tables, on the host; says which layers.
-        retired: slots of these layers that are retired with it; no others of them are.
     """
 
     placement: Placement
     shares: Shares
     update: TableUpdate
-    retired: Retired = frozenset()
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -46,19 +44,11 @@ class Change:
         for row, layer in enumerate(self.layers):  # mostly one: quicker than by a list
             placement[layer] = self.placement[row]
             shares[layer] = self.shares[row]
-        if not layout.retired and not self.retired:
-            return Layout(placement, shares)
-        stay = layout.retired - layout.retired_in(self.layers)
-        return Layout(placement, shares, stay | self.retired)
+        return Layout(placement, shares)
 
     def where_placed(self, layout: Layout) -> "Change | None":
-        """The part for layers placed as in `layout`, and retired alike; None where there is none.
-
-        So what was made before slots have retired does not let tokens in again.
-        """
+        """The part for layers placed as in `layout`; None where there is none."""
         fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
-        moved = {layer for layer, _ in self.retired ^ layout.retired_in(self.layers)}
-        fits[[place for place, layer in enumerate(self.layers) if layer in moved]] = False
         if fits.all():
             return self
         kept = np.flatnonzero(fits)
@@ -71,13 +61,11 @@ class Change:
             replicas=old.replicas[rows],
             cumulative=old.cumulative[rows],
         )
-        still = frozenset(place for place in self.retired if place[0] in update.layers)
-        return Change(self.placement[kept], self.shares[kept], update, still)
+        return Change(self.placement[kept], self.shares[kept], update)
 
 
 def change_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Change:
     """The change that brings `layers` to what `layout` says. Raises as `table_update` does."""
     rows = list(layers)
     placement, shares = layout.placement[rows], layout.shares[rows]
-    update = rows_update(placement, shares, shape, rows, alias_of(layout, shape, rows))
-    return Change(placement, shares, update, layout.retired_in(rows))
+    return Change(placement, shares, rows_update(placement, shares, shape, rows))

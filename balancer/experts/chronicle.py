@@ -224,11 +224,11 @@ class Written:
 
     def _enter(self, state: State, layout: Layout, at: float) -> None:
         if self._end is not None and self._open is not None:
-            self._tell_end(*self._end, self._open, layout.held, at)
+            self._tell_end(*self._end, self._open, layout.placement, at)
         self._end = None
         number = epoch_of(state)
         if number is not None and self._open is None:
-            self._open = _Open(number, at, layout.held, {})
+            self._open = _Open(number, at, layout.placement, {})
         self._state, self._since = state, at
         self._journal.note(Entered(self._step, at, name_of(state), number))
 
@@ -283,7 +283,6 @@ def _record(state: State, report: Report, seconds: dict[str, float]) -> EpochRec
         seconds=seconds,
         before=float(drafted.before.mean()) / SHARE_ONE if drafted else None,
         predicted=float(drafted.predicted.mean()) / SHARE_ONE if drafted else None,
-        retired=len(drafted.retired) if drafted else 0,
     )
 
 

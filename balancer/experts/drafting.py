@@ -11,10 +11,9 @@ from equipoise.balancer.experts.choices import Policy, Split
 from equipoise.balancer.experts.config import Aims, EngineConfig
 from equipoise.balancer.experts.expert_model import ranges
 from equipoise.balancer.experts.group import Group, group_of
-from equipoise.balancer.experts.layout import NOTHING, Layout, Retired, imbalance
+from equipoise.balancer.experts.layout import Layout, imbalance
 from equipoise.balancer.experts.placement import Load, Placement, Shape, check
 from equipoise.balancer.experts.planning import Plan, plan
-from equipoise.balancer.experts.retirement import retiring
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.hal.errors import PlacementError
 
@@ -29,43 +28,16 @@ class Draft:
 
     Attributes:
         layout: what shall be installed.
-        order: layers whose slots change, best gain first; ahead of them those of which an aborted
-            epoch has left slots half written, which are filled again, and no more.
+        order: layers whose slots change, best gain first.
         before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
             shares for the load planned on.
         predicted: the same of `layout`.
-        retired: slots that are retired while their layer is under way, so that it can be.
     """
 
     layout: Layout
     order: tuple[int, ...]
     before: npt.NDArray[np.int64]
     predicted: npt.NDArray[np.int64]
-    retired: Retired = frozenset()
-
-
-@dataclass(frozen=True)
-class Room:
-    """What staging a rank has for lots.
-
-    A rank with fewer buffers than slots of a layer keeps one of them apart: through it copies go to
-    slots that have retired, where a layer needs more than the others. Where there are no more slots
-    than experts none can ever retire, and all are for lots.
-
-    Attributes:
-        lots: buffers for them; they are the first ones.
-        aside: the one that is kept apart; None where any layer fits, or nothing can move.
-    """
-
-    lots: int
-    aside: int | None
-
-    @staticmethod
-    def of(staging: int, shape: Shape) -> "Room":
-        """Of so many buffers."""
-        if staging == 0 or staging >= shape.slots_per_rank or shape.slots == shape.experts:
-            return Room(staging, None)
-        return Room(staging - 1, staging - 1)
 
 
 @dataclass(frozen=True)
@@ -74,25 +46,26 @@ class Limits:
 
     Attributes:
         hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
-        room: a layer that needs more, and of which no more slots can retire, stays as it is.
+        staging: slots of a layer that a rank may fill in one epoch: its staging buffers, where
+            weights pass through them. What needs more is done over several epochs.
         aims: what the plan aims at.
         nodes: that the ranks divide among.
         split: how rows are divided among copies.
     """
 
     hysteresis: int
-    room: Room
+    staging: int
     aims: Aims
     nodes: int
     split: Split
 
 
-def limits_of(config: EngineConfig, room: Room) -> Limits:
-    """As configured, for so much staging."""
+def limits_of(config: EngineConfig, staging: int) -> Limits:
+    """As configured, for so many staging buffers."""
     split = Split.LEVEL if config.rule is RoutingRule.SHARES else Split.EVEN
     return Limits(
         hysteresis=config.hysteresis,
-        room=room,
+        staging=staging,
         aims=config.aims,
         nodes=config.nodes,
         split=split,
@@ -122,14 +95,12 @@ def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Dra
     old = imbalance(load, kept, shape)
     gain = old - imbalance(load, fresh, shape)
     gain[frail] = URGENT
-    worth = _worth_it(gain, installed, fresh.placement, group, limits)
-    layout = _mix(kept, fresh, tuple(worth))
+    worth = _worth_it(gain, installed.placement, fresh.placement, shape, limits)
+    layout = _mix(kept, fresh, worth)
     check(layout.placement, shape)
     if left := _frail(layout.placement, group):
         LOG.warning("layers %s still do not survive what they have to", ranges(left))
-    half = {layer for layer, _ in installed.retired} - set(worth)
-    predicted, retired = imbalance(load, layout, shape), frozenset().union(*worth.values())
-    return Draft(layout, (*sorted(half), *worth), old, predicted, retired)
+    return Draft(layout, tuple(worth), old, imbalance(load, layout, shape))
 
 
 def _frail(placement: Placement, group: Group) -> list[int]:
@@ -193,34 +164,35 @@ def _planned(
         sigma=aims.sigma,
         split=limits.split,
         max_copies=max_copies,
+        max_copies_per_rank=limits.staging if policy is Policy.INCREMENTAL else None,
     )
 
 
 def _worth_it(
     gain: npt.NDArray[np.int64],
-    installed: Layout,
+    installed: Placement,
     proposed: Placement,
-    group: Group,
+    shape: Shape,
     limits: Limits,
-) -> dict[int, Retired]:
-    """Layers worth moving, best gain first, each with what has to retire for it."""
-    held, room, shape = installed.held, limits.room, group.shape
-    differs = (held != proposed) & (held != NOTHING)
+) -> list[int]:
+    """Layers worth moving, best gain first."""
+    differs = installed != proposed
     needs = differs.reshape(shape.layers, shape.ranks, shape.slots_per_rank).sum(axis=2).max(axis=1)
-    worth = (gain > limits.hysteresis) & (held != proposed).any(axis=1)
-    found: dict[int, Retired] = {}
-    for layer in np.argsort(-gain, kind="stable").tolist():
-        if not worth[layer]:
-            continue
-        if needs[layer] <= room.lots:
-            found[layer] = frozenset()
-        elif room.aside is not None:
-            retired = retiring(installed, proposed, layer, group, room.lots)
-            found |= {} if retired is None else {layer: retired}
-    return found
+    worth = (gain > limits.hysteresis) & (needs > 0)
+    # Incremental plans fit. One that is planned anew, so that it survives what it has to, may not.
+    if beyond := np.flatnonzero(worth & (needs > limits.staging)).tolist():
+        LOG.warning(
+            "layers %s stay as they are: they would fill up to %d slots of a rank, which has %d "
+            "staging buffers",
+            ranges(beyond),
+            needs[beyond].max(),
+            limits.staging,
+        )
+        worth[beyond] = False
+    return [layer for layer in np.argsort(-gain, kind="stable").tolist() if worth[layer]]
 
 
-def _mix(kept: Layout, fresh: Layout, changed: tuple[int, ...]) -> Layout:
+def _mix(kept: Layout, fresh: Layout, changed: Sequence[int]) -> Layout:
     placement, shares = kept.placement.copy(), kept.shares.copy()
     rows = list(changed)
     placement[rows] = fresh.placement[rows]

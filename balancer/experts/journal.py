@@ -137,7 +137,6 @@ class EpochRecord:
             None until it is known, and where it never was.
         stall: seconds by which its steps were longer than those outside epochs; None where no
             step was told.
-        retired: slots that the plan retires while their layer is under way.
     """
 
     number: int
@@ -154,7 +153,6 @@ class EpochRecord:
     predicted: float | None
     actual: float | None = None
     stall: float | None = None
-    retired: int = 0
 
 
 @dataclass(frozen=True)

@@ -75,15 +75,9 @@ class ModelBalancer:
         rows = [row for family in self.families for row in family.berth.family.layers]
         order = np.argsort(rows)
         parts = [family.inner.installed.layout for family in self.families]
-        seats = zip(self.families, parts, strict=True)
         return Layout(
             np.concatenate([part.placement for part in parts])[order],
             np.concatenate([part.shares for part in parts])[order],
-            frozenset(
-                (family.berth.family.layers[row], slot)
-                for family, part in seats
-                for row, slot in part.retired
-            ),
         )
 
     @property

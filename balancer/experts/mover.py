@@ -2,18 +2,16 @@
 
 Buffers: blobs and checksums are made and used on the copy stream; a blob belongs to one round, and
 what is launched on it and the round's work hold it no longer than they need it (K1); staging
-belongs to a lot from its first unpack until its commit has run on the compute stream. What goes to
-a retired slot at once passes through a buffer of the mover's own; nobody reads such a slot before
-the tables are committed that name it. Source slots are leased by the protocol: no layer is
-committed anywhere before every rank has staged it, that is, has read all it needs of it.
+belongs to a lot from its first unpack until its commit has run on the compute stream. Source slots
+are leased by the protocol: no layer is committed anywhere before every rank has staged it, that is,
+has read all it needs of it.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -21,11 +19,10 @@ from torch import Tensor
 from equipoise.balancer.experts.ballot import WORD
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.journal import SILENT, Journal, Span, Track, now
-from equipoise.balancer.experts.shipment import DIRECT, Leg, Local, RoundLeg
+from equipoise.balancer.experts.shipment import Leg, Local, RoundLeg
 from equipoise.balancer.experts.waits import Ended, all_of
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
-from equipoise.hal.errors import EngineError
 from equipoise.hal.slots import SlotStore
 from equipoise.hal.stream import Event, Role
 from equipoise.hal.work import Work
@@ -86,8 +83,6 @@ class Mover:
         ranks: the numbers on the control plane of those who use the communicator.
         deadline: seconds that packing may take where the host has to wait for it.
         journal: told of each round, from the wait for it to when it is unpacked.
-        aside: the staging buffer, in no lot, through which copies go to retired slots; None where
-            no slot ever retires.
         parcel: slots that are packed at once where they stay on this rank; what travels comes in
             parcels already.
     """
@@ -100,11 +95,9 @@ class Mover:
         ranks: Sequence[int],
         deadline: float,
         journal: Journal = SILENT,
-        aside: int | None = None,
         parcel: int = 16,
     ) -> None:
         self._parcel = parcel
-        self._aside = aside
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
@@ -218,27 +211,11 @@ class Mover:
     def _stage(
         self, blob: Tensor, staging: Sequence[int], slots: Sequence[int], name: str, hold: _Hold
     ) -> None:
-        marks, size = self._empty(len(staging), torch.int64), self._store.layout.slot_bytes
-        for run in _runs(staging):
-            part = blob[run.start * size : run.stop * size]
-            if staging[run.start] == DIRECT:
-                self._fill(part, slots[run], marks[run])
-            else:
-                self._store.unpack(part, staging[run], self._copy)
-                self._store.checksum_staging(staging[run], marks[run], self._copy)
-                hold.copies += zip(staging[run], slots[run], strict=True)
+        marks = self._empty(len(staging), torch.int64)
+        self._store.unpack(blob, staging, self._copy)
+        self._store.checksum_staging(staging, marks, self._copy)
+        hold.copies += zip(staging, slots, strict=True)
         hold.received.append((name, marks))
-
-    def _fill(self, blob: Tensor, slots: Sequence[int], marks: Tensor) -> None:
-        """Fill retired slots, one after another, through the buffer that is kept for it."""
-        if self._aside is None:
-            raise EngineError(f"no buffer leads to the retired slots {list(slots)}")
-        size = self._store.layout.slot_bytes
-        for place, slot in enumerate(slots):
-            part = blob[place * size : (place + 1) * size]
-            self._store.unpack(part, (self._aside,), self._copy)
-            self._store.commit(((self._aside, slot),), self._copy)
-        self._store.checksum_slots(slots, marks, self._copy)
 
     def _land(self, leg: Leg, hold: _Hold) -> Job[Staged]:
         """Copies within this rank, then the end of everything on the copy stream."""
@@ -270,15 +247,6 @@ class Mover:
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
         with self._copy.current(), torch.inference_mode(False):
             return torch.empty(count, dtype=dtype, device=self._accelerator.device)
-
-
-def _runs(staging: Sequence[int]) -> Iterator[slice]:
-    """Where neighbours alike go to buffers, or to slots at once."""
-    first = 0
-    for _, run in groupby(staging, key=lambda buffer: buffer == DIRECT):
-        last = first + len(list(run))
-        yield slice(first, last)
-        first = last
 
 
 def _name(source: int, destination: int) -> str:

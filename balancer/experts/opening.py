@@ -144,8 +144,7 @@ def _own(start: Start, model: ExpertModel, number: int, place: int, places: int)
     placement, shares = (
         np.ascontiguousarray(array[rows]) for array in (start.layout.placement, start.layout.shares)
     )
-    retired = frozenset((rows.index(at), slot) for at, slot in start.layout.retired_in(rows))
-    return Start(Layout(placement, shares, retired), replace(config, label=label, phase=phase))
+    return Start(Layout(placement, shares), replace(config, label=label, phase=phase))
 
 
 def _open(

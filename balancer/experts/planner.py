@@ -1,7 +1,7 @@
 """What to propose: a draft, with its tables and the way that its weights take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from equipoise.balancer.experts.change import Change, change_of
@@ -38,12 +38,10 @@ class Shipped(Proposal):
     Attributes:
         shipment: the same on every rank.
         legs: what this rank does for each lot.
-        retirements: by lot, what is installed before it is let go, where slots retire for it.
     """
 
     shipment: Shipment
     legs: tuple[Leg, ...]
-    retirements: tuple[Change | None, ...]
 
 
 @dataclass(frozen=True)
@@ -65,22 +63,19 @@ class Freight:
 
 def by_ship(drafted: Draft, installed: Layout, shape: Shape, freight: Freight) -> Shipped:
     """The proposal whose weights come from the slots of peers. Raises `PlacementError`."""
-    beside = replace(installed, retired=installed.retired | drafted.retired)
     shipment = ship(
-        beside.held,
+        installed.placement,
         drafted.layout.placement,
         drafted.order,
         shape,
         nodes=freight.nodes,
-        staging=max(freight.staging, 1),  # where there is none, no copy waits
+        staging=max(freight.staging, 1),  # where there is none, nothing moves
         parcel=freight.parcel,
     )
     lots = [shipment.layers(lot) for lot in range(shipment.lots)]
     changes = _changes(drafted, lots, shape)
     legs = tuple(shipment.leg(freight.rank, lot) for lot in range(shipment.lots))
-    retirements = tuple(_retirement(drafted, beside, layers, shape) for layers in lots)
-    digest = digest_of(drafted, (*changes, *filter(None, retirements)))
-    return Shipped(drafted, changes, digest, shipment, legs, retirements)
+    return Shipped(drafted, changes, digest_of(drafted, changes), shipment, legs)
 
 
 def by_groups(drafted: Draft, shape: Shape, size: int) -> Proposal:
@@ -99,12 +94,3 @@ def digest_of(drafted: Draft, changes: Sequence[Change]) -> str:
 
 def _changes(drafted: Draft, groups: Sequence[Sequence[int]], shape: Shape) -> tuple[Change, ...]:
     return tuple(change_of(drafted.layout, shape, group) for group in groups)
-
-
-def _retirement(
-    drafted: Draft, beside: Layout, layers: tuple[int, ...], shape: Shape
-) -> Change | None:
-    """What takes tokens off the slots that retire in these layers; None where none do."""
-    touched = {layer for layer, _ in drafted.retired}
-    fewer = [layer for layer in layers if layer in touched]
-    return change_of(beside, shape, fewer) if fewer else None

@@ -133,7 +133,6 @@ class LaggedShares:
 def renewed(installed: Layout, wanted: Layout, shape: Shape) -> Change | None:
     """Other shares for the layers that keep their placement; None where there are none."""
     stays = (installed.placement == wanted.placement).all(axis=1)
-    stays[[layer for layer, _ in installed.retired ^ wanted.retired]] = False  # not yet written
     differs = (installed.shares != wanted.shares).any(axis=1)
     layers = np.flatnonzero(stays & differs).tolist()
     return change_of(wanted, shape, layers) if layers else None

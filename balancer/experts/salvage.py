@@ -10,7 +10,7 @@ from equipoise.balancer.experts.archive import BEFORE, Filed
 from equipoise.balancer.experts.assembly import AtBoundary, Means
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.jobs import finish
-from equipoise.balancer.experts.layout import NOTHING, Layout, even_shares
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.balancer.experts.writers import Supply, write_checked
@@ -49,43 +49,24 @@ def salvage(layout: Layout, shape: Shape, before: Members, after: Members) -> Sa
     smaller = Shape(shape.layers, shape.experts, per * len(places), len(places))
     kept = layout.placement.reshape(shape.layers, shape.ranks, per)[:, places]
     placement = np.ascontiguousarray(kept.reshape(shape.layers, smaller.slots))
-    retired = _left_of(layout, per, places)
     refills = tuple(
         Refill(layer, slot, expert)
         for layer in range(shape.layers)
-        for slot, expert in _refilled(placement[layer], retired[layer], shape.experts)
+        for slot, expert in _refilled(placement[layer], shape.experts)
     )
-    still = frozenset((layer, slot) for layer, slots in enumerate(retired) for slot in slots)
-    shares = even_shares(placement, shape.experts)
-    return Salvage(smaller, Layout(placement, shares, still), refills)
+    return Salvage(smaller, Layout(placement, even_shares(placement, shape.experts)), refills)
 
 
-def _left_of(layout: Layout, per: int, places: Sequence[int]) -> list[set[int]]:
-    """By layer, the retired slots of those who are left, by their new numbers."""
-    found: list[set[int]] = [set() for _ in layout.placement]
-    for layer, slot in layout.retired:
-        if slot // per in places:
-            found[layer].add(places.index(slot // per) * per + slot % per)
-    return found
-
-
-def _refilled(row: Placement, retired: set[int], experts: int) -> list[tuple[int, int]]:
-    """Give every expert that can be read nowhere a slot: a retired one, which costs nobody a copy;
-    where there is none, one of the expert that has most. Changes `row` and `retired`.
-    """
-    held = row.copy()
-    held[list(retired)] = NOTHING
-    copies = np.bincount(held[held != NOTHING], minlength=experts)
+def _refilled(row: Placement, experts: int) -> list[tuple[int, int]]:
+    """Give every expert that has no slot one of the expert that has most. Changes `row`."""
+    copies = np.bincount(row, minlength=experts)
     found = []
     for expert in np.flatnonzero(copies == 0).tolist():
-        if retired:
-            retired.remove(slot := min(retired))
-        else:
-            fullest = int(copies.argmax())
-            slot = int(np.flatnonzero(held == fullest)[-1])
-            copies[fullest] -= 1
+        fullest = int(copies.argmax())
+        slot = int(np.flatnonzero(row == fullest)[-1])
+        copies[fullest] -= 1
         copies[expert] += 1
-        row[slot] = held[slot] = expert
+        row[slot] = expert
         found.append((slot, expert))
     return found
 

@@ -23,8 +23,6 @@ from equipoise.balancer.experts.placement import Placement, Shape
 from equipoise.hal.errors import PlacementError
 
 Ids = npt.NDArray[np.int32]
-DIRECT = -1
-"""In the place of a buffer: the copy goes to its slot at once."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Sending:
 class Receiving:
     """A blob from `peer`, unpacked to these staging buffers, to be committed to these local slots.
 
-    The buffers are consecutive, but for those that are `DIRECT`: these go to their slots at once.
+    The buffers are consecutive.
     """
 
     peer: int
@@ -57,10 +55,7 @@ class RoundLeg:
 
 @dataclass(frozen=True)
 class Local:
-    """Copies within a rank, one a position: local slot that is read, buffer, local slot to fill.
-
-    A buffer may be `DIRECT`.
-    """
+    """Copies within a rank, one a position: local slot that is read, buffer, local slot to fill."""
 
     sources: tuple[int, ...]
     staging: tuple[int, ...]
@@ -92,8 +87,7 @@ class Moves:
         slot: which is filled.
         expert: with what.
         source: slot of the same layer that is read.
-        staging: buffer, of the slot's rank, that the copy waits in for its commit; `DIRECT` where
-            the slot held nothing.
+        staging: buffer, of the slot's rank, that the copy waits in for its commit.
         round: of its lot; -1 where the copy stays on its rank.
     """
 
@@ -189,11 +183,7 @@ class Shipment:
                 staging=tuple(self.moves.staging[first:here].tolist()),
                 slots=slots[: here - first],
             ),
-            copies=tuple(
-                (buffer, slot)
-                for buffer, slot in zip(self.moves.staging[first:last].tolist(), slots, strict=True)
-                if buffer != DIRECT
-            ),
+            copies=tuple(zip(self.moves.staging[first:last].tolist(), slots, strict=True)),
         )
 
     def _place(self, rank: int, lot: int) -> int:
@@ -258,12 +248,11 @@ def ship(
 ) -> Shipment:
     """Every rank gets the same answer from the same arguments.
 
-    A layer is atomic: one that fills more than `staging` slots of a rank, those that hold nothing
-    apart, is refused, so the planner leaves such a layer as it is installed.
+    A layer is atomic: one that fills more than `staging` slots of a rank is refused, so the planner
+    does not propose it.
 
     Args:
-        installed: int32 (layers, slots), the expert in each slot now; -1 where a slot holds nothing
-            that could be read: it is filled in any case, beside the forward, without staging.
+        installed: int32 (layers, slots), the expert in each slot now.
         proposed: likewise, what shall be installed.
         order: every layer that changes, once, best gain first; one that does not is of some lot.
         shape: how many of everything.
@@ -300,7 +289,6 @@ def _shipment(shape: Shape, staging: int, layers: Ids, rows: Ids, *places: Ids) 
     for array in (layers, rows, *places):
         array.flags.writeable = False
     moves, arrivals = Moves(*rows.reshape(6, -1)), places[0]
-    staged = np.concatenate([[0], np.cumsum(moves.staging != DIRECT)]).astype(np.int32)
-    needs = np.diff(staged[arrivals]).reshape(-1, shape.ranks)
+    needs = np.diff(arrivals).reshape(-1, shape.ranks)
     needs.flags.writeable = False
     return Shipment(shape, staging, moves, layers, needs, *places)

@@ -6,32 +6,19 @@ import numpy as np
 import torch
 
 from equipoise import _native
-from equipoise.balancer.experts.aliases import Alias, aliases
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Placement, Shape, Shares
 from equipoise.hal.kernels import TableUpdate
 
 
 def table_update(layout: Layout, shape: Shape, layers: Sequence[int]) -> TableUpdate:
-    """Routing tables of `layers`, on the host, by which no token reaches a retired slot.
-
-    Raises `ValueError` for a malformed layout, `PlacementError` where an expert has no other slot.
-    """
+    """Routing tables of `layers`, on the host. Raises `ValueError` for a malformed layout."""
     rows = list(layers)
-    placement, shares = layout.placement[rows], layout.shares[rows]
-    return rows_update(placement, shares, shape, rows, alias_of(layout, shape, rows))
-
-
-def alias_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Alias | None:
-    """Aliases, int32 (len(layers), slots); None where no slot has retired. Raises as above."""
-    if not layout.retired:
-        return None
-    rows = list(layers)
-    return aliases(layout.placement, layout.retired_in(rows), shape)[rows]
+    return rows_update(layout.placement[rows], layout.shares[rows], shape, rows)
 
 
 def rows_update(
-    placement: Placement, shares: Shares, shape: Shape, layers: Sequence[int], alias: Alias | None
+    placement: Placement, shares: Shares, shape: Shape, layers: Sequence[int]
 ) -> TableUpdate:
     """The same from the rows of `layers` alone.
 
@@ -40,14 +27,12 @@ def rows_update(
         shares: likewise.
         shape: how many of everything.
         layers: which they are.
-        alias: likewise: the slot, of the same expert, that the entry of each slot names; None where
-            that is the slot itself.
 
-    Raises `ValueError` for a malformed layout, or for an alias of another expert.
+    Raises `ValueError` for a malformed layout.
     """
     start = np.empty((len(layers), shape.experts + 1), dtype=np.int32)
     replicas, cumulative = np.empty((2, len(layers), shape.slots), dtype=np.int32)
-    _native.build_tables(placement, shares, shape.experts, start, replicas, cumulative, alias)
+    _native.build_tables(placement, shares, shape.experts, start, replicas, cumulative)
     return TableUpdate(
         layers=tuple(layers),
         start=torch.from_numpy(start),

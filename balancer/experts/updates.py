@@ -13,7 +13,7 @@ import numpy as np
 from equipoise import _native
 from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.drafting import Room, draft, limits_of
+from equipoise.balancer.experts.drafting import draft, limits_of
 from equipoise.balancer.experts.gates import Gates
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, Titled, Worker
@@ -76,7 +76,7 @@ class Updates:
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
-        limits = limits_of(self._config, Room(self._shape.slots_per_rank, None))
+        limits = limits_of(self._config, self._shape.slots_per_rank)
         drafted = draft(windows, layout, self._shape, limits)
         return by_groups(drafted, self._shape, self._config.layer_updates_per_iter)
 

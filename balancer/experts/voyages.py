@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.drafting import Room, draft, limits_of
+from equipoise.balancer.experts.drafting import draft, limits_of
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, Titled, Worker
 from equipoise.balancer.experts.layout import Layout
@@ -62,9 +62,9 @@ class Voyages:
 
     def propose(self, windows: Load, layout: Layout) -> Shipped:
         """Plan; runs beside the forward. Raises `PlacementError`."""
-        room = Room.of(self._installed.store.layout.staging, self._shape)
-        limits = limits_of(self._config, room)
-        freight = Freight(self._config.parcel, self._config.nodes, room.lots, self._rank)
+        staging = self._installed.store.layout.staging
+        limits = limits_of(self._config, staging)
+        freight = Freight(self._config.parcel, self._config.nodes, staging, self._rank)
         return by_ship(draft(windows, layout, self._shape, limits), layout, self._shape, freight)
 
     def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Landed:
@@ -134,13 +134,7 @@ class Voyages:
         return not voyage.flying or shipment.fits_beside(lot - 1, lot)
 
     def _let_go(self, proposal: Shipped, lot: int) -> Job[ReadyLot]:
-        """Begin here, end in a job; what fails here fails the epoch as it would there.
-
-        Slots that retire for the lot do so first, everywhere at this boundary: the lot is written
-        behind that. An abort leaves them retired; the next epoch fills them again.
-        """
-        if (retirement := proposal.retirements[lot]) is not None:
-            self._installed.commit(retirement, ())
+        """Begin here, end in a job; what fails here fails the epoch as it would there."""
         try:
             staging = self._mover.begin(proposal.legs[lot], self._installed.settled)
         except Exception as error:

@@ -122,7 +122,7 @@ class Digest:
 def rank_loads(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.float64]:
     """(layers, ranks): rows that each rank has of `load`, by the shares of `layout`."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
-    parts = (rows * layout.carried(shape)).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    parts = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     return np.asarray(parts / SHARE_ONE, dtype=np.float64)
 
 
@@ -144,14 +144,13 @@ def balance_of(entry: Summed) -> Balance:
 
 
 def arrivals(before: Placement, after: Placement, place: int, shape: Shape) -> int:
-    """Copies that the rank at `place` holds in `after` and did not hold in `before`; -1 is none.
+    """Copies that the rank at `place` holds in `after` and did not hold in `before`.
 
     Over all ranks they add up to what an epoch says was copied.
     """
     mine = slice(place * shape.slots_per_rank, (place + 1) * shape.slots_per_rank)
-    counts = np.zeros((2, shape.layers, shape.experts + 1), dtype=np.int64)
+    counts = np.zeros((2, shape.layers, shape.experts), dtype=np.int64)
     rows = np.arange(shape.layers)[:, None]
     for count, placement in zip(counts, (before, after), strict=True):
-        np.add.at(count, (rows, placement[:, mine] + 1), 1)
-    more = np.maximum(counts[1] - counts[0], 0)
-    return int(more[:, 1:].sum())
+        np.add.at(count, (rows, placement[:, mine]), 1)
+    return int(np.maximum(counts[1] - counts[0], 0).sum())

@@ -101,7 +101,6 @@ def fields_of(record: EpochRecord) -> dict[str, object]:
         "ended": record.ended,
         "layers": record.layers,
         "lots": record.lots,
-        "retired": record.retired or None,
         "copies": record.copies,
         "bytes": record.bytes,
         **{f"{phase}_s": seconds for phase, seconds in record.seconds.items()},

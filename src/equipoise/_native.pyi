@@ -91,15 +91,11 @@ def build_table(
     start: _Int32,
     replicas: _Int32,
     cumulative: _Int32,
-    alias: _Int32 | None = None,
 ) -> None:
     """Write the table of one layer from `placement` and `shares`, both int32 [S].
 
-    With `alias`, int32 [S], the entry of slot s names slot alias[s], of the same expert and its own
-    alias, which so takes the share of s too; a run keeps its length and is sorted by what it names.
-
-    Raises ValueError when an expert has no slot, its shares do not sum to 65536 or an alias is
-    none; what was written is then of no use.
+    Raises ValueError when an expert has no slot or its shares do not sum to 65536; what was written
+    is then of no use.
     """
 
 def build_tables(
@@ -109,7 +105,6 @@ def build_tables(
     start: _Int32,
     replicas: _Int32,
     cumulative: _Int32,
-    alias: _Int32 | None = None,
 ) -> None:
     """`build_table` for several layers; every array has a row for each."""
 

@@ -77,7 +77,7 @@ class Bench:
             store.write(range(SHAPE.slots), source, self.stream)
         rows = np.tile(np.array(placement, dtype=np.int32), (CONFIG.layers, 1))
         layers = range(CONFIG.layers)
-        update = rows_update(rows, even_shares(rows, CONFIG.experts), SHAPE, layers, None)
+        update = rows_update(rows, even_shares(rows, CONFIG.experts), SHAPE, layers)
         self._kernels.commit_tables(update, self._tables, self.stream)
 
     def prefill(self, seed: int) -> None:

@@ -69,7 +69,7 @@ class OneLayer:
     def arrange(self, placement: list[int]) -> None:
         """A boundary at which tables are committed; nobody waits."""
         placed = np.array([placement], dtype=np.int32)
-        update = rows_update(placed, even_shares(placed, SHAPE.experts), SHAPE, range(1), None)
+        update = rows_update(placed, even_shares(placed, SHAPE.experts), SHAPE, range(1))
         with self.streams.turn():
             self._kernels.commit_tables(update, self._tables, self.streams.home)
 

@@ -147,7 +147,7 @@ def _check_survival(settings: RunSettings) -> None:
 
 
 def _check_staging(settings: RunSettings) -> None:
-    """Through one slot of staging anything moves whose slots can retire; through none, nothing."""
+    """Through one slot of staging everything moves, step by step; through none, nothing."""
     if settings.in_flight is None or settings.commit is CommitMode.LOCKED:
         return
     if settings.in_flight < SLOT_BYTES:

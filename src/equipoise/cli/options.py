@@ -127,8 +127,8 @@ OPTIONS = (
     Option(key="in_flight", kind=kinds.BYTES, group=MOVES, metavar="BYTES",
            shown_default="two layers of which every slot changes",
            help="boundary: weights on their way into a rank at once, such as 2MiB, which is "
-           "memory of the device; at least a slot. With less than a rank holds of a layer, copies "
-           "that are not their expert's only one retire while their slots are written"),
+           "memory of the device; at least a slot. With less than a rank holds of a layer, what "
+           "a layer needs may take several rebalances"),
     Option(key="parcel", kind=kinds.WHOLE, group=MOVES, metavar="SLOTS",
            help="boundary: slots that travel in one message at most"),
     Option(key="layer_updates_per_iter", kind=kinds.WHOLE, group=MOVES, metavar="LAYERS",

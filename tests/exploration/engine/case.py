@@ -27,7 +27,7 @@ class FaultKind(StrEnum):
     BLOB_FLIPPED = "blob flipped"
     """A bit of the next slots that are packed."""
     STAGING_FLIPPED = "staging flipped"
-    """A bit of the next slots that are unpacked, or of the retired one that is filled."""
+    """A bit of the next slots that are unpacked."""
     MESSAGE_LOST = "message lost"
     """The next blob never arrives."""
     EXCHANGE_EXPIRES = "exchange expires"

@@ -16,7 +16,6 @@ from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World
 from equipoise.balancer.experts.assembly import Means, assemble
 from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.drafting import Room
 from equipoise.balancer.experts.engine import ExpertEngine
 from equipoise.balancer.experts.jobs import Job
 from equipoise.balancer.experts.layout import Layout, even_shares
@@ -80,9 +79,7 @@ class Seat:
             if self.case.schedule and (step + self.rank) % 2:
                 self.engine.launched()  # by whoever does not know when the forward is launched
             layout = self.balancer.installed.layout
-            self.after.append(
-                After(layout.placement.tobytes(), layout.shares.tobytes(), layout.retired)
-            )
+            self.after.append(After(layout.placement.tobytes(), layout.shares.tobytes()))
             begun.append((yield from self._forward(step, readers)))
             self._note()
             while len(begun) > self.case.ahead:
@@ -138,8 +135,7 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
         workers[kind] = LaneWorker(rank, kind, act)
         return workers[kind]
 
-    aside = Room.of(case.staging, shape).aside
-    store: Any = RiggedStore(accelerator.slot_store(slots), traps, aside)
+    store: Any = RiggedStore(accelerator.slot_store(slots), traps)
     path = way(case, accelerator, store)
     # Put together here: to open it all ranks would have to come at once.
     members = Members(tuple(range(shape.ranks)), rank)

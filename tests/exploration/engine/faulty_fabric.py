@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.hal.communicator import Communicator, Exchange
 from equipoise.hal.errors import ControlLost
-from equipoise.hal.stream import Role, Stream
+from equipoise.hal.stream import Stream
 from equipoise.hal.work import Work
 
 
@@ -108,17 +108,7 @@ class RiggedCommunicator(Around):
 
 
 class RiggedStore(Around):
-    """Flips a bit of what was packed, staged, filled, or written.
-
-    Args:
-        inner: the slots.
-        traps: of the rank.
-        aside: the buffer through which retired slots are filled: flipped in the slot itself.
-    """
-
-    def __init__(self, inner: Any, traps: Traps, aside: int | None) -> None:
-        super().__init__(inner, traps)
-        self._aside = aside
+    """Flips a bit of what was packed, staged or written."""
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         self._inner.pack(slots, blob, stream)
@@ -127,15 +117,9 @@ class RiggedStore(Around):
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         self._inner.unpack(blob, staging, stream)
-        if tuple(staging) != (self._aside,) and self._traps.spring(FaultKind.STAGING_FLIPPED):
+        if self._traps.spring(FaultKind.STAGING_FLIPPED):
             row = self._inner._staging[staging[-1]]
             stream.launch(lambda: row.__setitem__(2, row[2] ^ 0x20))
-
-    def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
-        self._inner.commit(copies, stream)
-        if stream.role is Role.COPY and self._traps.spring(FaultKind.STAGING_FLIPPED):
-            row = self._inner._slots[copies[-1][1]][0]
-            stream.launch(lambda: row.__setitem__(2, row[2] ^ 0x08))
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream

@@ -133,10 +133,7 @@ def decided(record: Record) -> Iterator[str]:
     decisions = sum(decision.startswith(word) for decision in record.decisions.values())
     most = decisions * (record.case.shape.layers if record.case.locked else 1)
     for story in record.stories:
-        changes = sum(
-            a.placement != b.placement or bool(a.retired - b.retired)
-            for a, b in pairwise(story.after)
-        )
+        changes = sum(a.placement != b.placement for a, b in pairwise(story.after))
         if changes > most:
             yield f"rank {story.rank} commits {changes} times where {decisions} were decided"
         last = story.open is not None  # its vote may have ended behind the last boundary

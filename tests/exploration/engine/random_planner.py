@@ -6,40 +6,27 @@ from random import Random
 import numpy as np
 
 from equipoise.balancer.experts.drafting import Draft, Limits
-from equipoise.balancer.experts.group import group_of
-from equipoise.balancer.experts.layout import Layout, Retired, solve_shares
-from equipoise.balancer.experts.placement import Load, Placement, Shape
-from equipoise.balancer.experts.retirement import retiring
+from equipoise.balancer.experts.layout import Layout, solve_shares
+from equipoise.balancer.experts.placement import Load, Shape
 
 Row = list[int]
 
 
 def scripted(windows: Load, installed: Layout, shape: Shape, limits: Limits, script: int) -> Draft:
     """A plan drawn from its arguments, of cycles, exchanges, and copies that come and go."""
-    state = blake2b(windows.tobytes() + installed.held.tobytes(), digest_size=8)
+    state = blake2b(windows.tobytes() + installed.placement.tobytes(), digest_size=8)
     draw = Random(int.from_bytes(state.digest(), "little") ^ script)
     rows = [_changed(row, shape, draw) for row in installed.placement.tolist()]
     placement = np.array(rows, dtype=np.int32)
-    retired: Retired = frozenset()
-    for layer in range(shape.layers):
-        more = _room_for(installed, placement, layer, shape, limits)
-        if more is None:
-            placement[layer] = installed.placement[layer]
-        else:
-            retired |= more
-    order = np.flatnonzero((placement != installed.held).any(axis=1)).tolist()
+    differs = placement != installed.placement
+    needs = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2).max(axis=1)
+    beyond = needs > limits.staging
+    placement[beyond] = installed.placement[beyond]
+    order = np.flatnonzero((needs > 0) & ~beyond).tolist()
     draw.shuffle(order)
     shares = solve_shares(windows.sum(axis=0), placement, shape)
     zeros = np.zeros(shape.layers, dtype=np.int64)
-    return Draft(Layout(placement, shares), tuple(order), zeros, zeros, retired)
-
-
-def _room_for(
-    installed: Layout, placement: Placement, layer: int, shape: Shape, limits: Limits
-) -> Retired | None:
-    """What has to retire so that a layer goes into the staging; None where that cannot be."""
-    more = retiring(installed, placement, layer, group_of(shape, 1, 0, None), limits.room.lots)
-    return more if not more or limits.room.aside is not None else None
+    return Draft(Layout(placement, shares), tuple(order), zeros, zeros)
 
 
 def _changed(row: Row, shape: Shape, draw: Random) -> Row:

@@ -7,7 +7,6 @@ from exploration.engine.case import Case, Fault
 from exploration.engine.forward_model import Sight
 
 from equipoise.balancer.experts.engine import EpochReport
-from equipoise.balancer.experts.layout import Retired
 
 
 class After(NamedTuple):
@@ -15,7 +14,6 @@ class After(NamedTuple):
 
     placement: bytes
     shares: bytes
-    retired: Retired
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A tiny model without a model: slots that say what they hold, and steps that look at them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
 from equipoise.balancer.experts.jobs import at_once
 from equipoise.balancer.experts.journal import SILENT, Journal
-from equipoise.balancer.experts.layout import Layout, Retired, even_shares
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.writers import StreamWriter, Supply
 from equipoise.hal import registry as hal
@@ -47,7 +47,6 @@ class Sight:
     placement: tuple[tuple[int, ...], ...]
     held: tuple[tuple[int, ...], ...]
     """(layers, local slots): the experts that the slots really hold."""
-    retired: Retired
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,6 @@ def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) 
                 installed.layout.digest,
                 tuple(map(tuple, installed.layout.placement.tolist())),
                 tuple(held),
-                installed.layout.retired,
             )
         )
         balancer.load.counters += torch.tensor(rows, dtype=torch.int32)
@@ -242,15 +240,6 @@ def _weights(rank: int, staging: int) -> SlotLayout:
     return SlotLayout(slots, staging)
 
 
-def _promised(sight: Sight, rank: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """The experts of this rank's slots, but for those that have retired."""
-    per = SHAPE.slots_per_rank
-    for layer, row in enumerate(sight.placement):
-        for slot in range(rank * per, (rank + 1) * per):
-            if (layer, slot) not in sight.retired:
-                yield (layer, slot), row[slot]
-
-
 def violations(stories: list[Story]) -> list[str]:
     """Everything that must never be seen, in words; empty for a healthy engine."""
     found = []
@@ -261,9 +250,9 @@ def violations(stories: list[Story]) -> list[str]:
         if len({sight.digest for sight in sights}) > 1:
             found.append(f"step {step}: layouts differ")
         for rank, sight in enumerate(sights):
-            for (layer, slot), expert in _promised(sight, rank):
-                held = sight.held[layer][slot % SHAPE.slots_per_rank]
-                if held != expert:
-                    where = f"step {step}: slot {slot} of layer {layer}"
-                    found.append(f"{where} holds {held}, promised {expert}")
+            mine = slice(rank * SHAPE.slots_per_rank, (rank + 1) * SHAPE.slots_per_rank)
+            for layer, held in enumerate(sight.held):
+                if held != sight.placement[layer][mine]:
+                    where = f"step {step}: rank {rank}, layer {layer}"
+                    found.append(f"{where} holds {held}, promised {sight.placement[layer][mine]}")
     return found

@@ -157,7 +157,7 @@ def test_run_with_locked_commit_keeps_outputs(
         pytest.param((*FOUR, "--slots", "48"), id="4 ranks, every variant", marks=pytest.mark.deep),
     ],
 )
-def test_run_with_retired_slots_keeps_outputs(
+def test_run_with_little_staging_keeps_outputs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], served: tuple[str, ...]
 ) -> None:
     report = tmp_path / "figures.json"
@@ -165,7 +165,6 @@ def test_run_with_retired_slots_keeps_outputs(
     code, out, err = call(capfd, "run", *served, "--in-flight", "120KiB", "--log-epochs", *where)
     figures = json.loads(report.read_text())
     assert code == exit_code_of(figures), out + err
-    assert " retired=" in err
     assert figures["slots_moved"] > 0
     assert figures["outputs_identical"] is True
 

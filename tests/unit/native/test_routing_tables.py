@@ -1,4 +1,4 @@
-"""Tables of several layers, tables with aliases, and their digests."""
+"""Tables of several layers, and their digests."""
 
 import numpy as np
 import pytest
@@ -38,20 +38,6 @@ def layers(draw: st.DrawFn) -> tuple[Array, Array, int]:
     return placement, shares, experts
 
 
-@st.composite
-def aliased(draw: st.DrawFn) -> tuple[Array, Array, int, Array]:
-    """As `layers`, with aliases: every slot is its own, or that of one which is."""
-    placement, shares, experts = draw(layers())
-    alias = np.tile(np.arange(placement.shape[1], dtype=np.int32), (len(placement), 1))
-    for row, held in zip(alias, placement, strict=True):
-        for expert in range(experts):
-            slots = np.flatnonzero(held == expert).tolist()
-            stay = draw(st.lists(st.sampled_from(slots), min_size=1, unique=True))
-            for slot in set(slots) - set(stay):
-                row[slot] = draw(st.sampled_from(stay))
-    return placement, shares, experts, alias
-
-
 def empty(placement: Array, experts: int) -> Tables:
     """Filled with rubbish, so that what is not written shows."""
     start = np.full((len(placement), experts + 1), -7, dtype=np.int32)
@@ -68,49 +54,6 @@ def test_build_tables_equals_single_layer_tables(made: tuple[Array, Array, int])
         rows = [part[layer] for part in apart]
         _native.build_table(placement[layer], shares[layer], experts, *rows)
     assert [part.tolist() for part in together] == [part.tolist() for part in apart]
-
-
-@UNHURRIED
-@given(aliased())
-def test_build_tables_alias_replaces_slot_and_takes_share(
-    made: tuple[Array, Array, int, Array],
-) -> None:
-    placement, shares, experts, alias = made
-    start, replicas, cumulative = empty(placement, experts)
-    _native.build_tables(placement, shares, experts, start, replicas, cumulative, alias)
-    for layer, held in enumerate(placement):
-        for expert in range(experts):
-            run = slice(start[layer, expert], start[layer, expert + 1])
-            slots = np.flatnonzero(held == expert)
-            assert replicas[layer, run].tolist() == sorted(alias[layer, slots].tolist())
-            taken = np.zeros(placement.shape[1], dtype=np.int64)
-            np.add.at(taken, replicas[layer, run], np.diff(cumulative[layer, run], prepend=0))
-            due = np.zeros_like(taken)
-            np.add.at(due, alias[layer, slots], shares[layer, slots])
-            assert taken.tolist() == due.tolist()
-
-
-@given(aliased())
-def test_build_table_with_alias_equals_row_of_build_tables(
-    made: tuple[Array, Array, int, Array],
-) -> None:
-    placement, shares, experts, alias = made
-    together, apart = empty(placement, experts), empty(placement, experts)
-    _native.build_tables(placement, shares, experts, *together, alias)
-    start, replicas, cumulative = (part[0] for part in apart)
-    _native.build_table(placement[0], shares[0], experts, start, replicas, cumulative, alias[0])
-    found = (start, replicas, cumulative)
-    assert [part[0].tolist() for part in together] == [part.tolist() for part in found]
-
-
-@given(layers())
-def test_build_tables_identity_alias_changes_nothing(made: tuple[Array, Array, int]) -> None:
-    placement, shares, experts = made
-    own = np.tile(np.arange(placement.shape[1], dtype=np.int32), (len(placement), 1))
-    plain, alike = empty(placement, experts), empty(placement, experts)
-    _native.build_tables(placement, shares, experts, *plain)
-    _native.build_tables(placement, shares, experts, *alike, own)
-    assert [part.tolist() for part in plain] == [part.tolist() for part in alike]
 
 
 @given(layers())
@@ -130,23 +73,18 @@ def i32(*rows: list[int]) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("placement", "shares", "alias", "message"),
+    ("placement", "shares", "message"),
     [
-        ([0, 1, 1], [65536, 1, 65535], [0, 1, 0], "alias: .* got another for slot 2 of row 1"),
-        ([0, 1, 1], [65536, 1, 65535], [0, 2, 1], "alias: .* got another for slot 1 of row 1"),
-        ([0, 1, 1], [65536, 1, 65535], [0, 1, 3], "alias: expected 0 to 2, got 3"),
-        ([0, 1, 1], [65536, 1, 65535], [0, 1, -1], "alias: expected 0 to 2, got -1"),
-        ([0, 0, 0], [65536, 0, 0], [0, 1, 2], "placement: .* none for expert 1 of row 1"),
-        ([0, 1, 1], [65536, 1, 65534], [0, 1, 2], "shares: .* another for expert 1 of row 1"),
+        ([0, 0, 0], [65536, 0, 0], "placement: .* none for expert 1 of row 1"),
+        ([0, 1, 1], [65536, 1, 65534], "shares: .* another for expert 1 of row 1"),
     ],
 )
 def test_build_tables_names_row_that_would_misroute(
-    placement: list[int], shares: list[int], alias: list[int], message: str
+    placement: list[int], shares: list[int], message: str
 ) -> None:
-    right = ([0, 1, 1], [65536, 1, 65535], [0, 1, 2])
-    given_rows = i32(right[0], placement), i32(right[1], shares)
+    given_rows = i32([0, 1, 1], placement), i32([65536, 1, 65535], shares)
     with pytest.raises(ValueError, match=message):
-        _native.build_tables(*given_rows, 2, *empty(given_rows[0], 2), i32(right[2], alias))
+        _native.build_tables(*given_rows, 2, *empty(given_rows[0], 2))
 
 
 @pytest.mark.parametrize(

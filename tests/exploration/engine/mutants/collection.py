@@ -1,6 +1,6 @@
 """All mutants of the engine."""
 
-from exploration.engine.mutants import boundaries, commits, locks, retirements, votes
+from exploration.engine.mutants import boundaries, commits, locks, votes
 from exploration.engine.mutants import forgetting as archives
 from exploration.engine.mutants.mutant import Mutant
 
@@ -11,7 +11,6 @@ def mutants() -> tuple[Mutant, ...]:
         *votes.MUTANTS,
         *archives.MUTANTS,
         *commits.MUTANTS,
-        *retirements.MUTANTS,
         *boundaries.MUTANTS,
         *locks.MUTANTS,
     )

@@ -126,17 +126,6 @@ def test_local_routing_sends_rows_to_replicas_of_their_expert(batch: Batch) -> N
         assert of_expert.tolist() == batch.counts[rank].tolist()
 
 
-def test_local_routing_sends_rows_of_retired_slot_to_its_alias() -> None:
-    """The entry of slot 3 names slot 2 instead: a run with one slot twice."""
-    start = torch.tensor([0, 2, 4], dtype=torch.int32)
-    replicas = torch.tensor([0, 1, 2, 2], dtype=torch.int32)
-    cumulative = torch.tensor([32768, 65536, 32768, 65536], dtype=torch.int32)
-    batch = Batch(2, RoutingTable(start, replicas, cumulative), torch.tensor([[5, 6], [1, 8]]))
-    sent = torch.stack([routed(batch, rank) for rank in range(2)])
-    assert sent[:, 3].tolist() == [0, 0]
-    assert sent[:, 2].tolist() == [6, 8]
-
-
 def test_local_routing_keeps_all_rows_home_when_every_rank_has_a_copy() -> None:
     placement = torch.tensor([0, 0, 0, 0], dtype=torch.int32)
     shares = torch.tensor([16384] * 4, dtype=torch.int32)

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.choices import Split
 from equipoise.balancer.experts.config import Aims
-from equipoise.balancer.experts.drafting import Limits, Room, draft
-from equipoise.balancer.experts.layout import Layout, even_shares, imbalance, solve_shares
+from equipoise.balancer.experts.drafting import Limits, draft
+from equipoise.balancer.experts.layout import Layout, even_shares, imbalance
 from equipoise.balancer.experts.placement import SHARE_ONE, Load, Shape, check, contiguous
 from equipoise.balancer.experts.planner import Freight, Shipped, by_ship
-from equipoise.balancer.experts.shipment import DIRECT
 
 
 @st.composite
@@ -31,15 +30,11 @@ def start(shape: Shape) -> Layout:
 
 
 def limits(hysteresis: int, staging: int) -> Limits:
-    return within(Room(staging, None), hysteresis)
-
-
-def within(room: Room, hysteresis: int = 0) -> Limits:
-    return Limits(hysteresis=hysteresis, room=room, aims=Aims(), nodes=1, split=Split.LEVEL)
+    return Limits(hysteresis=hysteresis, staging=staging, aims=Aims(), nodes=1, split=Split.LEVEL)
 
 
 def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Shipped:
-    freight = Freight(parcel=4, nodes=1, staging=limits.room.lots, rank=0)
+    freight = Freight(parcel=4, nodes=1, staging=limits.staging, rank=0)
     return by_ship(draft(load[None], installed, shape, limits), installed, shape, freight)
 
 
@@ -74,7 +69,7 @@ def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[Shape, Load]) 
 
 @pytest.mark.slow
 @given(cases(), st.integers(0, 12))
-def test_proposal_moves_only_layers_that_fit_staging(
+def test_proposal_fills_no_more_slots_of_rank_than_staging(
     case: tuple[Shape, Load], staging: int
 ) -> None:
     shape, load = case
@@ -85,61 +80,6 @@ def test_proposal_moves_only_layers_that_fit_staging(
     assert sorted(found.draft.order) == np.flatnonzero(differs.any(axis=1)).tolist()
 
 
-@given(cases(), st.integers(1, 5))
-def test_proposal_retires_no_more_slots_than_staging_lacks(
-    case: tuple[Shape, Load], staging: int
-) -> None:
-    shape, load = case
-    installed, room = start(shape), Room.of(staging, shape)
-    found = propose(load, installed, shape, within(room))
-    waits = replace(installed, retired=found.draft.retired).held != found.layout.placement
-    waits &= replace(installed, retired=found.draft.retired).held >= 0
-    needs = waits.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
-    assert needs.max(initial=0) <= room.lots
-    differs = found.layout.placement != installed.placement
-    lacks = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
-    assert len(found.draft.retired) == np.maximum(lacks - room.lots, 0).sum()
-    assert found.layout.retired == frozenset()
-    told = [layer for change in filter(None, found.retirements) for layer in change.layers]
-    assert sorted(told) == sorted({layer for layer, _ in found.draft.retired})
-
-
-def test_proposal_moves_more_when_slots_may_retire() -> None:
-    shape = Shape(1, 3, 6, 2)
-    placement = np.array([[0, 0, 0, 1, 1, 2]], dtype=np.int32)
-    installed = Layout(placement, even_shares(placement, 3))
-    load = np.array([[10, 10, 100]], dtype=np.int64)
-    without = propose(load, installed, shape, within(Room(0, None)))
-    retiring = propose(load, installed, shape, within(Room(0, 0)))
-    assert without.draft.order == ()
-    assert retiring.draft.order == (0,)
-    assert retiring.draft.predicted[0] < without.draft.before[0]
-    assert retiring.shipment.needs.tolist() == [[0, 0]]
-
-
-def test_proposal_refills_half_written_layers() -> None:
-    shape = Shape(2, 4, 6, 2)
-    placement = np.array([[0, 1, 2, 3, 0, 1]] * 2, dtype=np.int32)
-    load = np.full((2, 4), 50, dtype=np.int64)
-    shares = solve_shares(load, placement, shape)
-    half = Layout(placement, shares, frozenset({(1, 4)}))
-    found = propose(load, half, shape, within(Room(2, 2)))
-    assert 1 in found.draft.order
-    assert found.layout.retired == frozenset()
-    moves = found.shipment.moves
-    filled = dict(zip(zip(moves.layer.tolist(), moves.slot.tolist(), strict=True),
-                      moves.staging.tolist(), strict=True))  # fmt: skip
-    assert filled[1, 4] == DIRECT
-    assert found.retirements == (None,) * found.shipment.lots, "it has retired already"
-    timid = propose(load, half, shape, within(Room(2, 2), hysteresis=1 << 40))
-    assert timid.draft.order == (1,), "whatever there is to gain"
-    assert timid.layout.placement.tolist() == placement.tolist()
-    assert (
-        propose(load, replace(half, retired=frozenset()), shape, within(Room(2, 2))).draft.order
-        == ()
-    )
-
-
 def test_proposal_replans_layers_without_required_redundancy_first() -> None:
     shape = Shape(3, 4, 12, 3)
     sound = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
@@ -148,7 +88,7 @@ def test_proposal_replans_layers_without_required_redundancy_first() -> None:
     placement = np.array([sound, lonely, frail], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 4))
     load = np.full((3, 4), 30, dtype=np.int64)
-    aims = replace(within(Room(9, None), 10), aims=Aims(survive=1))
+    aims = replace(limits(10, 9), aims=Aims(survive=1))
     found = propose(load, installed, shape, aims)
     assert found.draft.order == (1,)
     homes = [
@@ -164,7 +104,7 @@ def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
     placement = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 2))
     load = np.array([[5, 5], [90, 10]], dtype=np.int64)
-    found = propose(load, installed, shape, replace(within(Room(0, None)), aims=Aims(survive=1)))
+    found = propose(load, installed, shape, replace(limits(0, 0), aims=Aims(survive=1)))
     assert found.draft.order == ()
     assert found.layout.placement.tolist() == placement.tolist()
 

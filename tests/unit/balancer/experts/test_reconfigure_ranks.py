@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.experts.assembly import Means
 from equipoise.balancer.experts.balancer import AtBoundary, ExpertBalancer, open_balancer
-from equipoise.balancer.experts.change import change_of
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.group import group_of
 from equipoise.balancer.experts.layout import Layout, even_shares
@@ -205,34 +204,6 @@ def test_salvage_holds_every_expert_and_keeps_remaining_slots(
     for slot, expert in enumerate(saved.layout.placement[0].tolist()):
         assert expert == touched.get(slot, kept[slot])
     assert not set(touched.values()) & set(kept)
-
-
-@given(
-    st.permutations([0, 1, 2, 3, 0, 1, 2, 3, 0]),
-    st.sets(st.integers(0, 2), min_size=2, max_size=2),
-    st.data(),
-)
-def test_salvage_fills_retired_slots_first(
-    row: list[int], active: set[int], data: st.DataObject
-) -> None:
-    shape, per = Shape(layers=1, experts=4, slots=9, ranks=3), 3
-    placement = np.array([row], dtype=np.int32)
-    first = {expert: row.index(expert) for expert in range(4)}  # these serve
-    others = sorted({*range(9)} - {*first.values()})
-    gone = data.draw(st.sets(st.sampled_from(others)))
-    layout = Layout(placement, even_shares(placement, 4), frozenset((0, slot) for slot in gone))
-    before = Members((0, 1, 2), min(active))
-    saved = salvage(layout, shape, before, before.without(sorted(active)))
-    check(saved.layout.placement, saved.shape)
-    places = [rank * per + place for rank in sorted(active) for place in range(per)]
-    held = [row[slot] for slot in places if slot not in gone]
-    free = {place for place, slot in enumerate(places) if slot in gone}
-    filled = {refill.slot for refill in saved.refills}
-    assert {refill.expert for refill in saved.refills} == {*range(4)} - {*held}
-    assert filled <= free or free <= filled
-    assert saved.layout.retired == {(0, place) for place in free - filled}
-    assert {*range(4)} <= {*saved.layout.held[0].tolist()}
-    change_of(saved.layout, saved.shape, [0])  # so there are tables for it
 
 
 @pytest.mark.parametrize(

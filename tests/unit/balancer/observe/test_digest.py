@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from equipoise import _native
 from equipoise.balancer.experts.journal import Balance, Closed, Entry, Settled, Stalled
-from equipoise.balancer.experts.layout import Layout, even_shares, imbalance
+from equipoise.balancer.experts.layout import Layout, imbalance
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape
 from equipoise.balancer.observe.digest import FEWEST, Digest, arrivals, balance_of, rank_loads
 
@@ -81,18 +81,9 @@ def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> N
     before, after = (
         np.array([data.draw(draw) for _ in range(layers)], dtype=np.int32) for _ in range(2)
     )
-    nothing = np.full_like(before, -1)
-    assert sum(arrivals(before, nothing, place, shape) for place in range(ranks)) == 0
-    assert sum(arrivals(nothing, after, place, shape) for place in range(ranks)) == layers * slots
+    assert sum(arrivals(before, before, place, shape) for place in range(ranks)) == 0
     here = [arrivals(before, after, place, shape) for place in range(ranks)]
     assert sum(here) == _native.count_moves(before, after, ranks)
-
-
-def test_rank_loads_count_rows_of_retired_slot_at_its_alias() -> None:
-    placement, shape = np.array([[0, 1, 0, 1]], dtype=np.int32), Shape(1, 2, 4, 2)
-    layout = Layout(placement, even_shares(placement, 2), frozenset({(0, 3)}))
-    load = np.array([[40, 60]], dtype=np.int64)
-    assert rank_loads(load, layout, shape).tolist() == [[80.0, 20.0]]
 
 
 def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:

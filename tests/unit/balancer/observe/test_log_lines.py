@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-from dataclasses import replace
 
 import pytest
 from helpers.paths import ROOT
@@ -36,11 +35,6 @@ def parsed(line: str) -> dict[str, str]:
 
 def balance(step: int) -> Balance:
     return Balance(step, 0.0, imbalance=0.25, balancedness=0.8, average=80.0, largest=100.0)
-
-
-def test_epoch_line_shows_retired_slots_only_when_any() -> None:
-    assert "retired" not in fields_of(record(actual=0.1, stall=0.5))
-    assert fields_of(replace(record(actual=0.1, stall=0.5), retired=3))["retired"] == 3
 
 
 def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
