@@ -191,7 +191,9 @@ class EngineState:
             layer.eplb_state.should_record_tensor = enabled
 
     def _budget(self, families: Sequence[Any]) -> int:
-        """Bytes of staging: as asked for, and a slot of each family at least."""
+        """Bytes of staging: as asked for, a slot of each family at least; else a layer of each."""
+        if self._settings.staging_mb is None:
+            return sum(family.nbytes // len(family.layers) for family in families)
         least: int = sum(family.slot_bytes for family in families)
         return max(int(self._settings.staging_mb * MIB), least)
 

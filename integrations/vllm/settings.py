@@ -55,7 +55,8 @@ class EngineSettings:
     Attributes:
         shares: `static`, `lagged` or `exact`.
         sub_window: steps summed at a time; None: about a quarter of the window.
-        staging_mb: MiB of a device for weights that are on their way.
+        staging_mb: MiB of a device for weights that are on their way; None: as much as the slots of
+            a layer take. With less, what a layer needs may take several rebalances.
         target: imbalance (max/mean - 1) that is good enough.
         gain: imbalance that a layer must gain to be touched.
         metrics_port: worker r answers Prometheus on this port + r, on the loopback interface: by
@@ -65,14 +66,16 @@ class EngineSettings:
 
     shares: str = "lagged"
     sub_window: int | None = None
-    staging_mb: float = 64.0
+    staging_mb: float | None = None
     target: float = 0.02
     gain: float = 0.01
     metrics_port: int | None = None
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target=MOST_IMBALANCE, gain=MOST_IMBALANCE, staging_mb=MOST_MIB)
+        _check_numbers(self, target=MOST_IMBALANCE, gain=MOST_IMBALANCE)
+        if self.staging_mb is not None:
+            _check_numbers(self, staging_mb=MOST_MIB)
         _check_deadline(self.deadline)
         if self.shares not in ("static", "lagged", "exact"):
             raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
