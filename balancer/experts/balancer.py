@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -52,11 +52,19 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExpertBalancer:
-    """Routes tokens, moves experts, and says what it sees."""
+    """Routes tokens, moves experts, and says what it sees.
+
+    Attributes:
+        means: what it was opened with.
+        shape: how many of everything.
+        parts: what it is put together from.
+        put_together: how, once more with other ranks: with epochs, or static.
+    """
 
     means: Means
     shape: Shape
     parts: Assembly
+    put_together: Callable[[Means, Shape, Layout], Assembly] = assemble
 
     @property
     def router(self) -> Router:
@@ -151,7 +159,8 @@ class ExpertBalancer:
         saved = salvage(layout, self.shape, self.means.members, members)
         refill(means, saved)
         rewrite(means, saved, unsettled)
-        return ExpertBalancer(means, saved.shape, assemble(means, saved.shape, saved.layout))
+        parts = self.put_together(means, saved.shape, saved.layout)
+        return ExpertBalancer(means, saved.shape, parts, self.put_together)
 
     def _nodes(self, left: Members) -> int:
         """Among how many nodes those who are left divide evenly; 1 where they do not.
@@ -241,7 +250,8 @@ def open_static(
     """The same without epochs: `layout` stays, its shares too; collective."""
     opening = Opening(store, shape, layout, config, None)
     means = _means(accelerator, fabric, opening, threads(config), journal)
-    return ExpertBalancer(means, shape, assemble_still(means, shape, layout))
+    parts = assemble_still(means, shape, layout)
+    return ExpertBalancer(means, shape, parts, assemble_still)
 
 
 def _means(

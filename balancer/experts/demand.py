@@ -49,9 +49,10 @@ def demand_of(load: npt.ArrayLike, sigma: float, objective: Objective) -> Demand
         windows = active.astype(np.int64)
     if not 0.0 <= sigma <= 100.0:
         raise PlacementError(f"sigma must be 0 to 100, got {sigma:g}")
-    total = windows.sum(axis=0)
-    if int(total.sum(axis=1).max()) > MOST:
+    # In floating point, which is exact up to far beyond that: integers might wrap around.
+    if windows.sum(axis=(0, 2), dtype=np.float64).max() > MOST:
         raise PlacementError(f"a layer has more than {MOST} rows")
+    total = windows.sum(axis=0)
     if sigma == 0.0 or windows.shape[0] == 1:
         return Demand(total, None, active)
     starts = np.unique(np.arange(KEPT) * windows.shape[0] // KEPT)
@@ -67,6 +68,8 @@ def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:
         )
     if given.dtype.kind not in "iu":
         raise PlacementError(f"load must be integers, got {given.dtype}")
+    if given.max() > MOST:  # before a larger one turns negative
+        raise PlacementError(f"a layer has more than {MOST} rows")
     windows = np.ascontiguousarray(given.reshape(-1, *given.shape[-2:]), dtype=np.int64)
     if windows.min() < 0:
         *_, layer, expert = np.unravel_index(int(given.argmin()), given.shape)

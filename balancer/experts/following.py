@@ -10,6 +10,8 @@ from equipoise.balancer.experts.placement import Load, Shape, Shares
 
 MEMORY = 5
 """Sub-windows whose lessons are kept; their median outvotes the two that a switch spoils."""
+MOST_ROWS = 2**45
+"""Of a layer, that are summed; beyond, every count is halved. The solver takes less than 2**46."""
 DEVIATIONS = 2
 """How far above the median chance is believed to reach, in distances of the least below it."""
 
@@ -56,6 +58,8 @@ class Follower:
             self._since, self._count, self._rests_on = load.copy(), 1, 1
             return fresh
         self._since = self._since + load
+        while self._since.sum(axis=1).max() >= MOST_ROWS:
+            self._since //= 2
         self._count += 1
         if self._count < 2 * self._rests_on:
             return None

@@ -63,6 +63,8 @@ HYSTERESIS = 1.2
 DRIP = 0
 """Copies a layer and call that change hands for less."""
 MOST = 2**31 - 1
+MOST_THREADS = 1024
+"""That the native core takes; there is one a layer at most."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         one_of(Policy, "policy", policy),
         _aims(target, slack, node_cost, sigma, one_of(Split, "split", split)),
         _per_rank(max_copies_per_rank, policy, installed),
-        _positive("threads", threads),
+        min(_positive("threads", threads), MOST_THREADS),
     )
     return task.settled(task.within(_budget(max_copies, byte_budget, expert_bytes)))
 

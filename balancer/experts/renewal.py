@@ -12,6 +12,7 @@ from equipoise.balancer.experts.jobs import Completed, Job, Task, Worker, at_onc
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.hal.errors import AgreementLost
 
 
 class ShareRenewal(Protocol):
@@ -104,7 +105,10 @@ class LaggedShares:
         return isinstance(self._state, Solving)
 
     def boundary(self, summed: bool) -> Job[None]:
-        """Install the solution that is due, then start on the new sum."""
+        """Install the solution that is due, then start on the new sum.
+
+        Raises `AgreementLost` where the solution does not come.
+        """
         yield from self._take()
         if summed:
             load, layout = self._load.latest, self._installed.layout
@@ -123,7 +127,12 @@ class LaggedShares:
     def _take(self) -> Job[None]:
         if not isinstance(self._state, Solving):
             return
-        change = yield Completed(self._state.better)
+        try:
+            change = yield Completed(self._state.better)
+        except Exception as error:
+            # Other ranks may have renewed theirs, and nobody votes on it: this rank cannot go on.
+            why = "not in time" if isinstance(error, TimeoutError) else str(error)
+            raise AgreementLost(f"shares were not solved on this rank: {why}") from error
         self._state = Resting()
         fitting = None if change is None else change.where_placed(self._installed.layout)
         if fitting is not None:

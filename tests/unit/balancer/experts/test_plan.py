@@ -322,3 +322,17 @@ def test_plan_trade_between_nodes_lowers_imbalance() -> None:
     found = plan(load, **group, survive=2)
     assert found.moves > 0
     assert found.predicted_imbalance < held.predicted_imbalance
+
+
+@pytest.mark.parametrize("windows", [1, 4])
+@pytest.mark.parametrize("rows", [2**46, 2**62, 2**64 - 1])
+def test_plan_refuses_more_rows_than_it_can_count(windows: int, rows: int) -> None:
+    load = np.full((windows, 1, 4), rows, dtype=np.uint64)
+    with pytest.raises(PlacementError, match="a layer has more than"):
+        plan(load, slots=4, ranks=2)
+
+
+def test_plan_takes_any_number_of_threads() -> None:
+    load = np.full((2, 4), 5)
+    many, one = (plan(load, slots=4, ranks=2, threads=threads) for threads in (5000, 1))
+    assert many.digest == one.digest

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.assembly import Means
-from equipoise.balancer.experts.balancer import AtBoundary, ExpertBalancer, open_balancer
+from equipoise.balancer.experts.balancer import (
+    AtBoundary,
+    ExpertBalancer,
+    open_balancer,
+    open_static,
+)
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.group import group_of
 from equipoise.balancer.experts.layout import Layout, even_shares
@@ -110,6 +115,28 @@ def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]
         promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
         assert after.held == [*chain(*promised)]
         assert after.epochs >= 3, "epochs go on"
+
+
+def test_static_balancer_stays_static_after_reconfigure() -> None:
+    def program(seat: Seat) -> list[list[list[int]]]:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        ends = seat.accelerator, seat.fabric, store, SHAPE, layout, config()
+        balancer = open_static(*ends)
+        serve(balancer, seat, [0, 1, 2], range(3))
+        if seat.rank == 2:
+            balancer.close()
+            return []
+        left = balancer.reconfigure([0, 1], 3)
+        before = left.installed.layout
+        serve(left, seat, [0, 1], range(3, 63))
+        left.close()
+        after = left.installed.layout
+        assert len(left.engine.reports) == 0
+        return [found.tolist() for one in (before, after) for found in (one.placement, one.shares)]
+
+    for placement, shares, *later in on_ranks(3, program)[:2]:
+        assert later == [placement, shares]
 
 
 def test_reconfigure_restores_lost_experts_from_host() -> None:

@@ -14,6 +14,7 @@ from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.placement import Load, Shape, contiguous
 from equipoise.balancer.experts.renewal import KeepShares, LaggedShares
+from equipoise.hal.errors import AgreementLost
 
 SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
 SKEWED = np.array([[10, 300, 300, 10]] * 2, dtype=np.int64)
@@ -105,6 +106,13 @@ def test_lagged_shares_with_small_gain_are_not_installed(bench: Bench) -> None:
     bench.boundary(summed=True)
     bench.boundary(summed=False)
     assert bench.installed.renewals == []
+
+
+def test_lagged_shares_that_cannot_be_solved_stop_the_rank(bench: Bench) -> None:
+    bench.load.latest = np.full_like(SKEWED, 2**46)
+    bench.boundary(summed=True)
+    with pytest.raises(AgreementLost, match="shares were not solved on this rank: counts"):
+        bench.boundary(summed=False)
 
 
 def test_lagged_shares_ignore_shares_of_a_plan(bench: Bench) -> None:
