@@ -1,14 +1,26 @@
 """Build of the native core. Everything else about the package stands in pyproject.toml."""
 
+import shutil
 from pathlib import Path
 
 import nanobind
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_py import build_py
 
 NANOBIND = Path(nanobind.__file__).parent
 PARTS = ("hal", "backends", "balancer", "pipeline", "integrations")
 # Contraction would make the planner's scores differ between processors.
 FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off"]
+
+
+class CleanBuild(build_py):
+    """Copies anew: modules that were deleted since an earlier build would stay in the wheel."""
+
+    def run(self) -> None:
+        """Remove what was copied before."""
+        shutil.rmtree(Path(self.build_lib) / "equipoise", ignore_errors=True)
+        super().run()
+
 
 packages = find_packages("src")
 if not {f"equipoise.{part}" for part in PARTS} <= set(packages):
@@ -20,6 +32,7 @@ if not {f"equipoise.{part}" for part in PARTS} <= set(packages):
 setup(
     package_dir={"": "src"},
     packages=packages,
+    cmdclass={"build_py": CleanBuild},
     ext_modules=[
         Extension(
             "equipoise._native",
