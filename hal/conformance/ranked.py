@@ -262,9 +262,8 @@ class RankedSubject:
         if isinstance(error, Violation) and error.clause in TIMELESS:
             return False
         if claim.name in self._stretched:
-            self._failed.add(
-                claim.name
-            )  # shrinking plays many that fail, and need not wait so long
+            # Shrinking plays many that fail, and need not wait so long.
+            self._failed.add(claim.name)
             return False
         self._stretched.add(claim.name)
         self._gauge = ("", 0.0)
