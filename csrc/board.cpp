@@ -44,22 +44,22 @@ void Board::place(Ids placement) {
     even();
 }
 
-void Board::bound(Ids installed, std::int32_t most) {
-    bound_ = installed;
+void Board::limit_changes(Ids installed, std::int32_t most) {
+    original_ = installed;
     most_ = most;
     count_changed();
 }
 
 void Board::count_changed() {
-    if (bound_.data == nullptr) return;
+    if (original_.data == nullptr) return;
     std::fill(changed_.begin(), changed_.end(), 0);
-    for (std::int32_t s = 0; s < shape_.slots; ++s) changed_[owner_[s]] += placement_[s] != bound_[s];
+    for (std::int32_t s = 0; s < shape_.slots; ++s) changed_[owner_[s]] += placement_[s] != original_[s];
 }
 
 // The slot's expert is another one.
 void Board::hold(std::int32_t slot, std::int32_t expert) {
-    if (bound_.data != nullptr)
-        changed_[owner_[slot]] += (expert != bound_[slot]) - (placement_[slot] != bound_[slot]);
+    if (original_.data != nullptr)
+        changed_[owner_[slot]] += (expert != original_[slot]) - (placement_[slot] != original_[slot]);
     placement_[slot] = expert;
 }
 

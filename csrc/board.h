@@ -30,10 +30,10 @@ class Board {
 
     // From now on at most `most` slots of a rank may hold another expert than in `installed`, which
     // is what the board holds now and outlives its use here. Whoever changes a slot asks first.
-    void bound(Ids installed, std::int32_t most);
-    void unbound() { bound_ = {nullptr, 0}; }
+    void limit_changes(Ids installed, std::int32_t most);
+    void lift_limit() { original_ = {nullptr, 0}; }
     bool may_change(std::int32_t slot) const {
-        return bound_.data == nullptr || placement_[slot] != bound_[slot] ||
+        return original_.data == nullptr || placement_[slot] != original_[slot] ||
                changed_[owner_[slot]] < most_;
     }
 
@@ -108,9 +108,9 @@ class Board {
     Ids capacity_;
     std::int64_t whole_ = 0, total_ = 0, mean_ = 0;
     bool uniform_ = true;
-    Ids bound_{nullptr, 0};
+    Ids original_{nullptr, 0};
     std::int32_t most_ = 0;
-    std::vector<std::int32_t> changed_;  // by rank, how many of its slots are not as in bound_
+    std::vector<std::int32_t> changed_;  // by rank, how many of its slots are not as in original_
     std::vector<std::int32_t> owner_, placement_, start_, slots_, joints_, plural_;
     std::vector<std::size_t> joined_;  // by rank, how many of its joints_ count
     std::vector<std::int64_t> load_, flow_, full_;

@@ -64,11 +64,11 @@ Ids Worker::installed(std::int64_t layer) const {
 }
 
 void Worker::reset(std::int64_t layer, Ids placement) {
-    board_.unbound();
+    board_.lift_limit();
     board_.reset(request_.load_of(layer), placement);
     // Anew, what is installed only says which labels ranks and slots get.
     if (request_.policy == Policy::kIncremental && request_.installed != nullptr)
-        board_.bound(placement, request_.per_rank);
+        board_.limit_changes(placement, request_.per_rank);
 }
 
 // Until the target is met, or one more attempt lowers the peak by too little to pay for its copies:

@@ -137,7 +137,7 @@ def make_group(store: Any, membership: Membership) -> Any:
     return group
 
 
-class HighPriority:
+class HighPriorityStreams:
     """Let torch_npu take a communicator's stream from the pool that nobody else uses.
 
     It reads an environment variable whenever a communicator is made, and ignores the option of that
@@ -169,7 +169,7 @@ class HighPriority:
                     os.environ[HIGH] = self._before
 
 
-HIGH_PRIORITY = HighPriority()
+HIGH_PRIORITY_STREAMS = HighPriorityStreams()
 """Of this process."""
 
 

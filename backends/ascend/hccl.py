@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.backends.ascend import native
-from equipoise.backends.ascend.group import HIGH_PRIORITY, HcclGroup, make_group, plain
+from equipoise.backends.ascend.group import HIGH_PRIORITY_STREAMS, HcclGroup, make_group, plain
 from equipoise.backends.ascend.introduction import Introduction
 from equipoise.backends.ascend.lanes import lanes
 from equipoise.backends.ascend.ledger import taken
@@ -75,7 +75,7 @@ class Hccl:
     ) -> tuple[HcclGroup, Greeting]:
         """Make a group; its first operation blocks until every member has called it."""
         store, account = Introduction(talk), lanes(native.npu(), device.index)
-        with HIGH_PRIORITY, native.current(account.aim()):
+        with HIGH_PRIORITY_STREAMS, native.current(account.aim()):
             group = HcclGroup(make_group(store, membership), store, account)
             greeting = greet(group, membership.rank, len(membership.ranks), device.torch)
         store.forget()

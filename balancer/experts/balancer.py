@@ -58,13 +58,13 @@ class ExpertBalancer:
         means: what it was opened with.
         shape: how many of everything.
         parts: what it is put together from.
-        put_together: how, once more with other ranks: with epochs, or static.
+        assembler: puts the parts together, again when ranks change: with epochs, or static.
     """
 
     means: Means
     shape: Shape
     parts: Assembly
-    put_together: Callable[[Means, Shape, Layout], Assembly] = assemble
+    assembler: Callable[[Means, Shape, Layout], Assembly] = assemble
 
     @property
     def router(self) -> Router:
@@ -159,8 +159,8 @@ class ExpertBalancer:
         saved = salvage(layout, self.shape, self.means.members, members)
         refill(means, saved)
         rewrite(means, saved, unsettled)
-        parts = self.put_together(means, saved.shape, saved.layout)
-        return ExpertBalancer(means, saved.shape, parts, self.put_together)
+        parts = self.assembler(means, saved.shape, saved.layout)
+        return ExpertBalancer(means, saved.shape, parts, self.assembler)
 
     def _nodes(self, left: Members) -> int:
         """Among how many nodes those who are left divide evenly; 1 where they do not.

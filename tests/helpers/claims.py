@@ -50,8 +50,8 @@ class Family:
         says: how it is proven, in a few words.
         before: how many there were at commit BEFORE.
         moved: why only deep runs the proof, where that is so.
-        gone: members of before that there are no more, of what there is no more.
-        why: that is so.
+        removed: members of before whose subject was removed.
+        removed_because: the reason.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Family:
     says: str
     before: int
     moved: str = ""
-    gone: Sequence[str] = ()
-    why: str = ""
+    removed: Sequence[str] = ()
+    removed_because: str = ""
 
     @property
-    def lost(self) -> str:
+    def removal(self) -> str:
         """What became of members that there are no more."""
-        return f"{', '.join(self.gone)} {self.why}" if self.gone else ""
+        return f"{', '.join(self.removed)} {self.removed_because}" if self.removed else ""
 
     @property
     def tier(self) -> Tier:
@@ -254,14 +254,14 @@ SECTIONS: dict[str, Sequence[Family]] = {
             members=literal("exploration/engine/mutants", "MUTANTS"),
             says="rejected by its property within 400 interleavings",
             before=36,
-            gone=(
+            removed=(
                 "written-in-service",
                 "retired-behind-the-write",
                 "let-in-again",
                 "retired-forgotten",
                 "fill-not-checked",
             ),
-            why="were of slots that retire, which there are no more",
+            removed_because="were of slots that retire, which there are no more",
         ),
         Family(
             name="faults of the engine's exploration",
@@ -602,7 +602,12 @@ def _compared() -> Iterator[str]:
     yield "|---|---|---|---|"
     for families in SECTIONS.values():
         for family in families:
-            cells = (family.name, family.before, len(family.members()), family.moved or family.lost)
+            cells = (
+                family.name,
+                family.before,
+                len(family.members()),
+                family.moved or family.removal,
+            )
             yield f"| {' | '.join(map(str, cells))} |"
 
 

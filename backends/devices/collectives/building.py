@@ -39,7 +39,7 @@ class Plan:
     device: Device
 
 
-class Makings:
+class PendingChannels:
     """Channels of this process that are being made, also those that nobody waits for any more.
 
     Nobody can end a library's call, so one that was given up goes on, and the next has to wait for
@@ -55,17 +55,17 @@ class Makings:
         self._lock = threading.Lock()
         self._under_way: dict[Future[Channel], tuple[Builder, Membership]] = {}
 
-    def enter(self, made: Future[Channel], builder: "Builder", membership: Membership) -> None:
+    def add(self, made: Future[Channel], builder: "Builder", membership: Membership) -> None:
         """It is being made from now on."""
         with self._lock:
             self._under_way[made] = builder, membership
 
-    def leave(self, made: Future[Channel]) -> None:
+    def remove(self, made: Future[Channel]) -> None:
         """The library has returned, with or without a channel."""
         with self._lock:
             self._under_way.pop(made, None)
 
-    def drop(self, builder: "Builder", lost: int) -> None:
+    def forget_lost(self, builder: "Builder", lost: int) -> None:
         """Forget what `builder` makes with a lost rank: it will never issue all of its operations,
         and the survivors must be able to make others."""
         with self._lock:
@@ -79,7 +79,7 @@ class Makings:
             return tuple(membership.name for _, membership in self._under_way.values())
 
 
-MAKINGS = Makings()
+PENDING_CHANNELS = PendingChannels()
 """Of this process, for all fabrics: the launch queue is the process's."""
 
 
@@ -139,7 +139,7 @@ class Builder:
 
     def _await_earlier(self, name: str, patience: Patience) -> None:
         """Wait until nothing is being made here that was given up."""
-        while earlier := MAKINGS.names():
+        while earlier := PENDING_CHANNELS.names():
             self._drop_lost()
             if patience.left == 0.0:
                 raise CommunicatorFailed(
@@ -149,13 +149,13 @@ class Builder:
             time.sleep(EARLIER_PAUSE)
 
     def _drop_lost(self) -> None:
-        if MAKINGS.names() and (loss := self._control.lost(0.0)) is not None:
-            MAKINGS.drop(self, loss.rank)
+        if PENDING_CHANNELS.names() and (loss := self._control.lost(0.0)) is not None:
+            PENDING_CHANNELS.forget_lost(self, loss.rank)
 
     def _make(self, plan: Plan, talk: Talk, patience: Patience) -> Channel:
         name, title = plan.membership.name, self._library.title
         made: Future[Channel] = Future()
-        MAKINGS.enter(made, self, plan.membership)
+        PENDING_CHANNELS.add(made, self, plan.membership)
         self._elsewhere(lambda: self._greeted(plan, talk), made, name)
         try:
             channel = made.result(patience.left)
@@ -185,10 +185,10 @@ class Builder:
             try:
                 channel = call()
             except BaseException as error:  # the caller hears it
-                MAKINGS.leave(answer)
+                PENDING_CHANNELS.remove(answer)
                 answer.set_exception(error)
             else:
-                MAKINGS.leave(answer)  # first: the caller may make the next one at once
+                PENDING_CHANNELS.remove(answer)  # first: the caller may make the next one at once
                 answer.set_result(channel)
 
         title = f"equipoise.{self._library.name}.{name}"

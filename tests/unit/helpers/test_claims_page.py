@@ -16,8 +16,8 @@ def test_claims_page_is_what_the_script_prints() -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_family_has_lost_no_member_and_names_none_twice(family: Family) -> None:
     members = family.members()
-    assert len(members) == len(set(members)) >= family.before - len(family.gone)
-    assert not set(members) & set(family.gone)
+    assert len(members) == len(set(members)) >= family.before - len(family.removed)
+    assert not set(members) & set(family.removed)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -96,6 +96,13 @@ def problems(draw: st.DrawFn, most: int = 2000, uneven: bool = True) -> Problem:
     return Problem(tuple(load), slots, tuple(capacity), nodes, survive)
 
 
+def with_other_load(problem: Problem) -> st.SearchStrategy[Problem]:
+    """The same ranks and experts under another load."""
+    count = len(problem.load)
+    loads = st.lists(st.integers(0, 2000), min_size=count, max_size=count)
+    return loads.map(lambda load: replace(problem, load=tuple(load)))
+
+
 def experts_of(problem: Problem, placement: Sequence[int]) -> list[list[int]]:
     """By rank."""
     per_rank = problem.slots // problem.ranks
@@ -177,8 +184,7 @@ def test_plan_shares_are_no_worse_than_even_shares(problem: Problem) -> None:
 @given(problems(), st.data())
 def test_incremental_plan_moves_within_allowance(problem: Problem, data: st.DataObject) -> None:
     installed = solve(problem).placement
-    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
-    later = replace(problem, load=tuple(data.draw(loads)))
+    later = data.draw(with_other_load(problem))
     allowance = data.draw(st.integers(0, 6))
     for split in (LEVEL, EVEN):
         answer = solve(later, INCREMENTAL, installed, allowance, split)
@@ -191,8 +197,7 @@ def test_incremental_plan_moves_within_allowance(problem: Problem, data: st.Data
 @given(problems(), st.data())
 def test_incremental_plan_fills_few_slots_per_rank(problem: Problem, data: st.DataObject) -> None:
     installed = solve(problem).placement
-    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
-    later = replace(problem, load=tuple(data.draw(loads)))
+    later = data.draw(with_other_load(problem))
     most = data.draw(st.integers(0, 3))
     for split in (LEVEL, EVEN):
         stays = solve(later, INCREMENTAL, installed, 0, split)
@@ -208,8 +213,7 @@ def test_incremental_plan_fills_few_slots_per_rank(problem: Problem, data: st.Da
 @given(problems(), st.data())
 def test_incremental_plan_is_no_worse_than_installed(problem: Problem, data: st.DataObject) -> None:
     installed = solve(problem).placement
-    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
-    later = replace(problem, load=tuple(data.draw(loads)))
+    later = data.draw(with_other_load(problem))
     for split in (LEVEL, EVEN):
         stays = solve(later, INCREMENTAL, installed, 0, split)
         moves = solve(later, INCREMENTAL, installed, MOST, split)
@@ -261,8 +265,7 @@ def test_incremental_plan_keeps_slots_of_staying_experts(
     problem: Problem, data: st.DataObject, split: int
 ) -> None:
     installed = solve(problem).placement
-    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
-    later = replace(problem, load=tuple(data.draw(loads)))
+    later = data.draw(with_other_load(problem))
     placement = solve(later, INCREMENTAL, installed, split=split, target=0.0).placement
     per_rank = problem.slots // problem.ranks
     for slot, expert in enumerate(placement):
@@ -277,8 +280,7 @@ def test_incremental_plan_is_stable_for_same_load(
 ) -> None:
     """Also where the target is out of reach."""
     installed = solve(problem).placement
-    loads = st.lists(st.integers(0, 2000), min_size=len(problem.load), max_size=len(problem.load))
-    later = replace(problem, load=tuple(data.draw(loads)))
+    later = data.draw(with_other_load(problem))
     first = solve(later, INCREMENTAL, installed, split=split, target=target)
     assert solve(later, INCREMENTAL, first.placement, split=split, target=target).moves == 0
 

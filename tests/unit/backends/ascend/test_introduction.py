@@ -2,36 +2,18 @@
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from equipoise.backends.ascend.introduction import LAST, Introduction
 from equipoise.backends.cpu.control import StoreControlPlane
-from equipoise.backends.cpu.store import StoreHost
 from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.patience import Patience
-from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed
 
 DEADLINE = 20.0
 SHORT = 0.05
 Planes = list[StoreControlPlane]
-
-
-@pytest.fixture
-def planes() -> Iterator[Planes]:
-    """The control planes of two ranks, and the launcher's store."""
-    host = StoreHost()
-    name, port = host.address
-    made = [
-        StoreControlPlane(Rendezvous(rank=r, size=2, host=name, port=port, deadline=DEADLINE))
-        for r in range(2)
-    ]
-    yield made
-    for plane in made:
-        plane.close()
-    host.close()
 
 
 def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> Introduction:

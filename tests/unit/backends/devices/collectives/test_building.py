@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equipoise.backends.cpu.control import StoreControlPlane
-from equipoise.backends.devices.collectives.building import MAKINGS, Builder, Plan
+from equipoise.backends.devices.collectives.building import PENDING_CHANNELS, Builder, Plan
 from equipoise.backends.devices.collectives.channel import Channel
 from equipoise.backends.devices.collectives.library import Greeting, Membership
 from equipoise.backends.devices.vendor import Device
@@ -48,7 +48,7 @@ def library() -> Iterator[SlowLibrary]:
     yield library
     library.resumed.set()
     expiry = time.monotonic() + DEADLINE
-    while MAKINGS.names() and time.monotonic() < expiry:
+    while PENDING_CHANNELS.names() and time.monotonic() < expiry:
         time.sleep(0.001)
 
 
@@ -72,7 +72,7 @@ def make_slow_with_lost_rank(builder: Builder, planes: list[StoreControlPlane]) 
         planes[1].cast(f"library/slow/{word}", b"")
     with pytest.raises(CommunicatorFailed, match="slow: Library did not make it in time"):
         make(builder, "slow", 1, seconds=SHORT)
-    assert MAKINGS.names() == ("slow",)
+    assert PENDING_CHANNELS.names() == ("slow",)
     planes[1].leave("fell over")
 
 
@@ -99,4 +99,4 @@ def test_channel_with_lost_rank_blocks_no_other_fabric(
 ) -> None:
     make_slow_with_lost_rank(builder, planes)
     builder.give_up()
-    assert MAKINGS.names() == ()
+    assert PENDING_CHANNELS.names() == ()

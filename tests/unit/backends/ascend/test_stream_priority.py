@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from equipoise.backends.ascend.group import HIGH, HighPriority
+from equipoise.backends.ascend.group import HIGH, HighPriorityStreams
 
 
 @pytest.mark.parametrize("before", [None, "0"])
@@ -14,7 +14,7 @@ def test_variable_is_restored_after_last_communicator_is_made(
     monkeypatch.delenv(HIGH, raising=False)
     if before is not None:
         monkeypatch.setenv(HIGH, before)
-    making, seen = HighPriority(), []
+    making, seen = HighPriorityStreams(), []
     making.__enter__()
     making.__enter__()
     making.__exit__(None, None, None)  # the one that came first may well leave first
