@@ -398,6 +398,37 @@ VLLM = Section(
     ),
 )  # fmt: skip
 
+STAGING = Section(
+    "Staging at real sizes",
+    "staging",
+    "python benchmarks/staging.py",
+    "The vLLM part with its defaults, at the shapes and dtypes of real models: a steady load is "
+    "planned on six times. Imbalance is max/mean - 1 over ranks, mean over layers, with the "
+    "plan's shares; median of three seeds. By default a rank stages as many slots as it has of a "
+    "layer; *unlimited* is all its slots. With *one buffer*, the least that can move anything, "
+    "most of what is left after six rebalances is moved in later ones.",
+    bars=(
+        Bar("imbalance by default over that with unlimited staging, worst of all lines",
+            "most_apart", at_most=1.1),
+    ),
+    tables=(
+        Table("models", (
+            ("model", "{model}"),
+            ("ranks", "{ranks}"),
+            ("redundant", "{redundant}"),
+            ("slots a rank", "{slots}"),
+            ("start", "{start:.3f}"),
+            ("after six, default", "{default:.3f}"),
+            ("unlimited", "{unlimited:.3f}"),
+            ("staging of a rank, MiB", "{mib:,.0f}"),
+            ("unlimited, MiB", "{all_mib:,.0f}"),
+            ("after six, one buffer", "{single:.3f}"),
+            ("its MiB", "{single_mib:,.0f}"),
+            ("layers it leaves short", "{short:.0f}"),
+        )),
+    ),
+)  # fmt: skip
+
 PIPELINE = Section(
     "Stages that overlap",
     "pipeline",
@@ -669,8 +700,8 @@ GPU_SUITES = Section(
     ),
 )
 
-SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, PIPELINE, BALANCE, ABLATIONS, DECISIONS,
-            PROXY, GPU, GPU_SUITES)  # fmt: skip
+SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, STAGING, PIPELINE, BALANCE, ABLATIONS,
+            DECISIONS, PROXY, GPU, GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from equipoise.balancer.experts.journal import (
-    COMMITTED,
+    COMPLETED,
     Closed,
     Ended,
     Entered,
@@ -56,7 +56,7 @@ class Report(Protocol):
 
     @property
     def outcome(self) -> str:
-        """`committed`, or the reason of the abort."""
+        """`committed`, `unchanged`, or the reason of the abort."""
         ...
 
     @property
@@ -276,6 +276,7 @@ def _record(state: State, report: Report, seconds: dict[str, float]) -> EpochRec
         ended=report.step,
         outcome=report.outcome,
         layers=len(drafted.order) if drafted else 0,
+        short=len(drafted.short) if drafted else 0,
         lots=len(proposal.changes) if proposal else 0,
         copies=report.slots,
         bytes=report.bytes,
@@ -287,5 +288,5 @@ def _record(state: State, report: Report, seconds: dict[str, float]) -> EpochRec
 
 
 def _title(record: EpochRecord) -> str:
-    how = COMMITTED if record.outcome == COMMITTED else "aborted"
+    how = record.outcome if record.outcome in COMPLETED else "aborted"
     return f"epoch {record.number}: {how}"

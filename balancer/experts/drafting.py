@@ -12,7 +12,7 @@ from equipoise.balancer.experts.config import Aims, EngineConfig
 from equipoise.balancer.experts.expert_model import ranges
 from equipoise.balancer.experts.group import Group, group_of
 from equipoise.balancer.experts.layout import Layout, imbalance
-from equipoise.balancer.experts.placement import Load, Placement, Shape, check
+from equipoise.balancer.experts.placement import SHARE_ONE, Load, Placement, Shape, check
 from equipoise.balancer.experts.planning import Plan, plan
 from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.hal.errors import PlacementError
@@ -32,12 +32,15 @@ class Draft:
         before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
             shares for the load planned on.
         predicted: the same of `layout`.
+        short: layers left above the target because a rank has too few staging buffers for more,
+            ascending.
     """
 
     layout: Layout
     order: tuple[int, ...]
     before: npt.NDArray[np.int64]
     predicted: npt.NDArray[np.int64]
+    short: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,14 @@ def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Dra
     old = imbalance(load, kept, shape)
     gain = old - imbalance(load, fresh, shape)
     gain[frail] = URGENT
-    worth = _worth_it(gain, installed.placement, fresh.placement, shape, limits)
+    needs = _needs(installed.placement, fresh.placement, shape)
+    worth = _worth_it(gain, needs, limits)
     layout = _mix(kept, fresh, worth)
     check(layout.placement, shape)
     if left := _frail(layout.placement, group):
         LOG.warning("layers %s still do not survive what they have to", ranges(left))
-    return Draft(layout, tuple(worth), old, imbalance(load, layout, shape))
+    predicted = imbalance(load, layout, shape)
+    return Draft(layout, tuple(worth), old, predicted, _short(needs, predicted, shape, limits))
 
 
 def _frail(placement: Placement, group: Group) -> list[int]:
@@ -168,16 +173,30 @@ def _planned(
     )
 
 
-def _worth_it(
-    gain: npt.NDArray[np.int64],
-    installed: Placement,
-    proposed: Placement,
+def _needs(installed: Placement, proposed: Placement, shape: Shape) -> npt.NDArray[np.int64]:
+    """(layers,) the most slots of a layer that any rank would fill: its staging buffers."""
+    differs = (installed != proposed).reshape(shape.layers, shape.ranks, shape.slots_per_rank)
+    needs: npt.NDArray[np.int64] = differs.sum(axis=2).max(axis=1)
+    return needs
+
+
+def _short(
+    needs: npt.NDArray[np.int64],
+    predicted: npt.NDArray[np.int64],
     shape: Shape,
     limits: Limits,
+) -> tuple[int, ...]:
+    """Layers whose plan takes every staging buffer of a rank, and still misses the target."""
+    if limits.staging >= shape.slots_per_rank:
+        return ()
+    above = predicted > limits.aims.target * SHARE_ONE
+    return tuple(np.flatnonzero((needs >= limits.staging) & above).tolist())
+
+
+def _worth_it(
+    gain: npt.NDArray[np.int64], needs: npt.NDArray[np.int64], limits: Limits
 ) -> list[int]:
     """Layers worth moving, best gain first."""
-    differs = installed != proposed
-    needs = differs.reshape(shape.layers, shape.ranks, shape.slots_per_rank).sum(axis=2).max(axis=1)
     worth = (gain > limits.hysteresis) & (needs > 0)
     # Incremental plans fit. One that is planned anew, so that it survives what it has to, may not.
     if beyond := np.flatnonzero(worth & (needs > limits.staging)).tolist():

@@ -16,9 +16,10 @@ from equipoise.balancer.experts.archive import Archive
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, Move, Stand, Verdict, Wait
 from equipoise.balancer.experts.chronicle import UNWRITTEN, Chronicle
 from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.expert_model import ranges
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Completed, Job, Task, Titled, at_once, finish
-from equipoise.balancer.experts.journal import COMMITTED
+from equipoise.balancer.experts.journal import COMMITTED, UNCHANGED
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.load import LoadWindow
 from equipoise.balancer.experts.members import Members
@@ -118,7 +119,8 @@ class EpochReport:
         number: of the epoch.
         opened: the boundary at which its load window was closed.
         step: the boundary at which it ended.
-        outcome: `committed`, or the reason of the abort.
+        outcome: `committed`, `unchanged` where the plan left every slot as it was, or the reason
+            of the abort.
         slots: copies that the receiving ranks did not hold, over all ranks, that were committed.
         bytes: their size.
     """
@@ -171,6 +173,7 @@ class ExpertEngine:
         self._next = group.first
         self._behind: int | None = None
         self._closed = False
+        self._warned = False
         self.reports: deque[EpochReport] = deque(maxlen=KEPT)
         self.aborts: Counter[str] = Counter()
 
@@ -297,10 +300,28 @@ class ExpertEngine:
                 if (error := plan.exception()) is not None:
                     LOG.warning("epoch %d: planner failed: %s", epoch.number, error)
                     return Barred(epoch, "planner failed", state)
-                return Agreeing(epoch, plan.result())
+                proposal = plan.result()
+                self._warn_of_staging(epoch, proposal)
+                return Agreeing(epoch, proposal)
             case Moving(voyage) | Committing(voyage, _):
                 return self._path.look(voyage)
         return state
+
+    def _warn_of_staging(self, epoch: Epoch, proposal: Proposal) -> None:
+        """Say once, on one rank, that staging is what bounds the plans."""
+        short = proposal.draft.short
+        if not short or self._warned or self._members.place:
+            return
+        self._warned = True
+        LOG.warning(
+            "epoch %d: layers %s stay above the target: each rank has %d staging buffers and would "
+            "need more to move them at once; the rest is left to later epochs. A staging budget "
+            "of a layer's slots moves it in one. Said once; the metric layers_short_of_staging "
+            "keeps count",
+            epoch.number,
+            ranges(list(short)),
+            self._installed.store.layout.staging,
+        )
 
     def _cast(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
@@ -338,8 +359,8 @@ class ExpertEngine:
     def _landing(self, state: Moving | Updating | Landed, step: int) -> State:
         """End the epoch where everything is installed."""
         match state:
-            case Landed(epoch, copies):
-                self._report(epoch, step, COMMITTED, copies)
+            case Landed(epoch, layers, copies):
+                self._report(epoch, step, COMMITTED if layers else UNCHANGED, copies)
                 return Observing()
         return state
 

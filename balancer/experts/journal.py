@@ -17,7 +17,11 @@ from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Load, Placement, Shape, Shares
 
 COMMITTED = "committed"
-"""Outcome of an epoch that was not aborted."""
+"""Outcome of an epoch that changed what slots hold."""
+UNCHANGED = "unchanged"
+"""Outcome of an epoch whose plan left every slot as it was; not counted as committed."""
+COMPLETED = COMMITTED, UNCHANGED
+"""Outcomes of epochs that were not aborted."""
 
 
 def now() -> float:
@@ -123,8 +127,9 @@ class EpochRecord:
         number: of the epoch.
         opened: the boundary at which its load window was closed.
         ended: the boundary at which it was committed whole, or left.
-        outcome: `committed`, or the reason of the abort.
+        outcome: `committed`, `unchanged`, or the reason of the abort.
         layers: whose placement the plan changes.
+        short: layers that the plan leaves above the target for want of staging buffers.
         lots: parts in which the plan is installed.
         copies: that receiving ranks did not hold, over all ranks, of what was committed.
         bytes: their size.
@@ -144,6 +149,7 @@ class EpochRecord:
     ended: int
     outcome: str
     layers: int
+    short: int
     lots: int
     copies: int
     bytes: int

@@ -126,10 +126,12 @@ class Landed:
 
     Attributes:
         epoch: which ends.
+        layers: whose placement it changed; none where the plan left everything in its place.
         copies: that a rank did not hold, over all ranks.
     """
 
     epoch: Epoch
+    layers: int
     copies: int
 
 

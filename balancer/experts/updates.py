@@ -106,7 +106,8 @@ class Updates:
             return self._hand_over(state, changes[group])
         if group > len(changes) and self._drained(state):
             self._gates.schedule({})
-            return Landed(state.epoch, self._copies(state.proposal))
+            proposal = state.proposal
+            return Landed(state.epoch, len(proposal.draft.order), self._copies(proposal))
         return state
 
     def look(self, voyage: Voyage) -> Travelling | Barred:

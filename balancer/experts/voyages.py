@@ -116,7 +116,8 @@ class Voyages:
     def _go_on(self, voyage: Voyage) -> Moving | Landed:
         """Let go as many lots as there is staging for; or land, if all are committed."""
         if voyage.committed == voyage.proposal.shipment.lots:
-            return Landed(voyage.epoch, voyage.proposal.shipment.travelling)
+            proposal = voyage.proposal
+            return Landed(voyage.epoch, len(proposal.draft.order), proposal.shipment.travelling)
         while self._may_fly(voyage):
             lot = voyage.committed + len(voyage.flying)
             job = self._let_go(voyage.proposal, lot)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.journal import (
-    COMMITTED,
+    COMPLETED,
     Balance,
     Closed,
     Ended,
@@ -109,7 +109,7 @@ class Digest:
         copies = arrivals(*entry.placements, entry.place, entry.shape)
         record = replace(entry.record, here=copies * entry.slot_bytes, stall=self._stalls.take())
         left = self._settle(self._waiting, None) if record.copies else ()
-        if record.outcome != COMMITTED:
+        if record.outcome not in COMPLETED:
             return *left, Settled(record)
         self._waiting.append(record)
         return left

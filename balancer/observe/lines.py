@@ -6,7 +6,7 @@ import math
 
 from equipoise.balancer.experts.config import EngineConfig
 from equipoise.balancer.experts.journal import (
-    COMMITTED,
+    COMPLETED,
     Balance,
     Entry,
     EpochRecord,
@@ -15,7 +15,7 @@ from equipoise.balancer.experts.journal import (
 )
 
 EPOCHS = logging.getLogger("equipoise.epochs")
-"""INFO for a committed epoch, WARNING for an aborted one."""
+"""INFO for an epoch that was committed or changed nothing, WARNING for an aborted one."""
 BALANCEDNESS = logging.getLogger("equipoise.balancedness")
 """INFO."""
 
@@ -33,7 +33,7 @@ class EpochLines:
     def note(self, entry: Entry) -> None:
         """See `Journal`."""
         if isinstance(entry, Settled):
-            level = logging.INFO if entry.record.outcome == COMMITTED else logging.WARNING
+            level = logging.INFO if entry.record.outcome in COMPLETED else logging.WARNING
             fields = {"engine": self._label, **fields_of(entry.record)}
             EPOCHS.log(level, "%s", logfmt(fields), extra={"equipoise": fields})
 
@@ -92,14 +92,15 @@ def lines_for(config: EngineConfig, rank: int) -> tuple[Journal, ...]:
 
 def fields_of(record: EpochRecord) -> dict[str, object]:
     """What a line, or a point of a chart, says of an epoch; None is left out."""
-    aborted = record.outcome != COMMITTED
+    aborted = record.outcome not in COMPLETED
     fields: dict[str, object | None] = {
         "epoch": record.number,
-        "outcome": "aborted" if aborted else COMMITTED,
+        "outcome": "aborted" if aborted else record.outcome,
         "reason": record.outcome if aborted else None,
         "opened": record.opened,
         "ended": record.ended,
         "layers": record.layers,
+        "layers_short_of_staging": record.short or None,
         "lots": record.lots,
         "copies": record.copies,
         "bytes": record.bytes,

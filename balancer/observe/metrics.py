@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from equipoise.balancer.experts.journal import (
-    COMMITTED,
+    COMPLETED,
+    UNCHANGED,
     Balance,
     Entry,
     EpochRecord,
@@ -114,9 +115,13 @@ class Metrics:
         self._counters["slot_copy_bytes"].inc(record.here)
         for phase, seconds in record.seconds.items():
             self._phases[phase].observe(seconds)
-        if record.outcome != COMMITTED:
+        if record.outcome not in COMPLETED:
             self._aborted[label_of(record.outcome)].inc()
-        elif record.predicted is not None:
+            return
+        if record.outcome == UNCHANGED:
+            self._counters["epochs_unchanged"].inc()
+        self._gauges["layers_short_of_staging"].set(record.short)
+        if record.predicted is not None:
             self._gauges["predicted_imbalance"].set(record.predicted)
 
 
@@ -151,7 +156,8 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
     what = {
         "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
         "actual_imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
-        "predicted_imbalance": "the same as the last committed plan has it",
+        "predicted_imbalance": "the same as the last plan has it that was not aborted",
+        "layers_short_of_staging": "layers it leaves above the target for want of staging buffers",
     }
     return {
         name: Gauge(f"equipoise_{name}", text, ENGINE, registry=registry)
@@ -163,7 +169,8 @@ def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
     from prometheus_client import Counter
 
     what = {
-        "epochs": "epochs that ended, committed or not",
+        "epochs": "epochs that ended: committed, unchanged or aborted",
+        "epochs_unchanged": "epochs whose plan left every slot as it was",
         "epochs_skipped": "epochs that were due while the one before was still open here",
         "slot_copy_bytes": "weights that this rank installed and did not hold",
         "stall_seconds": "what steps within epochs took longer than the median step outside",

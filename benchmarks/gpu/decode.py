@@ -32,7 +32,7 @@ from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.drafting import Draft
 from equipoise.balancer.experts.gates import Gates
-from equipoise.balancer.experts.journal import COMMITTED
+from equipoise.balancer.experts.journal import COMPLETED
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Load, Placement, Shape, contiguous
@@ -312,7 +312,7 @@ class Serving:
         """Epochs that have ended so far. Raises `RuntimeError` where one did not end well."""
         new = [report for report in self._balancer.engine.reports if report.step > self._looked]
         for report in new:
-            if report.outcome != COMMITTED:
+            if report.outcome not in COMPLETED:
                 raise RuntimeError(f"epoch {report.number} ended with: {report.outcome}")
             self._looked = report.step
         self._ended += len(new)

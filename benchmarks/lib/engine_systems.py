@@ -24,6 +24,7 @@ from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.drafting import Draft
 from equipoise.balancer.experts.installed import Installed
 from equipoise.balancer.experts.jobs import Job, Task, ThreadWorker, finish
+from equipoise.balancer.experts.journal import COMPLETED
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.mover import Mover, Staged
 from equipoise.balancer.experts.placement import Load, Shape, contiguous
@@ -526,7 +527,7 @@ class Ours(Base):
         self._balancer.engine.boundary(step)
         reports = self._balancer.engine.reports
         for report in list(reports)[len(self.ended) :]:
-            if report.outcome != "committed":
+            if report.outcome not in COMPLETED:
                 raise RuntimeError(f"epoch {report.number} ended with: {report.outcome}")
             self.ended.append(Ended(report.opened, report.step, report.slots))
 

@@ -12,6 +12,7 @@ NAMES = (
     "policy_moves",
     "policy_failures",
     "epochs",
+    "unchanged_epochs",
     "moves",
     "routed_batches",
     "packed_messages",
@@ -22,9 +23,10 @@ NAMES = (
     "routing_failures",
 )
 """Calls of the placement policy, slots that it changed, and exceptions in it; epochs that the
-engine committed, and slots that these rewrote; batches that it routed; dictionaries handed over as
-one message, and received; requests that a policy of ours sent to a rank, that were given up, and
-that were held too long; policies of requests that failed."""
+engine committed, those that left every slot as it was, and slots that were rewritten; batches that
+it routed; dictionaries handed over as one message, and received; requests that a policy of ours
+sent to a rank, that were given up, and that were held too long; policies of requests that
+failed."""
 
 
 class Counters:

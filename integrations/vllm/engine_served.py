@@ -1,6 +1,5 @@
 """One model that our engine balances inside vLLM."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.balancer.experts import journal
 from equipoise.balancer.experts.berth import Berth
-from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
-from equipoise.balancer.experts.journal import COMMITTED, Entry, Journal, Settled
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.journal import Entry, Journal, Settled
 from equipoise.balancer.experts.model_balancer import ModelBalancer
-from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.lines import lines_for
 from equipoise.balancer.observe.metrics import Metrics
@@ -23,19 +22,23 @@ from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.engine_routing import LayerState
 from equipoise.integrations.vllm.engine_streams import EngineStreams
 from equipoise.integrations.vllm.routed_rows import Clock, RoutedRows
-from equipoise.integrations.vllm.settings import EngineSettings
 
 EVERY_ROW = torch.iinfo(torch.int32).max
 
 
 class CountedEpochs:
-    """A journal that counts what was committed."""
+    """A journal that counts epochs that were not aborted."""
 
     def note(self, entry: Entry) -> None:
         """See `Journal`."""
-        if isinstance(entry, Settled) and entry.record.outcome == COMMITTED:
-            COUNTERS.add("epochs")
-            COUNTERS.add("moves", entry.record.copies)
+        if not isinstance(entry, Settled):
+            return
+        match entry.record.outcome:
+            case journal.COMMITTED:
+                COUNTERS.add("epochs")
+                COUNTERS.add("moves", entry.record.copies)
+            case journal.UNCHANGED:
+                COUNTERS.add("unchanged_epochs")
 
     def close(self) -> None:
         """See `Journal`."""
@@ -161,42 +164,6 @@ class Served:
 def counters_of(balancer: ModelBalancer) -> list[Tensor]:
     """int32 [layers, experts] a family: rows of this rank in the open sub-window."""
     return [family.inner.load.counters for family in balancer.families]
-
-
-def engine_config(
-    settings: EngineSettings, engine: Any, number: int, rows_alike: int
-) -> EngineConfig:
-    """In the words of vLLM's `EPLBConfig`, where it has them.
-
-    Args:
-        settings: of the part.
-        engine: vLLM's `EPLBConfig`.
-        number: of the model, in the order in which they come.
-        rows_alike: see `EngineConfig`.
-    """
-    window = min(engine.window_size, engine.step_interval)
-    sub_window = settings.sub_window or sub_window_of(window, engine.step_interval)
-    return EngineConfig(
-        label=f"vllm{number}",
-        shares=ShareMode(settings.shares),
-        window_size=max(window // sub_window, 1) * sub_window,
-        step_interval=engine.step_interval,
-        sub_window=sub_window,
-        aims=Aims(target=settings.target),
-        hysteresis=round(settings.gain * SHARE_ONE),
-        rows_alike=rows_alike,
-        log_balancedness=engine.log_balancedness,
-        log_balancedness_interval=engine.log_balancedness_interval,
-        deadline=settings.deadline,
-    )
-
-
-def sub_window_of(window: int, interval: int) -> int:
-    """Steps that divide the interval, as near to a quarter of the window as can be; the window is
-    then rounded down to a multiple."""
-    wanted = max(window / 4, 1.0)
-    fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
-    return min(fitting, key=lambda steps: abs(math.log(steps / wanted)))
 
 
 def unfilled(micro_batches: int, device: torch.device) -> list[Tensor]:

@@ -7,7 +7,6 @@ forward                   device        `LayerState.map_and_record`, layer by la
 step(is_dummy)            host          the boundary before the next step
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from equipoise.balancer.experts.model_set import ModelSet
 from equipoise.balancer.experts.opening import Start, open_model_balancers
 from equipoise.balancer.observe import metrics
 from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.vllm.engine_config import engine_config, staging_budget
 from equipoise.integrations.vllm.engine_model import expert_model, initial_layout, rows_alike
 from equipoise.integrations.vllm.engine_scales import check_scales, scales
 from equipoise.integrations.vllm.engine_served import (
@@ -25,14 +25,11 @@ from equipoise.integrations.vllm.engine_served import (
     Couriers,
     Served,
     counters_of,
-    engine_config,
     unfilled,
 )
 from equipoise.integrations.vllm.routed_rows import Clock
 from equipoise.integrations.vllm.settings import EngineSettings
 from equipoise.integrations.vllm.site import Site, open_site
-
-MIB = 1 << 20
 
 
 class EngineState:
@@ -86,7 +83,7 @@ class EngineState:
             site.fabric,
             ModelSet((made,)),
             {made.name: Start(initial_layout(model), config)},
-            budget=self._budget(made.families),
+            budget=staging_budget(self._settings, made.families),
             journals=couriers,
         )
         balancer = balancers[made.name]
@@ -189,13 +186,6 @@ class EngineState:
             if layer.eplb_state is None:
                 raise IntegrationError(f"a layer takes no state of a balancer: {layer}")
             layer.eplb_state.should_record_tensor = enabled
-
-    def _budget(self, families: Sequence[Any]) -> int:
-        """Bytes of staging: as asked for, a slot of each family at least; else a layer of each."""
-        if self._settings.staging_mb is None:
-            return sum(family.nbytes // len(family.layers) for family in families)
-        least: int = sum(family.slot_bytes for family in families)
-        return max(int(self._settings.staging_mb * MIB), least)
 
 
 def _rows(tokens: int, ubatch_slices: Any) -> list[int]:

@@ -19,7 +19,7 @@ class Epoch:
     planned_at: int
     step: int
     outcome: str
-    """`committed`, or the reason of the abort."""
+    """`committed`, `unchanged`, or the reason of the abort."""
     slots_moved: int
     """Copies that the receiving ranks did not hold; 0 where only shares changed."""
     bytes_moved: int

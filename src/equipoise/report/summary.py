@@ -168,7 +168,7 @@ def outputs_identical(record: RunRecord) -> bool:
 
 
 def committed(variant: VariantRecord) -> tuple[Epoch, ...]:
-    """The epochs that were committed, whether copies moved or only shares changed."""
+    """The epochs that changed what slots hold."""
     return tuple(epoch for epoch in variant.epochs if epoch.outcome == "committed")
 
 

@@ -171,7 +171,7 @@ def test_staging_budget_is_a_layer_of_every_family_by_default(
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
-    from equipoise.integrations.vllm.engine_served import sub_window_of
+    from equipoise.integrations.vllm.engine_config import sub_window_of
 
     found = sub_window_of(window, interval)
     assert found <= window
@@ -198,7 +198,7 @@ def engine(window: int, interval: int) -> Any:
 def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
-    from equipoise.integrations.vllm.engine_served import engine_config, sub_window_of
+    from equipoise.integrations.vllm.engine_config import engine_config, sub_window_of
 
     asked = EngineSettings(shares="exact", gain=gain, target=target, deadline=3.0)
     found = engine_config(asked, engine(window, interval), 5, 2)
@@ -212,7 +212,7 @@ def test_engine_config_follows_settings_and_eplb_config(
 
 
 def test_engine_config_takes_sub_window_from_settings() -> None:
-    from equipoise.integrations.vllm.engine_served import engine_config
+    from equipoise.integrations.vllm.engine_config import engine_config
 
     found = engine_config(EngineSettings(sub_window=4), engine(12, 24), 0, 1)
     assert (found.sub_window, found.window_size, found.step_interval) == (4, 12, 24)

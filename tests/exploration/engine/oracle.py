@@ -10,7 +10,7 @@ from exploration.engine.forward_model import HALF, Sight, mark
 from exploration.engine.lane import Planted
 from exploration.engine.records import Record, Story
 
-from equipoise.balancer.experts.journal import COMMITTED
+from equipoise.balancer.experts.journal import COMPLETED
 from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError
 
 Property = Callable[[Record], Iterator[str]]
@@ -100,7 +100,7 @@ def same_history(record: Record) -> Iterator[str]:
 def accounted(record: Record) -> Iterator[str]:
     """Every epoch ends within bounds, and each abort is counted by its reason."""
     for story in record.stories:
-        ended = Counter(r.outcome for r in story.reports if r.outcome != COMMITTED)
+        ended = Counter(r.outcome for r in story.reports if r.outcome not in COMPLETED)
         if ended != Counter(story.aborts):
             yield f"rank {story.rank} counts {story.aborts} where epochs ended {dict(ended)}"
         numbers = [report.number for report in story.reports]
@@ -147,11 +147,11 @@ def recovers(record: Record) -> Iterator[str]:
     if record.armed or any(fault.kind not in PASSING for fault in record.struck):
         return
     settled = record.case.steps + (SETTLING if record.struck else 1)
-    aborted = [r for story in record.stories for r in story.reports if r.outcome != COMMITTED]
+    aborted = [r for story in record.stories for r in story.reports if r.outcome not in COMPLETED]
     late = [report.step + SETTLING for report in aborted if report.opened < settled]
     for story in record.stories:
         for report in story.reports:
-            if report.opened >= max([settled, *late]) and report.outcome != COMMITTED:
+            if report.opened >= max([settled, *late]) and report.outcome not in COMPLETED:
                 yield f"rank {story.rank}: epoch {report.number} still aborts: {report.outcome}"
 
 

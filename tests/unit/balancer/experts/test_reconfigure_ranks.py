@@ -20,6 +20,7 @@ from equipoise.balancer.experts.balancer import (
 )
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
 from equipoise.balancer.experts.group import group_of
+from equipoise.balancer.experts.journal import COMPLETED
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.members import Members
 from equipoise.balancer.experts.placement import Placement, Shape, check
@@ -207,7 +208,8 @@ def test_reconfigure_continues_epochs_with_less_redundancy(
     for outcomes, asked, frail in [told for told in on_ranks(3, program) if told is not None]:
         assert asked == survive
         assert frail == [], "whose experts were on one rank only is planned anew"
-        assert set(outcomes) == {"committed"}
+        assert outcomes
+        assert set(outcomes) <= {*COMPLETED}, "nothing is aborted"
     assert ("survive is 0 from now on" in caplog.text) == (survive == 0)
 
 

@@ -46,11 +46,20 @@ def test_staging_budget_for_all_slots_stages_everything(
     assert divided(families, budget) == tuple(len(family.slots) for family in families)
 
 
-def test_staging_budget_gives_more_buffers_to_larger_family() -> None:
+@given(models)
+def test_staging_budget_of_a_layer_each_leaves_no_family_short(made: ExpertModel) -> None:
+    families = made.families
+    budget = sum(family.nbytes // len(family.layers) for family in families)
+    assert divided(families, budget) == (made.slots_per_rank,) * len(families)
+    if budget > sum(family.slot_bytes for family in families):
+        assert min(divided(families, budget - 1)) == made.slots_per_rank - 1
+
+
+def test_staging_budget_beyond_a_layer_goes_to_larger_family() -> None:
     made = model([4, 4, 4, 8], 6)
     assert [family.slot_bytes for family in made.families] == [16, 32]
-    many, few = divided(made.families, 240)
-    assert many > few
+    many, few = divided(made.families, 6 * (16 + 32) + 100)
+    assert (many, few) == (12, 6)
 
 
 @given(models)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.journal import Balance, Settled
+from equipoise.balancer.experts.journal import UNCHANGED, Balance, Settled
 from equipoise.balancer.observe.lines import (
     BALANCEDNESS,
     EPOCHS,
@@ -51,6 +51,20 @@ def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureF
     assert vars(line)["equipoise"]["imbalance_actual"] == 0.125
 
 
+def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, EPOCHS.name):
+        EpochLines("exact").note(Settled(record(outcome=UNCHANGED, layers=0, copies=0)))
+    (line,) = caplog.records
+    assert line.levelno == logging.INFO
+    assert parsed(line.message)["outcome"] == "unchanged"
+    assert "reason" not in parsed(line.message)
+
+
+def test_epoch_line_counts_layers_short_of_staging() -> None:
+    assert fields_of(record(short=7))["layers_short_of_staging"] == 7
+    assert "layers_short_of_staging" not in fields_of(record(short=0))
+
+
 def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
         EpochLines("exact").note(Settled(record(outcome="staged bytes differ")))
@@ -64,7 +78,7 @@ def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFix
 def test_observability_page_explains_every_log_key() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     seconds = dict.fromkeys(set(PHASES) - {"barred"}, 0.1)
-    whole = record(outcome="plans differ", actual=0.1, stall=0.1, seconds=seconds)
+    whole = record(outcome="plans differ", short=1, actual=0.1, stall=0.1, seconds=seconds)
     for key in ("engine", *fields_of(whole)):
         assert f"`{key}`" in text, key
 

@@ -11,7 +11,15 @@ from helpers.paths import ROOT
 from helpers.strategies.journal_entries import record
 from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.journal import Balance, Lost, Passed, Settled, Skipped, Stalled
+from equipoise.balancer.experts.journal import (
+    UNCHANGED,
+    Balance,
+    Lost,
+    Passed,
+    Settled,
+    Skipped,
+    Stalled,
+)
 from equipoise.balancer.observe.metrics import (
     PHASES,
     Metrics,
@@ -29,6 +37,7 @@ GAUGES = (
     "equipoise_balancedness",
     "equipoise_actual_imbalance",
     "equipoise_predicted_imbalance",
+    "equipoise_layers_short_of_staging",
 )
 
 
@@ -65,6 +74,19 @@ def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
     assert value(registry, "equipoise_epochs_aborted_total", reason="ballot_missing") == 1
     assert value(registry, "equipoise_epochs_aborted_total", reason="other") == 1
     assert value(registry, "equipoise_predicted_imbalance") == 0.3
+
+
+def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: Any) -> None:
+    metrics = Metrics(registry, "target")
+    metrics.note(Settled(record(short=5)))
+    assert value(registry, "equipoise_layers_short_of_staging") == 5
+    assert value(registry, "equipoise_epochs_unchanged_total") == 0
+    metrics.note(Settled(record(outcome=UNCHANGED, short=2)))
+    assert value(registry, "equipoise_epochs_total") == 2
+    assert value(registry, "equipoise_epochs_unchanged_total") == 1
+    assert value(registry, "equipoise_layers_short_of_staging") == 2
+    metrics.note(Settled(record(outcome="plans differ", short=9)))
+    assert value(registry, "equipoise_layers_short_of_staging") == 2
 
 
 def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:

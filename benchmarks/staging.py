@@ -1,0 +1,218 @@
+"""What the staging of the vLLM part costs and brings at the shapes of real models.
+
+    python benchmarks/staging.py            DeepSeek-V3, Kimi-K2 and Qwen3-235B on 8 to 64 ranks
+    python benchmarks/staging.py --quick    one seed; nothing is kept
+
+Settings, budget, division into buffers and plans are those that the part takes in a worker; the
+shapes and dtypes of the weights are the models'. A steady load is planned on
+six times, each time from a window of its own, as in six rebalances in a row. Imbalance is max/mean
+- 1 over ranks, mean over layers, of the window that was planned on, with the plan's shares. *One
+buffer* is the least that can move anything.
+
+Writes benchmarks/results/staging.json; `python benchmarks/report.py` shows it.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from lib.loads import Model, Window, windows
+from lib.results import ROOT, Row, save
+from report import show
+
+from equipoise.balancer.experts.budget import divided
+from equipoise.balancer.experts.drafting import draft, limits_of
+from equipoise.balancer.experts.expert_model import Family, LayerColumns, families_of
+from equipoise.balancer.experts.layout import imbalance
+from equipoise.balancer.experts.placement import SHARE_ONE, Shape
+from equipoise.balancer.experts.slot_tensors import Place, column, strided
+from equipoise.integrations.vllm.engine_config import engine_config, staging_budget
+from equipoise.integrations.vllm.engine_model import initial_layout
+from equipoise.integrations.vllm.settings import EngineSettings
+
+REBALANCES = 6
+SEEDS = 3
+MOST_APART = 1.1
+RANKS = 8, 32, 64
+PROGRESS = (
+    "{model}, {ranks} ranks, {redundant} redundant: {start:.3f}, then {default:.3f}; unlimited "
+    "{unlimited:.3f}, one buffer {single:.3f}\n"
+)
+EPLB = SimpleNamespace(
+    window_size=1000, step_interval=3000, log_balancedness=False, log_balancedness_interval=1
+)
+"""Defaults of vLLM's `EPLBConfig`."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Routed experts of a model.
+
+    Attributes:
+        name: of the model.
+        layers: with experts.
+        experts: of a layer.
+        tensors: dtype and shape of what an expert has, by name.
+    """
+
+    name: str
+    layers: int
+    experts: int
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+    def families(self, slots_per_rank: int) -> tuple[Family, ...]:
+        """Of one rank, as the model's registry groups them.
+
+        All layers share the memory of one, which nobody touches, so that it takes none.
+        """
+        columns = []
+        for name, (dtype, shape) in sorted(self.tensors.items()):
+            tensor = torch.empty((slots_per_rank, *shape), dtype=dtype)
+            columns.append(column(Place(self.name, 0, name), tensor, slots_per_rank, strided))
+        return families_of((LayerColumns(0, tuple(columns)),) * self.layers)
+
+
+def fp8(hidden: int, inner: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Block-quantized: a float32 scale for 128 x 128 weights."""
+    byte, block = torch.float8_e4m3fn, 128
+    return {
+        "w13": (byte, (2 * inner, hidden)),
+        "w13_scale": (torch.float32, (2 * inner // block, hidden // block)),
+        "w2": (byte, (hidden, inner)),
+        "w2_scale": (torch.float32, (hidden // block, inner // block)),
+    }
+
+
+MODELS = (
+    Weights("DeepSeek-V3", 58, 256, fp8(7168, 2048)),
+    Weights("Kimi-K2", 60, 384, fp8(7168, 2048)),
+    Weights(
+        "Qwen3-235B",
+        94,
+        128,
+        {"w13": (torch.bfloat16, (3072, 4096)), "w2": (torch.bfloat16, (4096, 1536))},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of six rebalances with one budget.
+
+    Attributes:
+        buffers: of staging.
+        nbytes: that they take on a rank.
+        start: imbalance before the first.
+        end: behind the last.
+        short: layers that the last leaves above the target for want of staging.
+    """
+
+    buffers: int
+    nbytes: int
+    start: float
+    end: float
+    short: int
+
+
+def rebalanced(
+    weights: Weights, ranks: int, slots: int, budget: str, told: Sequence[Window]
+) -> Outcome:
+    """Plan for one window after the other, and install each plan."""
+    shape = Shape(weights.layers, weights.experts, slots, ranks)
+    families = weights.families(shape.slots_per_rank)
+    settings = EngineSettings()
+    nbytes = {
+        "default": staging_budget(settings, families),
+        "unlimited": sum(family.nbytes for family in families),
+        "one buffer": sum(family.slot_bytes for family in families),
+    }[budget]
+    (buffers,) = divided(families, nbytes)
+    limits = limits_of(engine_config(settings, EPLB, 0, 1), buffers)
+    layout = initial_layout(
+        SimpleNamespace(
+            num_physical_experts=slots,
+            num_logical_experts=weights.experts,
+            moe_layers=range(weights.layers),
+        )
+    )
+    start, drafted = 0.0, None
+    for number, window in enumerate(told):
+        drafted = draft(window.counts, layout, shape, limits)
+        start = start if number else mean(drafted.before)
+        layout = drafted.layout
+    assert drafted is not None
+    end = mean(imbalance(told[-1].load, layout, shape))
+    return Outcome(buffers, buffers * families[0].slot_bytes, start, end, len(drafted.short))
+
+
+def mean(parts: np.ndarray) -> float:  # type: ignore[type-arg]
+    """Of all layers, from parts per 65536."""
+    return float(parts.mean()) / SHARE_ONE
+
+
+def row(weights: Weights, ranks: int, redundant: int, seeds: int) -> Row:
+    """One line of the table: median over seeds."""
+    slots = weights.experts + redundant
+    loads = Model(
+        layers=weights.layers, experts=weights.experts, ranks=ranks, sub_windows=4, period=99
+    )
+    found: dict[str, list[Outcome]] = {}
+    for seed in range(seeds):
+        told = list(windows(loads, seed, REBALANCES))
+        for budget in ("default", "unlimited", "one buffer"):
+            outcome = rebalanced(weights, ranks, slots, budget, told)
+            found.setdefault(budget, []).append(outcome)
+    default, unlimited, single = found["default"], found["unlimited"], found["one buffer"]
+    end, best = middle(default), middle(unlimited)
+    return {
+        "model": weights.name,
+        "ranks": ranks,
+        "redundant": redundant,
+        "slots": slots // ranks,
+        "start": statistics.median(each.start for each in default),
+        "default": end,
+        "unlimited": best,
+        "times": end / best if best else 1.0,
+        "buffers": default[0].buffers,
+        "mib": default[0].nbytes / 2**20,
+        "all_mib": unlimited[0].nbytes / 2**20,
+        "single": middle(single),
+        "single_mib": single[0].nbytes / 2**20,
+        "short": statistics.median(each.short for each in single),
+    }
+
+
+def middle(outcomes: Sequence[Outcome]) -> float:
+    """Median imbalance behind the last rebalance."""
+    return statistics.median(outcome.end for outcome in outcomes)
+
+
+def main() -> int:
+    """Measure, keep and show."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one seed; nothing is kept")
+    options = parser.parse_args()
+    rows = []
+    for weights in MODELS:
+        for ranks in RANKS:
+            for redundant in (0, ranks):
+                rows.append(row(weights, ranks, redundant, 1 if options.quick else SEEDS))
+                sys.stderr.write(PROGRESS.format(**rows[-1]))
+    figures = {"most_apart": max(row["times"] for row in rows)}
+    if options.quick:
+        print(figures)
+        return 0
+    command = ["python", "benchmarks/staging.py"]
+    save("staging", command, figures, {"models": rows})
+    show("staging")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.exit(main())

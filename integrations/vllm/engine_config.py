@@ -1,0 +1,63 @@
+"""How the vLLM part configures our engine: cadence, planner options, staging.
+
+In a module without vLLM, so that a benchmark and a test can ask for what a worker gets.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.expert_model import Family
+from equipoise.balancer.experts.placement import SHARE_ONE
+from equipoise.integrations.vllm.settings import EngineSettings
+
+MIB = 1 << 20
+
+
+def engine_config(
+    settings: EngineSettings, engine: Any, number: int, rows_alike: int
+) -> EngineConfig:
+    """In the words of vLLM's `EPLBConfig`, where it has them.
+
+    Args:
+        settings: of the part.
+        engine: vLLM's `EPLBConfig`.
+        number: of the model, in the order in which they come.
+        rows_alike: see `EngineConfig`.
+    """
+    window = min(engine.window_size, engine.step_interval)
+    sub_window = settings.sub_window or sub_window_of(window, engine.step_interval)
+    return EngineConfig(
+        label=f"vllm{number}",
+        shares=ShareMode(settings.shares),
+        window_size=max(window // sub_window, 1) * sub_window,
+        step_interval=engine.step_interval,
+        sub_window=sub_window,
+        aims=Aims(target=settings.target),
+        hysteresis=round(settings.gain * SHARE_ONE),
+        rows_alike=rows_alike,
+        log_balancedness=engine.log_balancedness,
+        log_balancedness_interval=engine.log_balancedness_interval,
+        deadline=settings.deadline,
+    )
+
+
+def staging_budget(settings: EngineSettings, families: Sequence[Family]) -> int:
+    """Bytes of staging on a rank, over all families of a model.
+
+    As many as the settings ask for, but a slot of each family at least; where they ask for nothing,
+    a layer of each family.
+    """
+    if settings.staging_mb is None:
+        return sum(family.nbytes // len(family.layers) for family in families)
+    least = sum(family.slot_bytes for family in families)
+    return max(int(settings.staging_mb * MIB), least)
+
+
+def sub_window_of(window: int, interval: int) -> int:
+    """Steps that divide the interval, as near to a quarter of the window as can be; the window is
+    then rounded down to a multiple."""
+    wanted = max(window / 4, 1.0)
+    fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
+    return min(fitting, key=lambda steps: abs(math.log(steps / wanted)))

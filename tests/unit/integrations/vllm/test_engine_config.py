@@ -1,0 +1,36 @@
+"""What a worker of vLLM gets that changes no setting."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.budget import divided
+from equipoise.balancer.experts.expert_model import Family, LayerColumns, families_of
+from equipoise.balancer.experts.slot_tensors import Place, column, strided
+from equipoise.integrations.vllm.engine_config import staging_budget
+from equipoise.integrations.vllm.settings import EngineSettings
+
+
+def families(slots_per_rank: int, sizes: list[int]) -> tuple[Family, ...]:
+    """One layer for each size of a slot, in bytes."""
+    layers = []
+    for number, size in enumerate(sizes):
+        tensor = torch.empty((slots_per_rank, size), dtype=torch.uint8)
+        placed = Place("model", number, "w13")
+        layers.append(LayerColumns(number, (column(placed, tensor, slots_per_rank, strided),)))
+    return families_of(tuple(layers))
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 3000), min_size=1, max_size=6))
+def test_default_staging_holds_all_slots_of_any_layer(slots: int, sizes: list[int]) -> None:
+    found = families(slots, sizes)
+    assert divided(found, staging_budget(EngineSettings(), found)) == (slots,) * len(found)
+
+
+@pytest.mark.parametrize(("staging_mb", "wanted"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
+def test_staging_setting_is_at_least_one_slot_of_each_family(
+    staging_mb: float, wanted: int
+) -> None:
+    found = families(4, [1000, 2000, 2000])
+    assert staging_budget(EngineSettings(staging_mb=staging_mb), found) == wanted
