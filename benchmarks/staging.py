@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from lib.loads import Model, Window, windows
-from lib.results import ROOT, Row, save
+from lib.results import Row, save
 from report import show
 
 from equipoise.balancer.experts.budget import divided
@@ -192,7 +192,7 @@ def middle(outcomes: Sequence[Outcome]) -> float:
     return statistics.median(outcome.end for outcome in outcomes)
 
 
-def main() -> int:
+def main() -> None:
     """Measure, keep and show."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is kept")
@@ -204,15 +204,10 @@ def main() -> int:
                 rows.append(row(weights, ranks, redundant, 1 if options.quick else SEEDS))
                 sys.stderr.write(PROGRESS.format(**rows[-1]))
     figures = {"most_apart": max(row["times"] for row in rows)}
-    if options.quick:
-        print(figures)
-        return 0
-    command = ["python", "benchmarks/staging.py"]
-    save("staging", command, figures, {"models": rows})
-    show("staging")
-    return 0
+    show("staging", figures, {"models": rows})
+    if not options.quick:
+        save("staging", ["python", "benchmarks/staging.py"], figures, {"models": rows})
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    sys.exit(main())
+    main()

@@ -32,8 +32,7 @@ class Draft:
         before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
             shares for the load planned on.
         predicted: the same of `layout`.
-        short: layers left above the target because a rank has too few staging buffers for more,
-            ascending.
+        short: layers that more staging buffers would bring lower in this epoch, ascending.
     """
 
     layout: Layout
@@ -105,7 +104,8 @@ def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Dra
     if left := _frail(layout.placement, group):
         LOG.warning("layers %s still do not survive what they have to", ranges(left))
     predicted = imbalance(load, layout, shape)
-    return Draft(layout, tuple(worth), old, predicted, _short(needs, predicted, shape, limits))
+    short = _short(windows, installed, needs, predicted, shape, limits)
+    return Draft(layout, tuple(worth), old, predicted, short)
 
 
 def _frail(placement: Placement, group: Group) -> list[int]:
@@ -181,16 +181,28 @@ def _needs(installed: Placement, proposed: Placement, shape: Shape) -> npt.NDArr
 
 
 def _short(
+    windows: Load,
+    installed: Layout,
     needs: npt.NDArray[np.int64],
     predicted: npt.NDArray[np.int64],
     shape: Shape,
     limits: Limits,
 ) -> tuple[int, ...]:
-    """Layers whose plan takes every staging buffer of a rank, and still misses the target."""
-    if limits.staging >= shape.slots_per_rank:
+    """Layers that a plan without the bound would bring lower, by more than is worth a move.
+
+    Only a layer whose plan takes every staging buffer of a rank can be one, so only those are
+    planned once more.
+    """
+    full = (needs >= limits.staging) & (predicted > limits.aims.target * SHARE_ONE)
+    layers = np.flatnonzero(full)
+    if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
-    above = predicted > limits.aims.target * SHARE_ONE
-    return tuple(np.flatnonzero((needs >= limits.staging) & above).tolist())
+    told, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
+    found = _planned(told, installed.placement[layers], shape, free, limits.aims.survive)
+    reached = imbalance(
+        told.sum(axis=0), Layout(found.placement, found.shares), replace(shape, layers=layers.size)
+    )
+    return tuple(layers[predicted[layers] - reached > limits.hysteresis].tolist())
 
 
 def _worth_it(

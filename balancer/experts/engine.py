@@ -314,13 +314,12 @@ class ExpertEngine:
             return
         self._warned = True
         LOG.warning(
-            "epoch %d: layers %s stay above the target: each rank has %d staging buffers and would "
-            "need more to move them at once; the rest is left to later epochs. A staging budget "
-            "of a layer's slots moves it in one. Said once; the metric layers_short_of_staging "
-            "keeps count",
+            "epoch %d: each rank has %d staging buffers; with more, layers %s would come lower at "
+            "once, and what is left waits for later epochs. A staging budget of a layer's slots "
+            "moves all in one. Said once; the metric layers_short_of_staging keeps count",
             epoch.number,
-            ranges(list(short)),
             self._installed.store.layout.staging,
+            ranges(list(short)),
         )
 
     def _cast(self, state: Voting, due: int) -> None:
