@@ -406,7 +406,7 @@ STAGING = Section(
     "planned on six times. Imbalance is max/mean - 1 over ranks, mean over layers, with the "
     "plan's shares; median of three seeds. By default a rank stages as many slots as it has of a "
     "layer; *unlimited* is all its slots. With *one buffer*, the least that can move anything, "
-    "most of what is left after six rebalances is moved in later ones.",
+    "*layers short of staging* are those that more of it would bring lower in the sixth.",
     bars=(
         Bar("imbalance by default over that with unlimited staging, worst of all lines",
             "most_apart", at_most=1.1),
@@ -424,7 +424,7 @@ STAGING = Section(
             ("unlimited, MiB", "{all_mib:,.0f}"),
             ("after six, one buffer", "{single:.3f}"),
             ("its MiB", "{single_mib:,.0f}"),
-            ("layers it leaves short", "{short:.0f}"),
+            ("layers short of staging", "{short:.0f}"),
         )),
     ),
 )  # fmt: skip

@@ -109,7 +109,7 @@ class Outcome:
         nbytes: that they take on a rank.
         start: imbalance before the first.
         end: behind the last.
-        short: layers that the last leaves above the target for want of staging.
+        short: layers that more staging would bring lower in the last.
     """
 
     buffers: int

@@ -157,7 +157,7 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
         "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
         "actual_imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
         "predicted_imbalance": "the same as the last plan has it that was not aborted",
-        "layers_short_of_staging": "layers it leaves above the target for want of staging buffers",
+        "layers_short_of_staging": "layers that more staging would have brought lower in it",
     }
     return {
         name: Gauge(f"equipoise_{name}", text, ENGINE, registry=registry)
