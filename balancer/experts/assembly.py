@@ -325,7 +325,8 @@ def _window(
     means: Means, loads: Communicator, shape: Shape, period: int, teller: Worker
 ) -> LoadWindow:
     config = means.config
-    parts = SubWindows(config.sub_window, config.window_size, period, config.phase)
+    cadence = config.sub_window, config.window_size, period, config.phase
+    parts = SubWindows(*cadence, first=means.first)
     return LoadWindow(means.accelerator, loads, shape, parts, teller)
 
 

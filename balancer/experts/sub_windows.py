@@ -16,6 +16,8 @@ class SubWindows:
         period: from the end of one window to the end of the next, a multiple of `every`; at least
             `window`, and then every sub-window is summed.
         phase: windows end this much behind multiples of `period`; a multiple of `every`.
+        first: the step with which counting begins. A sub-window that began before it is short, and
+            not summed: its load would count as that of a whole one.
 
     Raises:
         ValueError: they are not multiples, or windows overlap.
@@ -25,6 +27,7 @@ class SubWindows:
     window: int
     period: int
     phase: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         if self.window % self.every or self.period % self.every or self.phase % self.every:
@@ -37,16 +40,19 @@ class SubWindows:
 
     def ends(self, step: int) -> bool:
         """Whether a sub-window that is summed ends before `step`."""
-        return step > 0 and step % self.every == 0 and self._left(step) < self.window
+        whole = step % self.every == 0 and step - self.every >= self.first
+        return whole and self._left(step) < self.window
 
     def opens(self, step: int) -> bool:
-        """Whether a window begins with `step` behind steps that nobody sums."""
-        return self.window < self.period and self._left(step) == self.window
+        """Whether what is counted from `step` on is summed, and what was counted before is not."""
+        short = step % self.every == 0 and step - self.every < self.first < step
+        return short or (self.window < self.period and self._left(step) == self.window)
 
     def following(self, step: int) -> int:
         """The first step behind `step` before which one of both is due."""
         found = (step // self.every + 1) * self.every
-        return found + max(0, self._left(found) - self.window)
+        found += max(0, self._left(found) - self.window)
+        return found if self.ends(found) or self.opens(found) else self.following(found)
 
     def _left(self, step: int) -> int:
         """Steps to the end of the next window."""

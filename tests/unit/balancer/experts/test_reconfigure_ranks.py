@@ -29,6 +29,7 @@ from equipoise.balancer.experts.writers import StreamWriter, Supply
 from equipoise.hal.checksum import checksum
 from equipoise.hal.errors import AgreementLost, ExpertsLost, PlacementError, UsageError
 from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
 
 SHAPE = Shape(layers=2, experts=4, slots=9, ranks=3)
 SAFE = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
@@ -102,6 +103,26 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
         return After(after, held, len(left.engine.reports))
 
     return on_ranks(3, program)
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
+    def program(seat: Seat) -> set[int]:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        balancer = open_balancer(seat.accelerator, seat.fabric, store, SHAPE, layout, config())
+        left = balancer.reconfigure([0, 1, 2], step)
+        rows = torch.tensor((1, 40, 1, 1), dtype=torch.int32)
+        sums = set()
+        for number in range(step, step + 9):
+            left.boundary(number)
+            seat.accelerator.stream(Role.COMPUTE).launch(lambda: left.load.counters.add_(rows))
+            sums |= {int(load[0, 1]) for load in left.load.sums}
+        left.close()
+        return sums
+
+    # Two steps of 40 rows on three ranks; one step, or none, would be less.
+    assert on_ranks(3, program) == [{240}] * 3
 
 
 @pytest.mark.parametrize("active", [[0, 1], [0, 2], [1, 2]])

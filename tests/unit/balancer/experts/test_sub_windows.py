@@ -8,11 +8,19 @@ COUNTS = st.integers(1, 5)
 MORE = st.integers(0, 6)
 
 
-@given(every=COUNTS, in_window=COUNTS, more=MORE, phase=st.integers(0, 9), step=st.integers(0, 200))
+@given(
+    every=COUNTS,
+    in_window=COUNTS,
+    more=MORE,
+    phase=st.integers(0, 9),
+    first=st.integers(0, 50),
+    step=st.integers(0, 200),
+)
 def test_sub_windows_following_is_next_boundary_with_work(
-    every: int, in_window: int, more: int, phase: int, step: int
+    every: int, in_window: int, more: int, phase: int, first: int, step: int
 ) -> None:
-    parts = SubWindows(every, every * in_window, every * (in_window + more), every * phase)
+    window, period = every * in_window, every * (in_window + more)
+    parts = SubWindows(every, window, period, every * phase, first)
     something = next(n for n in range(step + 1, step + 1000) if parts.ends(n) or parts.opens(n))
     assert parts.following(step) == something
 
@@ -30,6 +38,20 @@ def test_sub_windows_of_a_plan_cover_exactly_its_window(
     assert ends == list(range(due - window + every, due + 1, every))
     cleared = parts.opens(due - window) or parts.ends(due - window) or due == window
     assert cleared, "what was counted before the window is in its first sum"
+
+
+@given(every=COUNTS, in_window=COUNTS, more=MORE, first=st.integers(0, 50))
+def test_sub_windows_sum_only_whole_ones_from_the_first_step_on(
+    every: int, in_window: int, more: int, first: int
+) -> None:
+    parts = SubWindows(every, every * in_window, every * (in_window + more), 0, first)
+    counted = 0
+    for step in range(first, first + 100):
+        if parts.ends(step):
+            assert counted == every
+        if parts.ends(step) or parts.opens(step):
+            counted = 0
+        counted += 1
 
 
 @pytest.mark.parametrize(
