@@ -35,7 +35,7 @@ from equipoise.balancer.experts.staff import threads
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EngineError, PlacementError
-from equipoise.hal.slots import SlotStore
+from equipoise.hal.slots import Reader, SlotStore
 from equipoise.hal.stream import Stream
 
 __all__ = [
@@ -132,7 +132,8 @@ class ExpertBalancer:
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ExpertBalancer":
         """Go on without the ranks that are gone; collective among `active_ranks`.
 
-        This balancer is closed. Every expert that has a copy left is served from there; one that
+        This balancer is closed; streams that were attached to it are attached to the new one anew.
+        Every expert that has a copy left is served from there; one that
         has none is written anew from the host's memory, in the place of a copy that is not the
         last of its expert. Layers that were being rewritten are written once more. Slots keep
         their places; ranks close up, in ascending order.
@@ -195,9 +196,12 @@ class ExpertBalancer:
         applied = replace(layout, shares=self.router.shares(load, layout, self.shape))
         return float(imbalance(load, applied, self.shape).mean()) / SHARE_ONE
 
-    def attach(self, stream: Stream) -> None:
-        """A further stream reads slots or tables, until the balancer is closed."""
-        self.installed.attach(stream)
+    def attach(self, stream: Stream) -> Reader:
+        """A further stream reads slots or tables, until it is detached or the balancer is closed.
+
+        Every change waits for what an attached stream has launched, so detach one that is idle.
+        """
+        return self.installed.attach(stream)
 
 
 def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart

@@ -1,5 +1,7 @@
 """What this rank has installed: slots, tables, and the layout they stand for."""
 
+import threading
+
 from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.placement import Shape, check
@@ -35,6 +37,7 @@ class Installed:
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
         self._settled = accelerator.event()
+        self._changing = threading.Lock()
         self.readers = Readers(accelerator.event)
         self._layout = layout
         self.store = store
@@ -57,10 +60,15 @@ class Installed:
     def attach(self, stream: Stream) -> Reader:
         """A further stream that reads slots or tables: a micro-batch, a draft model, a graph.
 
-        What it launches from now on comes behind the last change.
+        What it launches from now on comes after the last change, and every change after what it has
+        launched, until it is detached. Any thread may call.
         """
-        stream.wait(self._settled)
-        return self.readers.attach(stream)
+        # A change that another thread issues in between would hold this stream not yet, and wait
+        # for the event that it records not any more.
+        with self._changing:
+            reader = self.readers.attach(stream)
+            stream.wait(self._settled)
+        return reader
 
     def generation(self, layer: int) -> int:
         """Generation of a layer's tables, for programs of the compute stream."""
@@ -72,10 +80,11 @@ class Installed:
         Weights and tables are one change to a reader on another stream: it is held from before
         the first copy until behind the last generation word.
         """
-        held = self.readers.hold(self._compute)
-        if copies:
-            self.store.commit(copies, self._compute)
-        self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
-        self._compute.record(self._settled)
-        self.readers.follow(held, self._settled)
-        self._layout = change.on(self._layout)
+        with self._changing:
+            held = self.readers.hold(self._compute)
+            if copies:
+                self.store.commit(copies, self._compute)
+            self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
+            self._compute.record(self._settled)
+            self.readers.follow(held, self._settled)
+            self._layout = change.on(self._layout)

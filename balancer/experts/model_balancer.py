@@ -13,7 +13,24 @@ from equipoise.balancer.experts.family_balancer import FamilyBalancer, LayerRout
 from equipoise.balancer.experts.layout import Layout
 from equipoise.balancer.experts.ledger import Ledger, Rounds, model_ledger
 from equipoise.hal.errors import ExpertsLost
+from equipoise.hal.slots import Reader
 from equipoise.hal.stream import Stream
+
+
+@dataclass(frozen=True)
+class ModelReader:
+    """A stream that is attached to every family of a model.
+
+    Attributes:
+        readers: one for each family.
+    """
+
+    readers: tuple[Reader, ...]
+
+    def detach(self) -> None:
+        """See `Reader`."""
+        for reader in self.readers:
+            reader.detach()
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +106,9 @@ class ModelBalancer:
         rounds = Rounds.over(inner.parts.communicators[0].capabilities)
         return model_ledger(self.model, ranks, staging, parcel, rounds)
 
-    def attach(self, stream: Stream) -> None:
-        """A further stream reads slots or tables of this model, until it is closed."""
-        for family in self.families:
-            family.inner.attach(stream)
+    def attach(self, stream: Stream) -> Reader:
+        """A further stream reads slots or tables of this model; see `ExpertBalancer.attach`."""
+        return ModelReader(tuple(family.inner.attach(stream) for family in self.families))
 
     def close(self) -> None:
         """See `ExpertBalancer.close`; all families, whatever becomes of one."""

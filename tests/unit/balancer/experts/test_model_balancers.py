@@ -154,13 +154,17 @@ def test_attach_adds_stream_to_every_family_of_its_model_only() -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         stream = seat.accelerator.stream(Role.AUX)
-        balancers["target"].attach(stream)
+        reader = balancers["target"].attach(stream)
         held = [
             [family.inner.installed.readers.hold(compute) for family in balancer.families]
             for balancer in balancers
             for compute in [seat.accelerator.stream(Role.COMPUTE)]
         ]
         assert held == [[(stream,), (stream,)], [()]]
+        reader.detach()
+        for family in balancers["target"].families:
+            readers = family.inner.installed.readers
+            assert readers.hold(seat.accelerator.stream(Role.COMPUTE)) == ()
         balancers.close()
 
     on_ranks(RANKS, program)
