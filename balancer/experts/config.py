@@ -101,7 +101,8 @@ class EngineConfig:
         aims: of plans.
         hysteresis: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
             65536.
-        patience: steps without progress after which an epoch is aborted.
+        patience: steps without progress after which an epoch is aborted; a plan may take 16 times
+            as many.
         parcel: slots that travel in one blob at most.
         layer_updates_per_iter: layers that are rewritten a step on the locked path.
         nodes: that the ranks divide among evenly, neighbours together: weights come from the same

@@ -10,6 +10,7 @@ from exploration.engine.forward_model import HALF, Sight, mark
 from exploration.engine.lane import Planted
 from exploration.engine.records import Record, Story
 
+from equipoise.balancer.experts.engine import PLANNING
 from equipoise.balancer.experts.journal import COMPLETED
 from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError
 
@@ -220,10 +221,11 @@ def _outcomes(story: Story) -> dict[int, tuple[str, int]]:
 
 def _too_long(record: Record, story: Story) -> Iterator[str]:
     """No stage of an epoch lasts longer than patience; and eager steps end what is healthy."""
-    most = record.case.patience + 1
+    patience = record.case.patience
     for stage, boundaries in groupby(story.stages):
         count = sum(1 for _ in boundaries)
-        if stage and count > most:
+        most = patience if "/commit/" in stage else patience * PLANNING
+        if stage and count > most + 1:
             yield f"rank {story.rank}: {stage} is voted on at {count} boundaries"
     if story.open is not None and not record.struck and story.open[1] <= record.case.steps:
         yield f"rank {story.rank}: epoch {story.open[0]}, opened at {story.open[1]}, has not ended"

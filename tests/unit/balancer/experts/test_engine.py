@@ -32,8 +32,9 @@ from helpers.mutants.balancer_breakages import (
     slightly_off,
     store,
 )
+from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts import drafting, engine
+from equipoise.balancer.experts import drafting, engine, voyages
 from equipoise.balancer.experts import vote as vote_module
 from equipoise.balancer.experts.ballot import Abort, Ballot, Commit, LotMark, Verdict, judge
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
@@ -220,6 +221,28 @@ def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
     assert installed_at_the_end(stories) == {START}
     assert all("out of patience" in story.aborts for story in stories)
     assert all("a rank still drains an aborted epoch" in story.aborts for story in stories)
+
+
+def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, draft = threading.Event(), voyages.draft
+
+    def late(*args: Any) -> Any:
+        gate.wait(WATCHDOG)
+        return draft(*args)
+
+    monkeypatch.setattr(voyages, "draft", late)
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
+    stories = rebalance(pace=pace, patience=3)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) != {START}
+    for story in stories:
+        assert story.aborts == {}
+        first, second = story.reports[:2]
+        assert first.outcome == "committed"
+        assert first.step > 14
+        assert second.number > first.number + 1
 
 
 @pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
