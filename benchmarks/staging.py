@@ -132,7 +132,7 @@ def rebalanced(
         "one buffer": sum(family.slot_bytes for family in families),
     }[budget]
     (buffers,) = divided(families, nbytes)
-    limits = limits_of(engine_config(settings, EPLB, 0, 1), buffers)
+    limits = limits_of(engine_config(settings, EPLB, 0, 1, 1), buffers)
     layout = initial_layout(
         SimpleNamespace(
             num_physical_experts=slots,

@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def engine_config(
-    settings: EngineSettings, engine: Any, number: int, rows_alike: int
+    settings: EngineSettings, engine: Any, number: int, rows_alike: int, nodes: int
 ) -> EngineConfig:
     """In the words of vLLM's `EPLBConfig`, where it has them.
 
@@ -25,6 +25,7 @@ def engine_config(
         engine: vLLM's `EPLBConfig`.
         number: of the model, in the order in which they come.
         rows_alike: see `EngineConfig`.
+        nodes: see `EngineConfig`.
     """
     window = min(engine.window_size, engine.step_interval)
     sub_window = settings.sub_window or sub_window_of(window, engine.step_interval)
@@ -36,6 +37,7 @@ def engine_config(
         sub_window=sub_window,
         aims=Aims(target=settings.target),
         hysteresis=round(settings.gain * SHARE_ONE),
+        nodes=nodes,
         rows_alike=rows_alike,
         log_balancedness=engine.log_balancedness,
         log_balancedness_interval=engine.log_balancedness_interval,
@@ -53,6 +55,18 @@ def staging_budget(settings: EngineSettings, families: Sequence[Family]) -> int:
         return sum(family.nbytes // len(family.layers) for family in families)
     least = sum(family.slot_bytes for family in families)
     return max(int(settings.staging_mb * MIB), least)
+
+
+def node_count(places: Sequence[int]) -> int:
+    """Nodes that ranks divide among evenly, neighbours together; 1 where they do not.
+
+    Args:
+        places: the node of each rank, numbered as they first come.
+    """
+    nodes = max(places) + 1
+    each, rest = divmod(len(places), nodes)
+    even = [rank // each for rank in range(len(places))] if not rest else []
+    return nodes if list(places) == even else 1
 
 
 def sub_window_of(window: int, interval: int) -> int:

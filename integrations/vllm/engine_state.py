@@ -17,7 +17,7 @@ from equipoise.balancer.experts.model_set import ModelSet
 from equipoise.balancer.experts.opening import Start, open_model_balancers
 from equipoise.balancer.observe import metrics
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.engine_config import engine_config, staging_budget
+from equipoise.integrations.vllm.engine_config import engine_config, node_count, staging_budget
 from equipoise.integrations.vllm.engine_model import expert_model, initial_layout, rows_alike
 from equipoise.integrations.vllm.engine_scales import check_scales, scales
 from equipoise.integrations.vllm.engine_served import (
@@ -76,7 +76,8 @@ class EngineState:
         group = get_ep_group()
         check_scales(scales(model), group.cpu_group)
         alike = rows_alike(model, group.world_size, get_tp_group().world_size)
-        config = engine_config(self._settings, self.parallel_config.eplb_config, number, alike)
+        eplb, nodes = self.parallel_config.eplb_config, node_count(site.places)
+        config = engine_config(self._settings, eplb, number, alike, nodes)
         couriers = Couriers(config, group.rank_in_group, self._metrics(group.rank_in_group))
         balancers = open_model_balancers(
             site.accelerator,

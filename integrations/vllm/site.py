@@ -7,6 +7,7 @@ rank, and ends as a whole when a worker dies.
 """
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -50,6 +51,7 @@ class Site:
         accelerator: the worker's device, with the engine's stream as its compute stream.
         streams: the engine's, which our work comes between.
         fabric: to the other ranks of the group.
+        places: the node of each rank of the group, numbered as they first come.
         held: the store, on the group's first rank.
         deadline: seconds that any wait may last.
     """
@@ -57,6 +59,7 @@ class Site:
     accelerator: Accelerator
     streams: EngineStreams
     fabric: Fabric
+    places: tuple[int, ...]
     held: StoreHost | None
     deadline: float
 
@@ -87,7 +90,8 @@ def open_site(group: Group, device: torch.device, deadline: float) -> Site:
     with ExitStack() as opened:
         accelerator, streams = _opened(accelerator_name, device, deadline)
         opened.callback(accelerator.close)
-        interface = _interface(group)
+        places = _places(group)
+        interface = _interface(places)
         held = StoreHost(interface) if group.rank_in_group == 0 else None
         if held is not None:
             opened.callback(held.close)
@@ -101,7 +105,7 @@ def open_site(group: Group, device: torch.device, deadline: float) -> Site:
         )
         fabric = registry.communicator(communicator_name).connect(where)
         opened.pop_all()
-    return Site(accelerator, streams, fabric, held, deadline)
+    return Site(accelerator, streams, fabric, places, held, deadline)
 
 
 def places(world: Group, group: Group) -> list[int]:
@@ -118,13 +122,26 @@ def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerat
     return cast(Accelerator, EngineAccelerator(inner, streams.home)), streams
 
 
-def _interface(group: Group) -> str:
-    """Where the store is held: on loopback, if all ranks are on one node; collective."""
+def _places(group: Group) -> tuple[int, ...]:
+    """The node of each rank, numbered as they first come; collective."""
     from vllm.distributed.parallel_state import in_the_same_node_as
+
+    if group.world_size == 1:
+        return (0,)
+    found: dict[int, int] = {}
+    for rank in range(group.world_size):
+        if rank not in found:
+            node = len(set(found.values()))
+            beside = in_the_same_node_as(group.cpu_group, source_rank=rank)
+            found |= {peer: node for peer, here in enumerate(beside) if here and peer not in found}
+    return tuple(found[rank] for rank in range(group.world_size))
+
+
+def _interface(places: Sequence[int]) -> str:
+    """Where the store is held: on loopback, if all ranks are on one node."""
     from vllm.utils.network_utils import get_ip
 
-    together = group.world_size == 1 or all(in_the_same_node_as(group.cpu_group, source_rank=0))
-    return LOOPBACK if together else str(get_ip())
+    return str(get_ip()) if max(places) else LOOPBACK
 
 
 def _told(group: Group, held: StoreHost | None) -> tuple[str, int]:

@@ -201,18 +201,19 @@ def test_engine_config_follows_settings_and_eplb_config(
     from equipoise.integrations.vllm.engine_config import engine_config, sub_window_of
 
     asked = EngineSettings(shares="exact", gain=gain, target=target, deadline=3.0)
-    found = engine_config(asked, engine(window, interval), 5, 2)
+    found = engine_config(asked, engine(window, interval), 5, 2, 4)
     part = sub_window_of(min(window, interval), interval)
     assert (found.sub_window, found.step_interval) == (part, interval)
     assert found.window_size == min(window, interval) // part * part
     assert (found.hysteresis, found.aims.target) == (round(gain * 65536), target)
     assert (found.label, found.shares, found.rows_alike) == ("vllm5", ShareMode.EXACT, 2)
     assert (found.log_balancedness, found.log_balancedness_interval) == (True, 7)
+    assert found.nodes == 4
     assert found.deadline == 3.0
 
 
 def test_engine_config_takes_sub_window_from_settings() -> None:
     from equipoise.integrations.vllm.engine_config import engine_config
 
-    found = engine_config(EngineSettings(sub_window=4), engine(12, 24), 0, 1)
+    found = engine_config(EngineSettings(sub_window=4), engine(12, 24), 0, 1, 1)
     assert (found.sub_window, found.window_size, found.step_interval) == (4, 12, 24)

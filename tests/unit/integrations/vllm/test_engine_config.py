@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from equipoise.balancer.experts.budget import divided
 from equipoise.balancer.experts.expert_model import Family, LayerColumns, families_of
 from equipoise.balancer.experts.slot_tensors import Place, column, strided
-from equipoise.integrations.vllm.engine_config import staging_budget
+from equipoise.integrations.vllm.engine_config import node_count, staging_budget
 from equipoise.integrations.vllm.settings import EngineSettings
 
 
@@ -34,3 +34,13 @@ def test_staging_setting_is_at_least_one_slot_of_each_family(
 ) -> None:
     found = families(4, [1000, 2000, 2000])
     assert staging_budget(EngineSettings(staging_mb=staging_mb), found) == wanted
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_node_count_of_equal_runs_of_neighbours_is_theirs(nodes: int, each: int) -> None:
+    assert node_count([rank // each for rank in range(nodes * each)]) == nodes
+
+
+@pytest.mark.parametrize("places", [[0, 1, 0, 1], [0, 0, 1], [0, 1, 1], [0, 0, 0, 1]])
+def test_node_count_of_anything_else_is_one(places: list[int]) -> None:
+    assert node_count(places) == 1
