@@ -226,11 +226,11 @@ def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
 def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate, draft = threading.Event(), voyages.draft
+    gate = threading.Event()
 
     def late(*args: Any) -> Any:
         gate.wait(WATCHDOG)
-        return draft(*args)
+        return drafting.draft(*args)
 
     monkeypatch.setattr(voyages, "draft", late)
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
