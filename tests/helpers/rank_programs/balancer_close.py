@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from helpers.processes import resource_counts as census
+from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
@@ -53,6 +54,9 @@ def leave_a_receive(fabric: Fabric, seconds: float) -> Any:
         group = fabric.open(f"left{number}")
         if group.rank == 0:
             group.irecv(torch.zeros(5), 1) if number % 2 else group.barrier()
+            fabric.control.cast(f"left{number} is in flight", b"")
+        else:  # else it might close before there is anything in flight
+            fabric.control.collect(f"left{number} is in flight", WATCHDOG, [0])
         group.close()
     expiry = time.monotonic() + seconds
     while time.monotonic() < expiry and census.process()["threads"] > before["threads"]:
