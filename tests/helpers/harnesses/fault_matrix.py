@@ -39,7 +39,7 @@ def healthy(stories: list[dict[str, Any]]) -> None:
     assert mixed(stories, "after") == []
     assert first["last"] == second["last"]
     assert first["last"] < faults.STEPS - 1, "the fault was never reached"
-    assert len(first["after"]) == len(second["after"]) == faults.MORE
+    assert len(first["after"]) == len(second["after"]) >= faults.MORE
     assert "committed" in first["epochs"], "two ranks rebalance by themselves"
     assert first["epochs"] == second["epochs"]
 

@@ -39,6 +39,7 @@ from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
 from equipoise.balancer.experts.engine import ExpertEngine
 from equipoise.balancer.experts.installed import Copies
+from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import Shape
 from equipoise.balancer.experts.writers import StreamWriter, Supply
@@ -56,7 +57,7 @@ LOAD = torch.tensor([[1, 1, 1, 61], [1, 1, 61, 1]], dtype=torch.int32)
 STEPS = 600
 """Steps at most: the fault ends them, so a machine that plans slowly takes more of them."""
 MORE = 16
-"""Steps that those who are left serve by themselves."""
+"""Steps that those who are left serve by themselves, at least."""
 ENDURED = 60
 """Steps beside a rank with which something is wrong."""
 VICTIM = 1
@@ -215,12 +216,12 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
     first, seen = loop.step + 1, list(loop.sights)
     left = [rank for rank in range(3) if rank != VICTIM]
     smaller = balancer.reconfigure(left, first)
-    loop.run(smaller, tuple(left), range(first, first + MORE))
+    loop.run(smaller, tuple(left), range(first, first + STEPS), fewest=MORE)
     smaller.close()
     outcomes = [report.outcome for report in smaller.engine.reports]
     bench.accelerator.close()
     return {
-        "last": loop.step - MORE,
+        "last": first - 1,
         "before": seen,
         "after": loop.sights[len(seen) :],
         "aborts": dict(balancer.engine.aborts),
@@ -255,8 +256,14 @@ class Loop:
         self.step = -1
         self.sights: list[Any] = []
 
-    def run(self, balancer: ExpertBalancer, ranks: tuple[int, ...], steps: range) -> None:
-        """Every step: boundary, look, meet."""
+    def run(
+        self, balancer: ExpertBalancer, ranks: tuple[int, ...], steps: range, fewest: int = STEPS
+    ) -> None:
+        """Every step: boundary, look, meet.
+
+        Ends before `steps` do, after `fewest` of them, once every rank has seen a commit: how many
+        steps that takes is up to the machine.
+        """
         lockstep = self._fabric.open(f"lockstep{len(ranks)}", ranks)
         for step in steps:
             self.step = step
@@ -264,7 +271,11 @@ class Loop:
             time.sleep(0.02)  # so that the work beside comes on
             self.sights.append(self._look(balancer, step))
             self._trap.look(balancer)
-            lockstep.barrier().result(30.0)
+            moved = any(report.outcome == COMMITTED for report in balancer.engine.reports)
+            done = torch.tensor([moved], dtype=torch.int64)
+            lockstep.all_reduce(done).result(30.0)
+            if step - steps.start >= fewest - 1 and done == len(ranks):
+                return
 
     def _look(self, balancer: ExpertBalancer, step: int) -> Any:
         """Nothing in the step waits for the device: the mover issues its copies behind the step,
