@@ -77,6 +77,9 @@ FIXED: dict[str, Callable[[Any], bool]] = {
     "engine moves experts from where a transfer of weights would put them": lambda config: (
         config.weight_transfer_config is not None
     ),
+    "engine moves experts, and not the LoRA weights that vLLM keeps by slot: no --enable-lora": (
+        lambda config: config.lora_config is not None
+    ),
     "engine would move experts within the memory that --load-format ipc_cache shares": (
         lambda config: config.load_config.load_format == "ipc_cache"
     ),

@@ -32,8 +32,15 @@ CHOSEN: dict[int, Chosen] = {}
 """By the id of a worker's parallel configuration."""
 
 
-BY_SLOT = ("reload_weights", "update_weights", "save_sharded_state")
-"""What a worker does with weights as they were loaded: expert by slot, as in the beginning."""
+_BY_SLOT = "goes by the slots that experts were loaded into, and equipoise moves them"
+REFUSED = {
+    "reload_weights": _BY_SLOT,
+    "update_weights": _BY_SLOT,
+    "save_sharded_state": _BY_SLOT,
+    "save_tensorized_model": _BY_SLOT,
+    "checkpoint_prepare": "ends vLLM's groups, and equipoise has groups of its own",
+}
+"""What a worker does that goes wrong beside the engine, and why."""
 
 
 @contextmanager
@@ -44,7 +51,7 @@ def installed(worker: Any, settings: EngineSettings) -> Iterator[None]:
     parallel, made = worker.vllm_config.parallel_config, list[Any]()
     apply((*STATES, PATCH))
     CHOSEN[id(parallel)] = Chosen(parallel, worker.vllm_config.model_config, settings, made)
-    kept = [name for name in BY_SLOT if hasattr(worker, name)]
+    kept = [name for name in REFUSED if hasattr(worker, name)]
     for name in kept:
         setattr(worker, name, partial(_refuse, name))
     try:
@@ -68,10 +75,7 @@ def placement(worker: Any) -> list[list[int]] | None:
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> None:
-    raise IntegrationError(
-        f"{name} goes by the slots that experts were loaded into, and equipoise moves them: "
-        "switch its engine off for that"
-    )
+    raise IntegrationError(f"{name} {REFUSED[name]}: switch its engine off for that")
 
 
 def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -100,7 +100,9 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     ours, theirs = (SimpleNamespace(enable_eplb=True, eplb_config=SimpleNamespace()) for _ in "ab")
     device = torch.device("cpu")
     config = SimpleNamespace(parallel_config=ours, model_config=object())
-    worker = SimpleNamespace(vllm_config=config, reload_weights=lambda: None)
+    worker = SimpleNamespace(
+        vllm_config=config, reload_weights=lambda: None, checkpoint_prepare=lambda: None
+    )
     with installed(worker, EngineSettings()):
         second = EPLBController(ours, device)
         second.prepare_load()
@@ -109,4 +111,6 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
         assert type(gpu_model_runner.EplbState(theirs, device)) is EplbState
         with pytest.raises(IntegrationError, match="reload_weights goes by the slots"):
             worker.reload_weights()
+        with pytest.raises(IntegrationError, match="checkpoint_prepare ends vLLM's groups"):
+            worker.checkpoint_prepare()
     assert type(gpu_model_runner.EplbState(ours, device)) is EplbState

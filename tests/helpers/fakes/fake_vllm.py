@@ -52,6 +52,7 @@ def configuration(additional: Any = None, **parallel: Any) -> SimpleNamespace:
         model_config=SimpleNamespace(enable_sleep_mode=False, runner_type="generate"),
         load_config=SimpleNamespace(load_format="auto"),
         weight_transfer_config=None,
+        lora_config=None,
         use_v2_model_runner=True,
     )
 

@@ -100,6 +100,7 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     [
         ("model_config", {"enable_sleep_mode": True}, "sleep mode"),
         ("", {"weight_transfer_config": object()}, "transfer of weights"),
+        ("", {"lora_config": object()}, "LoRA weights"),
         ("load_config", {"load_format": "ipc_cache"}, "ipc_cache"),
         ("parallel_config", {"all2all_backend": "deepep_low_latency"}, "set NCCL_MAX_CTAS"),
     ],
