@@ -7,7 +7,7 @@ from pathlib import Path
 from equipoise.hal.errors import EquipoiseError, UsageError
 
 LAUNCHED = "WORLD_SIZE"
-"""Set where `torchrun` has started the ranks."""
+"""Set where a launcher has started the ranks: by torchrun, or by `join_launcher` for mpiexec."""
 
 
 def ensure_folder(path: Path) -> Path:

@@ -50,8 +50,8 @@ def request_of(given: Mapping[str, Any]) -> RecordRequest:
 
 def validate(request: RecordRequest) -> None:
     """Raises UsageError naming the option; creates nothing."""
-    _check_out(request)
     if request.run is not None:
+        _check_out(request)
         _check_needless(request)
         return
     if request.settings.balance is Balance.OFF:
@@ -60,6 +60,7 @@ def validate(request: RecordRequest) -> None:
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:
         raise UsageError(f"--range {request.range} goes beyond the {steps} steps of --steps")
+    _check_out(request)  # behind the settings, which say whether a launcher has started the ranks
 
 
 def _check_out(request: RecordRequest) -> None:
