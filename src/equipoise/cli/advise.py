@@ -184,5 +184,5 @@ def _write(request: AdviseRequest, found: "Advice", command: str) -> None:
         return
     about = {"command": command, "statistics": str(request.statistics)}
     text = json.dumps(about | to_json(found), indent=2, allow_nan=False)
-    write_file(request.json, text + "\n")
-    tell_written(request.progress, [f"figures: {request.json}"])
+    place = write_file(request.json, text + "\n")
+    tell_written(request.progress, [f"figures: {place}"])

@@ -224,7 +224,10 @@ def test_plan_writes_placement_and_figures(
     assert len(figures["by_layer"]["planned"]) == LAYERS
     assert "3 layers of 8 experts in 12 slots on 4 ranks" in answer.out
     assert "nothing installed: 36 slots to fill" in answer.out
-    assert answer.err.splitlines() == ["placement: deep/new.json", "figures: f.json"]
+    assert answer.err.splitlines() == [
+        "placement: deep/new.json, in a new folder",
+        "figures: f.json",
+    ]
 
 
 def test_plan_with_zero_copies_keeps_installed_placement(equipoise: Callable[..., Any]) -> None:
