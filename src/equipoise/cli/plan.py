@@ -127,7 +127,13 @@ def _forecast(
         statistics,
         layout,
         Before.of(statistics, installed, request.ranks),
-        Asked(request.policy, request.objective, _capacities(request), request.expert_bytes),
+        Asked(
+            policy=request.policy,
+            objective=request.objective,
+            capacities=_capacities(request),
+            expert_bytes=request.expert_bytes,
+            sigma=request.sigma_for(statistics.windows),
+        ),
         moves=found.moves,
         layer_moves=found.layer_moves,
         seconds=seconds,
@@ -165,7 +171,7 @@ def _planned(
             capacities=_capacities(request),
             node_cost=request.node_cost,
             survive=request.survive,
-            sigma=request.sigma,
+            sigma=request.sigma_for(statistics.windows),
             threads=request.threads,
             split=request.split,
         )
