@@ -17,6 +17,7 @@ from equipoise.cli.offline import (
     refused,
     tell_written,
 )
+from equipoise.cli.progress import parts_for
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
@@ -126,8 +127,12 @@ def _advised(request: AdviseRequest) -> "Advice":
         memory_share=request.memory_share,
         moe_share=request.moe_share,
     )
-    with refused():
-        return answers(question)
+    parts = parts_for(request.progress, "planning")
+    try:
+        with refused():
+            return answers(question, parts.at)
+    finally:
+        parts.close()
 
 
 def _hardware(request: AdviseRequest) -> "Hardware | None":
