@@ -153,7 +153,7 @@ def closed_loop(quick: bool) -> int:
         call(folder, "record", *texts("monday"), "--ranks", "4", "-o", "recorded", *small)
         call(folder, "report", "recorded")
         call(folder, "plan", "recorded", *slots, *WARY, "-o", PLACED[1])
-        call(folder, "plan", "recorded", *slots, "-o", BY_SUM[1])
+        call(folder, "plan", "recorded", *slots, "--sigma", "0", "-o", BY_SUM[1])
         for day in TRAFFIC:
             served = ["--text", f"{UNSEEN}.txt"] if day == UNSEEN else texts(day)
             call(folder, "run", *PLACED, *served, "--out", f"{day}-run", *small)

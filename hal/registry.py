@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from equipoise.hal.accelerator import Backend
-from equipoise.hal.communicator import CommunicatorBackend
 from equipoise.hal.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from equipoise.hal.accelerator import Backend
+    from equipoise.hal.communicator import CommunicatorBackend
 
 ACCELERATORS = "equipoise.accelerators"
 COMMUNICATORS = "equipoise.communicators"
@@ -19,27 +21,32 @@ def names(group: str) -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
-def accelerators() -> Mapping[str, Backend]:
+def accelerators() -> Mapping[str, "Backend"]:
     """Every installed accelerator backend by name; imports them, opens none."""
     return {name: accelerator(name) for name in names(ACCELERATORS)}
 
 
-def communicators() -> Mapping[str, CommunicatorBackend]:
+def communicators() -> Mapping[str, "CommunicatorBackend"]:
     """Every installed communicator backend by name."""
     return {name: communicator(name) for name in names(COMMUNICATORS)}
 
 
-def accelerator(name: str) -> Backend:
+def accelerator(name: str) -> "Backend":
     """The accelerator backend called `name`, or named as PACKAGE:OBJECT.
 
     Raises:
         BackendUnavailable: there is none of that name, or its module does not import.
     """
+    # Imported here: names can be listed where torch does not import.
+    from equipoise.hal.accelerator import Backend
+
     return _find(ACCELERATORS, name, Backend)  # type: ignore[type-abstract]
 
 
-def communicator(name: str) -> CommunicatorBackend:
+def communicator(name: str) -> "CommunicatorBackend":
     """The communicator backend called `name`; raises as `accelerator` does."""
+    from equipoise.hal.communicator import CommunicatorBackend
+
     return _find(COMMUNICATORS, name, CommunicatorBackend)  # type: ignore[type-abstract]
 
 

@@ -42,13 +42,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-SHARE_BITS = 16
-SHARE_ONE = 1 << SHARE_BITS
+from equipoise.hal.shares import SHARE_BITS as SHARE_BITS
+from equipoise.hal.shares import SHARE_ONE as SHARE_ONE
+from equipoise.hal.shares import SWEEPS as SWEEPS
+
 MASK32 = (1 << 32) - 1
 STEP32 = 0x9E3779B9
-SWEEPS = 32
-"""Of water-filling, on every backend: 256 experts in 288 slots on 32 ranks are then within 0.01 of
-the best imbalance, in the worst of many batches; with 16 of them within 0.014."""
 
 Word = TypeVar("Word", int, Tensor)
 

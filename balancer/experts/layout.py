@@ -14,7 +14,7 @@ from equipoise.balancer.experts.placement import (
     Shares,
     digest,
 )
-from equipoise.hal.routing import SWEEPS
+from equipoise.hal.shares import SWEEPS
 
 
 @dataclass(frozen=True)

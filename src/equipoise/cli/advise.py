@@ -17,6 +17,7 @@ from equipoise.cli.offline import (
     refused,
     tell_written,
 )
+from equipoise.cli.progress import parts_for
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
 
@@ -126,8 +127,12 @@ def _advised(request: AdviseRequest) -> "Advice":
         memory_share=request.memory_share,
         moe_share=request.moe_share,
     )
-    with refused():
-        return answers(question)
+    parts = parts_for(request.progress, "planning")
+    try:
+        with refused():
+            return answers(question, parts.at)
+    finally:
+        parts.close()
 
 
 def _hardware(request: AdviseRequest) -> "Hardware | None":
@@ -184,5 +189,5 @@ def _write(request: AdviseRequest, found: "Advice", command: str) -> None:
         return
     about = {"command": command, "statistics": str(request.statistics)}
     text = json.dumps(about | to_json(found), indent=2, allow_nan=False)
-    write_file(request.json, text + "\n")
-    tell_written(request.progress, [f"figures: {request.json}"])
+    place = write_file(request.json, text + "\n")
+    tell_written(request.progress, [f"figures: {place}"])

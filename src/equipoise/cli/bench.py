@@ -50,8 +50,8 @@ def bench(arguments: Namespace, command: str) -> int:
     if request.json is not None:
         about = {"command": command, "workload": plan.workload.name}
         text = json.dumps(about | result.to_json(), indent=2, allow_nan=False)
-        write_file(request.json, text + "\n")
-        tell_written(request.progress, [f"figures: {request.json}"])
+        place = write_file(request.json, text + "\n")
+        tell_written(request.progress, [f"figures: {place}"])
     print(render(result, ink_of_stdout()), flush=True)
     return 0 if result.answered == result.requests else 1
 
@@ -136,7 +136,8 @@ def _target(request: BenchRequest) -> "Target":
 
     keys = () if request.api_key_file is None else keys_of("--api-key-file", request.api_key_file)
     return Target(
-        url=url_of("--url", request.url),
+        # With /v1, as clients of the API want it, or without: what is appended begins with it.
+        url=url_of("--url", request.url).removesuffix("/v1"),
         model=request.model or "",
         path=CHAT if request.endpoint == "chat" else COMPLETIONS,
         key=keys[0] if keys else None,

@@ -1,5 +1,6 @@
 """The configuration file: YAML, one key per option."""
 
+from collections import Counter
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,7 +33,7 @@ def _text(path: Path) -> str:
 
 def _mapping(path: Path, text: str) -> dict[object, object]:
     try:
-        _refuse_repeated_keys(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        _refuse_repeated_keys(path, yaml.compose(text, Loader=yaml.SafeLoader), set())
         loaded = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is not YAML: {_problem(error)}") from None
@@ -46,14 +47,23 @@ def _mapping(path: Path, text: str) -> dict[object, object]:
     return loaded
 
 
-def _refuse_repeated_keys(path: Path, node: object) -> None:
-    """The loader itself would silently keep the last."""
-    if not isinstance(node, yaml.MappingNode):
+def _refuse_repeated_keys(path: Path, node: object, seen: set[int]) -> None:
+    """The loader itself would silently keep the last; `seen`, because aliases may form a circle."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
         return
-    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise UsageError(f"{path}: key {key!r} is given twice")
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeated_keys(path, item, seen)
+        return
+    keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+    for key, count in keys.items():
+        if count > 1:
+            raise UsageError(
+                f"{path}: key {key!r} is given twice from line {node.start_mark.line + 1} on"
+            )
+    for _, value in node.value:
+        _refuse_repeated_keys(path, value, seen)
 
 
 def _problem(error: yaml.YAMLError) -> str:

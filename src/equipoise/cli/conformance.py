@@ -6,11 +6,12 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise import __version__
 from equipoise.cli.config import read_config
-from equipoise.cli.conformance_options import BY_KEY, ConformanceRequest, resolve
+from equipoise.cli.conformance_options import BY_KEY, HTML, JSON, ConformanceRequest, resolve
 from equipoise.cli.files import write_file
 from equipoise.cli.validation import (
     MOST_RANKS,
@@ -18,6 +19,7 @@ from equipoise.cli.validation import (
     check_count,
     check_devices,
     check_file,
+    check_folder,
 )
 from equipoise.hal import registry
 from equipoise.hal.capabilities import Unavailable
@@ -74,11 +76,19 @@ def validate(request: ConformanceRequest) -> None:
         _check_steer(request.steer, request.backend)
     else:
         _check_devices(request)
+    if request.out is not None:
+        check_folder("--out", request.out)
     for flag, path in (("--json", request.json), ("--html", request.html)):
         if path is not None:
-            check_file(flag, path)
+            check_file(_typed(flag, path, request), path)
     if request.json is not None and request.json == request.html:
         raise UsageError(f"--html: {request.html} is the file that --json is written to")
+
+
+def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
+    """What named the file: who gave --out alone has typed no other flag."""
+    own = request.out is not None and path == request.out / {"--json": JSON, "--html": HTML}[flag]
+    return f"--out's {path.name}" if own else flag
 
 
 def _check_numbers(request: ConformanceRequest) -> None:
@@ -154,10 +164,10 @@ def _write(request: ConformanceRequest, result: "Result", command: str) -> None:
     written = []
     if request.json is not None:
         text = json.dumps(about | result.to_json(), indent=2, ensure_ascii=False)
-        write_file(request.json, text + "\n")
-        written.append(f"verdicts: {request.json}")
+        place = write_file(request.json, text + "\n", request.out)
+        written.append(f"verdicts: {place}")
     if request.html is not None:
-        write_file(request.html, render_html(result, about))
-        written.append(f"page: {request.html}")
+        place = write_file(request.html, render_html(result, about), request.out)
+        written.append(f"page: {place}")
     if written and request.progress == "shown":
         print("\n".join(written), file=sys.stderr)

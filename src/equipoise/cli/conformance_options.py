@@ -59,13 +59,14 @@ class ConformanceRequest:
     cases: int | None = None
     json: Path | None = None
     html: Path | None = None
+    out: Path | None = None
     progress: str = "shown"
 
 
 def resolve(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> ConformanceRequest:
     """Command line over configuration file over default."""
     values = dict(file) | dict(command_line)
-    out = values.pop("out", None)
+    out = values.get("out")
     if out is not None:
         values = {"json": out / JSON, "html": out / HTML} | values
     values["progress"] = "hidden" if values.pop("quiet", False) else "shown"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.convert_options import BY_KEY, ConvertRequest
-from equipoise.cli.files import ensure_folder
+from equipoise.cli.files import ensure_folder, place_of
 from equipoise.cli.offline import (
     check_ranks,
     options_of,
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from equipoise.balancer.formats import Arrangement, Statistics
 
 
+SHARED = {"vllm": "vllm or sglang"}
+"""Formats of two engines."""
+
+
 def convert(arguments: Namespace, command: str) -> int:
     """Read, write, say what was lost; returns 0. Raises UsageError before anything is written."""
     request = request_of(vars(arguments))
@@ -28,11 +32,18 @@ def convert(arguments: Namespace, command: str) -> int:
     if os.path.realpath(request.source) == os.path.realpath(request.out):
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
     found = _read(request)
+    place = place_of(request.out)
     lost = _write(request, found)
     if lost:
         warn(f"{request.out}: {lost}")
-    tell_written(request.progress, [f"{found.origin} -> {request.out}"])
+    tell_written(request.progress, [f"{_origin(found.origin)} -> {place}"])
     return 0
+
+
+def _origin(origin: str) -> str:
+    """SGLang's map has the one field of vLLM's that is needed: which it was cannot be told."""
+    form, colon, path = origin.partition(": ")
+    return f"{SHARED.get(form, form)}{colon}{path}"
 
 
 def request_of(given: Mapping[str, Any]) -> ConvertRequest:

@@ -3,15 +3,14 @@
 import json
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from equipoise import __version__
 from equipoise.cli import engines
 from equipoise.cli.checks import Check
 from equipoise.cli.files import write_file
-from equipoise.cli.findings import Findings, Found, examine
-from equipoise.cli.memory import words
+from equipoise.cli.findings import Findings, Found, examine, in_words
 from equipoise.cli.validation import check_file
 
 INDENT = 32
@@ -53,21 +52,28 @@ def _engines(named: tuple[str, ...], json_file: Path | None) -> int:
 
 def describe(findings: Findings) -> str:
     """All findings as lines of text."""
-    memory = findings.demo_memory
     lines = [
         f"equipoise {findings.version}",
         *_section("machine", (_line(k, v) for k, v in findings.machine.items())),
         *_section("accelerators", _backends(findings.accelerators)),
         *_section("communicators", _backends(findings.communicators)),
         *_section("checks", (_check(check) for check in findings.checks)),
-        *_section(
-            "memory of `equipoise run`, per rank, with default options",
-            (_line(purpose, words(count)) for purpose, count in memory.items()),
-        ),
+        *_memory(findings.demo_memory),
         "",
         _verdict(findings),
     ]
     return "\n".join(lines)
+
+
+def _memory(memory: Mapping[str, int | None]) -> list[str]:
+    if not memory:
+        return []
+    from equipoise.cli.memory import words
+
+    return _section(
+        "memory of `equipoise run`, per rank, with default options",
+        (_line(purpose, words(count)) for purpose, count in memory.items()),
+    )
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -79,8 +85,11 @@ def _backends(found: Iterable[Found]) -> Iterable[str]:
         yield _line(backend.name, f"{'works' if backend.works else 'no'}: {backend.detail}")
         if backend.devices is not None:
             yield _line("  devices", str(backend.devices))
+        if backend.capabilities is None:
+            yield _line("  capabilities", "unknown")
+            continue
         for name, value in backend.capabilities.items():
-            yield _line("  " + name.replace("_", " "), value)
+            yield _line("  " + name.replace("_", " "), in_words(value))
 
 
 def _check(check: Check) -> str:

@@ -3,11 +3,14 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from stat import S_IMODE
+from uuid import uuid4
 
 from equipoise.hal.errors import EquipoiseError, UsageError
 
+DEVICES = "/dev"
 LAUNCHED = "WORLD_SIZE"
-"""Set where `torchrun` has started the ranks."""
+"""Set where a launcher has started the ranks: by torchrun, or by `join_launcher` for mpiexec."""
 
 
 def ensure_folder(path: Path) -> Path:
@@ -19,14 +22,48 @@ def ensure_folder(path: Path) -> Path:
     return path
 
 
-def write_file(path: Path, text: str) -> None:
-    """UTF-8, folders made as needed. Raises EquipoiseError naming the path and the reason."""
+def place_of(path: Path, out: Path | None = None) -> str:
+    """The path, for people: a folder that is made for it is told of, for it may be mistyped.
+
+    `out` is a folder that was asked for as one.
+    """
+    return f"{path}" if path.parent == out or path.parent.exists() else f"{path}, in a new folder"
+
+
+def write_file(path: Path, text: str, out: Path | None = None) -> str:
+    """UTF-8, whole or not at all; the folder is made if it was missing. Returns `place_of` it.
+
+    Raises EquipoiseError naming the path and the reason; what was there before is still there.
+    """
+    # A path on the command line may hold bytes that are not UTF-8: shown as a question mark.
+    data, place = text.encode("utf-8", errors="replace"), place_of(path, out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A path on the command line may hold bytes that are not UTF-8: shown as a question mark.
-        path.write_text(text, encoding="utf-8", errors="replace")
+        _replace(path, data)
     except OSError as error:
         raise EquipoiseError(f"{path} cannot be written: {error.strerror}") from error
+    return place
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """By a new file beside it: a disk that is full, or a kill, leaves no half of one."""
+    target = Path(os.path.realpath(path))  # of a link, what it points to is replaced
+    there = target.exists()
+    if path.is_relative_to(DEVICES) or (there and not target.is_file()):
+        path.write_bytes(data)  # /dev/stdout, a pipe
+        return
+    beside = target.parent / f".{target.name[:100]}.{uuid4().hex}"
+    try:
+        with beside.open("xb") as stream:
+            if there:
+                beside.chmod(S_IMODE(target.stat().st_mode))
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())  # some disks say only now that they are full
+        beside.replace(target)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def try_file(flag: str, path: Path) -> None:

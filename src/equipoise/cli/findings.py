@@ -1,21 +1,24 @@
 """What `equipoise doctor` finds out, without opening a device."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from equipoise.cli.checks import Check
-from equipoise.cli.memory import demo_memory
+from equipoise.cli.failures import why_not_imported
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry
-from equipoise.hal.accelerator import Backend
-from equipoise.hal.capabilities import Available, Probe
 from equipoise.hal.errors import BackendUnavailable, EquipoiseError
 
-CHECKED_PACKAGES = ("torch", "numpy", "safetensors", "matplotlib", "prometheus_client")
+if TYPE_CHECKING:
+    from equipoise.hal.capabilities import Probe
+
+TORCH = "torch"
+CHECKED_PACKAGES = (TORCH, "numpy", "safetensors", "matplotlib", "prometheus_client")
+NO_TORCH = "torch does not import: see it below `checks`"
 EXTRAS = {"matplotlib": "plots", "prometheus_client": "serve"}
 """What brings a package that is optional."""
 
@@ -28,7 +31,7 @@ class Probed(Protocol):
         """A frozen dataclass, readable before anything is opened."""
         ...
 
-    def probe(self) -> Probe:
+    def probe(self) -> "Probe":
         """Whether it can run here."""
         ...
 
@@ -37,19 +40,23 @@ class Probed(Protocol):
 class Found:
     """One backend: whether it works, on what or why not, and what it declares.
 
-    `devices` is how many an accelerator can open; None for a communicator, and where nothing works.
+    Attributes:
+        capabilities: bools, numbers, strings and sorted lists of strings by name; None where it
+            does not work: what it declares may depend on the device that is missing.
+        devices: how many an accelerator can open; None for a communicator, and where nothing
+            works.
     """
 
     name: str
     works: bool
     detail: str
-    capabilities: dict[str, str] = field(default_factory=dict)
+    capabilities: dict[str, object] | None = None
     devices: int | None = None
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All of it."""
+    """All of it; `demo_memory` is empty where torch does not import."""
 
     version: str
     accelerators: tuple[Found, ...]
@@ -73,43 +80,83 @@ def examine() -> Findings:
     from equipoise import __version__
     from equipoise.demo.machine import describe_machine
 
+    broken = _torch_problem()
+    packages = (_package(name) for name in CHECKED_PACKAGES if name != TORCH)
     return Findings(
         version=__version__,
-        accelerators=_each(registry.ACCELERATORS, registry.accelerator),
-        communicators=_each(registry.COMMUNICATORS, registry.communicator),
-        checks=(*(_package(name) for name in CHECKED_PACKAGES), _native_core(), _invariance()),
+        accelerators=_each(registry.ACCELERATORS, registry.accelerator, broken),
+        communicators=_each(registry.COMMUNICATORS, registry.communicator, broken),
+        checks=(_torch(broken), *packages, _native_core(), _invariance(broken)),
         machine=describe_machine(),
-        demo_memory=demo_memory(RunSettings()),
+        demo_memory={} if broken else _demo_memory(),
     )
 
 
 def look_at(name: str, find: Callable[[str], Probed]) -> Found:
     """One backend by name; one that does not import or probe says so."""
+    from equipoise.hal.accelerator import Backend
+    from equipoise.hal.capabilities import Available
+
     try:
         backend = find(name)
         probed = backend.probe()
         devices = backend.devices() if isinstance(backend, Backend) else None
     except (BackendUnavailable, OSError, RuntimeError) as error:
         return Found(name, works=False, detail=str(error))
-    declared = {key: in_words(value) for key, value in vars(backend.capabilities).items()}
-    if isinstance(probed, Available):
-        return Found(name, True, probed.detail, declared, devices)
-    return Found(name, works=False, detail=probed.reason, capabilities=declared)
+    if not isinstance(probed, Available):
+        return Found(name, works=False, detail=probed.reason)
+    declared = {key: plain(value) for key, value in vars(backend.capabilities).items()}
+    return Found(name, True, probed.detail, declared, devices)
 
 
-def in_words(value: object) -> str:
-    """A capability's value for people: yes, no, a number, or a sorted list."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+def plain(value: object) -> object:
+    """A capability's value as JSON has it: a bool, a number, a string, or a sorted list of them."""
+    if isinstance(value, bool | int | None):
+        return value
     if isinstance(value, frozenset):
-        return ", ".join(sorted(in_words(item) for item in value)) or "none"
+        return sorted(str(plain(item)) for item in value)
     if isinstance(value, Enum):
         return str(value.value)
     return str(value).removeprefix("torch.")
 
 
-def _each(group: str, find: Callable[[str], Probed]) -> tuple[Found, ...]:
+def in_words(value: object) -> str:
+    """A plain value for people: yes, no, a number, or a list."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _each(group: str, find: Callable[[str], Probed], broken: str | None) -> tuple[Found, ...]:
+    """Every backend needs torch: where that is `broken`, none of them is looked at."""
+    if broken is not None:
+        return tuple(Found(name, works=False, detail=NO_TORCH) for name in registry.names(group))
     return tuple(look_at(name, find) for name in registry.names(group))
+
+
+def _torch_problem() -> str | None:
+    """Why torch does not import; None where it does."""
+    try:
+        found = import_module(TORCH)
+    except (ImportError, OSError) as error:
+        return why_not_imported(error)
+    if hasattr(found, "Tensor"):
+        return None
+    # What an uninstall leaves behind imports as an empty package.
+    where = found.__file__ or next(iter(found.__path__))
+    return f"torch is not whole: {where} has no Tensor; install it again"
+
+
+def _torch(broken: str | None) -> Check:
+    return _package(TORCH) if broken is None else Check(TORCH, False, broken)
+
+
+def _demo_memory() -> dict[str, int | None]:
+    from equipoise.cli.memory import demo_memory
+
+    return demo_memory(RunSettings())
 
 
 def _package(name: str) -> Check:
@@ -140,8 +187,10 @@ def _line_at(text: bytes, offset: int) -> str:
     return text[offset : text.index(b"\0", offset)].decode("ascii", "replace")
 
 
-def _invariance() -> Check:
+def _invariance(broken: str | None) -> Check:
     """Whether the demo's oracle holds on this processor: bits must not depend on the batch."""
+    if broken is not None:
+        return Check("batch invariance", False, f"unknown: {NO_TORCH}")
     import torch
 
     from equipoise.demo.model.config import ModelConfig

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from importlib import import_module
 
-from equipoise.cli import streams
+from equipoise.cli import failures, streams
 from equipoise.cli.parser import build_parser
 from equipoise.cli.termination import Terminated, terminable
 from equipoise.hal.errors import EquipoiseError, UsageError
@@ -48,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         streams.divert_broken()
         return _fail(error, FAILED)
+    except ImportError as error:
+        if failures.culprit(error) is None:
+            raise  # a mistake of ours: whoever mends it needs the traceback
+        streams.tell(f"error: {failures.why_not_imported(error)}")
+        return FAILED
     except KeyboardInterrupt:
         streams.tell("interrupted")
         return INTERRUPTED

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.cli.files import ensure_folder, write_file
+from equipoise.cli.files import ensure_folder, place_of, write_file
 from equipoise.cli.offline import (
     MOST_SLOTS,
     check_outputs,
@@ -127,7 +127,13 @@ def _forecast(
         statistics,
         layout,
         Before.of(statistics, installed, request.ranks),
-        Asked(request.policy, request.objective, _capacities(request), request.expert_bytes),
+        Asked(
+            policy=request.policy,
+            objective=request.objective,
+            capacities=_capacities(request),
+            expert_bytes=request.expert_bytes,
+            sigma=request.sigma_for(statistics.windows),
+        ),
         moves=found.moves,
         layer_moves=found.layer_moves,
         seconds=seconds,
@@ -165,7 +171,7 @@ def _planned(
             capacities=_capacities(request),
             node_cost=request.node_cost,
             survive=request.survive,
-            sigma=request.sigma,
+            sigma=request.sigma_for(statistics.windows),
             threads=request.threads,
             split=request.split,
         )
@@ -175,15 +181,15 @@ def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
     from equipoise.balancer.formats import write_placement
 
     assert request.out is not None
+    written = [f"placement: {place_of(request.out)}"]
     ensure_folder(request.out.parent)
     lost = write_placement(request.out, forecast.layout, request.format)
     if lost:
         hint = "; --split even plans for engines without them" if "shares" in lost else ""
         warn(f"{request.out}: {lost}{hint}")
-    written = [f"placement: {request.out}"]
     if request.json is not None:
         about = {"command": command, "statistics": str(request.statistics), "lost": lost}
         text = json.dumps(about | forecast.to_json(), indent=2, allow_nan=False)
-        write_file(request.json, text + "\n")
-        written.append(f"figures: {request.json}")
+        place = write_file(request.json, text + "\n")
+        written.append(f"figures: {place}")
     tell_written(request.progress, written)

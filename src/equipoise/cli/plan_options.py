@@ -10,6 +10,12 @@ from equipoise.cli.options import Option
 
 SHAPE, AIM, SPARING, OUTPUT = "shape", "what to plan for", "what may move", "output"
 
+ENOUGH = 8
+"""Windows that say something of how load varies."""
+CAUTIOUS = 1.0
+"""Standard deviations where there are so many: a plan for their sum alone levels the sum, and no
+batch."""
+
 OPTIONS = (
     Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N",
            shown_default="those of --installed", help="ranks that serve"),
@@ -36,8 +42,11 @@ OPTIONS = (
            "ranks, or even for engines that know no shares"),
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
-    Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z", shown_default="0",
-           help="plan for the mean of the windows and so many standard deviations more"),
+    Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z",
+           shown_default=f"{CAUTIOUS:g} where STATS have {ENOUGH} or more windows, else 0",
+           help="a rank counts with its mean load and so many standard deviations of it over the "
+           "windows, so that experts that are busy together are kept apart; 0: with the sum alone. "
+           "greedy and active_experts know none"),
     Option(key="threads", kind=kinds.WHOLE, group=AIM, metavar="N", shown_default="1",
            help="over layers; the plan is the same with any number"),
     Option(key="installed", kind=kinds.PATH, group=SPARING, metavar="FILE", shown_default="none",
@@ -71,7 +80,10 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What one `equipoise plan` was asked for; `progress` is `shown` or `hidden`."""
+    """What one `equipoise plan` was asked for; `progress` is `shown` or `hidden`.
+
+    `sigma` is None where nobody said it: see `sigma_for`.
+    """
 
     statistics: Path
     ranks: int | None = None
@@ -82,7 +94,7 @@ class PlanRequest:
     capacities: tuple[float, ...] | Path | None = None
     split: str = "level"
     survive: int = 0
-    sigma: float = 0.0
+    sigma: float | None = None
     installed: Path | None = None
     target: float = 0.02
     slack: float = 0.1
@@ -95,3 +107,10 @@ class PlanRequest:
     format: str | None = None
     json: Path | None = None
     progress: str = "shown"
+
+    def sigma_for(self, windows: int) -> float:
+        """What was asked for, or what suits so many windows of statistics."""
+        if self.sigma is not None:
+            return self.sigma
+        varied = self.policy != "greedy" and self.objective == "tokens"
+        return CAUTIOUS if varied and windows >= ENOUGH else 0.0

@@ -2,13 +2,17 @@
 
 import math
 import sys
-from typing import NoReturn, TextIO
+import time
+from collections.abc import Callable
+from typing import NoReturn, Protocol, TextIO
 
 from tqdm import tqdm
 
 from equipoise.demo.progress import Progress, Silence
 
 LINES_PER_VARIANT = 4
+SILENT = 10.0
+"""Seconds in which a log need not say that something goes on."""
 
 
 class Bars:
@@ -68,6 +72,74 @@ def progress_for(wish: str) -> Progress:
     if wish == "hidden":
         return Silence()
     return Bars(sys.stderr) if sys.stderr.isatty() else Lines(sys.stderr)
+
+
+class Parts(Protocol):
+    """Is told of long work, part by part."""
+
+    def at(self, what: str) -> None:
+        """This part begins."""
+        ...
+
+    def close(self) -> None:
+        """All are done."""
+        ...
+
+
+class PartsBar:
+    """One line on a terminal, with the time since it began."""
+
+    def __init__(self, name: str, stream: TextIO) -> None:
+        self._name = name
+        self._bar: tqdm[NoReturn] = tqdm(
+            desc=name, file=stream, bar_format="{desc}  {elapsed}", leave=False
+        )
+
+    def at(self, what: str) -> None:
+        """Show it."""
+        self._bar.set_description_str(f"{self._name}: {what}")
+
+    def close(self) -> None:
+        """Leave nothing."""
+        self._bar.close()
+
+
+class PartsLog:
+    """A line of a log now and then: none of work that is soon done."""
+
+    def __init__(
+        self, name: str, stream: TextIO, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._stream, self._clock = name, stream, clock
+        self._began = self._last = clock()
+
+    def at(self, what: str) -> None:
+        """Told where `SILENT` seconds have passed since the line before."""
+        now = self._clock()
+        if now - self._last >= SILENT:
+            self._last = now
+            after = f"after {now - self._began:.0f} s"
+            print(f"{self._name}: {what}, {after}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+class PartsHidden:
+    """Nobody hears of it."""
+
+    def at(self, what: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def parts_for(wish: str, name: str) -> Parts:
+    """What suits standard error; `hidden` is silent."""
+    if wish == "hidden":
+        return PartsHidden()
+    return PartsBar(name, sys.stderr) if sys.stderr.isatty() else PartsLog(name, sys.stderr)
 
 
 def _words(imbalance: float, note: str) -> str:

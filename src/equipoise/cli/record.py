@@ -11,7 +11,7 @@ from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.formats.names import IN_A_FOLDER
 from equipoise.cli.config import read_config
 from equipoise.cli.engine_validation import check_unbalanced
-from equipoise.cli.files import LAUNCHED, ensure_folder, try_file, try_folder
+from equipoise.cli.files import LAUNCHED, ensure_folder, place_of, try_file, try_folder
 from equipoise.cli.offline import check_outputs, refused, tell_written, warn
 from equipoise.cli.options import RECORD
 from equipoise.cli.progress import progress_for
@@ -50,8 +50,8 @@ def request_of(given: Mapping[str, Any]) -> RecordRequest:
 
 def validate(request: RecordRequest) -> None:
     """Raises UsageError naming the option; creates nothing."""
-    _check_out(request)
     if request.run is not None:
+        _check_out(request)
         _check_needless(request)
         return
     if request.settings.balance is Balance.OFF:
@@ -60,6 +60,7 @@ def validate(request: RecordRequest) -> None:
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:
         raise UsageError(f"--range {request.range} goes beyond the {steps} steps of --steps")
+    _check_out(request)  # behind the settings, which say whether a launcher has started the ranks
 
 
 def _check_out(request: RecordRequest) -> None:
@@ -150,6 +151,7 @@ def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
     from equipoise.balancer.formats import write_statistics
 
     assert request.out is not None
+    place = place_of(request.out)
     ensure_folder(request.out.parent)
     lost = write_statistics(request.out, found, request.format)
     if lost:
@@ -157,7 +159,7 @@ def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
     rows = f"{int(found.counts.sum()):,} rows"
     layers, experts = len(found.layers), found.experts
     print(f"{_closing(found.span, ranks)}: {rows} of {layers} layers of {experts} experts")
-    tell_written(request.progress, [f"statistics: {request.out}"])
+    tell_written(request.progress, [f"statistics: {place}"])
 
 
 def _closing(steps: Iterations, ranks: int) -> str:

@@ -86,15 +86,15 @@ def _write(request: ReportRequest, found: "Comparison", command: str) -> None:
     written = []
     if request.json is not None:
         text = json.dumps(about | found.to_json(), indent=2, allow_nan=False)
-        write_file(request.json, text + "\n")
-        written.append(f"figures: {request.json}")
+        place = write_file(request.json, text + "\n")
+        written.append(f"figures: {place}")
     if request.html is not None:
         from equipoise.report.canvas import PlotsMissing
         from equipoise.report.comparison_html import render_html
 
         try:
-            write_file(request.html, render_html(found, about))
-            written.append(f"page: {request.html}")
+            place = write_file(request.html, render_html(found, about))
+            written.append(f"page: {place}")
         except PlotsMissing as missing:
             warn(f"no page: {missing}")
     tell_written(request.progress, written)

@@ -97,15 +97,15 @@ def _write(request: RouteReportRequest, routed: "Routed", figures: "Figures", co
     written = []
     if request.json is not None:
         text = json.dumps(about | figures.to_json(), indent=2, allow_nan=False)
-        write_file(request.json, text + "\n")
-        written.append(f"figures: {request.json}")
+        place = write_file(request.json, text + "\n")
+        written.append(f"figures: {place}")
     if request.html is not None:
         from equipoise.report.canvas import PlotsMissing
         from equipoise.report.routed.html import render_html
 
         try:
-            write_file(request.html, render_html(routed, figures, about))
-            written.append(f"page: {request.html}")
+            place = write_file(request.html, render_html(routed, figures, about))
+            written.append(f"page: {place}")
         except PlotsMissing as missing:
             warn(f"no page: {missing}")
     tell_written(request.progress, written)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli.config import read_config
-from equipoise.cli.files import ensure_folder, write_file
+from equipoise.cli.files import ensure_folder, place_of, write_file
 from equipoise.cli.given import with_placement
 from equipoise.cli.options import BY_KEY, RECORD, RunRequest, resolve
 from equipoise.cli.progress import progress_for
@@ -90,15 +90,19 @@ def _write(request: RunRequest, record: RunRecord, summary: Summary, command: st
 
 def _outputs(
     request: RunRequest, record: RunRecord, summary: Summary, command: str
-) -> Iterator[tuple[list[str], Callable[[], None]]]:
+) -> Iterator[tuple[list[str], Callable[[], object]]]:
     """In order: the lines that tell of each, and what writes it."""
-    yield [f"figures: {request.json}"], lambda: write_file(request.json, _figures(summary))
+    yield (
+        [f"figures: {place_of(request.json, request.settings.out)}"],
+        lambda: write_file(request.json, _figures(summary)),
+    )
     # Everything measured, for pictures and questions that come later.
     yield [], lambda: _save(record, ensure_folder(request.settings.out) / RECORD)
-    report = [f"report: {request.html}"]
+    report = [f"report: {place_of(request.html, request.settings.out)}"]
     yield report, lambda: write_file(request.html, render_html(record, summary, command))
     if (trace := request.trace) is not None:
-        told = f"trace: {trace} (ui.perfetto.dev or chrome://tracing opens it)"
+        place = place_of(trace, request.settings.out)
+        told = f"trace: {place} (ui.perfetto.dev or chrome://tracing opens it)"
         yield [told], lambda: write_file(trace, render_trace(record))
 
 

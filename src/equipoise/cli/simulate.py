@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import options_of, tell_written, warn
 from equipoise.cli.simulate_options import BY_KEY, SimulateRequest
-from equipoise.hal.errors import PolicyError, UsageError
+from equipoise.hal.errors import EquipoiseError, PolicyError, UsageError
 
 if TYPE_CHECKING:
     from equipoise.balancer.requests.comparison import Contender, Kept, Result
@@ -27,7 +27,7 @@ WORKERS = 4.0, 8.0, 16.0, 32.0
 def simulate(arguments: Namespace, command: str) -> int:
     """Run every policy on every seed, write figures and report, print the table; returns 0.
 
-    Raises UsageError before anything is written.
+    Raises UsageError before anything is written, EquipoiseError where no request was served.
     """
     from equipoise.cli.simulate_validation import validate
     from equipoise.report.ink import ink_of_stdout
@@ -42,7 +42,20 @@ def simulate(arguments: Namespace, command: str) -> int:
         _write(request, found, command)
     finally:
         print(render(found, ink_of_stdout()), flush=True)
+    _check_served(request, found)
     return 0
+
+
+def _check_served(request: SimulateRequest, found: "Simulated") -> None:
+    """Raises EquipoiseError where every request failed: a table of dashes says nothing."""
+    points = () if found.sweep is None else found.sweep.points
+    results = [*found.results, *(result for point in points for result in point.results)]
+    if any(result.interval("failed").mean < 1 for result in results):
+        return
+    bounds = {"--kv-tokens": request.kv_tokens, "--patience": request.patience}
+    why = " and ".join(f"{flag} {value:g}" for flag, value in bounds.items() if value is not None)
+    why = why or "these settings"
+    raise EquipoiseError(f"every request failed, with every policy: {why} let none be served")
 
 
 def request_of(given: Mapping[str, Any]) -> SimulateRequest:
@@ -141,14 +154,14 @@ def _write(request: SimulateRequest, found: "Simulated", command: str) -> None:
     about = {"command": command, "settings": plain(asdict(request))}
     figures = about | to_json(found)
     text = json.dumps(figures, indent=2, allow_nan=False)
-    write_file(request.figures_file, text + "\n")
-    written = [f"figures: {request.figures_file}"]
+    place = write_file(request.figures_file, text + "\n", request.out)
+    written = [f"figures: {place}"]
     from equipoise.report.canvas import PlotsMissing
     from equipoise.report.simulation.html import render_html
 
     try:
-        write_file(request.report_file, render_html(found, about, figures))
-        written.append(f"report: {request.report_file}")
+        place = write_file(request.report_file, render_html(found, about, figures), request.out)
+        written.append(f"report: {place}")
     except PlotsMissing as missing:
         warn(f"no report: {missing}")
     tell_written(request.progress, written)

@@ -7,9 +7,12 @@ from equipoise.cli.files import try_file
 from equipoise.cli.offline import check_outputs
 from equipoise.cli.simulate_kinds import SATURATED
 from equipoise.cli.simulate_options import SimulateRequest
-from equipoise.cli.validation import check_count
+from equipoise.cli.validation import check_count, check_folder
 from equipoise.hal.errors import UsageError
 
+FIT = "fit"
+OF_FIT = ("window", "ageing", "slack", "gather")
+"""Options of that policy alone."""
 ORACLE = "brh_oracle"
 MOST_REQUESTS = 10_000_000
 MOST_SEEDS = 1000
@@ -119,6 +122,10 @@ def _check_company(request: SimulateRequest) -> None:
         raise UsageError("--format needs --trace: a workload has none")
     if request.trace is None and request.sampling is not None:
         raise UsageError("--sampling needs --trace: a workload is drawn anew by each seed")
+    if FIT not in chosen_policies(request.policies):
+        for key in OF_FIT:
+            if getattr(request, key) is not None:
+                raise UsageError(f"--{key} says nothing without fit among --policies: it is fit's")
 
 
 def _check_cache(request: SimulateRequest) -> None:
@@ -161,7 +168,13 @@ def _check_points(request: SimulateRequest) -> None:
 
 def _check_files(request: SimulateRequest) -> None:
     inputs = {} if request.trace is None else {"--trace": request.trace}
-    outputs = {"--json": request.figures_file, "--html": request.report_file}
+    out = request.out
+    # Named as it was typed: who gave --out alone has given no --json.
+    figures = "--json" if request.json else f"--out's {request.figures_file.name}"
+    report = "--html" if request.html else f"--out's {request.report_file.name}"
+    outputs = {figures: request.figures_file, report: request.report_file}
+    if not (request.json and request.html):
+        check_folder("--out", out)
     check_outputs(inputs, dict(outputs))
     for flag, path in outputs.items():
         try_file(flag, path)

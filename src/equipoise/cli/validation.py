@@ -10,6 +10,8 @@ from equipoise.cli.options import RECORD, RunRequest
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance, CommitMode, RunSettings
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
+MPI = "mpi"
+"""The communicator whose ranks no process of ours can start."""
 HOST = "cpu"
 """The backend whose streams are threads of the host."""
 MOST_RANKS = 64
@@ -122,8 +124,26 @@ def _check_backends(settings: RunSettings) -> None:
     if settings.communicator:
         name = settings.communicator
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
+    _join_launcher(settings)
     if LAUNCHED not in os.environ:
         check_devices(settings.backend, settings.communicator, settings.ranks)
+
+
+def _join_launcher(settings: RunSettings) -> None:
+    """Raises UsageError where nobody can start the ranks, or others have been started."""
+    from equipoise.demo.launcher import join_launcher
+    from equipoise.hal import registry
+
+    name = settings.communicator or registry.accelerator(settings.backend).communicator
+    join_launcher(name)
+    ranks, launched = settings.ranks, os.environ.get(LAUNCHED)
+    if launched is None and registry.communicator(name).name == MPI:
+        raise UsageError(
+            f"--communicator {name}: mpiexec has to start its ranks: "
+            f"mpiexec -n {ranks} equipoise run --communicator {name} --ranks {ranks}"
+        )
+    if launched is not None and launched != str(ranks):
+        raise UsageError(f"--ranks {ranks}: the launcher has started {launched}: give --ranks that")
 
 
 def _check_commit(settings: RunSettings) -> None:

@@ -21,8 +21,8 @@ from equipoise.hal.errors import BackendUnavailable
 def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
     """Serve the traffic on `settings.ranks` processes of this machine.
 
-    Under `torchrun` the processes exist already: this one serves as the rank it is, and every
-    rank but 0 gets None.
+    Under `torchrun` or mpiexec the processes exist already: this one serves as the rank it is, and
+    every rank but 0 gets None.
 
     Raises:
         BackendUnavailable: the backend, or its communicator, cannot run here.
@@ -43,7 +43,8 @@ def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
 def record_demo(settings: RunSettings, recording: Recording, progress: Progress) -> None:
     """Serve the traffic once, and have every rank write what its tokens asked of each expert.
 
-    Under `torchrun` this process is one of the ranks, and writes into the folder of its machine.
+    Under `torchrun` or mpiexec this process is one of the ranks, and writes into the folder of its
+    machine.
 
     Raises:
         as `run_demo`; FormatError where a file cannot be written.
@@ -58,8 +59,26 @@ def record_demo(settings: RunSettings, recording: Recording, progress: Progress)
 
 
 def is_launched() -> bool:
-    """Whether `torchrun` has started this process as a rank."""
+    """Whether a launcher has started this process as a rank: `torchrun`, or see `join_launcher`."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join_launcher(communicator: str) -> None:
+    """Where the communicator's own launcher (mpiexec) started this process, be the rank it made.
+
+    The environment then says so in torchrun's words, so that everything asks in one way. Without
+    such a launcher, and under torchrun, nothing is done. Collective among the ranks of a launch.
+
+    Raises: as `CommunicatorBackend.joined`.
+    """
+    seat = None if is_launched() else registry.communicator(communicator).joined()
+    if seat is not None:
+        os.environ.update(
+            RANK=str(seat.rank),
+            WORLD_SIZE=str(seat.size),
+            MASTER_ADDR=seat.host,
+            MASTER_PORT=str(seat.port),
+        )
 
 
 def _run_ranks(task: Task, progress: Progress) -> None:

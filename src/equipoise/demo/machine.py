@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 
 
 def describe_machine() -> dict[str, str]:
-    """Processor, cores, memory, operating system and versions, in words."""
+    """Processor, cores, memory, operating system and versions, in words.
+
+    A torch that does not import is told as `does not import`: `equipoise doctor` says why.
+    """
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": _processor(),
@@ -18,9 +20,17 @@ def describe_machine() -> dict[str, str]:
         "memory": f"{pages * size / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": _torch_version(),
         "numpy": np.__version__,
     }
+
+
+def _torch_version() -> str:
+    try:
+        from torch import __version__
+    except (ImportError, OSError):
+        return "does not import"
+    return __version__
 
 
 def _processor() -> str:

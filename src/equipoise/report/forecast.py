@@ -37,12 +37,14 @@ class Asked:
         objective: what is to be equal: tokens, or active_experts.
         capacities: of the ranks, in any unit; None for equal ones.
         expert_bytes: weights of one expert in one layer; None where unknown.
+        sigma: standard deviations over windows that a rank's load was counted with.
     """
 
     policy: str
     objective: str = "tokens"
     capacities: tuple[float, ...] | None = None
     expert_bytes: int | None = None
+    sigma: float = 0.0
 
     def counted(self, statistics: Statistics) -> Statistics:
         """One window: rows, or windows in which an expert had any."""
@@ -114,6 +116,7 @@ class Forecast:
             "experts": self.layout.experts,
             "layers": list(self.layout.layers),
             "windows": self.windows,
+            "sigma": self.asked.sigma,
             "digest": self.layout.digest,
             "moves": self.moves,
             "bytes_moved": self.bytes_moved,

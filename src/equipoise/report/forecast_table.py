@@ -42,6 +42,10 @@ def _source(forecast: Forecast) -> str:
     fresh = asked.policy == "incremental" and forecast.before_name == "linear"
     policy = "incremental, here as connected" if fresh else asked.policy
     lines = [f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"]
+    if asked.sigma and forecast.windows > 1:
+        lines.append(
+            f"sigma {asked.sigma:g}: ranks count with so many standard deviations over windows"
+        )
     if asked.objective != "tokens":
         lines.append("figures are of experts that have any rows in a window, not of rows")
     if asked.capacities is not None:

@@ -31,13 +31,6 @@ class Admin:
         self._access, self._desk = settings.access, desk
         self._numbers = {one.name: number for number, one in enumerate(settings.workers)}
 
-    @staticmethod
-    def has(request: web.BaseRequest) -> bool:
-        """Whether that is asked here."""
-        if request.method == "POST":
-            return request.path.startswith(PREFIX)
-        return request.path == WORKERS
-
     def answer(self, request: web.BaseRequest) -> web.Response:
         """What became of it. Raises Refused: 403 from elsewhere, 401 without a key, 404."""
         if not is_local(request):

@@ -13,11 +13,27 @@ from equipoise.serve.outgoing import NAME
 from equipoise.serve.settings import RouteSettings
 from equipoise.serve.upstream import FAILURES, AttemptFailed, WholeAnswer, opened, read_whole, said
 
+MODELS = "/v1/models"
+QUESTIONS = (MODELS, "/version")
+"""What is passed on: servers also take commands by GET, such as SGLang's `/flush_cache` and
+`/release_memory_occupation`, and the proxy's own key must not open those."""
 LONGEST = 60.0
 """Seconds for an answer."""
 NOBODY = -1
 """The number of no worker."""
 NO_WORKER = Fault(503, Outcome.WORKERS_FAILED, "no worker serves", "no_worker")
+
+
+def forwarded(path: str) -> bool:
+    """Whether a worker may be asked for `path`, decoded and without its query.
+
+    One model is asked for as `/v1/models/NAME`, and a name may have slashes; with a segment of dots
+    it would become another path on its way.
+    """
+    if path in QUESTIONS:
+        return True
+    prefix, _, name = path.partition(MODELS + "/")
+    return not prefix and bool(name) and not {"", ".", ".."} & set(name.split("/"))
 
 
 class Forward:

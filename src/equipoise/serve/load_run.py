@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from typing import NoReturn, TextIO
 
@@ -23,23 +24,32 @@ def run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) -> LoadRe
 
     Raises: EquipoiseError where a model has to be asked for, and the server names none.
     """
+    return asyncio.run(until_told(_run(target, plan, progress, stream)))
+
+
+async def _run(target: Target, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
+    if not target.model:
+        # Before the bar: where nobody answers, one line says so.
+        target = replace(target, model=await first_model(target))
     bar: tqdm[NoReturn] = tqdm(
         desc="requests", total=plan.workload.count, file=stream, disable=progress != "shown"
     )
-    try:
-        return asyncio.run(until_told(_run(target, plan, bar)))
-    finally:
-        bar.close()
-
-
-async def _run(target: Target, plan: LoadPlan, bar: "tqdm[NoReturn]") -> LoadResult:
-    if not target.model:
-        target = replace(target, model=await first_model(target))
 
     def told(sent: Sent) -> None:
         bar.update()
 
-    return result_of(await LoadClient(target, told).send(plan))
+    try:
+        return result_of(await LoadClient(target, told).send(plan))
+    finally:
+        bar.close()
+
+
+def _reason(error: Exception) -> str:
+    """Of a connection that does not come about, what the system says."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        return os.strerror(number) if number else str(error.os_error)
+    return str(error) or f"nothing came within {PATIENCE:g} s"
 
 
 async def first_model(target: Target) -> str:
@@ -56,7 +66,7 @@ async def first_model(target: Target) -> str:
             if answer.status != 200:
                 raise EquipoiseError(f"{url} answers {answer.status}: give --model")
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise EquipoiseError(f"{url} does not answer: {error}") from error
+        raise EquipoiseError(f"{url} does not answer: {_reason(error)}") from error
     try:
         return str(json.loads(said)["data"][0]["id"])
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):

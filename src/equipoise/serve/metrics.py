@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.call import Call
@@ -87,12 +87,12 @@ class Metrics:
 
 
 class _Now:
-    """Gauges, worked out when they are asked for."""
+    """What others count, and gauges, read when they are asked for."""
 
     def __init__(self, desk: Desk, names: Sequence[str], dropped: Callable[[], int]) -> None:
         self._desk, self._names, self._dropped = desk, names, dropped
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """See prometheus_client."""
         desk = self._desk
         balance = balance_of(desk.workers)
@@ -100,16 +100,18 @@ class _Now:
         yield _gauge("pooled_requests", "of them, those that no worker has", desk.held)
         yield _gauge("imbalance_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
-        yield _gauge("policy_errors", "events that the policy could not take", desk.errors)
-        yield _gauge("log_dropped_records", "records that were not written", self._dropped())
+        yield _count("policy_errors", "events that the policy could not take", desk.errors)
+        yield _count("log_dropped_records", "records that were not written", self._dropped())
         yield from self._by_worker()
 
-    def _by_worker(self) -> Iterator[GaugeMetricFamily]:
+    def _by_worker(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         load = _family("worker_load_tokens", "prompt and output tokens of its requests", "worker")
         bound = _family("worker_bound_requests", "requests that it has", "worker")
         running = _family("worker_running_requests", "of them, those with a token", "worker")
         state = _family("worker_state", "1 for the state that it is in", "worker", "state")
-        failed = _family("worker_report_failures", "reports that did not come", "worker")
+        failed = CounterMetricFamily(
+            PREFIX + "worker_report_failures", "reports that did not come", labels=["worker"]
+        )
         for name, view in zip(self._names, self._desk.workers, strict=True):
             begun = sum(isinstance(one.state, Running) for one in view.tickets.values())
             load.add_metric([name], view.load)
@@ -123,6 +125,11 @@ class _Now:
 
 def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, what, value=value)
+
+
+def _count(name: str, what: str, value: float) -> CounterMetricFamily:
+    """Exposed as `NAME_total`."""
+    return CounterMetricFamily(PREFIX + name, what, value=value)
 
 
 def _family(name: str, what: str, *labels: str) -> GaugeMetricFamily:

@@ -47,11 +47,16 @@ class Monitor:
 
     async def watch(self) -> None:
         """Ask for ever."""
-        self._conclude(first(await self._ask()))
+        found = first(await self._ask())
+        LOG.warning("%s: found %s", self._url, found.state.value)
+        self._conclude(found)
         while True:
             await self._pause()
             self._doubt.clear()
+            before = self.health.state
             self._conclude(self.health.after(await self._ask(), self._settings))
+            if self.health.state is not before:
+                LOG.warning("%s: %s, was %s", self._url, self.health.state.value, before.value)
 
     async def _pause(self) -> None:
         seconds = self._settings.interval
@@ -81,6 +86,5 @@ class Monitor:
         before, self.health = self.health, health
         if health.state is before.state:
             return
-        LOG.warning("%s: %s, was %s", self._url, health.state.value, before.state.value)
         for worker in self._workers:
             self._desk.change(worker, health.state)

@@ -10,14 +10,14 @@ from aiohttp import ClientSession, web
 
 from equipoise.balancer.requests.policy import Policy, WorkerState
 from equipoise.serve.access import check_key, tls_of
-from equipoise.serve.admin import Admin
+from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.asked import CHAT, COMPLETIONS, Asked, read_asked
 from equipoise.serve.body import Bodies
 from equipoise.serve.call import Call
 from equipoise.serve.connection import Listener
 from equipoise.serve.crew import Crew
 from equipoise.serve.desk import Desk
-from equipoise.serve.forward import Forward
+from equipoise.serve.forward import Forward, forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
 from equipoise.serve.journal import Journal
 from equipoise.serve.metrics import CONTENT_TYPE
@@ -33,6 +33,8 @@ from equipoise.serve.upstream import open_client
 LOG = logging.getLogger("equipoise.route")
 ENDING = Fault(503, Outcome.SHUT_DOWN, Reason.SHUT_DOWN.value, "shutting_down", AT_ONCE)
 BROKEN = Fault(500, Outcome.FAILED, "the proxy failed", "internal_error")
+READ, WRITE = ("GET", "HEAD"), ("POST",)
+OWN = ("/health", "/ready", "/metrics", WORKERS)
 GONE = 499
 """A status that nobody reads: the client has left."""
 AGAIN = 0.05
@@ -129,13 +131,11 @@ class Proxy:
     async def stop(self) -> int:
         """Take no more, let what is under way end, end what does not; returns how many those were.
 
-        Bounded by `Patience.drain` and some seconds.
+        Until then it listens: a refused connection would tell a load balancer less than a 503
+        with `Retry-After`, and metrics are wanted most while it drains. Bounded by
+        `Patience.drain` and some seconds.
         """
         self._phase = Phase.DRAINING
-        if self._server is not None:
-            self._server.close()
-        if self._listener is not None:
-            self._listener.pre_shutdown()
         await self._drained()
         left = self._inside
         end = self._loop.time() + FAREWELL
@@ -143,7 +143,10 @@ class Proxy:
             for ticket in self.desk.tickets:
                 ticket.interrupt(Reason.SHUT_DOWN)
             await self._emptied(AGAIN)
+        if self._server is not None:
+            self._server.close()
         if self._listener is not None:
+            self._listener.pre_shutdown()
             await self._listener.shutdown(1.0)
         await self.crew.dismiss()
         await self._stack.aclose()
@@ -171,32 +174,45 @@ class Proxy:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer anything at all."""
-        self._inside += 1
-        self._empty.clear()
-        try:
-            response = await self._answered(request)
-        finally:
-            self._inside -= 1
-            if not self._inside:
-                self._empty.set()
-        if self._phase is Phase.DRAINING:
+        response = await self._answered(request)
+        # A head that is out has promised to keep the connection: a client that uses it again is
+        # answered by 503, where one whose connection is closed under its request learns nothing.
+        if self._phase is Phase.DRAINING and not response.prepared:
             response.force_close()
         return response
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         name = request_id(request.headers)
-        if request.method == "POST" and request.path in (CHAT, COMPLETIONS):
+        try:
+            _check_method(request)
+            if request.path in OWN or request.path.startswith(PREFIX):
+                return self._told(request)
+        except Refused as refused:
+            return _refusal(refused.fault, name)
+        # Only these are waited for at the end: who watches the drain must not prolong it.
+        self._inside += 1
+        self._empty.clear()
+        try:
+            return await self._passed_on(request, name)
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+
+    async def _passed_on(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+        """What a worker answers."""
+        if request.path in (CHAT, COMPLETIONS):
             return await self._generated(request, Call(name, request.path, self._loop.time()))
         try:
-            return await self._other(request, name)
+            if self._phase is Phase.DRAINING:
+                raise Refused(ENDING)
+            check_key(self._settings.access, request.headers)
+            return await self._forward.answer(request, name)
         except Refused as refused:
             return _refusal(refused.fault, name)
 
-    async def _other(self, request: web.BaseRequest, name: str) -> web.Response:
-        if self._admin.has(request):
-            return self._admin.answer(request)
-        if request.method not in ("GET", "HEAD"):
-            raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")
+    def _told(self, request: web.BaseRequest) -> web.Response:
+        """What the proxy answers itself."""
         match request.path:
             case "/health":
                 return _json({"status": "ok"})
@@ -205,8 +221,7 @@ class Proxy:
             case "/metrics":
                 text = self._journal.metrics.text()
                 return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
-        check_key(self._settings.access, request.headers)
-        return await self._forward.answer(request, name)
+        return self._admin.answer(request)
 
     def _ready(self) -> web.Response:
         serving = sum(one.state is WorkerState.SERVING for one in self.desk.workers)
@@ -267,6 +282,26 @@ def worker_of(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
     if rank not in ranks:
         raise bad_request(f"there is no data-parallel rank {rank}")
     return ranks.index(rank)
+
+
+def methods_of(path: str) -> tuple[str, ...]:
+    """What can be asked of `path`; nothing where it is not served."""
+    if path in (CHAT, COMPLETIONS) or path.startswith(PREFIX):
+        return WRITE
+    return READ if path in OWN or forwarded(path) else ()
+
+
+def _check_method(request: web.BaseRequest) -> None:
+    """Raises Refused: 404 for a path that is not served, 405 for another method than its own."""
+    served = methods_of(request.path)
+    if not served:
+        raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")
+    if request.method not in served:
+        message = f"{request.path} takes {' or '.join(served)}, not {request.method}"
+        allowed = {"Allow": ", ".join(served)}
+        raise Refused(
+            Fault(405, Outcome.BAD_REQUEST, message, "method_not_allowed", headers=allowed)
+        )
 
 
 def _refusal(fault: Fault, name: str) -> web.Response:

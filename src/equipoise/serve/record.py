@@ -79,6 +79,9 @@ def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[Recor
     Raises: FormatError naming the file and the line.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A pipe without a writer would block for ever, and a device never end.
+            raise FormatError(str(path), "is not a regular file")
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if _is_cut(line):

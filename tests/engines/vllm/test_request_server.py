@@ -105,4 +105,4 @@ def test_proxy_routes_to_ranks_of_stock_server(references: References, run_once:
     page = outcome.answers["proxy"]
     assert 'equipoise_route_requests_total{outcome="completed"} 18.0' in page
     for rank in ("rank 0", "rank 1"):
-        assert f'equipoise_route_worker_report_failures{{worker="{rank}"}} 0.0' in page
+        assert f'equipoise_route_worker_report_failures_total{{worker="{rank}"}} 0.0' in page

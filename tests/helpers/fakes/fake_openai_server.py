@@ -84,6 +84,7 @@ class Fake:
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def _echo(self, request: web.Request) -> web.Response:
+        self.note("echo", "", path=request.path_qs, headers=dict(request.headers))
         return web.json_response({"path": request.path_qs, "headers": dict(request.headers)})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

@@ -73,6 +73,28 @@ def test_route_finishes_open_streams_on_sigterm(running: list[Process], fake: Fa
     assert process.child.wait(PATIENCE) == 0
 
 
+def test_route_stays_listening_until_drained(running: list[Process], fake: FakeProcess) -> None:
+    process, url = route(running, fake)
+
+    async def work() -> list[int]:
+        begun = asyncio.Event()
+        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
+            call = asyncio.create_task(streamed(url, 400, begun))
+            await begun.wait()
+            process.child.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(process.line, "ending")
+            found = []
+            for path in ("/ready", "/metrics", "/health", "/v1/models"):
+                async with client.get(url + path) as answer:
+                    found.append(answer.status)
+            assert not call.done()
+            assert len(tokens_of(await call)) == 400
+            return found
+
+    assert asyncio.run(work()) == [503, 200, 200, 503]
+    assert process.child.wait(PATIENCE) == 0
+
+
 def test_route_cuts_off_streams_after_drain_timeout(
     running: list[Process], fake: FakeProcess
 ) -> None:
@@ -116,7 +138,7 @@ def test_route_marks_frozen_worker_lost_and_serves_it_again(
     running: list[Process], fake: FakeProcess
 ) -> None:
     process, url = route(running, fake, "--health-interval", "0.2", "--health-timeout", "3")
-    process.line(": serving, was lost")
+    process.line(": found serving")
     assert fake.process is not None
     got: list[bytes] = []
 

@@ -1,6 +1,7 @@
 """`equipoise advise`: what it answers, what it needs for it, and what it refuses."""
 
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -12,14 +13,19 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.cli import advise_options, kinds
+from equipoise.cli import advise_options, kinds, progress
 from equipoise.cli.advise_options import AdviseRequest
 from equipoise.report.advice import advice as answers
 from equipoise.report.advice.hardware import LINKS, PRECISIONS, known
-from equipoise.report.advice.question import Question
+from equipoise.report.advice.question import Question, Told
 
 RANKS = ("--ranks", "4")
 MACHINE = ("--hardware", "mine.yaml", "--expert-bytes", "1k", "--itl", "10")
+
+
+@pytest.fixture(autouse=True)
+def no_line_of_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENT", math.inf)
 
 
 @pytest.fixture(autouse=True)
@@ -188,9 +194,9 @@ def test_advise_options_reach_question(
     asked: list[Question] = []
     answer = answers.advise
 
-    def seen(question: Question) -> answers.Advice:
+    def seen(question: Question, told: Told) -> answers.Advice:
         asked.append(question)
-        return answer(question)
+        return answer(question, told)
 
     monkeypatch.setattr(answers, "advise", seen)
     told = (
@@ -225,3 +231,13 @@ def test_advise_option_defaults_match_question() -> None:
             assert request[field.name] == field.default, field.name
     assert kinds.LINKS == LINKS
     assert tuple(PRECISIONS) == kinds.PRECISIONS
+
+
+def test_advise_tells_which_part_it_plans(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SILENT", 0.0)
+    told = equipoise("advise", "counts.npy", *RANKS).err.splitlines()
+    assert any(line.startswith("planning: 12 slots on 4 ranks, after ") for line in told)
+    assert any(line.startswith("planning: 2 ranks, after ") for line in told)
+    assert equipoise("advise", "counts.npy", *RANKS, "--quiet").err == ""

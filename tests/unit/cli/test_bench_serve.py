@@ -109,6 +109,20 @@ def test_bench_serve_prints_table_and_writes_figures(
     assert len(fake.events("end")) == 5
 
 
+def test_bench_serve_takes_url_with_v1(equipoise: Callable[..., Any], fake: Fake) -> None:
+    url = ("--url", f"http://127.0.0.1:{fake.port}/v1/")
+    answer = equipoise("bench", "serve", *url, "--requests", "2", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+
+
+def test_bench_serve_without_server_says_one_line(equipoise: Callable[..., Any]) -> None:
+    answer = equipoise("bench", "serve", *URL)
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err == (
+        "equipoise: error: http://127.0.0.1:1/v1/models does not answer: Connection refused\n"
+    )
+
+
 def test_bench_serve_exit_code_reports_failures(equipoise: Callable[..., Any], fake: Fake) -> None:
     url = ("--url", f"http://127.0.0.1:{fake.port}/nowhere")
     answer = equipoise("bench", "serve", *url, "--model", "m", "--requests", "3", "--quiet")

@@ -40,6 +40,8 @@ BAD = {
     "quiet: 1": "key 'quiet': expected true or false",
     "out: ''": "key 'out': expected a path",
     "ranks: 2\nranks: 4": "key 'ranks' is given twice",
+    "text: [{a: 1, b: {c: 1, c: 2}}]": "key 'c' is given twice from line 1 on",
+    "text: &a [*a]": "key 'text': expected a path or a list of paths",
     "- ranks": "is not a mapping",
     "ranks": "is not a mapping",
     "ranks: [": "is not YAML",

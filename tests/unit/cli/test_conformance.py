@@ -35,6 +35,7 @@ REFUSED = {
     ("--only", "colours"): "expected a family (ordering, locks",
     ("--only",): "expected at least one argument",
     ("--json", "."): "--json: . is a folder",
+    ("--out", "/dev/null"): "--out: /dev/null is not a folder",
     ("--html", "/dev/null/x.html"): "--html: ",
     (
         "--json",
@@ -114,6 +115,7 @@ def test_conformance_command_line_overrides_file_and_defaults(
         only=("locks", "ordering"),
         json=Path("x.json"),
         html=Path("found/conformance.html"),
+        out=Path("found"),
     )
 
 

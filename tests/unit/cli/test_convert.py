@@ -73,7 +73,7 @@ def test_convert_keeps_counts_and_warns_of_lost_fields(equipoise: Callable[..., 
     assert answer.err.splitlines() == [
         "equipoise: warning: deep/counts.csv: csv does not carry counts by rank, "
         "experts per token: lost",
-        "tensorrt-llm: recorded -> deep/counts.csv",
+        "tensorrt-llm: recorded -> deep/counts.csv, in a new folder",
     ]
     before, after = (formats.read_statistics(p) for p in ("recorded", "deep/counts.csv"))
     assert np.array_equal(before.counts, after.counts)
@@ -94,6 +94,14 @@ def test_convert_reads_plain_array_as_statistics_without_ranks(
     assert formats.read_statistics("as.csv").experts == 12
     assert equipoise("convert", "map.npy", "as.json", "--ranks", "4").code == 0
     assert formats.read_placement("as.json").ranks == 4
+
+
+def test_convert_names_both_engines_of_a_map(equipoise: Callable[..., Any]) -> None:
+    assert equipoise("convert", "placement.json", "sglang.json", "--format", "sglang").code == 0
+    answer = equipoise("convert", "sglang.json", "new/o.yaml", "--ranks", "4")
+    assert answer.code == 0, answer.err
+    last = answer.err.splitlines()[-1]
+    assert last == "vllm or sglang: sglang.json -> new/o.yaml, in a new folder"
 
 
 def test_convert_full_disk_exits_3_without_output(

@@ -12,7 +12,7 @@ from equipoise.backends.cpu.accelerator import CpuBackend
 from equipoise.cli import findings
 from equipoise.cli.checks import Check
 from equipoise.cli.doctor import describe
-from equipoise.cli.findings import Found, examine, in_words, look_at
+from equipoise.cli.findings import Found, examine, in_words, look_at, plain
 from equipoise.cli.memory import demo_memory, render_ledger
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.model.invariance import NotBatchInvariant
@@ -30,7 +30,9 @@ def test_doctor_lists_cpu_backend_with_capabilities(
     found = json.loads((tmp_path / "found.json").read_text())
     accelerators = {backend["name"]: backend for backend in found["accelerators"]}
     assert accelerators.keys() >= {"cpu", "virtual"}
-    assert accelerators["cpu"]["capabilities"]["stream_lock"] in ("yes", "no")
+    declared = accelerators["cpu"]["capabilities"]
+    assert (declared["stream_lock"], declared["streams"]) == (True, 4)
+    assert declared["slot_formats"] == ["strided"]
     assert accelerators["cpu"]["devices"] == 1
     assert {backend["devices"] for backend in found["communicators"]} == {None}
     assert {check["name"] for check in found["checks"]} >= {"native core", "batch invariance"}
@@ -56,7 +58,7 @@ def test_doctor_reports_backend_import_failure() -> None:
     assert look_at("abacus", find) == Found("abacus", False, "backend 'abacus' does not import")
 
 
-def test_doctor_shows_capabilities_of_unavailable_backend() -> None:
+def test_doctor_calls_capabilities_of_unavailable_backend_unknown() -> None:
     class Abacus:
         capabilities = Capabilities()
 
@@ -65,7 +67,9 @@ def test_doctor_shows_capabilities_of_unavailable_backend() -> None:
 
     found = look_at("abacus", lambda name: Abacus())
     assert (found.works, found.detail) == (False, "no beads: buy some")
-    assert found.capabilities["stream_lock"] == "no"
+    assert found.capabilities is None
+    lines = describe(replace(examine(), accelerators=(found,))).splitlines()
+    assert "    capabilities                  unknown" in lines
 
 
 def test_doctor_prints_device_count_of_working_backend() -> None:
@@ -101,12 +105,13 @@ def test_doctor_reports_batch_variant_processor(
         (True, "yes"),
         (False, "no"),
         (4, "4"),
+        (SlotFormat.STRIDED, "strided"),
         (frozenset(), "none"),
         (frozenset({SlotFormat.STRIDED, SlotFormat.PRIVATE}), "private, strided"),
     ],
 )
 def test_doctor_formats_capability_values(value: object, words: str) -> None:
-    assert in_words(value) == words
+    assert in_words(plain(value)) == words
 
 
 def test_demo_memory_counts_expert_slots_and_staging() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from equipoise.cli import streams
+from equipoise.cli.files import write_file
 from equipoise.demo.settings import RunSettings
+from equipoise.hal.errors import EquipoiseError
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +90,44 @@ def test_streams_tell_ignores_broken_stderr(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.fstat(theirs).st_rdev == os.stat(os.devnull).st_rdev
     os.close(ours)
     os.close(theirs)
+
+
+def test_write_file_keeps_old_file_when_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    page.write_text("old")
+    page.chmod(0o640)
+    link.symlink_to(page)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(EquipoiseError, match=r"link\.html cannot be written: No space left"):
+            write_file(link, "new" * 1000)
+    assert (page.read_text(), sorted(os.listdir(tmp_path))) == ("old", ["link.html", "page.html"])
+    assert write_file(link, "new") == str(link)
+    assert (page.read_text(), page.stat().st_mode & 0o777, link.is_symlink()) == (
+        "new",
+        0o640,
+        True,
+    )
+    assert write_file(tmp_path / "a" / "b.json", "{}").endswith("b.json, in a new folder")
+
+
+def test_write_file_writes_into_device_and_pipe(tmp_path: Path) -> None:
+    write_file(Path(os.devnull), "gone")
+    assert not Path(os.devnull).is_file()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, "through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,10 @@ def test_plan_writes_placement_and_figures(
     assert len(figures["by_layer"]["planned"]) == LAYERS
     assert "3 layers of 8 experts in 12 slots on 4 ranks" in answer.out
     assert "nothing installed: 36 slots to fill" in answer.out
-    assert answer.err.splitlines() == ["placement: deep/new.json", "figures: f.json"]
+    assert answer.err.splitlines() == [
+        "placement: deep/new.json, in a new folder",
+        "figures: f.json",
+    ]
 
 
 def test_plan_with_zero_copies_keeps_installed_placement(equipoise: Callable[..., Any]) -> None:
@@ -288,6 +291,43 @@ def test_plan_options_reach_planner(
     assert equipoise("plan", "counts.npy", "--installed", "installed.json", *OUT, *flags).code == 0
     assert {key: seen[key] for key in told} == told
     assert (seen["ranks"], seen["slots"]) == (4, 12)
+
+
+@pytest.mark.parametrize(
+    ("windows", "said", "sigma"),
+    [
+        (8, (), 1.0), (7, (), 0.0), (8, ("--sigma", "0"), 0.0), (2, ("--sigma", "2"), 2.0),
+        (8, ("--policy", "greedy"), 0.0), (8, ("--objective", "active_experts"), 0.0),
+    ],
+)  # fmt: skip
+def test_plan_sigma_default_follows_windows(
+    equipoise: Callable[..., Any], windows: int, said: tuple[str, ...], sigma: float
+) -> None:
+    rng = np.random.default_rng(0)
+    np.save("varied.npy", rng.integers(1, 1000, (windows, LAYERS, EXPERTS)))
+    answer = equipoise("plan", "varied.npy", *SHAPE, *OUT, "--json", "f.json", *said)
+    assert answer.code == 0, answer.err
+    assert json.loads(Path("f.json").read_text())["sigma"] == sigma
+    assert ("sigma " in answer.out) == (sigma > 0)
+    if sigma:
+        assert f"sigma {sigma:g}: ranks count with so many standard deviations" in answer.out
+
+
+def test_plan_sigma_default_lowers_imbalance_of_windows(equipoise: Callable[..., Any]) -> None:
+    """Even and odd experts are busy in turns: the sum alone does not part them."""
+    turns = np.ones((8, 1, 8), dtype=np.int64)
+    turns[::2, :, ::2], turns[1::2, :, 1::2] = 1000, 1000
+    np.save("turns.npy", turns)
+    worst = []
+    for said in ((), ("--sigma", "0")):
+        assert equipoise("plan", "turns.npy", "--ranks", "4", "--slots", "8", *OUT, *said).code == 0
+        answer = equipoise(
+            "report", "turns.npy", "--placement", "new.json", "--json", "r.json", "--quiet"
+        )
+        assert answer.code == 0, answer.err
+        [line] = [x for x in answer.out.splitlines() if x.startswith("placement, by rank")]
+        worst.append(float(line.split()[6]))
+    assert worst[0] < worst[1]
 
 
 def test_plan_option_defaults_match_planner() -> None:

@@ -74,7 +74,7 @@ def test_record_writes_rows_of_every_rank(equipoise: Callable[..., Any], asked: 
     assert answer.out == (
         f"recorded steps 3 to 4 on 2 ranks: {total} rows of 6 layers of 32 experts\n"
     )
-    assert answer.err.splitlines()[-1] == "statistics: new/rec"
+    assert answer.err.splitlines()[-1] == "statistics: new/rec, in a new folder"
     [(settings, _)] = asked
     assert (settings.ranks, settings.steps, settings.balance) == (2, 9, Balance.OFF)
 

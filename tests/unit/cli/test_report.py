@@ -115,7 +115,7 @@ def test_report_compares_placement_with_linear(equipoise: Callable[..., Any]) ->
         "h/r.html",
     )
     assert answer.code == 0
-    assert answer.err.splitlines() == ["figures: f.json", "page: h/r.html"]
+    assert answer.err.splitlines() == ["figures: f.json", "page: h/r.html, in a new folder"]
     served = json.loads(Path("f.json").read_text())["served"]
     before, after = (served[name]["by_rank"]["average"] for name in ("linear", "placement"))
     assert after["imbalance"] < before["imbalance"]

@@ -28,6 +28,7 @@ BAD = {
     "workers: ['http://a:1?x=1']": "must not have a query",
     "workers: ['http://a:1', 'http://a:1']": "two are called a:1: give them names",
     "workers: [{url: 'http://a:1', slot: 3}]": "entry 1: unknown key 'slot'; did you mean slots?",
+    "workers: [{url: 'http://a:1', slots: 4, slots: 99}]": "key 'slots' is given twice from line 1",
     "workers: [{slots: 3}]": "entry 1: url has to be a text, got None",
     "workers: [{url: 'http://a:1', slots: 0}]": "entry 1: slots has to be a whole number",
     "workers: [{url: 'http://a:1', slots: true}]": "entry 1: slots has to be a whole number",
@@ -167,7 +168,7 @@ def test_route_example_config_is_accepted(
     equipoise: Callable[..., Any], tmp_path: Path, served: list[RouteSettings]
 ) -> None:
     example = ROOT / "examples" / "configs" / "route.yaml"
-    (tmp_path / "keys.txt").write_text("secret\n")
+    assert list(tmp_path.iterdir()) == []  # it starts as it is shipped
     assert equipoise("route", "--config", str(example)).code == 0
     [settings] = served
     assert len(settings.workers) >= 3

@@ -1,6 +1,7 @@
 """`equipoise route-report`: the table, the figures, the page, and what it refuses."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ def logs(equipoise: Callable[..., Any]) -> None:
     written("other", more='{"step": 1}\n')
     written("empty")
     written("begun", more=ONE.line()[:-20])
+    os.mkfifo("pipe")
     Path("binary").write_bytes(b"\xff\xfe\x00\n")
 
 
@@ -45,6 +47,7 @@ BAD = {
     "no log": ((), "the following arguments are required: LOG"),
     "a missing one": (("none",), "none: cannot be read: No such file"),
     "a folder": ((".",), ".: cannot be read: Is a directory"),
+    "a pipe": (("pipe",), "pipe: is not a regular file"),
     "a text": (("text",), "text: line 1 is not JSON"),
     "lines of something else": (("other",), "other: line 1: expected an object with arrival"),
     "no text at all": (("binary",), "binary: is not UTF-8"),
@@ -79,7 +82,10 @@ def test_route_report_writes_table_figures_and_page(equipoise: Callable[..., Any
     assert answer.code == 0
     assert "log: 2 requests in 4.0 s on 2 workers" in answer.out
     assert "1 completed, 1 worker_lost" in answer.out
-    assert answer.err.splitlines() == ["figures: out/f.json", "page: out/page.html"]
+    assert answer.err.splitlines() == [
+        "figures: out/f.json, in a new folder",
+        "page: out/page.html",
+    ]
     figures = json.loads(Path("out/f.json").read_text())
     assert figures["command"].startswith("equipoise route-report log")
     assert figures["outcomes"] == {"completed": 1, "worker_lost": 1}

@@ -36,6 +36,10 @@ BAD = {
     "no window": (("--window-size", "0"), "--window-size must be at least 1"),
     "a window longer than the interval": (("--window-size", "9"), "longer than --step-interval 8"),
     "an unknown backend": (("--backend", "abacus"), "unknown name 'abacus'; known: "),
+    "mpi without mpiexec": (
+        ("--communicator", "mpi", "--ranks", "2"),
+        "mpiexec -n 2 equipoise run --communicator mpi",
+    ),
     "an unknown communicator": (("--communicator", "pigeon"), "known: gloo"),
     "unknown shares": (("--shares", "fair"), "expected static or lagged or exact, got 'fair'"),
     "stages that do not divide the ranks": (

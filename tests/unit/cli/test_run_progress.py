@@ -6,7 +6,17 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.progress import LINES_PER_VARIANT, Bars, Lines, progress_for
+from equipoise.cli.progress import (
+    LINES_PER_VARIANT,
+    SILENT,
+    Bars,
+    Lines,
+    PartsBar,
+    PartsHidden,
+    PartsLog,
+    parts_for,
+    progress_for,
+)
 from equipoise.demo.progress import Silence
 
 
@@ -45,3 +55,27 @@ def test_run_progress_bar_completes_before_next_variant() -> None:
 
 def test_hidden_run_progress_is_silent() -> None:
     assert isinstance(progress_for("hidden"), Silence)
+
+
+def test_parts_log_tells_only_of_long_work() -> None:
+    stream, times = io.StringIO(), iter([0.0, 1.0, SILENT, SILENT + 1, 2.5 * SILENT])
+    log = PartsLog("planning", stream, lambda: next(times))
+    for ranks in (4, 8, 16, 32):
+        log.at(f"{ranks} ranks")
+    log.close()
+    assert stream.getvalue().splitlines() == [
+        "planning: 8 ranks, after 10 s", "planning: 32 ranks, after 25 s",
+    ]  # fmt: skip
+
+
+def test_parts_bar_shows_part_and_leaves_nothing() -> None:
+    stream = io.StringIO()
+    bar = PartsBar("planning", stream)
+    bar.at("4,096 ranks")
+    bar.close()
+    assert "planning: 4,096 ranks  00:00" in stream.getvalue()
+    assert stream.getvalue().split("\r")[-1].strip() == ""
+
+
+def test_hidden_parts_are_silent() -> None:
+    assert isinstance(parts_for("hidden", "planning"), PartsHidden)

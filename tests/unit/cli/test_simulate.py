@@ -130,7 +130,11 @@ def test_simulate_writes_all_outputs_when_every_request_fails(
     equipoise: Callable[..., Any],
 ) -> None:
     answer = equipoise(*SMALL, "--kv-tokens", "1", "--sweep", "workers", "--points", "1,2")
-    assert answer.code == 0
+    assert answer.code == 3
+    assert answer.err.splitlines()[-1] == (
+        "equipoise: error: every request failed, with every policy: "
+        "--kv-tokens 1 let none be served"
+    )
     assert "no policy is better than another at anything" in answer.out
     found = json.loads(Path("equipoise-simulate/summary.json").read_text())
     assert found["policies"]["fit"]["figures"]["failed"] == [1.0, 1.0]

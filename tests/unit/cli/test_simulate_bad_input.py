@@ -12,6 +12,12 @@ TRACED = ("--trace", "t.csv")
 HASHED = ("--trace", "t.jsonl", "--prefill-chunk", "64", "--cached-blocks", "4")
 
 BAD = {
+    "a window without fit": (
+        (*DRAWN, "--policies", "random,jsq", "--window", "5"),
+        "--window says nothing without fit among --policies",
+    ),
+    "a slack without fit": ((*DRAWN, "--policies", "jsq", "--slack", "1"), "--slack says nothing"),
+    "an out that is a file": ((*DRAWN, "--out", "t.csv"), "--out: t.csv is not a folder"),
     "nothing to serve": ((), "--trace or --workload, one of them: neither is given"),
     "two things to serve": ((*DRAWN, *TRACED), "--trace or --workload, one of them: both are"),
     "an unknown workload": (("--workload", "chat"), "expected prop or az24 or reason or sharegpt"),

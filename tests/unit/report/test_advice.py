@@ -20,9 +20,11 @@ from equipoise.report.advice.question import Question
 from equipoise.report.advice.record import to_json
 from equipoise.report.advice.redundancy import Choice, Reason, advised, connectable, fewest
 from equipoise.report.advice.roofline import Roofline
+from equipoise.report.advice.table import render
 from equipoise.report.advice.trial import MOST_WINDOWS, Trial
 from equipoise.report.advice.width import candidates, connected_slots
-from equipoise.report.advice.worth import Verdict, Way, gain, rows_gain, verdict
+from equipoise.report.advice.worth import Verdict, Way, Worth, gain, rows_gain, verdict
+from equipoise.report.ink import Ink
 from equipoise.report.noise import exact_floor, noise_floor
 from equipoise.report.spread import linear
 
@@ -306,3 +308,19 @@ def test_advice_json_has_plain_values() -> None:
     alone = to_json(advise(question(counts[:1])))
     assert alone["movement"] is None
     assert alone["rests_on"]["held_out"] is False
+
+
+@pytest.mark.parametrize(("greedy", "saved"), [(0.270, 0.068), (0.35, 0.0), (0.4, 0.0)])
+def test_advice_says_where_greedy_is_more_even_than_plan(greedy: float, saved: float) -> None:
+    """Of later windows, which nothing was planned on."""
+    told = advise(question(SKEWED))
+    ways = [
+        replace(way, measured=np.full(2, value))
+        for way, value in zip(told.worth.ways, (2.0, greedy, 0.363, 0.1), strict=True)
+    ]
+    worth = replace(told.worth, ways=tuple(ways))
+    assert isinstance(worth, Worth)
+    assert worth.public_gain == pytest.approx(saved, abs=5e-4)
+    lines = render(replace(told, worth=worth), Ink.PLAIN).splitlines()
+    assert ("  plan --policy greedy --split even" in lines) == bool(saved)
+    assert max(map(len, lines)) <= 80

@@ -1,7 +1,9 @@
 """Requests through a proxy over real sockets: what comes back, and what is sent on."""
 
+import asyncio
 import json
 
+import aiohttp
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_site import (
@@ -14,6 +16,7 @@ from helpers.harnesses.proxy_site import (
     settings_of,
     tokens_of,
 )
+from yarl import URL
 
 from equipoise.serve.outcomes import Refused
 from equipoise.serve.proxy import worker_of
@@ -116,9 +119,61 @@ def test_proxy_forwards_get_requests_to_a_worker() -> None:
 def test_proxy_unknown_path_is_404_in_api_format() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as site:
-            for path in ("/v1/embeddings", "/", "/health"):
+            for path in ("/v1/embeddings", "/", "/healthy"):
                 answer = await site.post(asked(), path)
                 assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/flush_cache", "/release_memory_occupation", "/start_profile", "/server_info",
+        "//flush_cache", "//v1/models", "/v1/models/", "/v1/models/../../flush_cache",
+        "/v1/models/%2e%2e/%2E./flush_cache", "/v1/models/a/./b", "/v1/models/a//b",
+    ],
+)  # fmt: skip
+def test_proxy_does_not_forward_engine_commands_sent_by_get(path: str) -> None:
+    async def work() -> None:
+        access = Access(keys=("one",), worker_key="theirs")
+        async with proxied(fake := Fake("w0"), access=access) as site:
+            url = URL(site.url + path, encoded=True)
+            async with site.client.get(url, headers={"Authorization": "Bearer one"}) as answer:
+                assert answer.status == 404
+                assert (await answer.json())["error"]["code"] == "not_found"
+            assert fake.events("echo") == []
+
+    run(work())
+
+
+def test_proxy_forwards_one_model_by_name_with_slash() -> None:
+    async def work() -> None:
+        access = Access(worker_key="theirs")
+        async with proxied(fake := Fake("w0"), access=access) as site:
+            assert (await site.get("/v1/models/org/name")).status == 200
+            [echo] = fake.events("echo")
+            assert echo["path"] == "/v1/models/org/name"
+            assert echo["headers"]["Authorization"] == "Bearer theirs"
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"), ("DELETE", "/workers", "GET, HEAD"), ("POST", "/ready", "GET, HEAD"),
+        ("GET", "/workers/w0/drain", "POST"), ("PUT", "/v1/models", "GET, HEAD"),
+    ],
+)  # fmt: skip
+def test_proxy_wrong_method_is_405_with_allow(method: str, path: str, allowed: str) -> None:
+    async def work() -> None:
+        async with (
+            proxied(Fake("w0")) as site,
+            site.client.request(method, site.url + path) as answer,
+        ):
+            assert (answer.status, answer.headers["Allow"]) == (405, allowed)
+            assert (await answer.json())["error"]["code"] == "method_not_allowed"
 
     run(work())
 
@@ -137,6 +192,8 @@ def test_proxy_serves_health_ready_and_metrics() -> None:
             for name in ("added_latency", "queue_wait", "decision", "first_answer"):
                 assert f"equipoise_route_{name}_seconds_count" in text
             assert await site.metric("idle_ratio") == 0
+            for name in ("policy_errors", "log_dropped_records", "worker_report_failures"):
+                assert f"# TYPE equipoise_route_{name}_total counter" in text
 
     run(work())
 
@@ -240,3 +297,56 @@ def test_proxy_rejects_oversized_worker_response() -> None:
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
 
     run(work())
+
+
+def test_draining_proxy_answers_503_until_streams_end() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0", pace=0.02)) as site:
+            begun = asyncio.create_task(site.post(asked(40, stream=True)))
+            await site.until(lambda: site.fakes[0].events("token"))
+            ending = asyncio.create_task(site.proxy.stop())
+            await asyncio.sleep(0)
+            for refused in (await site.post(asked()), await site.get("/v1/models")):
+                assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+                assert (refused.headers["Retry-After"], refused.headers["Connection"]) == (
+                    "1", "close",
+                )  # fmt: skip
+            ready = await site.get("/ready")
+            assert (ready.status, json.loads(ready.body)["status"]) == (503, "draining")
+            assert await site.metric("in_flight_requests") == 1
+            assert (await site.get("/health")).status == 200
+            assert not ending.done()
+            assert len(tokens_of((await begun).body)) == 40
+            assert await ending == 0
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await site.get("/ready")
+
+    run(work())
+
+
+def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
+    """Its head went out before the drain began, and promised to keep the connection."""
+
+    async def work() -> None:
+        async with proxied(Fake("w0", pace=0.02)) as site:
+            longer = asyncio.create_task(site.post(asked(200, stream=True)))
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port)
+            writer.write(_posted(asked(5, stream=True)))
+            await reader.readuntil(b"w0:0 ")
+            ending = asyncio.create_task(site.proxy.stop())
+            await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
+            writer.write(_posted(asked()))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nConnection: close\r\n" in head
+            writer.close()
+            site.proxy.hurry()
+            await longer
+            await ending
+
+    run(work())
+
+
+def _posted(body: object) -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data

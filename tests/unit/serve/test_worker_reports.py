@@ -71,7 +71,7 @@ def test_report_failures_are_counted_while_worker_serves(metrics: str | None) ->
             await site.until(lambda: view.report_failures >= 2)
             assert (await site.post(asked())).status == 200
             text = (await site.get("/metrics")).body.decode()
-            assert 'equipoise_route_worker_report_failures{worker="w0"}' in text
+            assert 'equipoise_route_worker_report_failures_total{worker="w0"}' in text
             assert site.policy.reports == []
             mute.metrics = PAGE
             await site.until(lambda: site.policy.reports)

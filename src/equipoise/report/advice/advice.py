@@ -8,7 +8,7 @@ import numpy as np
 from equipoise.balancer.experts.planning import Plan, plan
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.report.advice.movement import Copies, Move, Pace, incoming, move
-from equipoise.report.advice.question import Question
+from equipoise.report.advice.question import Question, Told, unheard
 from equipoise.report.advice.redundancy import Redundancy, redundancy
 from equipoise.report.advice.step import layer_seconds
 from equipoise.report.advice.trial import Trial
@@ -46,10 +46,14 @@ class Advice:
     movement: Movement | None
 
 
-def advise(question: Question) -> Advice:
-    """Raises `PlacementError`, and `FormatError` where the hardware lacks a figure."""
+def advise(question: Question, told: Told = unheard) -> Advice:
+    """Answers the questions; `told` is what is planned next, which may take minutes in all.
+
+    Raises `PlacementError`, and `FormatError` where the hardware lacks a figure.
+    """
     trial = Trial.of(question.statistics)
-    swept = redundancy(question, trial)
+    swept = redundancy(question, trial, told)
+    told("greedy and planned")
     slots = _slots(question, swept)
     layouts = Layouts(
         question.installed or linear(question.statistics, question.ranks),
@@ -63,7 +67,7 @@ def advise(question: Question) -> Advice:
         slots,
         judged,
         swept,
-        widths(question, trial),
+        widths(question, trial, told),
         _movement(question, trial, judged, layouts),
     )
 

@@ -1,5 +1,6 @@
 """What is asked: everything that advice rests on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from equipoise.balancer.formats.arrangement import Arrangement
@@ -7,6 +8,13 @@ from equipoise.balancer.formats.statistics import Statistics
 from equipoise.report.advice.expert import Expert
 from equipoise.report.advice.hardware import Hardware
 from equipoise.report.advice.roofline import Roofline
+
+Told = Callable[[str], None]
+"""Hears what is planned next."""
+
+
+def unheard(what: str) -> None:
+    """Nobody hears of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.formats.arrangement import Arrangement
-from equipoise.report.advice.question import Question
+from equipoise.report.advice.question import Question, Told, unheard
 from equipoise.report.advice.step import step_seconds
 from equipoise.report.advice.trial import Trial
 from equipoise.report.spread import mean_known
@@ -66,7 +66,7 @@ def connectable(experts: int, slots: int, ranks: int) -> bool:
     return slots - experts >= ranks - 1
 
 
-def redundancy(question: Question, trial: Trial) -> Redundancy:
+def redundancy(question: Question, trial: Trial, told: Told = unheard) -> Redundancy:
     """Tries some numbers of slots, each planned anew. Raises `PlacementError`."""
     experts, ranks = question.statistics.experts, question.ranks
     least = fewest(experts, ranks)
@@ -74,7 +74,11 @@ def redundancy(question: Question, trial: Trial) -> Redundancy:
     if question.slots is not None:
         sizes.add(question.slots // ranks)
     # More than one copy of an expert on a rank serves nothing.
-    choices = [_choice(question, trial, size) for size in sorted(sizes) if size <= experts]
+    choices = []
+    for size in sorted(sizes):
+        if size <= experts:
+            told(f"{size * ranks:,} slots on {ranks:,} ranks")
+            choices.append(_choice(question, trial, size))
     return Redundancy(tuple(choices), *advised(choices, question.target))
 
 

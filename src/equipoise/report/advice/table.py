@@ -53,6 +53,9 @@ def _worth(worth: Worth, question: Question) -> Iterator[str]:
     for way in worth.ways:
         yield _way(way, worth.now)
     yield _line("  chance alone", MISSING, figure(worth.floor))
+    if worth.public_gain:
+        yield f"  greedy saves {worth.public_gain:.1%} of the slowest rank's rows beside the plan:"
+        yield "  plan --policy greedy --split even"
     if worth.few_rows is not None:
         rows = f"{worth.few_rows:,.3g} rows of an expert in a step"
         yield f"  {rows} are few: to read weights may take longer"

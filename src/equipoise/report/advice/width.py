@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from equipoise.balancer.experts.planning import plan
 from equipoise.balancer.formats.arrangement import Arrangement
-from equipoise.report.advice.question import Question
+from equipoise.report.advice.question import Question, Told, unheard
 from equipoise.report.advice.redundancy import connectable, fewest
 from equipoise.report.advice.step import step_seconds
 from equipoise.report.advice.trial import Trial
@@ -64,15 +64,18 @@ def connected_slots(experts: int, ranks: int) -> int:
     return size
 
 
-def widths(question: Question, trial: Trial) -> Widths:
+def widths(question: Question, trial: Trial, told: Told = unheard) -> Widths:
     """Raises `PlacementError`, and `FormatError` where the hardware lacks a figure."""
     sizes = candidates(question.statistics.experts, question.ranks)
-    choices = tuple(_width(question, trial, size) for size in sizes)
+    choices = []
+    for size in sizes:
+        told(f"{size:,} ranks")
+        choices.append(_width(question, trial, size))
     if choices[0].memory is None:
-        return Widths(choices, None, "nothing")
+        return Widths(tuple(choices), None, "nothing")
     judged = "memory" if choices[0].latency is None else "memory and latency"
     fitting = [one for one in choices if _fits(question, one)]
-    return Widths(choices, fitting[0] if fitting else None, judged)
+    return Widths(tuple(choices), fitting[0] if fitting else None, judged)
 
 
 def _fits(question: Question, one: Width) -> bool:

@@ -1,0 +1,41 @@
+"""Imports that fail, in one line: a package that is missing, or whose libraries do not load."""
+
+import traceback
+
+OURS = "equipoise"
+NATIVE = "equipoise._native"
+CURES = {
+    "torch": "install the build of torch for this machine, with the libraries that it asks for",
+    NATIVE: "install equipoise again, for this Python",
+}
+"""What to do about a package that does not import; of others: install it again."""
+
+
+def why_not_imported(error: Exception) -> str:
+    """What does not import, why, and what to do."""
+    package = culprit(error)
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if package is None:
+        return reason
+    if isinstance(error, ModuleNotFoundError) and error.name == package:
+        return f"{package} is missing: install it"
+    cure = CURES.get(package, f"install {package} again")
+    return f"{package} does not import: {reason}; {cure}"
+
+
+def culprit(error: Exception) -> str | None:
+    """The package that did not import; None where that is a module of equipoise in Python.
+
+    The innermost frame of a package that is not ours: a library that does not load is named by the
+    loader alone, and not by who asked for it.
+    """
+    # A native core that was not built is missed as a name of the package.
+    if isinstance(error, ImportError) and (error.name == NATIVE or "'_native'" in str(error)):
+        return NATIVE
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package and package not in (OURS, "importlib", "ctypes", "__main__"):
+            return package
+    name = error.name if isinstance(error, ImportError) else None
+    package = (name or "").partition(".")[0]
+    return None if package in ("", OURS) else package

@@ -1,0 +1,129 @@
+"""Commands on a machine whose torch is missing, or does not load its libraries."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.balancer import formats
+from equipoise.balancer.experts import plan
+from equipoise.serve.outcomes import Outcome
+from equipoise.serve.record import Record
+
+pytestmark = pytest.mark.slow
+
+BOUND = 120.0
+BLOCKED = """
+import sys
+sys.modules["torch"] = None
+from equipoise.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+BROKEN = 'raise ImportError("libcudart.so.13: cannot open shared object file")\n'
+SHAPE = ("--ranks", "4", "--slots", "12")
+COMMANDS = {
+    "plan": ("plan", "counts.npy", *SHAPE, "-o", "new.json"),
+    "report": ("report", "counts.npy", "--placement", "map.json", "--html", "report.html"),
+    "convert": ("convert", "map.json", "map.yaml"),
+    "advise": ("advise", "counts.npy", "--ranks", "4"),
+    "simulate": ("simulate", "--workload", "prop", "--workers", "2", "--requests", "40"),
+    "route-report": ("route-report", "log"),
+}
+RECORD = Record(
+    run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
+    attempts=1, arrival=11.0, bound=12.0, first=13.0, end=14.0, prompt=5, output=6,
+    outcome=Outcome.COMPLETED,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    counts = np.arange(2 * 3 * 8, dtype=np.int64).reshape(2, 3, 8) ** 2
+    np.save("counts.npy", counts)
+    found = plan(counts, slots=12, ranks=4)
+    formats.write_placement("map.json", formats.Arrangement(found.placement, found.shares, 4))
+    Path("log").write_text(RECORD.line())
+
+
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED, *arguments],
+        capture_output=True, text=True, timeout=BOUND, check=False,
+    )  # fmt: skip
+
+
+def with_broken_torch(tmp_path: Path, source: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error, where `source` is the whole of torch."""
+    package = tmp_path / "broken" / "torch"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(source)
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(package.parent), *([before] if before else [])])
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", *arguments],
+        capture_output=True, text=True, timeout=BOUND, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_offline_command_works_without_torch(command: str) -> None:
+    done = without_torch(*COMMANDS[command])
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+
+
+@pytest.mark.skipif(find_spec("aiohttp") is None, reason="the proxy takes aiohttp")
+def test_proxy_serves_without_torch() -> None:
+    command = ("route", "--workers", "http://127.0.0.1:9", "--slots", "1", "--port", "0")
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, *command], stderr=subprocess.PIPE, text=True
+    ) as proxy:
+        try:
+            assert proxy.stderr is not None
+            assert proxy.stderr.readline().startswith("equipoise: serving on http://127.0.0.1:")
+            proxy.send_signal(signal.SIGTERM)
+            _, said = proxy.communicate(timeout=BOUND)
+        finally:
+            proxy.kill()
+    assert (proxy.returncode, said.count("Traceback")) == (0, 0), said
+
+
+@pytest.mark.parametrize("command", [("run",), ("record", "-o", "counts"), ("conformance",)])
+def test_serving_command_reports_broken_torch_in_one_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    code, _, said = with_broken_torch(tmp_path, BROKEN, *command)
+    assert (code, len(said.splitlines())) == (3, 1), said
+    assert said.startswith("equipoise: error: torch does not import: libcudart.so.13: cannot open")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [(BROKEN, "torch does not import: libcudart.so.13: cannot open"), ("", "torch is not whole")],
+)
+def test_doctor_reports_broken_torch_and_all_else(tmp_path: Path, source: str, reason: str) -> None:
+    code, out, said = with_broken_torch(tmp_path, source, "doctor", "--json", "found.json")
+    assert (code, said) == (1, "")
+    assert out.splitlines()[-1] == "no accelerator works: see the reasons above"
+    found = json.loads(Path("found.json").read_text())
+    checks = {check["name"]: check for check in found["checks"]}
+    assert checks["torch"]["passed"] is False
+    assert checks["torch"]["detail"].startswith(reason)
+    assert checks["native core"]["passed"] is True
+    known = {point.name for point in entry_points(group="equipoise.accelerators")}
+    assert {backend["name"] for backend in found["accelerators"]} == known
+
+
+def test_doctor_reports_missing_torch() -> None:
+    done = without_torch("doctor")
+    assert done.returncode == 1, done.stderr
+    assert "MISSING: torch is missing: install it" in done.stdout
