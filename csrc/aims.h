@@ -15,7 +15,6 @@ struct Aims {
     std::int32_t target;      // the peak may be so far above the mean
     std::int32_t slack;       // a rank's experts with one copy stay so far below it
     std::int32_t hysteresis;  // a copy changes hands for an expert so much hotter, in 1 / 65536
-    std::int32_t drip;        // copies a call that may change hands for less
     std::int32_t node_cost;   // what a copy from another node costs, in 1 / 65536 of one within it
     std::int32_t sigma;       // deviations that a rank's load counts with, in 1 / 65536
     Split split;              // even: for engines that know no shares

@@ -95,12 +95,12 @@ Rules rules_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes, std
 
 Aims aims_of(nb::handle aims) {
     const IdArray values("aims", aims, 1);
-    require_size("aims", values.size(), 7);
+    require_size("aims", values.size(), 6);
     require_range("aims", values.view(), 0, INT32_MAX);
     const Ids v = values.view();
-    require_range("sigma", v[5], 0, 100 * kShareOne);
-    require_range("split", v[6], 0, 1);
-    return {v[0], v[1], v[2], v[3], v[4], v[5], static_cast<Split>(v[6])};
+    require_range("sigma", v[4], 0, 100 * kShareOne);
+    require_range("split", v[5], 0, 1);
+    return {v[0], v[1], v[2], v[3], v[4], static_cast<Split>(v[5])};
 }
 
 nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::handle capacity,

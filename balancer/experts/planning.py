@@ -60,8 +60,6 @@ from equipoise.hal.errors import PlacementError
 
 HYSTERESIS = 1.2
 """A copy changes hands when the one expert's load per copy is so much above the other's."""
-DRIP = 0
-"""Copies a layer and call that change hands for less."""
 MOST = 2**31 - 1
 MOST_THREADS = 1024
 """That the native core takes; there is one a layer at most."""
@@ -297,4 +295,4 @@ def _aims(
             raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
     parts = [round(value * SHARE_ONE) for value in (target, slack, HYSTERESIS)]
     rest = [round(value * SHARE_ONE) for value in (node_cost, sigma)]
-    return np.array([*parts, DRIP, *rest, tuple(Split).index(split)], dtype=np.int32)
+    return np.array([*parts, *rest, tuple(Split).index(split)], dtype=np.int32)

@@ -65,17 +65,6 @@ def rule(name: str, **changed: object) -> Call:
     return lambda: getattr(_native, name)(**(right | own[name] | changed))
 
 
-def lists(**changed: object) -> Call:
-    """A call of fill_lists that is right except for what is changed."""
-    right: dict[str, object] = {
-        "placement": i32(0, 1)[None],
-        "shares": i32(65536, 65536)[None],
-        "order": i32(1, 0),
-        "lists": zeros(4).reshape(1, 2, 2),
-    }
-    return lambda: _native.fill_lists(**(right | changed))  # type: ignore[arg-type]
-
-
 REFUSED: dict[str, tuple[Call, str]] = {
     "list": (lambda: _native.checksum([1]), "data: expected uint8 of 1 dimension"),  # type: ignore[arg-type]
     "dtype": (hashed(ids=np.zeros(2)), "ids: expected int32 .* got float64 of 1 dimension"),
@@ -145,12 +134,6 @@ REFUSED: dict[str, tuple[Call, str]] = {
         "replicas: expected 0 to 2, got 3",
     ),
     "rule run": (rule("route_by_block_turns", start=i32(0, 3, 3)), "start: expected a slot for"),
-    "lists order": (lists(order=i32(1, 1)), "order: expected every place once"),
-    "lists place": (lists(order=i32(0, 2)), "order: expected every place once"),
-    "lists shares": (lists(shares=i32(65536)[None]), "shares columns: expected 2 elements, got 1"),
-    "lists width": (lists(order=i32(0)), "lists of a layer: expected 1 elements, got 2"),
-    "lists layers": (lists(lists=zeros(8).reshape(2, 2, 2)), "lists: expected 1 elements, got 2"),
-    "lists stranger": (lists(placement=i32(0, 2)[None]), "placement: expected 0 to 1, got 2"),
     "table sizes": (table(i32(0, 1), i32(65536)), "shares: expected 2 elements, got 1"),
 }
 
