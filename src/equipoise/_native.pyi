@@ -46,7 +46,8 @@ def plan(
     """Placement and shares, int32 [L, slots], moves and imbalance in 1 / 65536, int64 [L].
 
     `load` is int64 [L, E]; `windows` [W, L, E], at most 256 that sum to it, say how it varies.
-    `capacity` [ranks] is in 1 / 65536 of an ordinary rank. `survive`: 0 nothing, 1 the loss of a
+    `capacity` [ranks] is in 1 / 65536 of an ordinary rank; with one below that a layer may have as
+    much less load than 2**46. `survive`: 0 nothing, 1 the loss of a
     rank, 2 of a node. `policy`: 0 greedy, 1 connected, 2 incremental, which starts from `installed`
     [L, slots] and moves at most `allowance` [L] copies. `aims` [6]: target, slack, hysteresis, the
     cost of a copy between nodes and the deviations that a rank counts with, all in 1 / 65536, and
@@ -271,6 +272,8 @@ class PolicySettings:
 
 class Router:
     """A fleet and the policy that decides for it; requests have handles, workers numbers.
+
+    `workers`: 1 to 65536.
 
     `slots` are requests that a worker has at once, `room` tokens in its KV cache. Raises
     ValueError for settings that make no sense; RequestRefused and WorkerRefused as they say.
