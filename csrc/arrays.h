@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -62,6 +63,17 @@ class Array {
             refuse(name, wanted, "an array in device memory");
         if (!contiguous()) refuse(name, wanted, "a strided array");
         data_ = static_cast<T*>(array_.data());
+    }
+
+    // Whether both have a byte of memory in common.
+    template <typename U>
+    bool overlaps(const Array<U>& other) const {
+        const auto *begin = reinterpret_cast<const char*>(view().begin()),
+                   *end = reinterpret_cast<const char*>(view().end());
+        const auto *first = reinterpret_cast<const char*>(other.view().begin()),
+                   *last = reinterpret_cast<const char*>(other.view().end());
+        return std::less<>{}(begin, last) && std::less<>{}(first, end) && size() > 0 &&
+               other.size() > 0;
     }
 
     std::size_t extent(std::size_t dim) const { return array_.shape(dim); }

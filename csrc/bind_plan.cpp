@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "arrays.h"
@@ -20,6 +21,11 @@ Column make_column(std::size_t rows) {
 
 // As many as the squares of deviations can be summed of: csrc/risk.cpp.
 constexpr std::int64_t kWindows = 256;
+// All capacities together, in ordinary ranks: with more the squares of what a rank has above the
+// mean do not fit into 64 bits (csrc/even.cpp).
+constexpr std::int64_t kWhole = std::int64_t{1} << 17;
+// Of aims that have no bound of their own, in 1 / 65536.
+constexpr std::int64_t kThousand = 1000 * kShareOne;
 
 // The arrays of a request, checked against each other.
 struct Arrays {
@@ -34,10 +40,25 @@ struct Arrays {
           allowance("allowance", allowance_, 1),
           capacity("capacity", capacity_, 1) {
         require_size("allowance", allowance.size(), load.extent(0));
-        require_range("capacity", capacity.view(), 1, INT32_MAX);
-        for (std::size_t l = 0; l < load.extent(0); ++l) require_counts("load", load.row(l));
+        require_capacity();
+        for (std::size_t l = 0; l < load.extent(0); ++l) require_load(load.row(l));
         if (!windows_.is_none()) windows.emplace("windows", windows_, 3);
         if (!installed_.is_none()) installed.emplace("installed", installed_, 2);
+    }
+
+    void require_capacity() const {
+        if (capacity.size() == 0) refuse("capacity", "a rank at least", "none");
+        require_range("capacity", capacity.view(), 1, INT32_MAX);
+        std::int64_t whole = 0;
+        for (std::int32_t c : capacity.view()) whole += c;
+        require_range("sum of capacity", whole, 1, kWhole * kShareOne);
+    }
+
+    // Raises ValueError where loads, relative to the least capacity, do not fit into 64 bits.
+    void require_load(Counts row) const {
+        require_counts("load", row);
+        const std::int64_t sum = std::accumulate(row.begin(), row.end(), std::int64_t{0});
+        require_range("load of a layer, with that capacity", sum, 0, most_tokens(capacity.view()));
     }
 
     Windows checked_windows() const {
@@ -95,12 +116,16 @@ Rules rules_of(const Arrays& arrays, std::int64_t slots, std::int64_t nodes, std
 
 Aims aims_of(nb::handle aims) {
     const IdArray values("aims", aims, 1);
-    require_size("aims", values.size(), 7);
-    require_range("aims", values.view(), 0, INT32_MAX);
+    require_size("aims", values.size(), 6);
     const Ids v = values.view();
-    require_range("sigma", v[5], 0, 100 * kShareOne);
-    require_range("split", v[6], 0, 1);
-    return {v[0], v[1], v[2], v[3], v[4], v[5], static_cast<Split>(v[6])};
+    require_range("target", v[0], 0, kThousand);
+    require_range("slack", v[1], 0, kShareOne);
+    require_range("hysteresis", v[2], 0, kThousand);
+    // A copy from another node costs as much as one from within at least.
+    require_range("node_cost", v[3], kShareOne, kThousand);
+    require_range("sigma", v[4], 0, 100 * kShareOne);
+    require_range("split", v[5], 0, 1);
+    return {v[0], v[1], v[2], v[3], v[4], static_cast<Split>(v[5])};
 }
 
 nb::tuple py_plan(nb::handle load, nb::handle windows, std::int64_t slots, nb::handle capacity,

@@ -29,6 +29,16 @@ struct Draft {
         like("start", start, static_cast<std::size_t>(experts) + 1);
         like("replicas", replicas, slots());
         like("cumulative", cumulative, slots());
+        // What is written early is read again, as the cursors of a sort: it must stay as written.
+        apart("start", start, "replicas", replicas);
+        apart("start", start, "cumulative", cumulative);
+        apart("replicas", replicas, "cumulative", cumulative);
+        apart("start", start, "placement", placement);
+        apart("start", start, "shares", shares);
+        apart("replicas", replicas, "placement", placement);
+        apart("replicas", replicas, "shares", shares);
+        apart("cumulative", cumulative, "placement", placement);
+        apart("cumulative", cumulative, "shares", shares);
     }
 
     void build(std::size_t layer, const std::string& where) const;
@@ -42,6 +52,13 @@ struct Draft {
         if (dims == 2) require_size(rows.c_str(), array.extent(0), layers());
         require_size((name + std::string(dims == 2 ? " columns" : "")).c_str(),
                      array.extent(dims - 1), width);
+    }
+
+    template <typename T>
+    static void apart(const char* name, const Output& written, const char* other,
+                      const Array<T>& array) {
+        if (written.overlaps(array))
+            refuse(name, "memory of its own", std::string("memory of ") + other);
     }
 
     template <typename T>

@@ -9,7 +9,6 @@ void bind_plan(nanobind::module_& m);
 void bind_planner(nanobind::module_& m);
 void bind_shares(nanobind::module_& m);
 void bind_tables(nanobind::module_& m);
-void bind_lists(nanobind::module_& m);
 void bind_routing(nanobind::module_& m);
 void bind_routing_rules(nanobind::module_& m);
 void bind_checksum(nanobind::module_& m);

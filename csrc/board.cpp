@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <numeric>
 
+#include "shares.h"
 #include "table.h"
 
 namespace equipoise {
+
+std::int64_t most_tokens(Ids capacity) {
+    const std::int32_t least = *std::min_element(capacity.begin(), capacity.end());
+    const auto exact = static_cast<__int128>(kMaxTokens) * std::min(least, kShareOne);
+    return static_cast<std::int64_t>(exact / kShareOne);
+}
 
 Board::Board(Shape shape, Ids capacity)
     : shape_(shape),
@@ -114,7 +121,7 @@ bool Board::holds(std::int32_t rank, std::int32_t expert) const {
 
 std::int64_t Board::scaled(std::int64_t height, std::int32_t rank) const {
     const auto exact = static_cast<__int128>(height) * capacity_[rank];
-    return static_cast<std::int64_t>((exact + kShareOne - 1) / kShareOne);
+    return static_cast<std::int64_t>(std::min<__int128>((exact + kShareOne - 1) / kShareOne, kMostLoad));
 }
 
 std::int64_t Board::quotient(std::int64_t load, std::int64_t capacity) const {

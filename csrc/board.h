@@ -8,13 +8,19 @@
 
 namespace equipoise {
 
+// Heights and loads are no more than this, so that twice as much fits into 64 bits.
+constexpr std::int64_t kMostLoad = std::int64_t{1} << 62;
+
+// Tokens of a layer at most, so that all of them on the rank of the least capacity are no higher.
+std::int64_t most_tokens(Ids capacity);
+
 struct Shape {
     std::int32_t experts, slots, ranks;
 
     std::int32_t per_rank() const { return slots / ranks; }
 };
 
-// Loads are tokens << 16; the sum of a layer's tokens is at most kMaxTokens (shares.h).
+// Loads are tokens << 16; the sum of a layer's tokens is at most most_tokens(capacity).
 // A rank of capacity c (in 1 / 65536, 65536 is an ordinary one) takes c / 65536 of what an ordinary
 // one takes. The flows into the copies of an expert always sum to its load.
 class Board {
@@ -60,7 +66,8 @@ class Board {
     }
     bool holds(std::int32_t rank, std::int32_t expert) const;
 
-    // What the rank may take when an ordinary one takes `height`, rounded up.
+    // What the rank may take when an ordinary one takes `height`, rounded up; at most kMostLoad, which
+    // no rank takes.
     std::int64_t share(std::int64_t height, std::int32_t rank) const {
         return uniform_ ? height : scaled(height, rank);
     }

@@ -5,8 +5,6 @@
 namespace equipoise {
 namespace {
 
-// A copy that drips to another expert is wanted by a tenth more.
-constexpr std::int32_t kDrip = kShareOne / 10;
 // It ends after so many steps in a row that lower nothing: several sets of ranks may be as high.
 constexpr std::int32_t kPatience = 8;
 // Where the target is missed the aim is three quarters of it, so that the next window does not miss
@@ -40,20 +38,18 @@ std::int64_t Improver::run(std::int64_t copies) {
 void Improver::change() {
     keep(missed_by_);
     market_.reset();
-    while (left_ > 0 && trade(aims_.hysteresis)) {
-    }
-    for (std::int32_t i = 0; i < aims_.drip && left_ > 0 && trade(kDrip); ++i) {
+    while (left_ > 0 && trade()) {
     }
     relieve();
     if (missed_by_ > best_) board_.place({kept_.data(), kept_.size()});
 }
 
-bool Improver::trade(std::int32_t hysteresis) {
+bool Improver::trade() {
     const std::int32_t hot = market_.hottest();
     if (hot < 0) return false;
     const std::int64_t heat = market_.heat(hot);
     const auto most = static_cast<std::int64_t>(static_cast<__int128>(heat) * kShareOne /
-                                                (kShareOne + hysteresis));
+                                                (kShareOne + aims_.hysteresis));
     if (most >= heat) return false;
     std::fill(open_.begin(), open_.end(), 1);
     return take(market_.give_up_for(hot, most, open_), hot);

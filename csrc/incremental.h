@@ -12,8 +12,8 @@ namespace equipoise {
 // `run` changes the board's placement by at most `copies` copies, where the target is missed. In
 // this order:
 // - Copies change hands: from the expert that misses one least to the hottest one, as long as that
-//   is hotter, by the hysteresis; then `drip` more for a tenth. Among the copies to
-//   give up, one that leaves the ranks connected, on a rank that is little filled.
+//   is hotter, by the hysteresis. Among the copies to give up, one that leaves the ranks
+//   connected, on a rank that is little filled.
 // - While a rank cannot be levelled to the target, or, for one step, its single copies leave no
 //   slack: the ranks that its load can reach get a joint to the others, one copy; or two experts
 //   with one copy trade places, two copies; whichever lowers the peak more for each copy.
@@ -27,7 +27,7 @@ class Improver {
     std::int64_t run(std::int64_t copies);
 
  private:
-    bool trade(std::int32_t hysteresis);
+    bool trade();
     bool take(std::int32_t slot, std::int32_t expert);
     void change();
     void relieve();

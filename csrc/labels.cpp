@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace equipoise {
@@ -35,27 +35,76 @@ std::int64_t overlap(const Rank& a, const Rank& b) {
 }
 
 struct Pair {
-    std::int64_t common;
-    std::int64_t proposed;
-    std::int64_t installed;
-
-    bool operator<(const Pair& other) const {
-        return std::tuple(-common, proposed, installed) <
-               std::tuple(-other.common, other.proposed, other.installed);
-    }
+    std::int32_t proposed, installed;
 };
 
-std::vector<Pair> rank_pairs(const std::vector<Rank>& proposed,
-                             const std::vector<Rank>& installed) {
-    const auto ranks = static_cast<std::int64_t>(proposed.size());
-    std::vector<Pair> pairs;
-    pairs.reserve(ranks * ranks);
-    for (std::int64_t p = 0; p < ranks; ++p)
-        for (std::int64_t q = 0; q < ranks; ++q)
-            pairs.push_back({overlap(proposed[p], installed[q]), p, q});
-    std::sort(pairs.begin(), pairs.end());
-    return pairs;
-}
+// Pairs of ranks by how many copies they have in common.
+class Overlaps {
+ public:
+    Overlaps(const std::vector<Rank>& proposed, const std::vector<Rank>& installed)
+        : by_common_(proposed[0].size() + 1) {
+        index(installed);
+        std::vector<std::int32_t> common(installed.size()), met;
+        for (std::size_t p = 0; p < proposed.size(); ++p) {
+            count(proposed[p], common, met);
+            std::sort(met.begin(), met.end());
+            for (std::int32_t q : met)
+                by_common_[std::exchange(common[q], 0)].push_back(
+                    {static_cast<std::int32_t>(p), q});
+            met.clear();
+        }
+    }
+
+    // Most in common first, then lower proposed rank, then lower installed rank. Those with nothing
+    // in common are left out: on hundreds of ranks they are nearly all.
+    template <typename Visit>
+    void each(Visit visit) const {
+        for (std::size_t common = by_common_.size(); common-- > 1;)
+            for (const Pair& pair : by_common_[common])
+                visit(pair, static_cast<std::int64_t>(common));
+    }
+
+ private:
+    struct Holder {
+        std::int32_t expert, rank, copies;
+
+        bool operator<(const Holder& other) const { return expert < other.expert; }
+    };
+
+    // Which installed ranks hold each expert.
+    void index(const std::vector<Rank>& installed) {
+        for (std::size_t q = 0; q < installed.size(); ++q)
+            each_run(installed[q], [&](std::int32_t expert, std::int32_t copies) {
+                holders_.push_back({expert, static_cast<std::int32_t>(q), copies});
+            });
+        std::sort(holders_.begin(), holders_.end());
+    }
+
+    // What a proposed rank has in common with each installed one, and with which it has any.
+    void count(const Rank& rank, std::vector<std::int32_t>& common,
+               std::vector<std::int32_t>& met) const {
+        each_run(rank, [&](std::int32_t expert, std::int32_t copies) {
+            const auto [first, last] =
+                std::equal_range(holders_.begin(), holders_.end(), Holder{expert, 0, 0});
+            for (auto holder = first; holder != last; ++holder) {
+                if (common[holder->rank] == 0) met.push_back(holder->rank);
+                common[holder->rank] += std::min(copies, holder->copies);
+            }
+        });
+    }
+
+    template <typename Visit>
+    static void each_run(const Rank& rank, Visit visit) {
+        for (auto at = rank.begin(); at != rank.end();) {
+            const auto end = std::upper_bound(at, rank.end(), *at);
+            visit(*at, static_cast<std::int32_t>(end - at));
+            at = end;
+        }
+    }
+
+    std::vector<Holder> holders_;
+    std::vector<std::vector<Pair>> by_common_;
+};
 
 // label[p]: the installed rank that takes what the plan proposed for rank p.
 Labels match_ranks(const std::vector<Rank>& proposed, const std::vector<Rank>& installed) {
@@ -63,14 +112,23 @@ Labels match_ranks(const std::vector<Rank>& proposed, const std::vector<Rank>& i
     Labels label(ranks, -1);
     std::vector<bool> taken(ranks, false);
     std::int64_t matched = 0, kept = 0;
-    for (const Pair& pair : rank_pairs(proposed, installed)) {
-        if (pair.proposed == pair.installed) kept += pair.common;
-        if (label[pair.proposed] >= 0 || taken[pair.installed]) continue;
+    Overlaps(proposed, installed).each([&](const Pair& pair, std::int64_t common) {
+        if (pair.proposed == pair.installed) kept += common;
+        if (label[pair.proposed] >= 0 || taken[pair.installed]) return;
         label[pair.proposed] = pair.installed;
         taken[pair.installed] = true;
-        matched += pair.common;
+        matched += common;
+    });
+    if (matched < kept) {
+        std::iota(label.begin(), label.end(), 0);
+        return label;
     }
-    if (matched < kept) std::iota(label.begin(), label.end(), 0);
+    std::size_t next = 0;
+    for (std::int64_t& rank : label) {
+        if (rank >= 0) continue;
+        while (taken[next]) ++next;
+        rank = static_cast<std::int64_t>(next++);
+    }
     return label;
 }
 

@@ -7,7 +7,6 @@ NB_MODULE(_native, m) {
     equipoise::bind_planner(m);
     equipoise::bind_shares(m);
     equipoise::bind_tables(m);
-    equipoise::bind_lists(m);
     equipoise::bind_routing(m);
     equipoise::bind_routing_rules(m);
     equipoise::bind_checksum(m);

@@ -12,8 +12,9 @@ constexpr std::int64_t kLargest = std::int64_t{1} << 26;
 // Trades of a layer at most.
 constexpr std::int32_t kTrades = 256;
 
-// Rounded down; exact whatever the processor makes of the first guess.
+// Rounded down, 0 below 1; exact whatever the processor makes of the first guess.
 std::int64_t root(std::int64_t square) {
+    if (square < 1) return 0;
     auto found = static_cast<std::int64_t>(std::sqrt(static_cast<double>(square)));
     while (found * found > square) --found;
     while ((found + 1) * (found + 1) <= square) ++found;
@@ -51,7 +52,9 @@ std::int64_t Risk::highest(std::int64_t layer) {
     std::int64_t most = 0;
     for (std::int32_t r = 0; r < rules_.shape.ranks; ++r)
         most = std::max(most, risk(r, 0, squares_[r]));
-    return most << grain_;
+    // A hundred deviations of a load near 2^46 do not fit into 64 bits.
+    const auto exact = static_cast<__int128>(most) << grain_;
+    return static_cast<std::int64_t>(std::min<__int128>(exact, kMostLoad));
 }
 
 // The first that helps; false where none does.
@@ -145,7 +148,7 @@ void Risk::exchange(std::int32_t a, std::int32_t b) {
 
 // Of a rank with so much more load, whose deviations have these squares; relative to its capacity.
 std::int64_t Risk::risk(std::int32_t rank, std::int64_t more, std::int64_t squares) const {
-    const std::int64_t deviation = squares == 0 ? 0 : root(squares / (windows_.count - 1));
+    const std::int64_t deviation = root(squares / (windows_.count - 1));
     const std::int64_t load = (board_.full(rank) + more) >> grain_;
     return board_.height(load + deviation * aims_.sigma / kShareOne, board_.capacity(rank));
 }

@@ -12,7 +12,8 @@ void require(bool holds, const char* what) {
 bool sound(double value) { return value >= 0 && std::isfinite(value); }
 
 void check(const PolicySettings& settings, std::size_t workers) {
-    require(workers >= 1, "workers: expected at least 1");
+    // Before anything is allocated: memory is in proportion. A simulation has as many at most.
+    require(workers >= 1 && workers <= 65536, "workers: expected 1 to 65536");
     require(settings.when_full == "queue" || settings.when_full == "hold",
             "when_full: expected queue or hold");
     require(settings.predictor == "survival" || settings.predictor == "oracle",

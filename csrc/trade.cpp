@@ -4,6 +4,8 @@
 #include <functional>
 #include <limits>
 
+#include "aims.h"
+
 namespace equipoise {
 namespace {
 
@@ -78,8 +80,7 @@ std::int64_t Market::cost(std::int32_t expert, std::int32_t rank) const {
     for (std::int32_t copy : board_.copies(expert))
         if (rules_.node_of(board_.rank_of(copy)) == node) return 0;
     const std::int64_t part = board_.total() / rules_.shape.ranks / 16;
-    return static_cast<std::int64_t>(static_cast<__int128>(part) * (node_cost_ - kShareOne) /
-                                     kShareOne);
+    return part_of(part, node_cost_ - kShareOne);
 }
 
 // Into how many components the ranks would fall if the slot held the expert.

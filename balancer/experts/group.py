@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.experts.demand import MOST
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
 from equipoise.hal.errors import PlacementError
 
@@ -82,6 +83,11 @@ def group_of(shape: Shape, nodes: int, survive: int, capacities: Sequence[float]
     return Group(shape, _capacity(capacities, shape.ranks), nodes, survive)
 
 
+def most_rows(capacity: npt.NDArray[np.int32]) -> int:
+    """Rows of a layer at most, so that all of them on the smallest rank fit into 64 bits there."""
+    return MOST * min(int(capacity.min()), SHARE_ONE) // SHARE_ONE
+
+
 def bearable(shape: Shape, nodes: int, survive: int) -> int:
     """The most, up to `survive`, that so many slots, ranks and nodes allow to survive."""
     enough = shape.slots >= 2 * shape.experts
@@ -93,7 +99,10 @@ def bearable(shape: Shape, nodes: int, survive: int) -> int:
 def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.int32]:
     if capacities is None:
         return np.full(ranks, SHARE_ONE, dtype=np.int32)
-    given = np.asarray(capacities, dtype=np.float64)
+    try:
+        given = np.asarray(capacities, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise PlacementError(f"capacities must be {ranks} positive numbers") from None
     if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
         raise PlacementError(f"capacities must be {ranks} positive numbers")
     if given.max() > MOST_UNLIKE * given.min():

@@ -27,7 +27,7 @@ gets the same plan. What `plan` takes:
   `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
 - `sigma`: a rank counts with its load and so many standard deviations of it over the windows, so
   that experts which are busy together do not share a rank. 0, and one window, for the load alone;
-  so does `greedy`.
+  so does `greedy`. By default 1 where there are 8 windows or more, else 0.
 - `capacities` of the ranks, in any unit; None for equal ones. `greedy` packs as if they were equal.
 - `objective`: tokens or active_experts. With the latter all rows of an expert go to one of its
   copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
@@ -46,8 +46,8 @@ import numpy.typing as npt
 from equipoise import _native
 from equipoise.balancer.experts.activity import settle
 from equipoise.balancer.experts.choices import Objective, Policy, Split, one_of
-from equipoise.balancer.experts.demand import Demand, demand_of
-from equipoise.balancer.experts.group import Group, group_of
+from equipoise.balancer.experts.demand import Demand, array_of, demand_of
+from equipoise.balancer.experts.group import Group, group_of, most_rows
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
     Placement,
@@ -60,8 +60,6 @@ from equipoise.hal.errors import PlacementError
 
 HYSTERESIS = 1.2
 """A copy changes hands when the one expert's load per copy is so much above the other's."""
-DRIP = 0
-"""Copies a layer and call that change hands for less."""
 MOST = 2**31 - 1
 MOST_THREADS = 1024
 """That the native core takes; there is one a layer at most."""
@@ -137,11 +135,11 @@ class _Task:
         )
         try:
             return _native.plan(*arguments)
-        except ValueError:
+        except ValueError as error:
             # The native core checks what is installed, faster; what is wrong is said in our words.
             if self.installed is not None:
                 check(self.installed, self.group.shape)
-            raise
+            raise PlacementError(str(error)) from error
 
     def within(self, budget: int | None) -> Plan:
         """The plan that moves at most so many copies."""
@@ -155,10 +153,11 @@ class _Task:
         if budget is None or wanted.moves <= budget:
             return wanted
         kept = self.run(Policy.INCREMENTAL, none)
-        allowance = ration(wanted.layer_moves, kept.layer_imbalance, budget)
+        uneven = kept.layer_imbalance
         if self.policy is Policy.INCREMENTAL:
+            allowance = ration(wanted.layer_moves, uneven, budget)
             return self.run(self.policy, allowance)
-        return self._mixed(kept, wanted, allowance >= wanted.layer_moves)
+        return self._mixed(kept, wanted, whole_layers(wanted.layer_moves, uneven, budget))
 
     def settled(self, found: Plan) -> Plan:
         """The same with whole shares, and what they promise, where active experts are planned."""
@@ -204,7 +203,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
     expert_bytes: int | None = None,
     node_cost: float = 1.0,
     survive: int = 0,
-    sigma: float = 0.0,
+    sigma: float | None = None,
     capacities: Sequence[float] | None = None,
     objective: str = "tokens",
     threads: int = 1,
@@ -219,12 +218,15 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         raise PlacementError("active_experts runs an expert on one rank: split must be level")
     layers, experts = demand.load.shape
     shape = Shape(layers, experts, slots, ranks)
+    group = group_of(shape, nodes, survive, capacities)
+    if demand.load.sum(axis=1).max() > (most := most_rows(group.capacity)):
+        raise PlacementError(f"a layer has more than {most} rows, the most with these capacities")
     task = _Task(
         demand,
-        group_of(shape, nodes, survive, capacities),
+        group,
         _installed(installed, shape),
         one_of(Policy, "policy", policy),
-        _aims(target, slack, node_cost, sigma, one_of(Split, "split", split)),
+        _aims(target, slack, node_cost, demand.sigma, one_of(Split, "split", split)),
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MOST_THREADS),
     )
@@ -240,6 +242,21 @@ def ration(
         granted[layer] = min(int(wanted[layer]), budget)
         budget -= int(granted[layer])
     return granted
+
+
+def whole_layers(
+    wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
+) -> npt.NDArray[np.bool_]:
+    """Which layers get all the copies that they want: the most uneven first, of those that fit.
+
+    A layer that is planned anew is changed as a whole or not at all, so a part of what it wants
+    would be lost to it and to the others.
+    """
+    taken = np.zeros(wanted.shape, dtype=np.bool_)
+    for layer in np.argsort(-imbalance, kind="stable"):
+        taken[layer] = wanted[layer] <= budget
+        budget -= int(wanted[layer]) if taken[layer] else 0
+    return taken
 
 
 def _budget(copies: int | None, size: int | None, expert: int | None) -> int | None:
@@ -261,7 +278,7 @@ def _per_rank(most: int | None, policy: str, installed: npt.ArrayLike | None) ->
         raise PlacementError(f"max_copies_per_rank must not be negative, got {most}")
     if policy != Policy.INCREMENTAL or installed is None:
         raise PlacementError("max_copies_per_rank takes policy incremental, and what is installed")
-    return most
+    return min(most, MOST)
 
 
 def _positive(name: str, value: int) -> int:
@@ -273,7 +290,7 @@ def _positive(name: str, value: int) -> int:
 def _installed(installed: npt.ArrayLike | None, shape: Shape) -> Placement | None:
     if installed is None:
         return None
-    given = np.asarray(installed)
+    given = array_of("installed", installed)
     if given.dtype.kind not in "iu":
         raise PlacementError(f"installed must be integers, got {given.dtype}")
     if given.shape != (shape.layers, shape.slots):
@@ -297,4 +314,4 @@ def _aims(
             raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
     parts = [round(value * SHARE_ONE) for value in (target, slack, HYSTERESIS)]
     rest = [round(value * SHARE_ONE) for value in (node_cost, sigma)]
-    return np.array([*parts, DRIP, *rest, tuple(Split).index(split)], dtype=np.int32)
+    return np.array([*parts, *rest, tuple(Split).index(split)], dtype=np.int32)

@@ -46,12 +46,13 @@ def plan(
     """Placement and shares, int32 [L, slots], moves and imbalance in 1 / 65536, int64 [L].
 
     `load` is int64 [L, E]; `windows` [W, L, E], at most 256 that sum to it, say how it varies.
-    `capacity` [ranks] is in 1 / 65536 of an ordinary rank. `survive`: 0 nothing, 1 the loss of a
+    `capacity` [ranks] is in 1 / 65536 of an ordinary rank; with one below that a layer may have as
+    much less load than 2**46. `survive`: 0 nothing, 1 the loss of a
     rank, 2 of a node. `policy`: 0 greedy, 1 connected, 2 incremental, which starts from `installed`
-    [L, slots] and moves at most `allowance` [L] copies. `aims` [7]: target, slack, hysteresis in
-    1 / 65536, drip in copies, the cost of a copy between nodes and the deviations that a rank
-    counts with in 1 / 65536, and 1 to split experts evenly instead of by level shares. The
-    algorithms stand in csrc/plan.h and the headers that it includes.
+    [L, slots] and moves at most `allowance` [L] copies. `aims` [6]: target, slack, hysteresis, the
+    cost of a copy between nodes and the deviations that a rank counts with, all in 1 / 65536, and
+    1 to split experts evenly instead of by level shares. The algorithms stand in csrc/plan.h and
+    the headers that it includes.
     """
 
 def align(installed: _Int32, proposed: _Int32, ranks: int) -> NDArray[np.int32]:
@@ -110,14 +111,6 @@ def build_tables(
 
 def digest_tables(start: _Int32, replicas: _Int32, cumulative: _Int32) -> NDArray[np.uint64]:
     """Of each layer's table, a row of every array, `checksum` of all its bytes in this order."""
-
-def fill_lists(placement: _Int32, shares: _Int32, order: _Int32, lists: _Int32) -> None:
-    """Write `lists`, int32 [L, E, W], from `placement` and `shares`, int32 [L, S].
-
-    Each slot of an expert stands in its list in proportion to its share, by largest remainder
-    (ties: lower slot). Entry j is the one at order[j], int32 [W], of a line in which equal entries
-    stand together, by ascending slot.
-    """
 
 def count_experts(ids: _Int32, counts: _Int32) -> None:
     """Write to `counts`, int32 [E], how often each expert occurs in `ids`, int32 [n]."""
@@ -279,6 +272,8 @@ class PolicySettings:
 
 class Router:
     """A fleet and the policy that decides for it; requests have handles, workers numbers.
+
+    `workers`: 1 to 65536.
 
     `slots` are requests that a worker has at once, `room` tokens in its KV cache. Raises
     ValueError for settings that make no sense; RequestRefused and WorkerRefused as they say.

@@ -15,7 +15,7 @@ extern "C" void plan(const std::int64_t* load, std::int64_t layers, std::int32_t
     const Request request{
         {{experts, slots, ranks}, {capacity.data(), capacity.size()}, 1, Apart::kNothing},
         static_cast<Policy>(policy),
-        {aims[0], aims[1], aims[2], aims[3], aims[4], aims[5], static_cast<Split>(aims[6])},
+        {aims[0], aims[1], aims[2], aims[3], aims[4], static_cast<Split>(aims[5])},
         layers,
         load,
         {windows, count, layers, experts},

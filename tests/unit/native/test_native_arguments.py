@@ -65,15 +65,25 @@ def rule(name: str, **changed: object) -> Call:
     return lambda: getattr(_native, name)(**(right | own[name] | changed))
 
 
-def lists(**changed: object) -> Call:
-    """A call of fill_lists that is right except for what is changed."""
+def planned(**changed: object) -> Call:
+    """A call of plan that is right except for what is changed; `aims` by place."""
+    aims = i32(1311, 6554, 78643, 65536, 0, 0)
+    for place, value in changed.pop("aims", {}).items():  # type: ignore[attr-defined]
+        aims[place] = value
     right: dict[str, object] = {
-        "placement": i32(0, 1)[None],
-        "shares": i32(65536, 65536)[None],
-        "order": i32(1, 0),
-        "lists": zeros(4).reshape(1, 2, 2),
+        "load": i64((7, 5)),
+        "windows": None,
+        "slots": 4,
+        "capacity": i32(65536, 65536),
+        "nodes": 1,
+        "survive": 0,
+        "installed": i32(0, 1, 0, 1)[None],
+        "policy": 2,
+        "allowance": np.array([4]),
+        "per_rank": 4,
+        "threads": 1,
     }
-    return lambda: _native.fill_lists(**(right | changed))  # type: ignore[arg-type]
+    return lambda: _native.plan(**(right | {"aims": aims} | changed))  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[Call, str]] = {
@@ -136,6 +146,19 @@ REFUSED: dict[str, tuple[Call, str]] = {
     "table homeless": (table(i32(0, 0), i32(1, 65535)), "got none for expert 1"),
     "table sum": (table(i32(0, 1), i32(65536, 65535)), "sum of 65536 .* expert 1"),
     "table share": (table(i32(0, 1), i32(65536, -1)), "shares: expected 0 to 65536, got -1"),
+    "tiny capacity": (
+        planned(load=i64((2**40, 5)), capacity=i32(1, 65536)),
+        "load of a layer, with that capacity: expected 0 to 1073741823, got",
+    ),
+    "vast capacity": (
+        planned(slots=16, installed=None, policy=1, capacity=np.full(8, 2**31 - 1, np.int32)),
+        "sum of capacity: expected 1 to",
+    ),
+    "no capacity": (planned(capacity=i32()), "capacity: expected a rank at least"),
+    "target": (planned(aims={0: 2**31 - 1}), "target: expected 0 to 65536000, got"),
+    "slack": (planned(aims={1: 65537}), "slack: expected 0 to 65536, got 65537"),
+    "hysteresis": (planned(aims={2: -1}), "hysteresis: expected 0 to 65536000, got -1"),
+    "free node": (planned(aims={3: 0}), "node_cost: expected 65536 to 65536000, got 0"),
     "rows of none": (rule("route_by_row_hash", top_k=0), "top_k: expected 1 to .*, got 0"),
     "offset": (rule("route_by_block_turns", offset=-1), "offset: expected 0 to .*, got -1"),
     "rule slots": (rule("route_by_row_hash", slots=zeros(1)), "slots: expected 2 elements, got 1"),
@@ -145,12 +168,6 @@ REFUSED: dict[str, tuple[Call, str]] = {
         "replicas: expected 0 to 2, got 3",
     ),
     "rule run": (rule("route_by_block_turns", start=i32(0, 3, 3)), "start: expected a slot for"),
-    "lists order": (lists(order=i32(1, 1)), "order: expected every place once"),
-    "lists place": (lists(order=i32(0, 2)), "order: expected every place once"),
-    "lists shares": (lists(shares=i32(65536)[None]), "shares columns: expected 2 elements, got 1"),
-    "lists width": (lists(order=i32(0)), "lists of a layer: expected 1 elements, got 2"),
-    "lists layers": (lists(lists=zeros(8).reshape(2, 2, 2)), "lists: expected 1 elements, got 2"),
-    "lists stranger": (lists(placement=i32(0, 2)[None]), "placement: expected 0 to 1, got 2"),
     "table sizes": (table(i32(0, 1), i32(65536)), "shares: expected 2 elements, got 1"),
 }
 
@@ -166,3 +183,55 @@ def test_native_accepts_read_only_inputs() -> None:
     counts = zeros(2)
     hashed(ids=frozen(2), counts=counts)()
     assert counts.tolist() == [2, 0]
+
+
+def test_native_plan_takes_right_arguments() -> None:
+    assert planned()() is not None
+
+
+def test_native_router_refuses_more_workers_than_a_simulation_has() -> None:
+    with pytest.raises(ValueError, match="workers: expected 1 to 65536"):
+        _native.Router(_native.PolicySettings(), 2**31 - 1, 8, 8)
+
+
+WRITTEN = ("start", "replicas", "cumulative")
+
+
+PAIRS = [
+    (written, other)
+    for written in WRITTEN
+    for other in ("placement", "shares", *WRITTEN)
+    if written != other
+]
+
+
+@pytest.mark.parametrize(("written", "other"), PAIRS)
+@pytest.mark.parametrize("kind", ["one layer", "layers"])
+def test_build_table_refuses_outputs_that_share_memory(written: str, other: str, kind: str) -> None:
+    """Sorted into itself, a placement was its own cursor: writes went beyond the end."""
+    single = kind == "one layer"
+    slots, experts = 6, 5
+    memory = np.arange(64, dtype=np.int32) % experts
+    columns = dict.fromkeys(("placement", "shares", *WRITTEN), slots) | {"start": experts + 1}
+    arrays = {
+        name: np.ascontiguousarray(np.arange(count, dtype=np.int32) % experts)
+        for name, count in columns.items()
+    }
+    arrays["shares"][:] = [32768, 65536, 65536, 65536, 65536, 32768]
+    # They meet in the last element of the one and the first of the other.
+    arrays[other] = memory[: columns[other]]
+    arrays[written] = memory[columns[other] - 1 :][: columns[written]]
+    if not single:
+        arrays = {name: array[None] for name, array in arrays.items()}
+    build = _native.build_table if single else _native.build_tables
+    if other == "shares":
+        arrays["shares"][:] = 0
+    with pytest.raises(ValueError, match="memory of its own, got memory of"):
+        build(arrays["placement"], arrays["shares"], experts, *(arrays[n] for n in WRITTEN))
+
+
+def test_build_table_takes_neighbouring_memory() -> None:
+    memory = np.zeros(9, dtype=np.int32)
+    start, replicas, cumulative = memory[:3], memory[3:6], memory[6:]
+    _native.build_table(i32(0, 1, 0), i32(1, 65536, 65535), 2, start, replicas, cumulative)
+    assert memory.tolist() == [0, 2, 3, 0, 2, 1, 1, 65536, 65536]

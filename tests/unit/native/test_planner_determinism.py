@@ -77,12 +77,12 @@ def test_planner_bits_are_independent_of_compiler_flags(tmp_path: Path) -> None:
     odds = np.exp(rng.standard_normal((2, layers, experts)))
     before, *windows = rng.poisson(1000 * odds[[0, 1, 1, 0, 1]]).astype(np.int64)
     later = np.stack(windows)
-    none = np.zeros(7, dtype=np.int32)
+    none = np.zeros(6, dtype=np.int32)
     first = shipped(before, None, 1, none, before[None])
     installed = np.array(first[: len(first) // 2], dtype=np.int32).reshape(layers, -1)
     for policy in range(3):
         for split in range(2):
-            aims = np.array([1311, 6554, 78643, 1, SHARE_ONE, SHARE_ONE, split], dtype=np.int32)
+            aims = np.array([1311, 6554, 78643, SHARE_ONE, SHARE_ONE, split], dtype=np.int32)
             asked = later.sum(axis=0), installed, policy, aims, later
             wanted = shipped(*asked)
             assert [build(*asked) for build in builds] == [wanted] * len(builds)

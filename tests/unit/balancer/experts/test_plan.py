@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.choices import Policy
+from equipoise.balancer.experts.planning import whole_layers
 from equipoise.hal.errors import PlacementError
 
 LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8
@@ -117,6 +118,30 @@ def test_plan_spends_budget_on_most_uneven_layers() -> None:
     assert found.layer_moves[1:].sum() == 0
 
 
+@pytest.mark.parametrize("policy", ["connected", "greedy"])
+@given(seed=st.integers(0, 2**31), budget=st.integers(0, 400))
+def test_plan_anew_leaves_no_layer_that_its_budget_still_pays_for(
+    policy: str, seed: int, budget: int
+) -> None:
+    """The worst layer got a part of what it wanted, which was dropped, and the rest got nothing."""
+    before, later = skewed(seed)[0], skewed(seed + 1)[0]
+    group: dict[str, Any] = {"slots": SLOTS, "ranks": RANKS, "policy": policy}
+    group["installed"] = plan(before, **group).placement
+    wanted = plan(later, **group).layer_moves
+    found = plan(later, max_copies=budget, **group)
+    left = wanted[found.layer_moves == 0]
+    assert set(found.layer_moves.tolist()) <= {0, *wanted.tolist()}
+    assert (left[left > 0] > budget - found.moves).all()
+
+
+def test_plan_anew_spends_budget_on_most_uneven_layers_that_fit() -> None:
+    wanted, uneven = np.array([10, 9, 12, 3]), np.array([0.4, 0.3, 0.2, 0.1])
+    assert whole_layers(wanted, uneven, 10).tolist() == [True, False, False, False]
+    assert whole_layers(wanted, uneven, 9).tolist() == [False, True, False, False]
+    assert whole_layers(wanted, uneven, 14).tolist() == [True, False, False, True]
+    assert whole_layers(wanted, uneven, 2).tolist() == [False] * 4
+
+
 def together() -> Counts:
     """Windows of four experts: 0 and 1 are busy at the same time, 2 and 3 when those are not."""
     windows = np.full((8, 1, 4), 500)
@@ -175,7 +200,7 @@ def test_plan_sigma_lowers_riskiest_rank(split: str) -> None:
         rows = (slots * found.shares / 65536).reshape(16, LAYERS, RANKS, -1).sum(axis=3)
         return float((rows.mean(axis=0) + rows.std(axis=0, ddof=1)).max(axis=1).mean())
 
-    calm = plan(windows, **group)  # type: ignore[arg-type]
+    calm = plan(windows, sigma=0.0, **group)  # type: ignore[arg-type]
     wary = plan(windows, sigma=1.0, **group)  # type: ignore[arg-type]
     assert risk(wary) < 0.95 * risk(calm)
     for row in wary.placement:
@@ -267,7 +292,14 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
         ({"capacities": [1.0]}, "capacities must be 2 positive numbers"),
         ({"capacities": [1e-300, 1e300]}, "capacities must be within a factor of 1024"),
         ({"capacities": [1.0, 0.0]}, "capacities must be 2 positive numbers"),
+        ({"capacities": [[1.0], [1.0, 2.0]]}, "capacities must be 2 positive numbers"),
+        (
+            {"load": [[2**44, 1]], "capacities": [1.0, 10.0]},
+            "rows, the most with these capacities",
+        ),
         ({"threads": 0}, "threads must be positive"),
+        ({"load": [[5, 7], [5]]}, "load is no array"),
+        ({"installed": [[0, 1, 0], [1]]}, "installed is no array"),
     ],
 )
 def test_plan_refuses_bad_arguments_in_one_line(changed: dict[str, Any], says: str) -> None:
@@ -336,3 +368,39 @@ def test_plan_takes_any_number_of_threads() -> None:
     load = np.full((2, 4), 5)
     many, one = (plan(load, slots=4, ranks=2, threads=threads) for threads in (5000, 1))
     assert many.digest == one.digest
+
+
+@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("target", [0.02, 1000.0])
+@pytest.mark.parametrize("sigma", [1.0, 100.0])
+def test_plan_of_as_many_rows_as_it_can_count_ends(split: str, target: float, sigma: float) -> None:
+    """Twice a target of a thousand means wrapped around, and the search for it never ended."""
+    rows = (2**46 - 4) // 4
+    windows = np.zeros((4, 2, 4), dtype=np.int64)
+    windows[:, 0, 0] = rows
+    windows[::2, 1, :2] = windows[1::2, 1, 2:] = rows // 2
+    group: dict[str, Any] = {"slots": 14, "ranks": 14, "split": split, "target": target}
+    found = plan(windows, sigma=sigma, **group)
+    again = plan(windows, sigma=sigma, installed=found.placement, **group)
+    assert again.moves <= found.moves
+
+
+def test_plan_with_unlike_capacities_ends_at_most_rows() -> None:
+    """Of a rank of a thousandth the load relative to its capacity wrapped around."""
+    capacities = [1.0] * 7 + [1 / 1024]
+    load = np.full((1, 8), 78_383_153_151 // 8)
+    with pytest.raises(PlacementError, match="more than 78383153151 rows"):
+        plan(load + 1, slots=16, ranks=8, capacities=capacities)
+    found = plan(load, slots=16, ranks=8, capacities=capacities, policy="greedy")
+    assert found.placement.shape == (1, 16)
+    found = plan(load, slots=16, ranks=8, capacities=capacities)
+    assert found.predicted_imbalance < 0.02
+
+
+@pytest.mark.parametrize(("count", "sigma"), [(7, 0.0), (8, 1.0)])
+def test_plan_counts_with_deviations_from_eight_windows_on(count: int, sigma: float) -> None:
+    windows = np.concatenate([together()[:6], np.full((2, 1, 4), 1000)])[:count]
+    group: dict[str, Any] = {"slots": 4, "ranks": 2, "installed": [[0, 1, 2, 3]]}
+    found = plan(windows, **group)
+    assert found.digest == plan(windows, sigma=sigma, **group).digest
+    assert (found.moves > 0) == (sigma > 0)
