@@ -265,7 +265,8 @@ class GlooCommunicator:
             return issue(self._group)
         except RuntimeError as error:
             self._failure = CommunicatorFailed(f"{what} of {self._purpose!r}: {error}")
-            raise self._failure from error
+            # Not the kept one: its traceback would keep the frames, and with them the tensors.
+            raise CommunicatorFailed(str(self._failure)) from error
 
     def _refuse_failed(self, what: str) -> None:
         if self._failure is not None:
