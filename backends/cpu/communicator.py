@@ -77,6 +77,11 @@ class GlooCommunicator:
         return self._purpose
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes no more operations for ever."""
+        return self._closed
+
+    @property
     def rank(self) -> int:
         """This rank's number within the communicator."""
         return self._ranks.index(self._name)

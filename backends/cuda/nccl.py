@@ -49,6 +49,8 @@ class Nccl:
     name = "nccl"
     title = "NCCL"
     vendor: Vendor = native
+    one_at_a_time = False
+    """A group is made on a thread and a stream of its own: nothing of it is the process's."""
 
     def __init__(self, load: Callable[[], Api] = nccl_api.load) -> None:
         self._load = load
