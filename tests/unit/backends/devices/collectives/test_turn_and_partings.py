@@ -32,8 +32,10 @@ def turn(plane: StoreControlPlane, what: str, *ranks: int, seconds: float = DEAD
 
 
 def test_turns_of_disjoint_ranks_are_held_side_by_side(planes: Planes) -> None:
+    had = []
     with turn(planes[0], "one", 0, 1), turn(planes[1], "other", 2, 3, seconds=SHORT):
-        pass
+        had.append("both")
+    assert had == ["both"]
 
 
 def test_turn_waits_where_one_rank_is_shared(planes: Planes) -> None:
