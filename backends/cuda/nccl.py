@@ -98,7 +98,7 @@ class Nccl:
         return bell(Device(self.vendor, index)).stream
 
     def takes(self, link: bool) -> int:
-        """By the settings: NCCL does not say."""
+        """By the settings: NCCL does not say before it has made one."""
         return takes(link)
 
     def meet(

@@ -109,7 +109,7 @@ class DeviceCommunicators:
         return self._library.probe()
 
     def device_bytes(self, communicators: int, links: int) -> int:
-        """With today's settings; the library itself says it nowhere."""
+        """With today's settings; no library says it before it has made one."""
         takes = self._library.takes
         return communicators * takes(link=False) + links * takes(link=True)
 
