@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 """As many of the device's queues as there can be: streams that share one wait for each other, and
 the driver's own default is 8."""
+INITIAL = Path("/proc/self/environ")
+"""The environment that this process was started with, whatever was set since."""
 INSTALL = "pip install 'equipoise[cuda]'"
 kind = "cuda"
 """What torch calls its devices."""
@@ -131,10 +134,73 @@ def choose(index: int) -> None:
     The first time, the driver is told of as many queues as there can be, unless somebody was first.
     """
     global _latest
-    if not cuda().is_initialized():
-        os.environ.setdefault(*QUEUES)
-    settle_thread(index)
+    with _queues_asked(index):
+        settle_thread(index)
     _latest = index
+
+
+@contextmanager
+def _queues_asked(index: int) -> Iterator[None]:
+    """Initialise CUDA, and the device's context, while the environment asks for many queues.
+
+    Afterwards the environment is as it was: processes that this one starts may be none of ours.
+    """
+    global _queues
+    name, most = QUEUES
+    if cuda().is_initialized() and _queues is None:
+        yield  # somebody else's: the driver reads the variable no more
+        return
+    before = os.environ.get(name)
+    os.environ[name] = _queues = before or most
+    try:
+        yield
+        free_memory(index)  # makes the context, if nothing has yet
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def ask_for_queues() -> None:
+    """Have this process, and all that it starts, use as many queues as there can be, unless the
+    environment says otherwise. For who starts workers that initialise CUDA before we come."""
+    global _queues
+    os.environ.setdefault(*QUEUES)
+    if not cuda().is_initialized():
+        _queues = os.environ[QUEUES[0]]
+
+
+def shared_queues() -> str:
+    """Why streams may share one of the device's queues, and wait for each other there; nothing
+    where they may not. Initialises nothing.
+
+    By what this process knows: what the driver was asked for before it was initialised.
+    """
+    name, most = QUEUES
+    asked = _initial(name) or _queues
+    if asked is None and not cuda().is_initialized():
+        asked = os.environ.get(name, most)  # as `choose` will
+    if asked is None:
+        return (
+            f"CUDA was initialised without {name}={most}, so that streams share queues: "
+            "set it where the process is started"
+        )
+    if not asked.isdigit() or int(asked) < int(most):
+        return f"{name}={asked} is set, so that streams share queues: unset it, or set {most}"
+    return ""
+
+
+def _initial(name: str) -> str | None:
+    """A variable of the environment that this process was started with."""
+    try:
+        entries = INITIAL.read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = [entry for entry in entries if entry.startswith(f"{name}=".encode())]
+    return found[0].partition(b"=")[2].decode() if found else None
+
+
+_queues: str | None = None
+"""How many queues the driver was asked for by this process, before it was initialised."""
 
 
 def chosen() -> int | None:
@@ -237,8 +303,11 @@ def free_memory(index: int) -> tuple[int, int]:
 
 
 def _lacks() -> tuple[str, ...]:
-    why = stream_memory()
-    return (f"no stream lock: {why}",) if why else ()
+    if why := stream_memory():
+        return (f"no stream lock: {why}",)
+    if why := shared_queues():
+        return (f"copies may wait for a held stream: {why}",)
+    return ()
 
 
 def _installed(module: str) -> bool:

@@ -1,5 +1,6 @@
 """The entry point `equipoise.communicators: nccl`."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,22 +21,36 @@ from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Prob
 
 
 class WordPromise:
-    """A word that streams wait for until another one writes it; it is used once."""
+    """A word that streams wait for until another one writes it; it is used once.
+
+    The order that a word makes is not visible to CUDA (see `word`). So a wait that comes after the
+    recording is one for an event; only a wait that comes before it is one for the word.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._word = shelf(device).take()
+        self._lock = threading.Lock()
+        self._recorded: Any = None
 
     def wait(self) -> None:
-        """The current stream goes on when the word is 1."""
+        """The current stream goes on behind the recording."""
         device = self._device
         bind(device)
-        self._word.enqueue_wait(device.vendor.current_stream(device.index), 1)
+        stream = device.vendor.current_stream(device.index)
+        with self._lock:
+            if self._recorded is None:
+                self._word.enqueue_wait(stream, 1)
+            else:
+                self._recorded.wait(stream)
 
     def record(self, stream: Any) -> None:
-        """That stream writes the 1."""
+        """Behind what that stream was given; it writes the 1."""
         bind(self._device)
-        self._word.enqueue_write(stream, 1)
+        with self._lock:
+            self._word.enqueue_write(stream, 1)
+            self._recorded = self._device.vendor.event()
+            self._recorded.record(stream)
 
 
 class Nccl:

@@ -1,12 +1,16 @@
-"""Threads of ours beside an engine that captures, without a GPU: what the driver is told."""
+"""What the driver is told of threads that capture, and of queues, without a GPU."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from equipoise.backends.cuda import native
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 class Driver:
@@ -28,9 +32,21 @@ class Devices:
 
     def __init__(self) -> None:
         self.current = 0
+        self.initialised = False
+        self.asked: list[str | None] = []
+
+    def is_initialized(self) -> bool:
+        return self.initialised
 
     def current_device(self) -> int:
+        if not self.initialised:
+            self.asked.append(os.environ.get(QUEUES))
+        self.initialised = True
         return self.current
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        self.asked.append(os.environ.get(QUEUES))
+        return 1, 1
 
     def set_device(self, index: int) -> None:
         self.current = index
@@ -68,3 +84,61 @@ def test_settle_thread_sets_device_without_driver(
     with ThreadPoolExecutor(1) as one:
         one.submit(native.settle_thread, 2).result()
     assert native.cuda().current == 2
+
+
+@pytest.fixture
+def devices(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Nothing is initialised, and nobody has set anything."""
+    monkeypatch.delenv(QUEUES, raising=False)
+    monkeypatch.setattr(native, "_queues", None)
+    monkeypatch.setattr(native, "_latest", None)
+    monkeypatch.setattr(native, "INITIAL", tmp_path / "environ")
+    return native.cuda()
+
+
+def test_choose_asks_for_queues_and_restores_environment(devices: Any) -> None:
+    assert native.shared_queues() == ""
+    native.choose(0)
+    native.choose(1)
+    assert devices.asked == ["32"] * 3  # the initialisation, and the context of each device
+    assert QUEUES not in os.environ
+    assert native.shared_queues() == ""
+
+
+def test_queues_are_shared_where_others_initialised_cuda(devices: Any) -> None:
+    devices.initialised = True
+    assert "CUDA was initialised without CUDA_DEVICE_MAX_CONNECTIONS=32" in native.shared_queues()
+    os.environ[QUEUES] = "32"  # too late
+    native.choose(0)
+    assert "CUDA was initialised without" in native.shared_queues()
+
+
+def test_queues_of_initial_environment_count_whoever_initialised_cuda(devices: Any) -> None:
+    devices.initialised = True
+    native.INITIAL.write_bytes(b"A=1\0CUDA_DEVICE_MAX_CONNECTIONS=32\0B=2\0")
+    assert native.shared_queues() == ""
+    native.INITIAL.write_bytes(b"CUDA_DEVICE_MAX_CONNECTIONS=8\0")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in native.shared_queues()
+
+
+def test_choose_keeps_fewer_queues_that_the_user_set(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(QUEUES, "8")
+    native.choose(0)
+    assert set(devices.asked) == {"8"}
+    assert os.environ[QUEUES] == "8"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in native.shared_queues()
+
+
+def test_ask_for_queues_sets_them_for_children_before_cuda_only(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native.ask_for_queues()
+    assert os.environ.pop(QUEUES) == "32"
+    devices.initialised = True  # by an engine's worker
+    assert native.shared_queues() == ""
+    monkeypatch.setattr(native, "_queues", None)
+    native.ask_for_queues()
+    assert os.environ.pop(QUEUES) == "32"
+    assert "CUDA was initialised without" in native.shared_queues()

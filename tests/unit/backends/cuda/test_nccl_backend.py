@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers.paths import ROOT
 
-from equipoise.backends.cuda import native
-from equipoise.backends.cuda.nccl import Nccl, NcclBackend
+from equipoise.backends.cuda import native, nccl
+from equipoise.backends.cuda.nccl import Nccl, NcclBackend, WordPromise
 from equipoise.backends.cuda.nccl_api import Api
 from equipoise.backends.cuda.nccl_settings import obstacle, sums, takes
 from equipoise.backends.cuda.own_streams import new_stream
@@ -138,6 +138,8 @@ def test_nccl_uses_device_opened_by_process(
 ) -> None:
     monkeypatch.setattr(native, "devices", lambda: 2)
     monkeypatch.setattr(native, "settle_thread", lambda index: None)
+    monkeypatch.setattr(native, "free_memory", lambda index: (1, 1))
+    monkeypatch.setattr(native, "_queues", None)
     monkeypatch.setattr(native, "_latest", None)
     assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
     native.choose(1)
@@ -170,3 +172,40 @@ def test_own_stream_is_created_with_highest_priority(
     made = new_stream(Device(vendor, 3))
     assert asked == ["device", "context", ("alone", -5)]
     assert (made.stream, made.handle) == ((0xABC, 3), 0xABC)
+
+
+class Moment:
+    """An event of the vendor's."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self._told = told
+
+    def record(self, stream: Any) -> None:
+        self._told.append(("record", stream))
+
+    def wait(self, stream: Any) -> None:
+        self._told.append(("event", stream))
+
+
+def test_promise_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be said by an event is: the order that a word makes is not visible to CUDA."""
+    told: list[Any] = []
+    word = SimpleNamespace(
+        enqueue_wait=lambda stream, value: told.append(("word", stream)),
+        enqueue_write=lambda stream, value: told.append(("write", stream)),
+    )
+    monkeypatch.setattr(nccl, "shelf", lambda device: SimpleNamespace(take=lambda: word))
+    monkeypatch.setattr(nccl, "bind", lambda device: None)
+    vendor: Any = SimpleNamespace(
+        current_stream=lambda index: "waiting", event=lambda: Moment(told)
+    )
+    promise = WordPromise(Device(vendor, 0))
+    promise.wait()
+    promise.record("writing")
+    promise.wait()
+    assert told == [
+        ("word", "waiting"),
+        ("write", "writing"),
+        ("record", "writing"),
+        ("event", "waiting"),
+    ]
