@@ -1,23 +1,39 @@
 """The entry point `equipoise.communicators: nccl`."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise.backends.cuda import native, nccl_api
-from equipoise.backends.cuda.nccl_api import OLDEST, Api
+from equipoise.backends.cuda.nccl_api import OLDEST, Api, NcclError
 from equipoise.backends.cuda.nccl_group import NcclGroup
-from equipoise.backends.cuda.nccl_settings import SHARING, obstacle, sharing_asked, sums, takes
+from equipoise.backends.cuda.nccl_settings import (
+    MAX_CTAS,
+    SHARING,
+    obstacle,
+    sharing_asked,
+    sums,
+    takes,
+)
 from equipoise.backends.cuda.own_streams import bell, bind, own_streams
 from equipoise.backends.cuda.word import shelf
 from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
-from equipoise.backends.devices.collectives.library import Greet, Greeting, Membership
+from equipoise.backends.devices.collectives.library import Greet, Greeting, Group, Membership
 from equipoise.backends.devices.collectives.operands import MOVED
 from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.vendor import Device, Vendor
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
+
+CONNECTED = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+"""Bytes of sums and of what is gathered that connect a group's algorithms. What is larger and takes
+another one is connected by its first launch, which its deadline ends."""
+PAUSE = 0.001
+"""Seconds between two looks at whether all ranks have joined."""
 
 
 class WordPromise:
@@ -119,20 +135,30 @@ class Nccl:
     def meet(
         self, membership: Membership, device: Device, talk: Talk, greet: Greet
     ) -> tuple[NcclGroup, Greeting]:
-        """Hear where, then join; that has no end of its own, so nobody goes before all can."""
+        """Receive the unique id, then join, polled up to the talk's deadline and aborted behind it.
+
+        Nobody begins before all can: an abort ends this rank's part, and the others wait on.
+        """
         api, size = self._load(), len(membership.ranks)
         bind(device)
         where = _where(api, membership, talk)
-        comm = api.join(where, size, membership.rank)
+        comm = api.join(where, size, membership.rank, MAX_CTAS)
         try:
+            while api.in_progress(comm):
+                if talk.left == 0.0:
+                    raise NcclError("not all ranks have joined in time; it was aborted")
+                time.sleep(PAUSE)
             place = (membership.rank, size)
-            group = NcclGroup(api, comm, place, own_streams(device), device)
+            streams = own_streams(device)
+            group = NcclGroup(api, comm, place, streams, device, membership.deadline)
         except BaseException:
             api.abort(comm)
             raise
         try:
             with device.vendor.current(group.lane):
-                return group, greet(group, membership.rank, size, device.torch)
+                memory = () if membership.link else connect(group, size, device.torch)
+                greeting = greet(group, membership.rank, size, device.torch)
+            return group, replace(greeting, buffers=(*greeting.buffers, *memory))
         except BaseException:
             group.abort()
             raise
@@ -152,6 +178,22 @@ class Nccl:
             older, oldest = (".".join(map(str, numbers)) for numbers in (found, OLDEST))
             return f"NCCL {older} is too old: {oldest} is needed"
         return ""
+
+
+def connect(group: Group, size: int, device: Any) -> tuple[Tensor, ...]:
+    """Use what may have links of its own: NCCL connects an algorithm when it is first used, and
+    chooses it by the size. Returns the memory, which is in use until the greeting has ended."""
+    whole = torch.zeros(max(CONNECTED) // 4, dtype=torch.int32).to(device)
+    part = torch.zeros(max(CONNECTED) // 4, dtype=torch.int32).to(device)
+    for nbytes in CONNECTED:
+        count = max(nbytes // 4, 1)
+        each = max(count // size, 1)
+        if each * size > whole.numel():
+            continue  # more ranks than elements: a larger size does it
+        group.all_reduce(whole[:count])
+        group.reduce_scatter(part[:each], whole[: each * size])
+        group.all_gather(whole[: each * size].view(torch.int8), part[:each].view(torch.int8))
+    return whole, part
 
 
 def _where(api: Api, membership: Membership, talk: Talk) -> bytes:

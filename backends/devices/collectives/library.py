@@ -20,12 +20,14 @@ class Membership:
         ranks: members, numbers of the run.
         rank: this rank's place among them.
         link: whether it carries messages from its first rank to its second, and nothing else.
+        deadline: seconds that an operation may take.
     """
 
     name: str
     ranks: tuple[int, ...]
     rank: int
     link: bool
+    deadline: float
 
     def again(self, attempt: int) -> "Membership":
         """For another attempt to make it: no library is told the same name twice."""

@@ -27,6 +27,11 @@ class Talk:
         self._said: list[str] = []
         self.ranks = ranks
 
+    @property
+    def left(self) -> float:
+        """Seconds that this rank goes on listening."""
+        return self._patience.left
+
     def say(self, word: str, text: bytes = b"") -> None:
         """Say it to whoever asks for the word."""
         self._said.append(word)

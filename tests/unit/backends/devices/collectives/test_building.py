@@ -71,7 +71,7 @@ def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> Builder:
 def make(builder: Builder, name: str, *others: int, seconds: float = DEADLINE) -> Channel:
     """A channel of rank 0 and others."""
     greet: Any = None
-    plan = Plan(Membership(name, (0, *others), 0, link=False), greet, DEVICE)
+    plan = Plan(Membership(name, (0, *others), 0, link=False, deadline=DEADLINE), greet, DEVICE)
     return builder.build(plan, builder.patience(time.monotonic() + seconds))
 
 
@@ -118,7 +118,7 @@ def make_on_both(
 
     def one(rank: int) -> str:
         greet: Any = None
-        plan = Plan(Membership(name, (0, 1), rank, link=False), greet, DEVICE)
+        plan = Plan(Membership(name, (0, 1), rank, link=False, deadline=DEADLINE), greet, DEVICE)
         try:
             patience = builders[rank].patience(time.monotonic() + seconds[rank])
             return builders[rank].build(plan, patience).membership.name
@@ -139,7 +139,7 @@ def builders(planes: list[StoreControlPlane]) -> list[Builder]:
 def test_channel_is_made_again_after_rank_came_too_late(builders: list[Builder], late: int) -> None:
     early = 1 - late
     greet: Any = None
-    plan = Plan(Membership("again", (0, 1), early, link=False), greet, DEVICE)
+    plan = Plan(Membership("again", (0, 1), early, link=False, deadline=DEADLINE), greet, DEVICE)
     with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late},\)"):
         builders[early].build(plan, builders[early].patience(time.monotonic() + SHORT))
     assert make_on_both(builders, "again") == ["again"] * 2
@@ -167,7 +167,7 @@ def test_rank_joins_no_attempt_twice(
     planes[0].cast("library/twice/turn", b"0")
     builders[1]._attempts["twice"] = 0
     greet: Any = None
-    plan = Plan(Membership("twice", (0, 1), 1, link=False), greet, DEVICE)
+    plan = Plan(Membership("twice", (0, 1), 1, link=False, deadline=DEADLINE), greet, DEVICE)
     with pytest.raises(CommunicatorFailed, match="rank 0 is still in attempt 0, which failed here"):
         builders[1].build(plan, builders[1].patience(time.monotonic() + SHORT))
 

@@ -107,7 +107,7 @@ class Channel:
     """A channel that is idle when the test says so; its library may be able to abort."""
 
     def __init__(self, name: str, idle: bool, aborts: bool = False) -> None:
-        self.membership = Membership(name, (0, 1), 0, link=False)
+        self.membership = Membership(name, (0, 1), 0, link=False, deadline=DEADLINE)
         self.idle = idle
         self.closed = False
         self.aborted = False
