@@ -95,37 +95,45 @@ def check(answer: Any, what: str) -> tuple[Any, ...]:
     return tuple(rest)
 
 
+OWN = "equipoise."
+"""How the names of the threads of ours begin."""
+
+
 class _Thread(threading.local):
     """What one thread has been set to."""
 
+    settled = False
     relaxed = False
+    """For its life."""
 
 
 _this = _Thread()
 
 
 def settle_thread(index: int) -> None:
-    """Make it the calling thread's device, and let others capture while the thread looks at events.
+    """Make it the calling thread's device, and let others capture whatever a thread of ours calls.
 
     Engines capture in the mode in which a call that might synchronise, from any thread, ends the
-    capture; to ask an event is such a call. The main thread keeps its mode: it is who captures.
+    capture; to ask an event is such a call, to allocate another. An engine's thread keeps its mode,
+    which checks its own captures: what we ask on it we ask `unrestricted`.
     """
     if cuda().current_device() != index:
         cuda().set_device(index)
-    if not _this.relaxed:
-        _this.relaxed = True
-        if threading.current_thread() is not threading.main_thread():
-            _relax()
+    if not _this.settled:
+        _this.settled = True
+        if threading.current_thread().name.startswith(OWN):
+            _this.relaxed = _relax()
 
 
-def _relax() -> None:
-    """For the calling thread's life. Without cuda-bindings it stays as it is."""
+def _relax() -> bool:
+    """For the calling thread's life; whether that was possible: without cuda-bindings it is not."""
     try:
         known = driver()
     except ImportError:
-        return
+        return False
     relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     check(known.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
+    return True
 
 
 def choose(index: int) -> None:
@@ -239,9 +247,31 @@ def kept_stream(index: int, use: str) -> Any:
     return _streams.get(index, use)
 
 
+class RelaxedEvent:
+    """A `torch.cuda.Event` that keeps no time, and that may be asked while somebody captures."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = cuda().Event()
+
+    def record(self, stream: Any) -> None:
+        """Behind what the stream was given."""
+        self._event.record(stream)
+
+    def wait(self, stream: Any) -> None:
+        """The stream waits for it."""
+        self._event.wait(stream)
+
+    def query(self) -> bool:
+        """Whether the device has come there."""
+        with unrestricted():
+            return bool(self._event.query())
+
+
 def event() -> Any:
-    """A `torch.cuda.Event` that keeps no time."""
-    return cuda().Event()
+    """A fresh one."""
+    return RelaxedEvent()
 
 
 def uncapturable() -> str:
@@ -265,11 +295,15 @@ def end_capture(graph: Any) -> None:
 
 @contextmanager
 def unrestricted() -> Iterator[None]:
-    """Let the calling thread allocate page-locked memory for a block, also while it captures.
+    """Let the calling thread allocate page-locked memory, or look at events, for a block, also
+    while it or another thread captures.
 
-    The driver forbids that to a thread that captures, since on some paths it would synchronise;
-    nothing that is allocated is a part of the capture. Without cuda-bindings it stays forbidden.
+    The driver forbids that, since on some paths it would synchronise, and ends the capture; nothing
+    of it is a part of the capture. Without cuda-bindings it stays forbidden.
     """
+    if _this.relaxed:
+        yield
+        return
     try:
         known = driver()
     except ImportError:

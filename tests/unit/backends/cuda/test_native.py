@@ -27,13 +27,31 @@ class Driver:
         return 0, "global"
 
 
+class Moment:
+    """An event of torch's."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def record(self, stream: Any) -> None:
+        self._told.append("record")
+
+    def query(self) -> bool:
+        self._told.append("asked")
+        return True
+
+
 class Devices:
     """The current device, of every thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
         self.current = 0
         self.initialised = False
         self.asked: list[str | None] = []
+
+    def Event(self) -> Moment:
+        return Moment(self._told)
 
     def is_initialized(self) -> bool:
         return self.initialised
@@ -54,24 +72,46 @@ class Devices:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made, devices = Driver(), Devices()
+    made = Driver()
+    devices = Devices(made.told)
     monkeypatch.setattr(native, "driver", lambda: made)
     monkeypatch.setattr(native, "cuda", lambda: devices)
     monkeypatch.setattr(native, "_this", native._Thread())
     return made
 
 
-def test_settle_thread_relaxes_capture_mode_once(driver: Driver) -> None:
-    with ThreadPoolExecutor(1) as one:
+def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         for _ in range(3):
             one.submit(native.settle_thread, 1).result()
     assert driver.told == ["relaxed"]
     assert native.cuda().current == 1
 
 
-def test_settle_thread_keeps_capture_mode_of_main_thread(driver: Driver) -> None:
+def test_settle_thread_keeps_capture_mode_of_engine_threads(driver: Driver) -> None:
+    """It may capture itself, in the mode in which the driver checks for it."""
+    with ThreadPoolExecutor(1, thread_name_prefix="engine") as one:
+        one.submit(native.settle_thread, 0).result()
     native.settle_thread(0)
     assert driver.told == []
+
+
+def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> None:
+    event = native.event()
+    event.record("stream")
+    driver.told.clear()
+    assert event.query()
+    assert driver.told == ["relaxed", "asked", "global"]
+
+
+def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
+    def look() -> bool:
+        native.settle_thread(0)
+        return bool(native.event().query())
+
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
+        assert one.submit(look).result()
+    assert driver.told == ["relaxed", "asked"]
 
 
 def test_settle_thread_sets_device_without_driver(
