@@ -26,6 +26,9 @@ class Hccl:
     name = "hccl"
     title = "HCCL"
     vendor: Vendor = native
+    one_at_a_time = True
+    """The first operation of a group blocks torch_npu's launch queue, the process's, until every
+    member has issued it; and the stream of a group is the next one of a pool."""
 
     @property
     def capabilities(self) -> CommunicatorCapabilities:

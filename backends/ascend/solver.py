@@ -9,6 +9,7 @@ graph of its own, once a stream and size, and replayed.
 """
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +116,13 @@ def _captured(job: Job) -> Any:
         at = job.on.device.kept_stream(USE)
         with native.current(at):
             graph = native.begin_capture()
-            _launch(at, job)
+            try:
+                _launch(at, job)
+            except BaseException:
+                # An open capture outlives this call: the driver would refuse pageable copies and
+                # every other capture of the process (107030, 107027).
+                with suppress(RuntimeError):
+                    native.end_capture(graph)
+                raise
             native.end_capture(graph)
         return graph

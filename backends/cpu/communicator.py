@@ -77,6 +77,11 @@ class GlooCommunicator:
         return self._purpose
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes no more operations for ever."""
+        return self._closed
+
+    @property
     def rank(self) -> int:
         """This rank's number within the communicator."""
         return self._ranks.index(self._name)
@@ -265,7 +270,8 @@ class GlooCommunicator:
             return issue(self._group)
         except RuntimeError as error:
             self._failure = CommunicatorFailed(f"{what} of {self._purpose!r}: {error}")
-            raise self._failure from error
+            # Not the kept one: its traceback would keep the frames, and with them the tensors.
+            raise CommunicatorFailed(str(self._failure)) from error
 
     def _refuse_failed(self, what: str) -> None:
         if self._failure is not None:

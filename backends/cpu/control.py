@@ -119,6 +119,20 @@ class StoreControlPlane:
         except DistError as error:
             raise ControlLost(f"{question!r} was not forgotten: {line(error)}") from error
 
+    def forget_together(self, question: str, ranks: Sequence[int]) -> None:
+        """This rank has read the ballots; the last of these ranks to say so lets go of them.
+
+        For ballots that every member reads when it likes: none may delete its own before that.
+        """
+        counted = f"read/{question}"
+        try:
+            readers = self.bounded(lambda: self._store.add(counted, 1))
+            if readers == len(ranks):
+                self.forget(question, ranks)
+                self.bounded(lambda: self._store.delete_key(counted))
+        except DistError as error:
+            raise ControlLost(f"{question!r} was not forgotten: {line(error)}") from error
+
     def enter(self, operation: str) -> None:
         """Say what this rank is doing."""
         self._doing.operation = operation

@@ -20,6 +20,7 @@ class GlooFabric:
         self._where = rendezvous
         self._control = StoreControlPlane(rendezvous)
         self._open: list[GlooCommunicator] = []
+        self._purposes: set[str] = set()
 
     @property
     def control(self) -> StoreControlPlane:
@@ -27,12 +28,16 @@ class GlooFabric:
         return self._control
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        """A process group of its own, among `ranks`."""
+        """A process group of its own, among `ranks`.
+
+        May be called again, by all members, after it has failed.
+        """
         where = self._where
         members = tuple(range(where.size) if ranks is None else ranks)
         check_members(f"communicator {purpose!r}", where, members)
-        if purpose in [communicator.purpose for communicator in self._open]:
+        if purpose in self._purposes:
             raise Unsupported(f"communicator {purpose!r} was opened before")
+        self._open = [communicator for communicator in self._open if not communicator.closed]
         made = self._control.bounded(
             lambda: GlooCommunicator(
                 self._control.store, purpose, members, where.rank, where.deadline
@@ -40,6 +45,7 @@ class GlooFabric:
             where.deadline + ANSWER,
         )
         self._open.append(made)
+        self._purposes.add(purpose)
         return made
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -12,6 +14,8 @@ from equipoise.hal.errors import CommunicatorFailed
 
 SOON = 0.001
 """Seconds that a rank waits for the others at least: none at all would be for ever to a store."""
+CONNECTED, READ = "connected", "read"
+"""Under which ranks say that they have connected, and count who has read that of all."""
 INTERFACES = "GLOO_SOCKET_IFNAME"
 """The variable that names interfaces, comma-separated, as torch has it."""
 
@@ -78,10 +82,14 @@ def make_group(store: Store, rank: int, size: int, deadline: float) -> Group:
     options = gloo._Options()
     options._timeout = timedelta(seconds=deadline)
     options._devices = _devices(gloo)
+    # Where gloo's constructor tells of this rank, for each interface, and what follows below.
+    words = (*(str(place) for place in range(len(options._devices))), CONNECTED)
     try:
         group: Group = gloo(store, rank, size, options)
         _await_connected(store, rank, size, expiry)
+        _forget(store, words, size)
     except RuntimeError as error:
+        _withdraw(store, words, rank)
         raise CommunicatorFailed(f"the ranks did not all meet within {deadline:g} s") from error
     return group
 
@@ -93,9 +101,23 @@ def _await_connected(store: Store, rank: int, size: int, expiry: float) -> None:
     about to connect; if this rank closed its group now, the peer would wait in vain for its whole
     deadline. Over the store, because no rank that leaves takes an answer away from there.
     """
-    store.set(f"connected/{rank}", "yes")
+    store.set(f"{CONNECTED}/{rank}", "yes")
     left = timedelta(seconds=max(expiry - time.monotonic(), SOON))
-    store.wait([f"connected/{peer}" for peer in range(size)], left)
+    store.wait([f"{CONNECTED}/{peer}" for peer in range(size)], left)
+
+
+def _forget(store: Store, words: Sequence[str], size: int) -> None:
+    """The last rank that needs the meeting's keys no more deletes those of all."""
+    if store.add(READ, 1) == size:
+        for key in (READ, *(f"{word}/{rank}" for word in words for rank in range(size))):
+            store.delete_key(key)
+
+
+def _withdraw(store: Store, words: Sequence[str], rank: int) -> None:
+    """Nobody may take an address of an attempt that was given up for one where this rank waits."""
+    with suppress(RuntimeError):  # the store may be why
+        for word in words:
+            store.delete_key(f"{word}/{rank}")
 
 
 def _devices(gloo: Any) -> list[Any]:
@@ -106,6 +128,8 @@ def _devices(gloo: Any) -> list[Any]:
     """
     names = [name for name in os.environ.get(INTERFACES, "").split(",") if name]
     try:
-        return [gloo.create_device(interface=n) for n in names] or [gloo.create_default_device()]
+        # Not lazy, whatever TORCH_GLOO_LAZY_INIT says: the store forgets the addresses.
+        made = [gloo.create_device(interface=name, lazy_init=False) for name in names]
+        return made or [gloo.create_default_device(lazy_init=False)]
     except RuntimeError as error:
         raise CommunicatorFailed(f"{INTERFACES}={','.join(names)}: no such interface") from error

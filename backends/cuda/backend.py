@@ -18,13 +18,14 @@ class CudaBackend:
         """What torch and cuda-bindings that are installed here can do.
 
         A wait for a value is done by the device's front end: it holds up its stream, takes no
-        multiprocessor, and leaves the copy engines alone.
+        multiprocessor, and leaves the copy engines alone. But it also holds up what stands behind
+        it in the same queue of the device: copies are independent only where streams share none.
         """
         locks = not native.stream_memory()
         return Capabilities(
             streams=len(Role),
             stream_lock=locks,
-            copy_independent_of_launch=locks,
+            copy_independent_of_launch=locks and not native.shared_queues(),
             graph_capture=True,
             pinned_memory=True,
         )

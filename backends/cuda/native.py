@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 """As many of the device's queues as there can be: streams that share one wait for each other, and
 the driver's own default is 8."""
+INITIAL = Path("/proc/self/environ")
+"""The environment that this process was started with, whatever was set since."""
 INSTALL = "pip install 'equipoise[cuda]'"
 kind = "cuda"
 """What torch calls its devices."""
@@ -92,37 +95,45 @@ def check(answer: Any, what: str) -> tuple[Any, ...]:
     return tuple(rest)
 
 
+OWN = "equipoise."
+"""How the names of the threads of ours begin."""
+
+
 class _Thread(threading.local):
     """What one thread has been set to."""
 
+    settled = False
     relaxed = False
+    """For its life."""
 
 
 _this = _Thread()
 
 
 def settle_thread(index: int) -> None:
-    """Make it the calling thread's device, and let others capture while the thread looks at events.
+    """Make it the calling thread's device, and let others capture whatever a thread of ours calls.
 
     Engines capture in the mode in which a call that might synchronise, from any thread, ends the
-    capture; to ask an event is such a call. The main thread keeps its mode: it is who captures.
+    capture; to ask an event is such a call, to allocate another. An engine's thread keeps its mode,
+    which checks its own captures: what we ask on it we ask `unrestricted`.
     """
     if cuda().current_device() != index:
         cuda().set_device(index)
-    if not _this.relaxed:
-        _this.relaxed = True
-        if threading.current_thread() is not threading.main_thread():
-            _relax()
+    if not _this.settled:
+        _this.settled = True
+        if threading.current_thread().name.startswith(OWN):
+            _this.relaxed = _relax()
 
 
-def _relax() -> None:
-    """For the calling thread's life. Without cuda-bindings it stays as it is."""
+def _relax() -> bool:
+    """For the calling thread's life; whether that was possible: without cuda-bindings it is not."""
     try:
         known = driver()
     except ImportError:
-        return
+        return False
     relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     check(known.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
+    return True
 
 
 def choose(index: int) -> None:
@@ -131,10 +142,73 @@ def choose(index: int) -> None:
     The first time, the driver is told of as many queues as there can be, unless somebody was first.
     """
     global _latest
-    if not cuda().is_initialized():
-        os.environ.setdefault(*QUEUES)
-    settle_thread(index)
+    with _queues_asked(index):
+        settle_thread(index)
     _latest = index
+
+
+@contextmanager
+def _queues_asked(index: int) -> Iterator[None]:
+    """Initialise CUDA, and the device's context, while the environment asks for many queues.
+
+    Afterwards the environment is as it was: processes that this one starts may be none of ours.
+    """
+    global _queues
+    name, most = QUEUES
+    if cuda().is_initialized() and _queues is None:
+        yield  # somebody else's: the driver reads the variable no more
+        return
+    before = os.environ.get(name)
+    os.environ[name] = _queues = before or most
+    try:
+        yield
+        free_memory(index)  # makes the context, if nothing has yet
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def ask_for_queues() -> None:
+    """Have this process, and all that it starts, use as many queues as there can be, unless the
+    environment says otherwise. For who starts workers that initialise CUDA before we come."""
+    global _queues
+    os.environ.setdefault(*QUEUES)
+    if not cuda().is_initialized():
+        _queues = os.environ[QUEUES[0]]
+
+
+def shared_queues() -> str:
+    """Why streams may share one of the device's queues, and wait for each other there; nothing
+    where they may not. Initialises nothing.
+
+    By what this process knows: what the driver was asked for before it was initialised.
+    """
+    name, most = QUEUES
+    asked = _initial(name) or _queues
+    if asked is None and not cuda().is_initialized():
+        asked = os.environ.get(name, most)  # as `choose` will
+    if asked is None:
+        return (
+            f"CUDA was initialised without {name}={most}, so that streams share queues: "
+            "set it where the process is started"
+        )
+    if not asked.isdigit() or int(asked) < int(most):
+        return f"{name}={asked} is set, so that streams share queues: unset it, or set {most}"
+    return ""
+
+
+def _initial(name: str) -> str | None:
+    """A variable of the environment that this process was started with."""
+    try:
+        entries = INITIAL.read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = [entry for entry in entries if entry.startswith(f"{name}=".encode())]
+    return found[0].partition(b"=")[2].decode() if found else None
+
+
+_queues: str | None = None
+"""How many queues the driver was asked for by this process, before it was initialised."""
 
 
 def chosen() -> int | None:
@@ -173,9 +247,31 @@ def kept_stream(index: int, use: str) -> Any:
     return _streams.get(index, use)
 
 
+class RelaxedEvent:
+    """A `torch.cuda.Event` that keeps no time, and that may be asked while somebody captures."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = cuda().Event()
+
+    def record(self, stream: Any) -> None:
+        """Behind what the stream was given."""
+        self._event.record(stream)
+
+    def wait(self, stream: Any) -> None:
+        """The stream waits for it."""
+        self._event.wait(stream)
+
+    def query(self) -> bool:
+        """Whether the device has come there."""
+        with unrestricted():
+            return bool(self._event.query())
+
+
 def event() -> Any:
-    """A `torch.cuda.Event` that keeps no time."""
-    return cuda().Event()
+    """A fresh one."""
+    return RelaxedEvent()
 
 
 def uncapturable() -> str:
@@ -199,11 +295,15 @@ def end_capture(graph: Any) -> None:
 
 @contextmanager
 def unrestricted() -> Iterator[None]:
-    """Let the calling thread allocate page-locked memory for a block, also while it captures.
+    """Let the calling thread allocate page-locked memory, or look at events, for a block, also
+    while it or another thread captures.
 
-    The driver forbids that to a thread that captures, since on some paths it would synchronise;
-    nothing that is allocated is a part of the capture. Without cuda-bindings it stays forbidden.
+    The driver forbids that, since on some paths it would synchronise, and ends the capture; nothing
+    of it is a part of the capture. Without cuda-bindings it stays forbidden.
     """
+    if _this.relaxed:
+        yield
+        return
     try:
         known = driver()
     except ImportError:
@@ -237,8 +337,11 @@ def free_memory(index: int) -> tuple[int, int]:
 
 
 def _lacks() -> tuple[str, ...]:
-    why = stream_memory()
-    return (f"no stream lock: {why}",) if why else ()
+    if why := stream_memory():
+        return (f"no stream lock: {why}",)
+    if why := shared_queues():
+        return (f"copies may wait for a held stream: {why}",)
+    return ()
 
 
 def _installed(module: str) -> bool:

@@ -1,41 +1,72 @@
 """The entry point `equipoise.communicators: nccl`."""
 
+import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipoise.backends.cuda import native, nccl_api
-from equipoise.backends.cuda.nccl_api import OLDEST, Api
+from equipoise.backends.cuda.nccl_api import OLDEST, Api, NcclError
 from equipoise.backends.cuda.nccl_group import NcclGroup
-from equipoise.backends.cuda.nccl_settings import SHARING, obstacle, sharing_asked, sums, takes
+from equipoise.backends.cuda.nccl_settings import (
+    MAX_CTAS,
+    SHARING,
+    obstacle,
+    sharing_asked,
+    sums,
+    takes,
+)
 from equipoise.backends.cuda.own_streams import bell, bind, own_streams
 from equipoise.backends.cuda.word import shelf
 from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
-from equipoise.backends.devices.collectives.library import Greet, Greeting, Membership
+from equipoise.backends.devices.collectives.library import Greet, Greeting, Group, Membership
 from equipoise.backends.devices.collectives.operands import MOVED
 from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.vendor import Device, Vendor
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 
+CONNECTED = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+"""Bytes of sums and of what is gathered that connect a group's algorithms. What is larger and takes
+another one is connected by its first launch, which its deadline ends."""
+PAUSE = 0.001
+"""Seconds between two looks at whether all ranks have joined."""
+
 
 class WordPromise:
-    """A word that streams wait for until another one writes it; it is used once."""
+    """A word that streams wait for until another one writes it; it is used once.
+
+    The order that a word makes is not visible to CUDA (see `word`). So a wait that comes after the
+    recording is one for an event; only a wait that comes before it is one for the word.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._word = shelf(device).take()
+        self._lock = threading.Lock()
+        self._recorded: Any = None
 
     def wait(self) -> None:
-        """The current stream goes on when the word is 1."""
+        """The current stream goes on behind the recording."""
         device = self._device
         bind(device)
-        self._word.enqueue_wait(device.vendor.current_stream(device.index), 1)
+        stream = device.vendor.current_stream(device.index)
+        with self._lock:
+            if self._recorded is None:
+                self._word.enqueue_wait(stream, 1)
+            else:
+                self._recorded.wait(stream)
 
     def record(self, stream: Any) -> None:
-        """That stream writes the 1."""
+        """Behind what that stream was given; it writes the 1."""
         bind(self._device)
-        self._word.enqueue_write(stream, 1)
+        with self._lock:
+            self._word.enqueue_write(stream, 1)
+            self._recorded = self._device.vendor.event()
+            self._recorded.record(stream)
 
 
 class Nccl:
@@ -49,6 +80,8 @@ class Nccl:
     name = "nccl"
     title = "NCCL"
     vendor: Vendor = native
+    one_at_a_time = False
+    """A group is made on a thread and a stream of its own: nothing of it is the process's."""
 
     def __init__(self, load: Callable[[], Api] = nccl_api.load) -> None:
         self._load = load
@@ -96,26 +129,36 @@ class Nccl:
         return bell(Device(self.vendor, index)).stream
 
     def takes(self, link: bool) -> int:
-        """By the settings: NCCL does not say."""
+        """By the settings: NCCL does not say before it has made one."""
         return takes(link)
 
     def meet(
         self, membership: Membership, device: Device, talk: Talk, greet: Greet
     ) -> tuple[NcclGroup, Greeting]:
-        """Hear where, then join; that has no end of its own, so nobody goes before all can."""
+        """Receive the unique id, then join, polled up to the talk's deadline and aborted behind it.
+
+        Nobody begins before all can: an abort ends this rank's part, and the others wait on.
+        """
         api, size = self._load(), len(membership.ranks)
         bind(device)
         where = _where(api, membership, talk)
-        comm = api.join(where, size, membership.rank)
+        comm = api.join(where, size, membership.rank, MAX_CTAS)
         try:
+            while api.in_progress(comm):
+                if talk.left == 0.0:
+                    raise NcclError("not all ranks have joined in time; it was aborted")
+                time.sleep(PAUSE)
             place = (membership.rank, size)
-            group = NcclGroup(api, comm, place, own_streams(device), device)
+            streams = own_streams(device)
+            group = NcclGroup(api, comm, place, streams, device, membership.deadline)
         except BaseException:
             api.abort(comm)
             raise
         try:
             with device.vendor.current(group.lane):
-                return group, greet(group, membership.rank, size, device.torch)
+                memory = () if membership.link else connect(group, size, device.torch)
+                greeting = greet(group, membership.rank, size, device.torch)
+            return group, replace(greeting, buffers=(*greeting.buffers, *memory))
         except BaseException:
             group.abort()
             raise
@@ -135,6 +178,22 @@ class Nccl:
             older, oldest = (".".join(map(str, numbers)) for numbers in (found, OLDEST))
             return f"NCCL {older} is too old: {oldest} is needed"
         return ""
+
+
+def connect(group: Group, size: int, device: Any) -> tuple[Tensor, ...]:
+    """Use what may have links of its own: NCCL connects an algorithm when it is first used, and
+    chooses it by the size. Returns the memory, which is in use until the greeting has ended."""
+    whole = torch.zeros(max(CONNECTED) // 4, dtype=torch.int32).to(device)
+    part = torch.zeros(max(CONNECTED) // 4, dtype=torch.int32).to(device)
+    for nbytes in CONNECTED:
+        count = max(nbytes // 4, 1)
+        each = max(count // size, 1)
+        if each * size > whole.numel():
+            continue  # more ranks than elements: a larger size does it
+        group.all_reduce(whole[:count])
+        group.reduce_scatter(part[:each], whole[: each * size])
+        group.all_gather(whole[: each * size].view(torch.int8), part[:each].view(torch.int8))
+    return whole, part
 
 
 def _where(api: Api, membership: Membership, talk: Talk) -> bytes:

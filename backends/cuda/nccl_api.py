@@ -1,6 +1,10 @@
-"""The part of NCCL's C interface that is in use, by ctypes: as it has been since NCCL 2.14.
+"""The part of NCCL's C interface that is in use, by ctypes: as it has been since NCCL 2.17.
 
 No tensors here: addresses, counts and streams are numbers.
+
+Communicators are *non-blocking*: a call that would have to wait for other ranks returns
+`ncclInProgress`, and NCCL goes on on a thread of its own, also with each launch. Until
+`in_progress` is false the communicator takes no other call but an abort.
 """
 
 import ctypes
@@ -13,7 +17,7 @@ import torch
 
 NAME = "libnccl.so.2"
 """The one that torch has loaded, which is found by its name alone."""
-OLDEST = (2, 14)
+OLDEST = (2, 17)
 ID_BYTES = 128
 SUCCESS, IN_PROGRESS = 0, 7
 SUM = 0
@@ -31,6 +35,11 @@ TYPES = {
 }
 Comm: TypeAlias = ctypes.c_void_p
 """One of NCCL's communicators."""
+MAGIC, LAYOUT = 0xCAFEBEEF, 21700
+"""By which NCCL knows a configuration, and its fields: those of 2.17, to which later ones add."""
+UNSET = -(1 << 31)
+NOWHERE = -1
+"""No rank, no type of elements: a call with it fails, and launches nothing."""
 
 
 class UniqueId(ctypes.Structure):
@@ -39,11 +48,32 @@ class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * ID_BYTES),)
 
 
+class Config(ctypes.Structure):
+    """ncclConfig_t."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+        ("cga_cluster_size", ctypes.c_int),
+        ("min_ctas", ctypes.c_int),
+        ("max_ctas", ctypes.c_int),
+        ("net_name", ctypes.c_char_p),
+    )
+
+    @staticmethod
+    def non_blocking(max_ctas: int) -> "Config":
+        """Of a communicator whose kernels take no more multiprocessors than that."""
+        return Config(ctypes.sizeof(Config), MAGIC, LAYOUT, 0, UNSET, UNSET, max_ctas, None)
+
+
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _PARAMETERS: dict[str, list[Any]] = {
     "ncclGetVersion": [ctypes.POINTER(_INT)],
     "ncclGetUniqueId": [ctypes.POINTER(UniqueId)],
-    "ncclCommInitRank": [ctypes.POINTER(Comm), _INT, UniqueId, _INT],
+    "ncclCommInitRankConfig": [ctypes.POINTER(Comm), _INT, UniqueId, _INT, ctypes.POINTER(Config)],
+    "ncclCommFinalize": [Comm],
     "ncclCommDestroy": [Comm],
     "ncclCommAbort": [Comm],
     "ncclCommGetAsyncError": [Comm, ctypes.POINTER(_INT)],
@@ -91,15 +121,30 @@ class Api:
         self._call("ncclGetUniqueId", ctypes.byref(made))
         return ctypes.string_at(ctypes.addressof(made), ID_BYTES)
 
-    def join(self, where: bytes, size: int, rank: int) -> Comm:
-        """A communicator on the thread's device; blocks until all members have come."""
-        place, made = UniqueId(), Comm()
+    def join(self, where: bytes, size: int, rank: int, max_ctas: int) -> Comm:
+        """Begin a communicator on the thread's device; it is in progress until all have come."""
+        place, made, config = UniqueId(), Comm(), Config.non_blocking(max_ctas)
         ctypes.memmove(ctypes.addressof(place), where, ID_BYTES)
-        self._call("ncclCommInitRank", ctypes.byref(made), size, place, rank)
+        made_at, how = ctypes.byref(made), ctypes.byref(config)
+        self._call("ncclCommInitRankConfig", made_at, size, place, rank, how)
         return made
 
+    def in_progress(self, comm: Comm) -> bool:
+        """Whether its last call has not come through yet. Raises `NcclError` if that failed.
+
+        Not for two threads at once: NCCL cleans up behind a call in here.
+        """
+        state = self._state(comm)
+        if state not in (SUCCESS, IN_PROGRESS):
+            raise NcclError(self._text(state))
+        return state == IN_PROGRESS
+
+    def finalize(self, comm: Comm) -> None:
+        """Begin its end: in progress until all that is under way has come through."""
+        self._call("ncclCommFinalize", comm)
+
     def destroy(self, comm: Comm) -> None:
-        """Give it back; waits for what is under way."""
+        """Give it back; it was finalized."""
         self._call("ncclCommDestroy", comm)
 
     def abort(self, comm: Comm) -> None:
@@ -108,19 +153,22 @@ class Api:
 
     def async_error(self, comm: Comm) -> str:
         """What went wrong behind the calls; nothing where all is well."""
-        found = _INT()
-        self._call("ncclCommGetAsyncError", comm, ctypes.byref(found))
-        if found.value in (SUCCESS, IN_PROGRESS):
-            return ""
-        return self._text(found.value)
+        state = self._state(comm)
+        return "" if state in (SUCCESS, IN_PROGRESS) else self._text(state)
 
     @contextmanager
-    def group(self) -> Iterator[None]:
-        """Calls of this thread within the block are one launch; none, if one of them fails."""
+    def group(self, comm: Comm) -> Iterator[None]:
+        """Calls of this thread within the block are one launch; none, if the block raises.
+
+        NCCL launches nothing of a group in which a call has failed. It knows nothing of what Python
+        raises between two calls, and would launch the half of a round that was called by then: so a
+        call that fails is made first. The communicator has failed then.
+        """
         self._call("ncclGroupStart")
         try:
             yield
         except BaseException:
+            self._library.ncclSend(None, 1, NOWHERE, NOWHERE, comm, None)
             self._library.ncclGroupEnd()  # says again what has failed, and launches nothing
             raise
         self._call("ncclGroupEnd")
@@ -155,9 +203,14 @@ class Api:
         """From one rank."""
         self._call("ncclRecv", address, nbytes, TYPES[torch.int8], peer, comm, stream)
 
+    def _state(self, comm: Comm) -> int:
+        found = _INT()
+        self._call("ncclCommGetAsyncError", comm, ctypes.byref(found))
+        return found.value
+
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
-        if code != SUCCESS:
+        if code not in (SUCCESS, IN_PROGRESS):
             raise NcclError(f"{name}: {self._text(code)}")
 
     def _text(self, code: int) -> str:

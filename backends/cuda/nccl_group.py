@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.backends.cuda.nccl_api import TYPES, Api, Comm, NcclError
 from equipoise.backends.cuda.own_streams import OwnStreams
+from equipoise.backends.devices.polling import poll
 from equipoise.backends.devices.vendor import Device
 from equipoise.hal.abroad import ABROAD
 
@@ -53,18 +54,30 @@ class NcclGroup:
     receives it or not. So every message is answered by a byte, in the same launch: a send ends when
     its receive was launched, and one that nobody receives never does (clause P3).
 
+    The communicator is non-blocking: NCCL launches on a thread of its own, where it connects first,
+    which waits for other ranks, whatever was not connected yet. So a launch is waited for, up to
+    the deadline, before an event is put behind it.
+
     Args:
         api: NCCL.
         comm: its communicator.
         place: this rank, and the size.
         streams: where its own stream comes from.
         device: where it runs.
+        deadline: seconds that a launch may take, and that its end may.
     """
 
     def __init__(
-        self, api: Api, comm: Comm, place: tuple[int, int], streams: OwnStreams, device: Device
+        self,
+        api: Api,
+        comm: Comm,
+        place: tuple[int, int],
+        streams: OwnStreams,
+        device: Device,
+        deadline: float,
     ) -> None:
         self._api = api
+        self._deadline = deadline
         self._comm: Comm | None = comm
         self._rank, self._size = place
         self._device = device
@@ -113,7 +126,7 @@ class NcclGroup:
         leaving = _parts(tensor, sends or even)
 
         def launch(comm: Comm, to: int) -> None:
-            with self._api.group():
+            with self._api.group(comm):
                 self._move(arriving, leaving, comm, to)
 
         return self._fly(launch)
@@ -129,7 +142,7 @@ class NcclGroup:
         heard, said = self._answers(arriving, leaving)
 
         def launch(comm: Comm, to: int) -> None:
-            with self._api.group():
+            with self._api.group(comm):
                 self._move(arriving, leaving, comm, to)
                 self._move(heard, said, comm, to)
 
@@ -141,7 +154,7 @@ class NcclGroup:
 
     def close(self) -> None:
         """NCCL waits for its own threads then: on a thread of its own."""
-        self._end(self._api.destroy)
+        self._end(self._finish)
 
     @property
     def closed(self) -> bool:
@@ -170,14 +183,35 @@ class NcclGroup:
 
     def _fly(self, launch: Callable[[Comm, int], None]) -> NcclHandle:
         """On its own stream, behind the current one."""
-        comm = self._comm
-        if comm is None:
-            raise NcclError("the communicator was given back")
         self._come()
-        launch(comm, self._own.handle)
+        with self._guard:
+            launch(self._held(), self._own.handle)
+        if not poll(self._launched, self._deadline):
+            raise NcclError(f"NCCL did not launch within {self._deadline:g} s")
         end = self._device.vendor.event()
         end.record(self.lane)
         return NcclHandle(self, end)
+
+    def _launched(self) -> bool:
+        """Looks one at a time, like `fault`: NCCL cleans up behind a launch in here."""
+        with self._guard:
+            return not self._api.in_progress(self._held())
+
+    def _held(self) -> Comm:
+        if self._comm is None:
+            raise NcclError("the communicator was given back")
+        return self._comm
+
+    def _finish(self, comm: Comm) -> None:
+        """Finalize, wait, destroy; abort if that does not come through."""
+        try:
+            self._api.finalize(comm)
+            if not poll(lambda: not self._api.in_progress(comm), self._deadline):
+                raise NcclError(f"NCCL did not finalize within {self._deadline:g} s")
+        except NcclError:
+            self._api.abort(comm)
+        else:
+            self._api.destroy(comm)
 
     def _come(self) -> None:
         """Its own stream comes behind what the current one was given."""

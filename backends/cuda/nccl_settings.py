@@ -10,13 +10,18 @@ from equipoise.backends.devices.collectives.operands import FLOATS, INTEGERS
 MIB = 1 << 20
 BUFFER = 4 * MIB
 """Bytes between two neighbours on each of NCCL's channels: its own default."""
-CHANNELS = 16
-"""Assumed where the environment does not limit them: NCCL takes as many as the links are worth."""
+MAX_CTAS = 8
+"""Multiprocessors that the kernels of one communicator may take from the model's step, unless
+NCCL_MAX_CTAS says otherwise: as many as vLLM leaves to NCCL. Each has one of NCCL's channels."""
 SHARING = (2, 30)
 """The first NCCL that lets two ranks work on one device."""
 OBSTACLES = (
     *SETTINGS,
-    ("NCCL_COMM_BLOCKING", lambda text: text == "0", "calls of NCCL return before they launch"),
+    (
+        "NCCL_COMM_BLOCKING",
+        lambda text: text == "1",
+        "calls of NCCL wait for other ranks, for ever",
+    ),
 )
 """Settings that break the contract (clause P1): which, when, and what they do."""
 
@@ -49,9 +54,10 @@ def takes(link: bool) -> int:
     """An estimate: a buffer for each channel and neighbour, two of them in a ring, one of a link.
 
     NCCL has smaller buffers besides for short messages, trees on top, and connects a pair when it
-    first sends; it says nowhere how much that is.
+    first sends. How much that is it says from 2.29.7 on, once a communicator is made.
     """
-    channels = min(_number("NCCL_MAX_NCHANNELS", CHANNELS), _number("NCCL_MAX_CTAS", CHANNELS))
+    ctas = _number("NCCL_MAX_CTAS", MAX_CTAS)
+    channels = min(_number("NCCL_MAX_NCHANNELS", ctas), ctas)
     return _number("NCCL_BUFFSIZE", BUFFER) * channels * (1 if link else 2)
 
 

@@ -42,7 +42,9 @@ class OwnStreams:
         """One that is idle. Raises RuntimeError as the driver does."""
         with self._lock:
             for place, spare in enumerate(self._spare):
-                if spare.stream.query():
+                with native.unrestricted():
+                    idle = spare.stream.query()
+                if idle:
                     return self._spare.pop(place)
             return self._make()
 

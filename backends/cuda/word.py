@@ -1,4 +1,19 @@
-"""Words of page-locked memory that the host and a device's streams both read and write."""
+"""Words of page-locked memory that the host and a device's streams both read and write.
+
+**NVIDIA's warning** (CUDA driver API, stream memory operations): "Improper use of these APIs may
+deadlock the application. Synchronization ordering established through these APIs is not visible to
+CUDA. CUDA tasks that are (even indirectly) ordered by these APIs should also have that order
+expressed with CUDA-visible dependencies such as events. This ensures that the scheduler does not
+serialize them in an improper order."
+
+What can be expressed by events is: an operation that was launched is waited for by its event, and
+what a mover copied has ended by its event before the host gives a word. What is left is a wait that
+comes before its writer: an event that was never recorded holds nobody, so no event can say it. For
+those the driver does not know that the one stream needs the other, and may put both into one queue
+of the device, the writer behind the wait. Hence as many queues as there can be, and no independent
+copies where streams share them (`native.shared_queues`). What that leaves, a GPU has to show
+(`tests/devices/cuda/test_streams_beyond_queues.py`).
+"""
 
 import threading
 from typing import Any

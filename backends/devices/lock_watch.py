@@ -43,7 +43,7 @@ class Watch:
         with self._changed:
             self._watched[lock] = None
             if self._thread is None and not self._stopped:
-                name = f"{self._device.torch}.locks"
+                name = f"equipoise.{self._device.torch}.locks"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
             self._changed.notify()

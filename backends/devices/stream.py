@@ -254,8 +254,9 @@ class DeviceStream:
         that does not block."""
 
         def ask() -> None:
-            if self._native.query():
-                self._native.synchronize()
+            with self._device.vendor.unrestricted():
+                if self._native.query():
+                    self._native.synchronize()
 
         with self._gate:
             self._check_health()

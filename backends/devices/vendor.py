@@ -60,7 +60,8 @@ class Vendor(Protocol):
         ...
 
     def unrestricted(self) -> AbstractContextManager[None]:
-        """Let the calling thread take page-locked memory for a block, also while it captures."""
+        """Let the calling thread take page-locked memory and ask streams for a block, also while it
+        or another thread captures."""
         ...
 
     def free_memory(self, index: int) -> tuple[int, int]:

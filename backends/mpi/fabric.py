@@ -35,7 +35,10 @@ class MpiFabric:
         return self._control
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        """MPI communicators of its own, among `ranks`."""
+        """MPI communicators of its own, among `ranks`.
+
+        May be called again, by all members, after a member has not come in time.
+        """
         members = tuple(range(self._where.size) if ranks is None else ranks)
         what = f"communicator {purpose!r}"
         check_members(what, self._where, members)
@@ -74,7 +77,12 @@ class MpiFabric:
         try:
             self._control.collect(question, deadline, members)
         except BallotIncomplete as error:
+            # Who comes late must not take it for the ballot of a rank that waits. MPI has not been
+            # asked yet: once it has, there is no second attempt.
+            self._control.forget(question, (self._where.rank,))
+            self._purposes.discard(purpose)
             raise CommunicatorFailed(
                 f"the ranks did not all meet within {deadline:g} s: "
                 f"rank(s) {error.missing} did not open {purpose!r}"
             ) from error
+        self._control.forget_together(question, members)

@@ -12,7 +12,7 @@ from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
-from equipoise.backends.cuda.native import QUEUES
+from equipoise.backends.cuda.native import ask_for_queues
 from equipoise.hal.errors import EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import compatibility, requests_part
 from equipoise.integrations.vllm.engine_limits import RAY_GRAPH, graph_of_ray, limits
@@ -111,7 +111,7 @@ def _extend(config: Any, settings: Settings, named: str) -> None:
     _name_extension(config.parallel_config)
     if settings.engine is not None or settings.handover is not None:
         # Read when a process first uses its device, which a worker does before we come.
-        os.environ.setdefault(*QUEUES)
+        ask_for_queues()
 
 
 def refuse(wrong: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Shares that level the rank loads, by water-filling, in one launch of one warp.
+"""Shares that level the rank loads, by water-filling, in one launch of one program.
 
 The values are those of `equipoise.hal.routing.solve_cumulative`, bit for bit: the same integers in
 the same order, except where order is of no matter (`waves`).
@@ -8,8 +8,10 @@ at most, rank loads stay below N * 2**16, the depth of a bin below B * N * 2**16
 rounding below N * C**2 / 4. N <= 2**37 and B, C <= 1024 keep every one below 2**63; a batch of
 16,384 tokens by 8 on each of 1,024 ranks is N = 2**27.
 
-**One warp**: a lane is a rank, its load stays in a register, and what lanes tell each other goes by
-shuffles. More warps would have to meet after every wave.
+**One warp up to 256 ranks**: a lane is a rank, its load stays in a register, and what lanes tell
+each other goes by shuffles. More warps have to meet after every wave. But a thread of one warp
+holds ranks / 32 bins: compiled for sm_90, 512 lanes take 255 registers and spill 752 bytes. So
+each warp has 256 lanes at most, and 235 registers.
 """
 
 import triton
@@ -24,6 +26,14 @@ from equipoise.backends.cuda.kernels.waves import make_waves, sweep_waves
 from equipoise.backends.cuda.kernels.workspace import LANES, Workspace, power_of_two
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import SWEEPS
+
+LANES_OF_A_WARP = 256
+"""At most, so that nothing spills."""
+
+
+def warps(lanes: int) -> int:
+    """How many warps solve a layer."""
+    return max(1, lanes // LANES_OF_A_WARP)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -103,5 +113,5 @@ def solve_shares(
         SPARE=sizes.spare,
         PLURAL=max(LANES, power_of_two(sizes.spare)),
         LANES=sizes.lanes,
-        num_warps=1,
+        num_warps=warps(sizes.lanes),
     )

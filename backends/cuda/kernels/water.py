@@ -1,6 +1,6 @@
 """Where the share solver keeps its numbers, and how its device functions find them.
 
-One warp solves a layer. Two arrays in the workspace hold what does not fit into its registers:
+One program solves a layer. Two arrays in the workspace hold what does not fit into its registers:
 
 `water`, int64: six grids of [spare, lanes], then the rests of the rounding [2 * spare], then four
 rows of rank loads [lanes]. The first three grids have a row for each expert with several replicas,
@@ -32,7 +32,7 @@ BITS = tl.constexpr(20)
 """Of each number that a link is packed of: next rank of the expert, its bins, those below."""
 PART = tl.constexpr((1 << 20) - 1)
 EXPERT_CHUNK, CHUNK = tl.constexpr(256), tl.constexpr(64)
-"""Experts, and entries, that the warp handles at a time."""
+"""Experts, and entries, that the program handles at a time."""
 SHARE_BITS = tl.constexpr(routing.SHARE_BITS)
 ONE = tl.constexpr(routing.SHARE_ONE)
 

@@ -1,10 +1,18 @@
-"""Makes channels: bounded, one at a time in the run, each on a stream of its own."""
+"""Makes channels: bounded, each on a stream of its own; one at a time on a rank where need be.
+
+**Attempts.** Where a channel was not made in time, its members may try again under the same name.
+Each takes back what it has said then: a rank that comes late must not take the "here" of an
+attempt that was given up for that of a rank which waits. The first member numbers the attempts and
+says the number with "turn"; all later words, and what the library gets to hear, carry it. A
+member never joins an attempt twice: where the library's members meet may be told once only.
+"""
 
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.devices.collectives.channel import Channel
@@ -95,6 +103,8 @@ class Builder:
         self._library = library
         self._control = control
         self._given_up = threading.Event()
+        self._attempts: dict[str, int] = {}
+        """By name of what could not be made yet: the last attempt that this rank took part in."""
 
     def patience(self, expiry: float) -> Patience:
         """Until that moment, or until the fabric closes."""
@@ -108,38 +118,82 @@ class Builder:
     def build(self, plan: Plan, patience: Patience) -> Channel:
         """Make a channel together with all its members, every one of which calls this.
 
-        Raises `CommunicatorFailed` when a member does not come in time; names it. Also when a
-        channel that was given up is still being made.
+        After a failure all of them may call it again. Raises `CommunicatorFailed` when a member
+        does not come in time; names it. Also when a channel that was given up is still being made.
         """
         STRANDED.sweep()
-        membership = plan.membership
-        question = f"{self._library.name}/{membership.name}"
-        talk = Talk(self._control, question, membership.ranks, patience)
+        name = plan.membership.name
+        talk = Talk(self._control, f"{self._library.name}/{name}", plan.membership.ranks, patience)
         try:
-            talk.meet("here", membership.ranks)
-            if membership.rank > 0:
-                talk.hear("turn", membership.ranks[:1])
-                self._await_earlier(membership.name, patience)
-                talk.say("ready")
-                return self._make(plan, talk, patience)
-            with Turn(self._control, self._library.name, membership.name, patience):
-                # Call the others, and see that they still live: what a library opens for a meeting
-                # that does not take place it never closes.
-                self._await_earlier(membership.name, patience)
-                talk.say("turn")
-                talk.meet("ready", membership.ranks)
-                return self._make(plan, talk, patience)
+            channel = self._meet(plan, talk, patience)
         except BallotIncomplete as error:
             raise CommunicatorFailed(
-                f"{membership.name}: the ranks did not all meet in time: "
-                f"no word from rank(s) {error.missing}"
+                f"{name}: the ranks did not all meet in time: no word from rank(s) {error.missing}"
             ) from error
         except ControlError as error:
-            raise CommunicatorFailed(f"{membership.name}: {error}") from error
+            raise CommunicatorFailed(f"{name}: {error}") from error
+        finally:
+            # After a success every member has heard everything, for its greeting has ended.
+            with suppress(ControlError):
+                talk.withdraw()
+        self._attempts.pop(name, None)
+        return channel
+
+    def _meet(self, plan: Plan, talk: Talk, patience: Patience) -> Channel:
+        """Agree on the attempt, and that all members are about to make it."""
+        membership = plan.membership
+        talk.meet("here", membership.ranks)
+        if membership.rank > 0:
+            number = self._hear_attempt(membership, talk, patience)
+            self._await_earlier(membership.name, patience)
+            return self._try(plan, number, patience)
+        with self._turn(membership, patience):
+            self._await_earlier(membership.name, patience)
+            number = self._attempts.get(membership.name, -1) + 1
+            talk.say("turn", b"%d" % number)
+            return self._try(plan, number, patience)
+
+    def _turn(self, membership: Membership, patience: Patience) -> AbstractContextManager[None]:
+        """Of all members, where the library can make only one at a time on a rank."""
+        if not self._library.one_at_a_time:
+            return nullcontext()
+        return Turn(self._control, self._library.name, membership.name, membership.ranks, patience)
+
+    def _hear_attempt(self, membership: Membership, talk: Talk, patience: Patience) -> int:
+        """The number of the first member's attempt, a new one."""
+        (first, *_), name = membership.ranks, membership.name
+        while True:
+            (said,) = talk.hear("turn", (first,))
+            if int(said) > self._attempts.get(name, -1):
+                return int(said)
+            if patience.left == 0.0:
+                raise CommunicatorFailed(
+                    f"{name}: rank {first} is still in attempt {int(said)}, which failed here"
+                )
+            time.sleep(EARLIER_PAUSE)
+
+    def _try(self, plan: Plan, number: int, patience: Patience) -> Channel:
+        """One attempt. The members are asked whether they are ready before the library is: what it
+        opens for a meeting that does not take place it never closes."""
+        membership = plan.membership
+        self._attempts[membership.name] = number
+        if number:
+            plan = replace(plan, membership=membership.again(number))
+        question = f"{self._library.name}/{membership.name}/{number}"
+        talk = Talk(self._control, question, membership.ranks, patience)
+        if membership.rank > 0:
+            talk.say("ready")
+        else:
+            talk.meet("ready", membership.ranks)
+        channel = self._make(plan, talk, patience)
+        # Not after a failure: whoever comes later goes on to the library, and hears its reason.
+        with suppress(ControlError):
+            talk.withdraw()
+        return channel
 
     def _await_earlier(self, name: str, patience: Patience) -> None:
-        """Wait until nothing is being made here that was given up."""
-        while earlier := PENDING_CHANNELS.names():
+        """Wait until nothing is being made here that was given up, where the library needs that."""
+        while self._library.one_at_a_time and (earlier := PENDING_CHANNELS.names()):
             self._drop_lost()
             if patience.left == 0.0:
                 raise CommunicatorFailed(

@@ -50,15 +50,25 @@ class Channel:
         self._group = group
         self._device = device
         self._ending = False
+        self._broken = False
         self.greeting = Flight(greeting.last, greeting.buffers, device)
         self._flights = [self.greeting]
         LEDGER.enter(membership.name, library.takes(membership.link))
 
     def fly(self, launch: Launch, buffers: Sequence[Tensor]) -> Flight:
-        """Launch an operation behind the current stream. Raises RuntimeError as the vendor does."""
+        """Launch an operation behind the current stream. Raises RuntimeError as the vendor does.
+
+        What raised may have been launched in part, or may be yet: then the channel is never idle
+        until it is aborted, where the library can.
+        """
         self.reap()
         assert not self._ending, "a closed channel is used by nobody"
-        flight = Flight(launch(self._group), buffers, self._device)
+        try:
+            handle = launch(self._group)
+        except BaseException:
+            self._broken = self.aborts
+            raise
+        flight = Flight(handle, buffers, self._device)
         self._flights.append(flight)
         return flight
 
@@ -68,6 +78,8 @@ class Channel:
             self._flights = [flight for flight in self._flights if not flight.past()]
         else:
             self._flights = [f for f in self._flights if f.look() is not Fate.LANDED]
+            if self._broken:
+                return False
         return not self._flights
 
     def abort(self, failure: CommunicatorFailed) -> None:

@@ -65,6 +65,11 @@ class DeviceCommunicator:
         return len(self._now.ranks)
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes no more operations for ever."""
+        return self._closed
+
+    @property
     def capabilities(self) -> CommunicatorCapabilities:
         """What it can do."""
         return self._setting.library.capabilities

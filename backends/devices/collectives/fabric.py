@@ -32,7 +32,8 @@ class DeviceFabric:
         self._builder = Builder(library, self._control)
         self._partings = Partings(library.name, self._control)
         self._watchdog = Watchdog(library.name, self._partings.tick)
-        self._open: dict[str, DeviceCommunicator] = {}
+        self._open: list[DeviceCommunicator] = []
+        self._purposes: set[str] = set()
         self._closed = False
 
     @property
@@ -41,13 +42,17 @@ class DeviceFabric:
         return self._control
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        """Channels of its own, among `ranks`, on the device that this process has opened."""
+        """Channels of its own, among `ranks`, on the device that this process has opened.
+
+        May be called again, by all members, after it has failed.
+        """
         where = self._where
         members = tuple(range(where.size) if ranks is None else ranks)
         check_members(f"communicator {purpose!r}", where, members)
-        if purpose in self._open:
+        if purpose in self._purposes:
             raise Unsupported(f"communicator {purpose!r} was opened before")
         self._partings.tick()
+        self._open = [communicator for communicator in self._open if not communicator.closed]
         setting = Setting(
             purpose=purpose,
             rank=where.rank,
@@ -59,17 +64,19 @@ class DeviceFabric:
             partings=self._partings,
         )
         try:
-            self._open[purpose] = DeviceCommunicator(setting, members)
+            made = DeviceCommunicator(setting, members)
         except CommunicatorFailed as error:
             raise CommunicatorFailed(f"communicator {purpose!r} was not opened: {error}") from error
-        return self._open[purpose]
+        self._open.append(made)
+        self._purposes.add(purpose)
+        return made
 
     def close(self) -> None:
         """Close every communicator, then the control plane; bounded by the deadline."""
         if self._closed:
             return
         self._closed = True
-        for communicator in self._open.values():
+        for communicator in self._open:
             communicator.close()
         self._builder.give_up()
         self._watchdog.stop(self._where.deadline)
@@ -102,7 +109,7 @@ class DeviceCommunicators:
         return self._library.probe()
 
     def device_bytes(self, communicators: int, links: int) -> int:
-        """With today's settings; the library itself says it nowhere."""
+        """With today's settings; no library says it before it has made one."""
         takes = self._library.takes
         return communicators * takes(link=False) + links * takes(link=True)
 

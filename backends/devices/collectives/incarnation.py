@@ -84,6 +84,9 @@ class Incarnation:
         except RuntimeError as error:
             work.fail(f"was not launched: {error}")
             work.result(0.0)  # raises that
+        except BaseException as error:  # by a signal's handler, in the middle of it
+            work.fail(f"was interrupted by {error!r}")
+            raise
         else:
             work.launched(flight, self._channel.lane)
             self._setting.watchdog.watch(work)
@@ -98,7 +101,11 @@ class Incarnation:
     def message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
         """One end of a message between two members, given by their places."""
         work = self._work(what)
-        self._link(pair).issue(work, tensor)
+        try:
+            self._link(pair).issue(work, tensor)
+        except BaseException as error:  # by a signal's handler, in the middle of it
+            work.fail(f"was interrupted by {error!r}")
+            raise
         self._setting.watchdog.watch(work)
         return work
 
@@ -168,7 +175,8 @@ class Incarnation:
         return Link(way, make, self._setting.builder.patience)
 
     def _membership(self, name: str, ranks: tuple[int, ...], link: bool) -> Membership:
-        return Membership(name, ranks, ranks.index(self._setting.rank), link)
+        rank = ranks.index(self._setting.rank)
+        return Membership(name, ranks, rank, link, self._setting.deadline)
 
     def _made(self, members: Membership, greet: Greet, patience: Patience) -> Channel:
         plan = Plan(members, greet, self._setting.device)

@@ -1,6 +1,7 @@
 """The device memory that communicators take, for whoever plans or reports it.
 
-No library reports it, so it is counted here by what each says that its communicators take.
+Not every library reports it, and none beforehand: so it is counted here by what each says that its
+communicators take.
 """
 
 import threading

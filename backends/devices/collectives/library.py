@@ -1,7 +1,7 @@
 """What a vendor's library of collectives brings: HCCL and NCCL are two of a kind, up to this."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -20,12 +20,18 @@ class Membership:
         ranks: members, numbers of the run.
         rank: this rank's place among them.
         link: whether it carries messages from its first rank to its second, and nothing else.
+        deadline: seconds that an operation may take.
     """
 
     name: str
     ranks: tuple[int, ...]
     rank: int
     link: bool
+    deadline: float
+
+    def again(self, attempt: int) -> "Membership":
+        """For another attempt to make it: no library is told the same name twice."""
+        return replace(self, name=f"{self.name}/attempt{attempt}")
 
 
 class Handle(Protocol):
@@ -155,6 +161,11 @@ class Library(Protocol):
     @property
     def capabilities(self) -> CommunicatorCapabilities:
         """What it can do, as the environment sets it up; asked before every operation."""
+        ...
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a rank must not take part in making two of its groups at once."""
         ...
 
     def probe(self) -> Probe:

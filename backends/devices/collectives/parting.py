@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.devices.collectives.channel import Channel
 from equipoise.backends.devices.collectives.stranded import STRANDED
-from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
 
 PAUSE = 0.005
@@ -32,10 +32,12 @@ class Parting:
     Attributes:
         channel: the channel.
         told: whether the other members know.
+        read: whether this member needs the farewells of the others no more.
     """
 
     channel: Channel
     told: bool = False
+    read: bool = False
 
 
 class Partings:
@@ -46,7 +48,7 @@ class Partings:
         control: carries the farewells.
     """
 
-    def __init__(self, library: str, control: ControlPlane) -> None:
+    def __init__(self, library: str, control: StoreControlPlane) -> None:
         self._library = library
         self._control = control
         self._lock = threading.Lock()
@@ -110,11 +112,13 @@ class Partings:
         if not parting.told:
             self._control.cast(question, ABORTED if channel.aborted else b"")
             parting.told = True
-        if channel.aborted:
-            return
-        if ABORTED in self._control.collect(question, 0.0, membership.ranks):
-            channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
-        channel.close()
+        if not channel.aborted:
+            if ABORTED in self._control.collect(question, 0.0, membership.ranks):
+                channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
+            channel.close()
+        if not parting.read:
+            parting.read = True
+            self._control.forget_together(question, membership.ranks)
 
     def _bereft(self, channel: Channel) -> bool:
         """Whether a member was lost, and will never say farewell."""

@@ -13,7 +13,7 @@ class Talk:
 
     Args:
         control: carries the ballots.
-        question: their common beginning; used once in a run.
+        question: their common beginning; used once in a run, or again after `withdraw`.
         ranks: members, numbers of the run.
         patience: how long this rank listens.
     """
@@ -24,10 +24,17 @@ class Talk:
         self._control = control
         self._question = question
         self._patience = patience
+        self._said: list[str] = []
         self.ranks = ranks
+
+    @property
+    def left(self) -> float:
+        """Seconds that this rank goes on listening."""
+        return self._patience.left
 
     def say(self, word: str, text: bytes = b"") -> None:
         """Say it to whoever asks for the word."""
+        self._said.append(word)
         self._control.cast(f"{self._question}/{word}", text)
 
     def hear(self, word: str, ranks: tuple[int, ...]) -> tuple[bytes, ...]:
@@ -44,3 +51,10 @@ class Talk:
         """Say to be there, and wait for these ranks. Raises `BallotIncomplete`."""
         self.say(word)
         self.hear(word, ranks)
+
+    def withdraw(self) -> None:
+        """Take back all that this rank has said: the store keeps what nobody needs any more, and
+        takes no second ballot on a question. Raises `ControlError`."""
+        said, self._said = self._said, []
+        for word in said:
+            self._control.forget(f"{self._question}/{word}", (self._control.rank,))

@@ -35,13 +35,11 @@ LONG = {"generation", "sums", "out", "water"}
 TABLES = {"LAYERS": 58, "EXPERTS": LARGE.experts, "SLOTS": LARGE.slots}
 BLOCK = {"BINS": 256, "BLOCK": 512, "ALONE": False}
 NUMBERED = {**BLOCK, "BLOCK": 256}
-SOLVER = {
-    "PER_RANK": LARGE.slots // LARGE.ranks,
-    "SWEEPS": 32,
-    "SPARE": LARGE.spare,
-    "PLURAL": power_of_two(LARGE.spare),
-    "LANES": LARGE.lanes,
-}
+WIDE = tuple(
+    Sizes(experts=256, slots=2 * ranks, ranks=ranks, elements=1, buffers=8)
+    for ranks in (256, 320, 1024)
+)
+"""Decoding of DeepSeek-V3 is on 320 ranks; there a warp of the solver has as many as it may."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,21 @@ class Compiled:
     ptx: str
 
 
+def solving(sizes: Sizes) -> tuple[Any, int, dict[str, Any]]:
+    """The solver with its warps and sizes."""
+    constants = {
+        "LAYERS": TABLES["LAYERS"],
+        "EXPERTS": sizes.experts,
+        "SLOTS": sizes.slots,
+        "PER_RANK": sizes.slots // sizes.ranks,
+        "SWEEPS": 32,
+        "SPARE": sizes.spare,
+        "PLURAL": power_of_two(sizes.spare),
+        "LANES": sizes.lanes,
+    }
+    return solver.solve_kernel, solver.warps(sizes.lanes), constants
+
+
 def everything() -> list[tuple[Any, int, dict[str, Any]]]:
     """Kernels with their warps and sizes, as a layer of 256 experts launches them."""
     alone = {**BLOCK, "BLOCK": 1024, "ALONE": True}
@@ -78,7 +91,7 @@ def everything() -> list[tuple[Any, int, dict[str, Any]]]:
         (committing.commit_kernel, 8, {**TABLES, "BLOCK": 1024}),
         (checksums.checksum_kernel, 4, {"ALIGNED": True, "BLOCK": 1024}),
         (checksums.checksum_kernel, 4, {"ALIGNED": False, "BLOCK": 1024}),
-        (solver.solve_kernel, 1, {**TABLES, **SOLVER}),
+        *(solving(sizes) for sizes in (LARGE, *WIDE)),
     ]
 
 

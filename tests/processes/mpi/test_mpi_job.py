@@ -32,5 +32,5 @@ def test_mpi_job_exits_with_unmatched_operations() -> None:
 
 def test_mpi_job_of_one_rank_exits_0() -> None:
     job = Job(1)
-    assert job.run(mpi.reopen, rounds=2) == [[[1], 1]]
+    assert job.run(mpi.reopen, rounds=2) == [[[1], 1, 0]]
     assert job.end() == 0, job.said

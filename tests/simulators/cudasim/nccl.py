@@ -12,12 +12,15 @@ from cudasim import stand_in
 from cudasim.nccl_library import SimulatedNccl
 from equipoise.backends.ascend import native as npu_native
 from equipoise.backends.ascend.lanes import lanes
+from equipoise.backends.cuda import nccl as backend
 from equipoise.backends.cuda import own_streams
 from equipoise.backends.cuda.nccl import NcclBackend
 from equipoise.backends.cuda.nccl_api import Api
 from equipoise.backends.cuda.own_streams import OwnStream
 from equipoise.backends.devices.vendor import Device
 
+SIZES = (4, 1 << 12)
+"""Of sums that connect algorithms: the stand-in has one for all sizes, and adds on the host."""
 _streams: dict[int, Any] = {}
 _drawing = threading.Lock()
 
@@ -52,4 +55,5 @@ def __getattr__(name: str) -> NcclBackend:
         raise AttributeError(name)
     stand_in.install()
     own_streams.new_stream = new_stream
+    backend.CONNECTED = SIZES
     return NcclBackend(load)

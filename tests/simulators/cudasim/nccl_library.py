@@ -3,6 +3,10 @@
 As on a GPU: a small send ends when its bytes lie in a buffer, whether anybody receives them or
 not; and an abort ends what is under way without an error of the stream. HCCL's simulation can do
 neither: so there is a function for the one, and for the other a stream behind the curtain.
+
+A non-blocking communicator does as NCCL's do: what would wait, and every launch, is done by a
+thread, which may well come later than what the caller does next; until then the communicator takes
+nothing but an abort. A group in which a call has failed launches nothing.
 """
 
 import ctypes
@@ -15,21 +19,23 @@ from typing import Any
 
 from cudasim.sim_calls import Acl, Item, hccl
 from equipoise.backends.cuda import nccl_api
-from equipoise.backends.cuda.nccl_api import UniqueId
+from equipoise.backends.cuda.nccl_api import MAGIC, Config, UniqueId
+from equipoise.hal.abroad import ABROAD
 
 VERSION = 22703
 """The one that this one behaves like."""
 TYPES = {0: 0, 2: 2, 4: 5, 6: 3, 7: 4, 9: 11}
 """HCCL's numbers for NCCL's types."""
 SIZES = {0: 1, 1: 1, 2: 4, 4: 8, 6: 2, 7: 4, 9: 2}
-SYSTEM_ERROR, INVALID_USAGE = 2, 5
+SYSTEM_ERROR, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 2, 4, 5, 7
 SEND, RECEIVE = 0, 1
 FINE = ctypes.create_string_buffer(b"no error")
 WRONG = ctypes.create_string_buffer(b"unhandled system error")
 _OWN = {
     "version": "ncclGetVersion",
     "unique_id": "ncclGetUniqueId",
-    "join": "ncclCommInitRank",
+    "join": "ncclCommInitRankConfig",
+    "finalize": "ncclCommFinalize",
     "destroy": "ncclCommDestroy",
     "abort": "ncclCommAbort",
     "async_error": "ncclCommGetAsyncError",
@@ -123,6 +129,45 @@ class Curtain:
         return 0
 
 
+class Member:
+    """A rank's part of a communicator, and the thread that does what it was called for.
+
+    Args:
+        acl: the driver.
+        blocking: whether calls return when that is done.
+    """
+
+    def __init__(self, acl: Acl, blocking: bool) -> None:
+        self._acl = acl
+        self._blocking = blocking
+        self._device = acl.device()
+        self.curtain: Curtain | None = None
+        self.code = 0
+
+    def begin(self, call: Callable[[], int]) -> int:
+        """What NCCL returns of the call, which begins now."""
+        if self.code:
+            return INVALID_ARGUMENT  # used before the call before has come through, or failed
+        if self._blocking:
+            return call()
+        self.code = IN_PROGRESS
+
+        def run() -> None:
+            self._acl.use(self._device)
+            self.code = call()
+
+        threading.Thread(target=ABROAD(run), name="cudasim.nccl", daemon=True).start()
+        return IN_PROGRESS
+
+    def join(self, size: int, place: bytes, rank: int) -> int:
+        """Wait until all ranks have come."""
+        made = ctypes.c_void_p()
+        if hccl().HcclCommInitRootInfo(size, place, rank, ctypes.byref(made)):
+            return SYSTEM_ERROR
+        self.curtain = Curtain(int(made.value or 0), self._acl)
+        return 0
+
+
 class SimulatedNccl:
     """Has NCCL's functions as attributes, to be called as those of a loaded library.
 
@@ -133,7 +178,7 @@ class SimulatedNccl:
     def __init__(self, flushed: Callable[[int], int]) -> None:
         self._acl = Acl()
         self._flushed = flushed
-        self._comms: dict[int, Curtain] = {}
+        self._comms: dict[int, Member] = {}
         self._numbers = itertools.count(1)
         self._mine = threading.local()
         parameters = {**nccl_api._PARAMETERS, **nccl_api._TEXTS}
@@ -149,47 +194,61 @@ class SimulatedNccl:
     def _unique_id(self, out: Any) -> int:
         return int(hccl().HcclGetRootInfo(out))
 
-    def _join(self, out: Any, size: int, place: UniqueId, rank: int) -> int:
-        made = ctypes.c_void_p()
-        if hccl().HcclCommInitRootInfo(size, ctypes.byref(place), rank, ctypes.byref(made)):
-            return SYSTEM_ERROR
+    def _join(self, out: Any, size: int, place: UniqueId, rank: int, config: Any) -> int:
+        told = config[0]
+        if (told.size, told.magic) != (ctypes.sizeof(Config), MAGIC) or told.version > VERSION:
+            return INVALID_ARGUMENT
+        member = Member(self._acl, blocking=told.blocking != 0)
         number = next(self._numbers)
-        self._comms[number] = Curtain(int(made.value or 0), self._acl)
+        self._comms[number] = member
         out[0] = number
-        return 0
+        where = ctypes.string_at(ctypes.addressof(place), ctypes.sizeof(place))
+        return member.begin(lambda: member.join(size, where, rank))
+
+    def _finalize(self, comm: int) -> int:
+        return self._comms[comm].begin(lambda: 0)
 
     def _destroy(self, comm: int) -> int:
-        return self._comms.pop(comm).destroy()
+        curtain = self._comms.pop(comm).curtain
+        return SYSTEM_ERROR if curtain is None else curtain.destroy()
 
     def _abort(self, comm: int) -> int:
-        return self._comms.pop(comm).abort()
+        curtain = self._comms.pop(comm).curtain
+        return 0 if curtain is None else curtain.abort()
 
     def _async_error(self, comm: int, out: Any) -> int:
-        out[0] = 0
+        out[0] = self._comms[comm].code
         return 0
 
     def _group_start(self) -> int:
-        self._mine.group = []
+        self._mine.group, self._mine.failed = [], {}
         return 0
 
     def _group_end(self) -> int:
         group, self._mine.group = self._mine.group, None
+        for comm, code in self._mine.failed.items():
+            self._comms[comm].code = code
+            return int(code)
         if not group:
             return 0
         (place,) = {(comm, lane) for comm, lane, _ in group}
         comm, lane = place
-        return self._comms[comm].exchange(self._flushed(lane), [m for _, _, m in group])
+        messages = [message for _, _, message in group]
+        return self._begin(comm, lane, lambda curtain, to: curtain.exchange(to, messages))
 
     def _send(self, address: int, count: int, kind: int, peer: int, comm: int, lane: int) -> int:
-        return self._message(SEND, address, count * SIZES[kind], peer, comm, lane)
+        return self._message(SEND, address, count * SIZES.get(kind, 0), peer, comm, lane)
 
     def _receive(self, address: int, count: int, kind: int, peer: int, comm: int, lane: int) -> int:
-        return self._message(RECEIVE, address, count * SIZES[kind], peer, comm, lane)
+        return self._message(RECEIVE, address, count * SIZES.get(kind, 0), peer, comm, lane)
 
     def _message(self, way: int, address: int, nbytes: int, peer: int, comm: int, lane: int) -> int:
         group = getattr(self._mine, "group", None)
         if group is None:
             return INVALID_USAGE  # possible, and not in use
+        if peer < 0:
+            self._mine.failed[comm] = INVALID_ARGUMENT
+            return INVALID_ARGUMENT
         group.append((comm, lane, Message(way, address, nbytes, peer)))
         return 0
 
@@ -214,7 +273,15 @@ class SimulatedNccl:
         return self._run(comm, lane, "HcclAllGather", source, out, count, TYPES[kind])
 
     def _run(self, comm: int, lane: int, name: str, *arguments: int) -> int:
-        return self._comms[comm].run(self._flushed(lane), name, *arguments)
+        return self._begin(comm, lane, lambda curtain, to: curtain.run(to, name, *arguments))
+
+    def _begin(self, comm: int, lane: int, call: Callable[[Curtain, int], int]) -> int:
+        """A launch behind all that the lane was given until now."""
+        member, to = self._comms[comm], self._flushed(lane)
+        curtain = member.curtain
+        if curtain is None:
+            return INVALID_ARGUMENT
+        return member.begin(lambda: call(curtain, to))
 
     def _error_string(self, code: int) -> int:
         return ctypes.addressof(FINE if code == 0 else WRONG)

@@ -19,6 +19,8 @@ _HCCL = {
     "HcclAllGather": [_ADDRESS, _ADDRESS, _COUNT, _INT, *_ENDS],
 }
 _ACL = {
+    "aclrtGetDevice": [_ADDRESS],
+    "aclrtSetDevice": [_INT],
     "aclrtCreateStream": [_ADDRESS],
     "aclrtCreateEventWithFlag": [_ADDRESS, ctypes.c_uint32],
     "aclrtDestroyEvent": [_ADDRESS],
@@ -53,6 +55,16 @@ def hccl() -> Any:
 
 class Acl:
     """The simulated driver; calls that must not fail raise."""
+
+    def device(self) -> int:
+        """The calling thread's."""
+        found = ctypes.c_int32()
+        self._call("aclrtGetDevice", ctypes.byref(found))
+        return found.value
+
+    def use(self, device: int) -> None:
+        """Make it the calling thread's."""
+        self._call("aclrtSetDevice", device)
 
     def stream(self) -> int:
         """One that torch_npu knows nothing of."""

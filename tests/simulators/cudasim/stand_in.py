@@ -18,6 +18,7 @@ def install() -> None:
         "driver": lambda: driver,
         "probe": probe,
         "stream_memory": lambda: "",
+        "shared_queues": lambda: "",  # each of the simulated device's streams is a queue
         "settle_thread": npu_native.settle_thread,
         "current": npu_native.current,
         "devices": npu_native.devices,

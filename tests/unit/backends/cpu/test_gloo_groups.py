@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,37 @@ def test_open_refuses_duplicate_purpose() -> None:
         return total(group)
 
     assert on_ranks(2, program) == [11, 11]
+
+
+def test_closed_communicators_leave_neither_objects_nor_keys() -> None:
+    def program(seat: Seat) -> list[int]:
+        fabric: Any = seat.fabric
+        left = []
+        for number in range(4):
+            group = fabric.open(f"purpose {number}")
+            group.barrier().result(SOON)
+            group.close()
+            left.append(len(fabric._open))
+        last = fabric.open("the last")
+        last.all_reduce(torch.ones(1)).result(SOON)
+        prefixes = "purpose", "the last"
+        keys = [key for key in fabric.control.store.list_keys() if key.startswith(prefixes)]
+        return [*left, len(fabric._open), len(keys)]
+
+    assert on_ranks(2, program) == [[1, 1, 1, 1, 1, 0]] * 2
+
+
+def test_open_succeeds_again_after_peer_came_too_late() -> None:
+    met = threading.Barrier(2)
+
+    def program(seat: Seat) -> int:
+        if seat.rank == 0:
+            with pytest.raises(CommunicatorFailed, match="did not all meet"):
+                seat.fabric.open("late")
+        met.wait(SOON)
+        return total(seat.fabric.open("late"))
+
+    assert on_ranks(2, program, deadline=2.0) == [11, 11]
 
 
 def test_warm_refuses_unknown_links_and_closed_group() -> None:
@@ -153,6 +185,12 @@ class WatchedStore(Store):
     ) -> None:
         self._before("wait", keys)
         self._inner.wait(keys, timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._inner.add(key, amount)
+
+    def deleteKey(self, key: str) -> bool:  # so torch calls it from C++
+        return self._inner.delete_key(key)
 
 
 def rebuilt(store: Store, rank: int) -> GlooCommunicator:

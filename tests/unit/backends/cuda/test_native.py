@@ -1,12 +1,16 @@
-"""Threads of ours beside an engine that captures, without a GPU: what the driver is told."""
+"""What the driver is told of threads that capture, and of queues, without a GPU."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from equipoise.backends.cuda import native
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 class Driver:
@@ -23,14 +27,44 @@ class Driver:
         return 0, "global"
 
 
+class Moment:
+    """An event of torch's."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def record(self, stream: Any) -> None:
+        self._told.append("record")
+
+    def query(self) -> bool:
+        self._told.append("asked")
+        return True
+
+
 class Devices:
     """The current device, of every thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
         self.current = 0
+        self.initialised = False
+        self.asked: list[str | None] = []
+
+    def Event(self) -> Moment:
+        return Moment(self._told)
+
+    def is_initialized(self) -> bool:
+        return self.initialised
 
     def current_device(self) -> int:
+        if not self.initialised:
+            self.asked.append(os.environ.get(QUEUES))
+        self.initialised = True
         return self.current
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        self.asked.append(os.environ.get(QUEUES))
+        return 1, 1
 
     def set_device(self, index: int) -> None:
         self.current = index
@@ -38,24 +72,46 @@ class Devices:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made, devices = Driver(), Devices()
+    made = Driver()
+    devices = Devices(made.told)
     monkeypatch.setattr(native, "driver", lambda: made)
     monkeypatch.setattr(native, "cuda", lambda: devices)
     monkeypatch.setattr(native, "_this", native._Thread())
     return made
 
 
-def test_settle_thread_relaxes_capture_mode_once(driver: Driver) -> None:
-    with ThreadPoolExecutor(1) as one:
+def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         for _ in range(3):
             one.submit(native.settle_thread, 1).result()
     assert driver.told == ["relaxed"]
     assert native.cuda().current == 1
 
 
-def test_settle_thread_keeps_capture_mode_of_main_thread(driver: Driver) -> None:
+def test_settle_thread_keeps_capture_mode_of_engine_threads(driver: Driver) -> None:
+    """It may capture itself, in the mode in which the driver checks for it."""
+    with ThreadPoolExecutor(1, thread_name_prefix="engine") as one:
+        one.submit(native.settle_thread, 0).result()
     native.settle_thread(0)
     assert driver.told == []
+
+
+def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> None:
+    event = native.event()
+    event.record("stream")
+    driver.told.clear()
+    assert event.query()
+    assert driver.told == ["relaxed", "asked", "global"]
+
+
+def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
+    def look() -> bool:
+        native.settle_thread(0)
+        return bool(native.event().query())
+
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
+        assert one.submit(look).result()
+    assert driver.told == ["relaxed", "asked"]
 
 
 def test_settle_thread_sets_device_without_driver(
@@ -68,3 +124,61 @@ def test_settle_thread_sets_device_without_driver(
     with ThreadPoolExecutor(1) as one:
         one.submit(native.settle_thread, 2).result()
     assert native.cuda().current == 2
+
+
+@pytest.fixture
+def devices(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Nothing is initialised, and nobody has set anything."""
+    monkeypatch.delenv(QUEUES, raising=False)
+    monkeypatch.setattr(native, "_queues", None)
+    monkeypatch.setattr(native, "_latest", None)
+    monkeypatch.setattr(native, "INITIAL", tmp_path / "environ")
+    return native.cuda()
+
+
+def test_choose_asks_for_queues_and_restores_environment(devices: Any) -> None:
+    assert native.shared_queues() == ""
+    native.choose(0)
+    native.choose(1)
+    assert devices.asked == ["32"] * 3  # the initialisation, and the context of each device
+    assert QUEUES not in os.environ
+    assert native.shared_queues() == ""
+
+
+def test_queues_are_shared_where_others_initialised_cuda(devices: Any) -> None:
+    devices.initialised = True
+    assert "CUDA was initialised without CUDA_DEVICE_MAX_CONNECTIONS=32" in native.shared_queues()
+    os.environ[QUEUES] = "32"  # too late
+    native.choose(0)
+    assert "CUDA was initialised without" in native.shared_queues()
+
+
+def test_queues_of_initial_environment_count_whoever_initialised_cuda(devices: Any) -> None:
+    devices.initialised = True
+    native.INITIAL.write_bytes(b"A=1\0CUDA_DEVICE_MAX_CONNECTIONS=32\0B=2\0")
+    assert native.shared_queues() == ""
+    native.INITIAL.write_bytes(b"CUDA_DEVICE_MAX_CONNECTIONS=8\0")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in native.shared_queues()
+
+
+def test_choose_keeps_fewer_queues_that_the_user_set(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(QUEUES, "8")
+    native.choose(0)
+    assert set(devices.asked) == {"8"}
+    assert os.environ[QUEUES] == "8"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in native.shared_queues()
+
+
+def test_ask_for_queues_sets_them_for_children_before_cuda_only(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native.ask_for_queues()
+    assert os.environ.pop(QUEUES) == "32"
+    devices.initialised = True  # by an engine's worker
+    assert native.shared_queues() == ""
+    monkeypatch.setattr(native, "_queues", None)
+    native.ask_for_queues()
+    assert os.environ.pop(QUEUES) == "32"
+    assert "CUDA was initialised without" in native.shared_queues()

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from equipoise.backends.cuda import nccl_api
-from equipoise.backends.cuda.nccl_api import ID_BYTES, TYPES, Api, Comm, NcclError, UniqueId
+from equipoise.backends.cuda.nccl_api import (
+    ID_BYTES,
+    TYPES,
+    Api,
+    Comm,
+    Config,
+    NcclError,
+    UniqueId,
+)
 
 ID = bytes(range(ID_BYTES))
 COMM, STREAM, SOURCE, TARGET = 0xC0, 0x57, 0x50, 0x7A
@@ -47,6 +55,8 @@ class Scribe:
             return ctypes.string_at(ctypes.addressof(value), ID_BYTES)
         if isinstance(value, (int, type(None))):
             return value
+        if isinstance(value, ctypes.POINTER(Config)):
+            return {field: getattr(value.contents, field) for field, _ in Config._fields_}
         if name == "ncclGetUniqueId":
             ctypes.memmove(value, ID, ID_BYTES)
         else:
@@ -67,9 +77,43 @@ def api(scribe: Scribe) -> Api:
 
 def test_join_passes_whole_unique_id_by_value(api: Api, scribe: Scribe) -> None:
     assert api.unique_id() == ID
-    made = api.join(ID, 4, 3)
+    made = api.join(ID, 4, 3, 8)
     assert made.value == COMM
-    assert scribe.calls[-1] == ("ncclCommInitRank", "out", 4, ID, 3)
+    assert scribe.calls[-1][:-1] == ("ncclCommInitRankConfig", "out", 4, ID, 3)
+
+
+def test_join_asks_for_non_blocking_communicator_of_few_ctas(api: Api, scribe: Scribe) -> None:
+    api.join(ID, 4, 3, 8)
+    assert scribe.calls[-1][-1] == {
+        "size": 40,
+        "magic": 0xCAFEBEEF,
+        "version": 21700,
+        "blocking": 0,
+        "cga_cluster_size": -(1 << 31),
+        "min_ctas": -(1 << 31),
+        "max_ctas": 8,
+        "net_name": None,
+    }
+
+
+@pytest.mark.parametrize("name", ["ncclCommInitRankConfig", "ncclAllReduce", "ncclCommFinalize"])
+def test_calls_in_progress_are_no_errors(api: Api, scribe: Scribe, name: str) -> None:
+    scribe.codes[name] = 7
+    made = api.join(ID, 2, 0, 8)
+    api.all_reduce(SOURCE, 1, 0, made, STREAM)
+    api.finalize(made)
+    assert scribe.calls[-1] == ("ncclCommFinalize", COMM)
+
+
+def test_in_progress_asks_for_state_and_raises_error(api: Api, scribe: Scribe) -> None:
+    seen = []
+    for code in (7, 0):
+        scribe.async_code = code
+        seen.append(api.in_progress(Comm(COMM)))
+    assert seen == [True, False]
+    scribe.async_code = 6
+    with pytest.raises(NcclError, match=r"error 6 \(no route to host\)"):
+        api.in_progress(Comm(COMM))
 
 
 @pytest.mark.parametrize(
@@ -123,16 +167,29 @@ def test_async_error_ignores_operations_in_progress(api: Api, scribe: Scribe) ->
 
 
 def test_group_wraps_calls_in_start_and_end(api: Api, scribe: Scribe) -> None:
-    with api.group():
+    with api.group(Comm(COMM)):
         api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
     assert [call[0] for call in scribe.calls] == ["ncclGroupStart", "ncclSend", "ncclGroupEnd"]
 
 
 def test_group_ends_after_failed_call_and_raises_first_error(api: Api, scribe: Scribe) -> None:
     scribe.codes = {"ncclSend": 4, "ncclGroupEnd": 5}
-    with pytest.raises(NcclError, match="ncclSend: error 4"), api.group():
+    with pytest.raises(NcclError, match="ncclSend: error 4"), api.group(Comm(COMM)):
         api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
     assert scribe.calls[-1] == ("ncclGroupEnd",)
+
+
+def test_group_launches_nothing_when_python_raises_between_calls(api: Api, scribe: Scribe) -> None:
+    """NCCL launches no group in which a call has failed: so one fails before the group ends."""
+
+    def interrupted() -> None:
+        with api.group(Comm(COMM)):
+            api.send(SOURCE, 1, 0, Comm(COMM), STREAM)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert scribe.calls[-2:] == [("ncclSend", None, 1, -1, -1, COMM, None), ("ncclGroupEnd",)]
 
 
 def test_api_refuses_library_without_required_function() -> None:

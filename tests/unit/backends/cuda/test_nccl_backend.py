@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from helpers.paths import ROOT
+from torch import Tensor
 
-from equipoise.backends.cuda import native
-from equipoise.backends.cuda.nccl import Nccl, NcclBackend
-from equipoise.backends.cuda.nccl_api import Api
+from equipoise.backends.cuda import native, nccl
+from equipoise.backends.cuda.nccl import CONNECTED, Nccl, NcclBackend, WordPromise, connect
+from equipoise.backends.cuda.nccl_api import Api, NcclError
 from equipoise.backends.cuda.nccl_settings import obstacle, sums, takes
 from equipoise.backends.cuda.own_streams import new_stream
+from equipoise.backends.devices.collectives.library import Membership
 from equipoise.backends.devices.vendor import Device
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
@@ -58,9 +60,9 @@ def test_connect_fails_without_nccl() -> None:
         found.connect(None)  # type: ignore[arg-type]
 
 
-def test_probe_refuses_nccl_older_than_2_14() -> None:
-    assert reason(backend(2, 13, 4)) == "NCCL 2.13.4 is too old: 2.14 is needed"
-    assert isinstance(backend(2, 14, 0).probe(), Available)
+def test_probe_refuses_nccl_older_than_2_17() -> None:
+    assert reason(backend(2, 16, 5)) == "NCCL 2.16.5 is too old: 2.17 is needed"
+    assert isinstance(backend(2, 17, 1).probe(), Available)
 
 
 def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +77,7 @@ def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatc
     [
         ("CUDA_LAUNCH_BLOCKING", "1", "0"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "32"),
-        ("NCCL_COMM_BLOCKING", "0", "1"),
+        ("NCCL_COMM_BLOCKING", "1", "0"),
     ],
 )
 def test_probe_refuses_blocking_environment_settings(
@@ -117,7 +119,7 @@ def test_capabilities_are_readable_without_nccl() -> None:
 
 
 def test_device_bytes_follow_nccl_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (takes(link=False), takes(link=True)) == (2 * 16 * 4 * MIB, 16 * 4 * MIB)
+    assert (takes(link=False), takes(link=True)) == (2 * 8 * 4 * MIB, 8 * 4 * MIB)
     monkeypatch.setenv("NCCL_BUFFSIZE", str(MIB))
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "2")
     assert backend(2, 27, 3).device_bytes(communicators=3, links=4) == (3 * 2 + 4) * 2 * MIB
@@ -138,6 +140,8 @@ def test_nccl_uses_device_opened_by_process(
 ) -> None:
     monkeypatch.setattr(native, "devices", lambda: 2)
     monkeypatch.setattr(native, "settle_thread", lambda index: None)
+    monkeypatch.setattr(native, "free_memory", lambda index: (1, 1))
+    monkeypatch.setattr(native, "_queues", None)
     monkeypatch.setattr(native, "_latest", None)
     assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
     native.choose(1)
@@ -170,3 +174,119 @@ def test_own_stream_is_created_with_highest_priority(
     made = new_stream(Device(vendor, 3))
     assert asked == ["device", "context", ("alone", -5)]
     assert (made.stream, made.handle) == ((0xABC, 3), 0xABC)
+
+
+class Moment:
+    """An event of the vendor's."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self._told = told
+
+    def record(self, stream: Any) -> None:
+        self._told.append(("record", stream))
+
+    def wait(self, stream: Any) -> None:
+        self._told.append(("event", stream))
+
+
+def test_promise_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be said by an event is: the order that a word makes is not visible to CUDA."""
+    told: list[Any] = []
+    word = SimpleNamespace(
+        enqueue_wait=lambda stream, value: told.append(("word", stream)),
+        enqueue_write=lambda stream, value: told.append(("write", stream)),
+    )
+    monkeypatch.setattr(nccl, "shelf", lambda device: SimpleNamespace(take=lambda: word))
+    monkeypatch.setattr(nccl, "bind", lambda device: None)
+    vendor: Any = SimpleNamespace(
+        current_stream=lambda index: "waiting", event=lambda: Moment(told)
+    )
+    promise = WordPromise(Device(vendor, 0))
+    promise.wait()
+    promise.record("writing")
+    promise.wait()
+    assert told == [
+        ("word", "waiting"),
+        ("write", "writing"),
+        ("record", "writing"),
+        ("event", "waiting"),
+    ]
+
+
+class Joining:
+    """NCCL's functions by the names of `Api`, where a peer never joins."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def unique_id(self) -> bytes:
+        return b"where"
+
+    def join(self, where: bytes, size: int, rank: int, max_ctas: int) -> str:
+        self.calls.append(f"join {max_ctas}")
+        return "comm"
+
+    def in_progress(self, comm: str) -> bool:
+        return True
+
+    def abort(self, comm: str) -> None:
+        self.calls.append(f"abort {comm}")
+
+
+class Talking:
+    """All members hear each other, until the deadline comes."""
+
+    ranks = (0, 1)
+
+    def __init__(self) -> None:
+        self._left = [0.2, 0.1, 0.0]
+
+    @property
+    def left(self) -> float:
+        return self._left.pop(0)
+
+    def say(self, *word: object) -> None:
+        """Nobody asks for it."""
+
+    def hear(self, *word: object) -> tuple[bytes, ...]:
+        return ()
+
+
+def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "bind", lambda device: None)
+    api: Any = Joining()
+    talk: Any = Talking()
+    members = Membership("pair", (0, 1), 0, link=True, deadline=1.0)
+    greet: Any = None
+    with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):
+        Nccl(lambda: api).meet(members, Device(native, 0), talk, greet)
+    assert api.calls == ["join 8", "abort comm"]
+
+
+class Sizes:
+    """Notes how many bytes each collective is given."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, list[int]] = {}
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.used.setdefault("all_reduce", []).append(tensor.nbytes)
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> None:
+        assert tensor.numel() == 3 * out.numel()
+        self.used.setdefault("reduce_scatter", []).append(tensor.nbytes)
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> None:
+        assert out.numel() == 3 * tensor.numel()
+        self.used.setdefault("all_gather", []).append(out.nbytes)
+
+
+def test_connect_uses_each_collective_at_sizes_of_each_algorithm() -> None:
+    """NCCL chooses the algorithm by the size, and connects it when it is first used."""
+    group: Any = Sizes()
+    memory = connect(group, 3, "cpu")
+    assert group.used["all_reduce"] == list(CONNECTED)
+    for name in ("reduce_scatter", "all_gather"):
+        assert max(group.used[name]) > MIB
+        assert min(group.used[name]) <= 12
+    assert sum(tensor.nbytes for tensor in memory) <= 2 * max(CONNECTED)

@@ -53,6 +53,7 @@ class Nccl:
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
         self.error = ""
+        self.progress: list[bool] = []
         self.ends = threading.Event()
         self.ends.set()
 
@@ -60,13 +61,17 @@ class Nccl:
         return lambda *given: self._diary.append((name, *given))
 
     @contextmanager
-    def group(self) -> Iterator[None]:
+    def group(self, comm: Comm) -> Iterator[None]:
         self._diary.append(("begin",))
         yield
         self._diary.append(("end",))
 
     def async_error(self, comm: Comm) -> str:
         return self.error
+
+    def in_progress(self, comm: Comm) -> bool:
+        self._diary.append(("look",))
+        return self.progress.pop() if self.progress else False
 
     def abort(self, comm: Comm) -> None:
         self.ends.wait(WATCHDOG)
@@ -96,7 +101,7 @@ class Bench:
         self.comm = Comm(5)
         api: Any = self.nccl
         device = Device(vendor, 0)
-        self.group = NcclGroup(api, self.comm, (1, 3), self.streams, device)
+        self.group = NcclGroup(api, self.comm, (1, 3), self.streams, device, WATCHDOG)
         self.diary.clear()
 
     def calls(self, *names: str) -> list[tuple[Any, ...]]:
@@ -130,6 +135,7 @@ def test_operation_is_ordered_after_current_stream(bench: Bench) -> None:
         ("record", CURRENT),
         ("wait", bench.lane),
         ("all_reduce", value.data_ptr(), 4, 2, bench.comm, HANDLE),
+        ("look",),
         ("record", bench.lane),
     ]
     assert not handle.ended()
@@ -137,6 +143,37 @@ def test_operation_is_ordered_after_current_stream(bench: Bench) -> None:
     assert handle.ended()
     handle.hold()
     assert bench.diary[-1] == ("wait", CURRENT)
+
+
+def test_end_is_recorded_only_after_nccl_has_launched(bench: Bench) -> None:
+    """A non-blocking communicator launches on a thread of NCCL's."""
+    bench.nccl.progress = [True, True]
+    bench.group.all_reduce(put(1))
+    assert [entry[0] for entry in bench.diary[-5:]] == ["all_reduce", *["look"] * 3, "record"]
+
+
+def test_launch_that_does_not_come_through_fails(bench: Bench) -> None:
+    """As where an algorithm connects at its first use, and a peer is not there."""
+    bench.group._deadline = 0.01
+    bench.nccl.progress = [True] * 100_000
+    with pytest.raises(NcclError, match=r"NCCL did not launch within 0\.01 s"):
+        bench.group.all_reduce(put(1))
+    assert bench.diary[-1] == ("look",)
+
+
+def test_close_finalizes_and_waits_before_it_destroys(bench: Bench) -> None:
+    bench.nccl.progress = [True]
+    bench.group.close()
+    _until_closed(bench.group)
+    assert [entry[0] for entry in bench.diary] == ["finalize", "look", "look", "destroy"]
+
+
+def test_close_aborts_what_does_not_finalize(bench: Bench) -> None:
+    bench.group._deadline = 0.01
+    bench.nccl.progress = [True] * 100_000
+    bench.group.close()
+    _until_closed(bench.group)
+    assert bench.calls("destroy", "abort") == [("abort", bench.comm)]
 
 
 def test_batch_answers_each_message_in_same_group(bench: Bench) -> None:

@@ -80,9 +80,23 @@ def test_stream_lock_declared_with_cuda_bindings(monkeypatch: pytest.MonkeyPatch
     pretend(monkeypatch, "triton", "cuda")
     monkeypatch.setattr(native, "driver", lambda: SimpleNamespace())
     assert BACKEND.capabilities.stream_lock
+    assert BACKEND.capabilities.copy_independent_of_launch
     answer = BACKEND.probe()
     assert isinstance(answer, Available)
     assert "lock" not in answer.detail
+
+
+def test_independent_copies_undeclared_where_streams_share_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, "triton", "cuda")
+    monkeypatch.setattr(native, "driver", lambda: SimpleNamespace())
+    monkeypatch.setattr(native, "shared_queues", lambda: "CUDA was initialised by an engine")
+    assert BACKEND.capabilities.stream_lock
+    assert not BACKEND.capabilities.copy_independent_of_launch
+    answer = BACKEND.probe()
+    assert isinstance(answer, Available)
+    assert "copies may wait for a held stream: CUDA was initialised by an engine" in answer.detail
 
 
 def test_stream_memory_reports_bindings_import_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = pytest.mark.slow
 
 TARGETS = ("80", "90", "100") if DEEP else ("90",)
-KERNELS = 13
+KERNELS = 16
 TICKETS = {
     "count_kernel",
     "hash_kernel",

@@ -137,3 +137,14 @@ def test_solve_shares_refuses_workspace_of_other_tables() -> None:
         KERNELS.solve_shares(
             torch.zeros(2), world.tables, 0, torch.zeros(2), KERNELS.workspace(2, 2, 1)
         )
+
+
+def test_solve_shares_equals_the_reference_on_320_ranks() -> None:
+    """More ranks than a warp of the solver has lanes; on a GPU its warps meet after every wave."""
+    ranks, experts, slots = 320, 256, 640
+    generator = torch.Generator().manual_seed(7)
+    extra = torch.randint(experts, (slots - experts,), generator=generator)
+    placement = int32([*range(experts), *extra.tolist()])
+    placement = placement[torch.randperm(slots, generator=generator)]
+    load = torch.randint(1 << 12, (experts,), generator=generator)
+    check_solver(KERNELS, installed(table_of(placement, experts), ranks), [load])

@@ -66,7 +66,7 @@ class Bench:
         capabilities = SimpleNamespace(abort=aborts)
         library: Any = SimpleNamespace(capabilities=capabilities, takes=lambda link: 5)
         group: Any = self.group
-        members = Membership("tried", (0, 1), 0, link=True)
+        members = Membership("tried", (0, 1), 0, link=True, deadline=20.0)
         greeting = Greeting(self.greeting, (), torch.zeros(1, dtype=torch.int8))
         self.channel = Channel(members, library, group, DEVICE, greeting)
 
@@ -141,3 +141,17 @@ def test_closed_channel_ignores_abort(bench: Bench) -> None:
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == []
     assert bench.channel.gone()
+
+
+def test_channel_interrupted_in_launch_is_idle_only_after_abort(bench: Bench) -> None:
+    """What was called of a round by then may run, or not."""
+
+    def launch(group: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.channel.fly(launch, ())
+    assert not bench.channel.reap()
+    bench.channel.abort(FAILURE)
+    assert bench.channel.reap()
+    assert bench.group.aborted == [""]

@@ -27,12 +27,43 @@ def patience(seconds: float = DEADLINE) -> Patience:
     return Patience(time.monotonic() + seconds, threading.Event())
 
 
+def turn(plane: StoreControlPlane, what: str, *ranks: int, seconds: float = DEADLINE) -> Turn:
+    return Turn(plane, NAME, what, ranks or (0, 1), patience(seconds))
+
+
+def test_turns_of_disjoint_ranks_are_held_side_by_side(planes: Planes) -> None:
+    had = []
+    with turn(planes[0], "one", 0, 1), turn(planes[1], "other", 2, 3, seconds=SHORT):
+        had.append("both")
+    assert had == ["both"]
+
+
+def test_turn_waits_where_one_rank_is_shared(planes: Planes) -> None:
+    with (
+        turn(planes[0], "one", 0, 1),
+        pytest.raises(CommunicatorFailed, match="rank 0 holds to make one"),
+        turn(planes[1], "other", 2, 1, seconds=SHORT),
+    ):
+        pass
+
+
+def test_turn_given_up_frees_what_it_had_taken(planes: Planes) -> None:
+    with (
+        turn(planes[0], "one", 1, 2),
+        pytest.raises(CommunicatorFailed),
+        turn(planes[1], "other", 0, 1, seconds=SHORT),
+    ):
+        pass
+    with turn(planes[0], "next", 0, 3, seconds=SHORT):
+        pass
+
+
 def test_turn_waits_for_previous_holder(planes: Planes) -> None:
     order: list[str] = []
-    with Turn(planes[0], NAME, "first", patience()):
+    with turn(planes[0], "first"):
 
         def next_one() -> None:
-            with Turn(planes[1], NAME, "second", patience()):
+            with turn(planes[1], "second"):
                 order.append("second")
 
         waiting = threading.Thread(target=next_one)
@@ -44,18 +75,18 @@ def test_turn_waits_for_previous_holder(planes: Planes) -> None:
 
 def test_turn_timeout_names_current_holder(planes: Planes) -> None:
     with (
-        Turn(planes[0], NAME, "model/0/0-1", patience()),
-        pytest.raises(CommunicatorFailed, match="rank 0 model/0/0-1"),
-        Turn(planes[1], NAME, "other", patience(SHORT)),
+        turn(planes[0], "model/0/0-1"),
+        pytest.raises(CommunicatorFailed, match="rank 0 holds to make model/0/0-1"),
+        turn(planes[1], "other", seconds=SHORT),
     ):
         pass
 
 
 def test_turn_of_lost_rank_is_skipped(planes: Planes) -> None:
-    Turn(planes[0], NAME, "mine", patience()).__enter__()
+    turn(planes[0], "mine").__enter__()
     planes[0].leave("fell over")
     had = []
-    with Turn(planes[1], NAME, "next", patience()):
+    with turn(planes[1], "next"):
         had.append("next")
     assert had == ["next"]
 
@@ -65,9 +96,9 @@ def test_turn_wait_ends_when_given_up(planes: Planes) -> None:
     given_up.set()
     impatient = Patience(time.monotonic() + DEADLINE, given_up)
     with (
-        Turn(planes[0], NAME, "mine", patience()),
+        turn(planes[0], "mine"),
         pytest.raises(CommunicatorFailed),
-        Turn(planes[1], NAME, "next", impatient),
+        Turn(planes[1], NAME, "next", (0, 1), impatient),
     ):
         pass
 
@@ -76,7 +107,7 @@ class Channel:
     """A channel that is idle when the test says so; its library may be able to abort."""
 
     def __init__(self, name: str, idle: bool, aborts: bool = False) -> None:
-        self.membership = Membership(name, (0, 1), 0, link=False)
+        self.membership = Membership(name, (0, 1), 0, link=False, deadline=DEADLINE)
         self.idle = idle
         self.closed = False
         self.aborted = False
@@ -108,6 +139,17 @@ def test_partings_close_channel_when_all_members_are_idle(planes: Planes) -> Non
     assert not mine.tick()
     assert here.closed
     assert there.closed
+
+
+def test_partings_leave_no_store_keys(planes: Planes) -> None:
+    before = planes[0].store.num_keys()
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    for name in ("a", "b"):
+        mine.add(Channel(name, idle=True))  # type: ignore[arg-type]
+        theirs.add(Channel(name, idle=True))  # type: ignore[arg-type]
+    for parting in (mine, theirs, mine):
+        parting.tick()
+    assert planes[0].store.num_keys() == before
 
 
 def test_partings_keep_busy_channel_after_fabric_close(planes: Planes) -> None:

@@ -1,0 +1,57 @@
+"""More streams that wait for words than a GPU has queues: each goes on when its own word is given.
+
+The order that words make is not visible to CUDA, which may put a stream that waits and the one that
+would let it go on into one queue of the device. What that does a GPU has to show; the simulated
+device has a queue for each stream.
+"""
+
+import time
+
+import pytest
+import torch
+from helpers.harnesses.devices import backend, device_of
+
+from equipoise.backends.cuda import own_streams
+from equipoise.backends.cuda.own_streams import bind
+from equipoise.backends.cuda.word import shelf
+from equipoise.backends.devices.accelerator import DeviceAccelerator
+
+SOON = 60.0
+"""Seconds: whatever does not come by then never comes."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "streams"),
+    [("cuda", 40), pytest.param("cudasim", 24, marks=pytest.mark.deep)],
+)
+def test_streams_beyond_queues_go_on_in_reverse_order(kind: str, streams: int) -> None:
+    opened = backend(kind).open(0)
+    assert isinstance(opened, DeviceAccelerator)
+    device = device_of(opened)
+    if kind == "cudasim":
+        from cudasim import nccl
+
+        make = nccl.new_stream
+    else:
+        make = own_streams.new_stream
+    bind(device)
+    lanes = [make(device).stream for _ in range(streams)]
+    words = [shelf(device).take() for _ in lanes]
+    values = torch.zeros(streams, dtype=torch.int32).to(device.torch)
+    ends = []
+    for place, (lane, word) in enumerate(zip(lanes, words, strict=True)):
+        with device.vendor.current(lane):
+            word.enqueue_wait(lane, 1)
+            values[place : place + 1].add_(place)
+            ends.append(device.vendor.event())
+            ends[-1].record(lane)
+    passed = []
+    for place in reversed(range(streams)):
+        words[place].store(1)
+        expiry = time.monotonic() + SOON
+        while not ends[place].query() and time.monotonic() < expiry:
+            time.sleep(0.001)
+        passed.append(bool(ends[place].query()))
+    assert passed == [True] * streams
+    assert values.tolist() == list(range(streams))
+    opened.close()

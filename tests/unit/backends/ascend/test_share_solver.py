@@ -1,0 +1,69 @@
+"""The share solver's own capture, over a driver that only writes down what it is told."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from equipoise.backends.ascend import native, solver
+
+
+class Driver:
+    """Notes captures; refuses a subscription with the driver's code where the test says so."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.refuses = True
+
+    def begin_capture(self) -> str:
+        self.told.append("begin")
+        return "graph"
+
+    def end_capture(self, graph: str) -> None:
+        self.told.append("end")
+
+    def _subscribe_report(self, stream: Any) -> None:
+        if self.refuses:
+            raise RuntimeError("aclrtSubscribeReport: error code is 107011")
+
+    def _launch_host_func(self, stream: Any, function: Any, job: Any) -> None:
+        self.told.append("launch")
+
+
+@contextmanager
+def current(stream: Any) -> Iterator[None]:
+    yield
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(native, "begin_capture", made.begin_capture)
+    monkeypatch.setattr(native, "end_capture", made.end_capture)
+    monkeypatch.setattr(native, "npu", lambda: made)
+    monkeypatch.setattr(native, "current", current)
+    monkeypatch.setattr(native, "uncapturable", lambda: "")
+    monkeypatch.setattr(solver, "_subscribed", set())
+    return made
+
+
+def job() -> Any:
+    stream = SimpleNamespace(device_index=0, stream_id=3)
+    device = SimpleNamespace(kept_stream=lambda use: stream)
+    return SimpleNamespace(on=SimpleNamespace(device=device))
+
+
+def test_solver_ends_its_capture_when_subscription_is_refused(driver: Driver) -> None:
+    with pytest.raises(RuntimeError, match="107011"):
+        solver._captured(job())
+    assert driver.told == ["begin", "end"]
+
+
+def test_solver_captures_again_after_refused_subscription(driver: Driver) -> None:
+    with pytest.raises(RuntimeError, match="107011"):
+        solver._captured(job())
+    driver.refuses = False
+    assert solver._captured(job()) == "graph"
+    assert driver.told == ["begin", "end", "begin", "launch", "end"]
