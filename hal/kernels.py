@@ -24,7 +24,7 @@ class Tables:
     Attributes:
         generation: int64 [layers], counts commits of the layer.
         start: int32 [2, layers, experts + 1], exclusive prefix sums of replica counts.
-        replicas: int32 [2, layers, slots], slots by expert, ascending; one may occur twice.
+        replicas: int32 [2, layers, slots], slots by expert, ascending; each once.
         cumulative: int32 [2, layers, slots], inclusive cumulative shares within the expert, in
             units of 1 / 65536.
     """
