@@ -85,6 +85,7 @@ TITLES: Mapping[str, str] = {
     "G7": "every dispatch carries the installed generation",
     "G8": "another engine's routing rule is kept bit for bit",
     "G9": "an exchange that reads no count says what did not fit",
+    "G10": "a commit of tables installs every layer that it names",
     "X1": "a round carries at most one blob a pair",
     "X2": "warm builds links in one order on every rank",
     "X3": "what fails on one communicator fails no other",

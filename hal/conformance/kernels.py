@@ -3,6 +3,7 @@
 from equipoise.hal.conformance.graphs import GRAPHS
 from equipoise.hal.conformance.kernel_launches import FOLLOWING
 from equipoise.hal.conformance.kernel_rules import RULES
+from equipoise.hal.conformance.kernel_sizes import SIZES
 from equipoise.hal.conformance.kernel_tables import (
     COMMITTED,
     ONE_GENERATION,
@@ -13,6 +14,7 @@ from equipoise.hal.conformance.kernel_weights import TOGETHER
 
 PROPERTIES = (
     VALUES,
+    *SIZES,
     RULES,
     SALTED,
     COMMITTED,
