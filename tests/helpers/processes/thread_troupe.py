@@ -15,7 +15,7 @@ from equipoise.hal.conformance.ranked import Call, ExpendableStore, RankedSubjec
 from equipoise.hal.conformance.seat import Answer, Order, Seat
 from equipoise.hal.errors import Unsupported, Violation
 
-DEADLINES: Mapping[Pace, float] = {Pace.CALM: 8.0, Pace.BRISK: 1.0}
+DEADLINES: Mapping[Pace, float] = {Pace.CALM: 6.0, Pace.BRISK: 1.0}
 """Seconds that an operation may last, by pace."""
 
 
