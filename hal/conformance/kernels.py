@@ -2,6 +2,7 @@
 
 from equipoise.hal.conformance.graphs import GRAPHS
 from equipoise.hal.conformance.kernel_launches import FOLLOWING
+from equipoise.hal.conformance.kernel_operands import OPERANDS
 from equipoise.hal.conformance.kernel_rules import RULES
 from equipoise.hal.conformance.kernel_sizes import SIZES
 from equipoise.hal.conformance.kernel_tables import (
@@ -15,6 +16,7 @@ from equipoise.hal.conformance.kernel_weights import TOGETHER
 PROPERTIES = (
     VALUES,
     *SIZES,
+    *OPERANDS,
     RULES,
     SALTED,
     COMMITTED,
