@@ -19,7 +19,6 @@ from equipoise.hal.conformance.collectives import (
     expect,
     fly,
     name_of,
-    shape_of,
 )
 from equipoise.hal.conformance.kernel_sizes import random_bytes
 from equipoise.hal.conformance.program import Program, Step, program
@@ -50,20 +49,29 @@ def _values(call: Call, giver: int, taker: int) -> Tensor:
 
 
 def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
-    """Every operation that is declared, at every size; `key` draws what is given."""
-    moved, summed = movable(traits)[:1], summable(traits)
-    pairs = [(op, name_of(kind), n) for op in MOVES for kind in moved for n in MOVED]
-    pairs += [(op, name_of(kind), n) for op in SUMS for kind in summed[:2] for n in SUMMED]
+    """`operation(key)` of every kind, each at every size; `key` draws what is given."""
 
-    def made(size: int, source: int, key: int) -> Program:
-        sized = [pair for pair in pairs if size > 1 or pair[0] not in BETWEEN]
-        steps = [
-            Step(op, (name, str(n), source % size if op == "broadcast" else 0, key + place))
-            for place, (op, name, n) in enumerate(sized)
-        ]
-        return program(steps, size)
+    def made(size: int, key: int) -> Program:
+        ops = [op for op in (*MOVES, *SUMS) if size > 1 or op not in BETWEEN]
+        kinds = {"moved": movable(traits)[:1], "summed": summable(traits)[:2]}
+        names = {name: "+".join(map(name_of, some)) for name, some in kinds.items()}
+        return program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
 
-    return st.builds(made, few(traits), st.integers(0, 7), st.integers(0, 255))
+    return st.builds(made, few(traits), st.integers(0, 255))
+
+
+def _calls(found: Program, step: Step) -> list[Call]:
+    """What a step stands for: every declared dtype, at every size."""
+    sums = step.op in SUMS
+    names = str(found.setting("summed" if sums else "moved")).split("+")
+    (key,) = (int(number) for number in step.args)
+    source = key % found.size if step.op == "broadcast" else 0
+    return [
+        Call(step.op, dtype_of(name), (count,), source, key)
+        for name in names
+        if name
+        for count in (SUMMED if sums else MOVED)
+    ]
 
 
 def _play_collectives(bench: Bench, found: Program) -> Play:
@@ -71,9 +79,8 @@ def _play_collectives(bench: Bench, found: Program) -> Play:
     group = yield from bench.communicator()
     flights = []
     for step in found.steps:
-        dtype, shape, source, key = step.args
-        call = Call(step.op, dtype_of(dtype), shape_of(shape), int(source), int(key))
-        flights += yield from fly(bench, group, [call], Plain(bench), _values)
+        for call in _calls(found, step):
+            flights += yield from fly(bench, group, [call], Plain(bench), _values)
     expect("X4", group, flights, _values)
 
 

@@ -1,6 +1,6 @@
 """Family *kernels*: routing, its tables, and graphs."""
 
-from equipoise.hal.conformance.graphs import GRAPHS
+from equipoise.hal.conformance.graphs import ELSEWHERE, GRAPHS
 from equipoise.hal.conformance.kernel_launches import FOLLOWING
 from equipoise.hal.conformance.kernel_operands import OPERANDS
 from equipoise.hal.conformance.kernel_rules import RULES
@@ -24,5 +24,6 @@ PROPERTIES = (
     ONE_GENERATION_BY_RULE,
     TOGETHER,
     GRAPHS,
+    ELSEWHERE,
     FOLLOWING,
 )

@@ -14,10 +14,11 @@ from equipoise.hal.conformance.search import Effort, Held, Violated, search
 
 CASES = 400
 """Enough for any mutant with near certainty; the search ends with the first violation."""
-REAL_CASES, REAL_SHRINKING = 100, 20
-"""Of a mutant on real threads, which costs more a case; what it breaks shows at once."""
+REAL_CASES = 100
+"""Of a mutant on real threads, which costs more a case. It is reported as drawn: shrinking one that
+hangs would take minutes."""
 MOST_STEPS = 8
-LEAST, LEAST_REAL = 40, 20
+LEAST, LEAST_REAL = 40, 70
 SEED = 1
 SIGNATURES = "every-object-has-the-signatures-of-its-protocol"
 MUTANTS = mutants()
@@ -28,7 +29,7 @@ each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: muta
 def verdict_on(mutant: Mutant) -> Violated | Held:
     effort = Effort(cases=CASES, seed=SEED)
     if mutant.real:
-        effort = Effort(cases=REAL_CASES, seed=SEED, shrinking=REAL_SHRINKING)
+        effort = Effort(cases=REAL_CASES, seed=SEED, shrinking=0)
     with closing(mutant.subject()) as subject:
         found = search(suite.find(mutant.property), subject, effort)
     assert isinstance(found, Violated | Held), f"{mutant.name} is not even tried: {found}"

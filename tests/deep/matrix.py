@@ -46,7 +46,8 @@ def judged(name: str, others: int = OTHERS) -> tuple[Row, list[str]]:
     for claim in suite.properties():
         if mutant.real or claim.name == mutant.property:
             continue
-        if isinstance(search(claim, mutant.subject(), quick), Violated):
+        tried = mutant.subject()
+        if claim.where(tried.traits) and isinstance(search(claim, tried, quick), Violated):
             rejecting.append(claim.name)
     row: Row = {"mutant": name, "rejected by": " ".join(rejecting)}
     if not isinstance(found, Violated):
