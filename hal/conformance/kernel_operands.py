@@ -154,10 +154,12 @@ COMMITS: Mapping[str, Callable[[_Desk], object]] = {
 }
 CALLS = {**ROUTES, **COUNTS, **COMMITS}
 """One operand each that does not fit."""
+MANY = 8
+"""Calls of a program: few programs are played, and each call is to be in some of them."""
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
-    calls = st.lists(st.sampled_from(sorted(CALLS)), min_size=8, unique=True)
+    calls = st.lists(st.sampled_from(sorted(CALLS)), min_size=MANY, max_size=MANY, unique=True)
     return calls.map(lambda names: program(map(Step, names)))
 
 

@@ -1,6 +1,7 @@
 """Backends with some parts replaced: virtual ones on schedules, and the CPU's on real threads."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ class BrokenCpu(CpuBackend):
         class Accelerator(parts.accelerator):  # type: ignore[name-defined,misc]
             def __init__(self) -> None:
                 super().__init__()
-                gate = self._streams[Role.COMPUTE]._gate
+                gate = threading.RLock()
                 self._streams = {role: parts.stream(role, self.name, gate) for role in Role}
                 self._kernels = parts.kernels()
 

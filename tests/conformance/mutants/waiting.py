@@ -1,10 +1,11 @@
 """Mutants of the CPU and gloo about waits of the host: too early, in silence, without an end."""
 
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import cpu_with, gloo_with
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.communicator import GlooCommunicator
 from equipoise.backends.cpu.event import CpuEvent
@@ -127,9 +128,10 @@ class PoolIsStream(PagePool):
 class FifthOfTheDeadline(GlooCommunicator):
     """Operations fail after a fifth of their deadline."""
 
-    def __init__(self, *args: Any) -> None:
-        *others, deadline = args
-        super().__init__(*others, deadline / 5)
+    def __init__(
+        self, store: Store, purpose: str, ranks: Sequence[int], rank: int, deadline: float
+    ) -> None:
+        super().__init__(store, purpose, ranks, rank, deadline / 5)
 
 
 class SilentWork(GlooWork):

@@ -30,7 +30,11 @@ def test_failed_work_raises_short_traceback_every_time() -> None:
 
 def test_cancelled_work_ends_before_gloo_lets_go() -> None:
     let_go, failures = threading.Event(), list[CommunicatorFailed]()
-    work = make_work(lambda seconds: let_go.wait(seconds) and None, failures)
+
+    def finish(seconds: float) -> None:
+        let_go.wait(seconds)
+
+    work = make_work(finish, failures)
     work.cancel()
     assert work.done()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
