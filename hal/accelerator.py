@@ -71,7 +71,10 @@ class Accelerator(Protocol):
         ...
 
     def adopt(self, native_stream: object) -> Stream:
-        """Wrap a stream that a serving engine owns. Raises `Unsupported`."""
+        """Wrap a stream that a serving engine owns. Raises `Unsupported`.
+
+        It goes on when a program raises: the launch of that program does, too (clause E7).
+        """
         ...
 
     def event(self) -> Event:

@@ -14,6 +14,7 @@ EquipoiseError
 ├── SlotError                 a slot, staging buffer or source does not fit its descriptor
 │   ├── SlotLeased            a peer still reads the slot; nothing has happened
 │   └── PoolExhausted         no page of the host pool became free in time
+├── KernelError               an operand of a kernel does not fit; nothing was launched
 ├── CommunicatorError
 │   ├── CommunicatorFailed    an operation failed, or came after one that did: rebuild first
 │   │   └── OperationTimeout  an operation passed its own (hard) deadline
@@ -121,6 +122,10 @@ class SlotLeased(SlotError):
 
 class PoolExhausted(SlotError):
     """No page of the host pool became free in time."""
+
+
+class KernelError(EquipoiseError):
+    """An operand of a kernel has another dtype, size, layout or device, or no such layer."""
 
 
 class CommunicatorError(EquipoiseError):

@@ -48,9 +48,11 @@ class Hazards:
             for event in self._ahead(stream, read, written):
                 stream.wait(event)
             done = self._event()
-            yield done
-            stream.record(done)
-            self._note(stream, read, written, done)
+            try:
+                yield done
+            finally:  # a launch that raised may have been given a part of its work
+                stream.record(done)
+                self._note(stream, read, written, done)
 
     def _ahead(
         self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]

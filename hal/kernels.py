@@ -24,7 +24,7 @@ class Tables:
     Attributes:
         generation: int64 [layers], counts commits of the layer.
         start: int32 [2, layers, experts + 1], exclusive prefix sums of replica counts.
-        replicas: int32 [2, layers, slots], slots by expert, ascending; one may occur twice.
+        replicas: int32 [2, layers, slots], slots by expert, ascending; each once.
         cumulative: int32 [2, layers, slots], inclusive cumulative shares within the expert, in
             units of 1 / 65536.
     """
@@ -103,7 +103,9 @@ class Kernels(Protocol):
 
     `ids` are expert ids, int32 [n]; an id outside [0, experts) is padding: it is routed to the
     invalid slot (= slots) and not counted. `slots` int32 [n] and `counts` int32 [experts] are
-    overwritten.
+    overwritten. All operands are contiguous, on the device of the tables; any other, and a layer
+    that has no tables, raises `KernelError` at the call (clause G11): `hal.kernel_arguments` has
+    the checks.
     """
 
     def warm(self, tables: Tables, stream: Stream) -> None:
@@ -155,14 +157,21 @@ class Kernels(Protocol):
     ) -> None:
         """Shares that minimise the largest rank load for `counts`, int64 [experts].
 
-        Writes `cumulative`, int32 [slots], in the order of the layer's table.
+        Writes `cumulative`, int32 [slots], in the order of the layer's table. A layer that has no
+        tables yet (generation 0) has no such order: `cumulative` is left as it is (clause G12).
         """
         ...
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
-        """Fill the idle set of the changed layers, then advance their generation words."""
+        """Fill the idle set of the changed layers, then advance their generation words.
+
+        The update is taken at the call. Raises `KernelError` where a layer is named twice.
+        """
         ...
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Write `equipoise.hal.checksum` of `data`'s bytes to `out`, int64 [1]."""
+        """Write `equipoise.hal.checksum` of `data`'s bytes to `out`, int64 [1].
+
+        Both lie anywhere; `data` is C-contiguous.
+        """
         ...

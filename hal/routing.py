@@ -5,8 +5,8 @@ Integers throughout, so a kernel of any backend returns these values bit for bit
 **Table.** One layer's placement (slot -> expert) and shares become three int32 arrays: the run
 `start[e] .. start[e + 1]` of `replicas` lists the slots of expert e, ascending; `cumulative` holds
 the inclusive sums of the run's shares and ends at 65536. Slot s lives on rank
-s // (slots // ranks). A slot may stand more than once in its run, in place of one that retires: it
-takes the shares of all its entries, and the slot that retires takes none.
+s // (slots // ranks). A slot stands in one run, once: what a kernel does with a table in which one
+stands twice is not defined.
 
 **Mix.** mix32(index, rank, layer, step), all arithmetic modulo 2**32: the words step, layer, rank,
 index are absorbed in this order into a state that starts at 0,
@@ -60,7 +60,7 @@ class RoutingTable:
 
     Attributes:
         start: int32 [experts + 1], exclusive prefix sums of the number of replicas.
-        replicas: int32 [slots], slots by expert, ascending within each expert; one may occur twice.
+        replicas: int32 [slots], slots by expert, ascending within each expert; each once.
         cumulative: int32 [slots], inclusive sums of shares within the expert, in 1 / 65536.
 
     Raises:

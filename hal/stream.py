@@ -67,7 +67,7 @@ class Stream(Protocol):
         `release`, for the device itself: the mover's copies would be issued behind the program.
 
         Raises:
-            StreamFailed: an earlier program raised.
+            StreamFailed: an earlier program raised; on an adopted stream, this one did (clause E7).
         """
         ...
 

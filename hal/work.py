@@ -19,7 +19,13 @@ class Work(Protocol):
         ...
 
     def wait(self, stream: Stream) -> None:
-        """Order what is launched on `stream` from now on behind the operation."""
+        """Order what is launched on `stream` from now on behind the operation.
+
+        A stream that waits for an operation which fails has failed too (clause E10).
+
+        Raises:
+            CommunicatorFailed: the operation has failed already; the stream is as it was.
+        """
         ...
 
     def result(self, timeout: float) -> None:
@@ -33,5 +39,9 @@ class Work(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Stop waiting: quarantine the buffers until the end and fail the communicator."""
+        """End the operation for its issuer, and fail the communicator (clause E4).
+
+        From then on `done` is true and `result` raises `CommunicatorFailed`, unless the operation
+        had ended before. The buffers stay untouchable until the library lets go of them.
+        """
         ...

@@ -132,7 +132,7 @@ class StreamArrival:
         return self.awaited.whole.done()
 
     def wait(self) -> None:
-        """Order the edge's stream behind the message. Raises `StreamFailed`."""
+        """Order the edge's stream behind it. Raises `StreamFailed`, `CommunicatorFailed`."""
         with self._ordering:
             if not self._ordered:
                 self.awaited.whole.wait(self.awaited.edge.stream)

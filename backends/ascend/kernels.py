@@ -13,6 +13,15 @@ from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.devices.memory import copy, used_on
 from equipoise.backends.devices.stream import own_stream
 from equipoise.backends.devices.table_rows import table_rows
+from equipoise.hal.kernel_arguments import (
+    check_count,
+    check_routing,
+    check_rule,
+    check_shares,
+    check_solving,
+    check_sum,
+    check_update,
+)
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
@@ -29,6 +38,7 @@ class AscendKernels:
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
+        check_count(ids, counts)
 
         def program() -> None:
             used_on(stream, ids, counts)
@@ -40,6 +50,7 @@ class AscendKernels:
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
         """Route by the hash of each token's place."""
+        check_routing(ids, tables, salt.layer, slots, counts)
 
         def program() -> None:
             used_on(stream, ids, slots, counts)
@@ -60,6 +71,8 @@ class AscendKernels:
         stream: Stream,
     ) -> None:
         """Route by integer quotas of this batch."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_shares(cumulative, tables)
 
         def program() -> None:
             used_on(stream, ids, cumulative, slots, counts)
@@ -81,6 +94,8 @@ class AscendKernels:
         stream: Stream,
     ) -> None:
         """Route as another engine would."""
+        check_routing(ids, tables, layer, slots, counts)
+        check_rule(rule, tables)
 
         def program() -> None:
             used_on(stream, ids, slots, counts)
@@ -101,6 +116,7 @@ class AscendKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts, by a function of the host that the stream calls."""
+        check_solving(counts, tables, layer, cumulative)
         on = own_stream(stream)
 
         def program() -> None:
@@ -110,23 +126,26 @@ class AscendKernels:
             job = self._solver.job(on, table.experts, table.slots, tables.ranks)
             copy(job.given, given)
             job.call()
-            copy(cumulative, job.result)
+            solved = torch.empty_like(cumulative)
+            copy(solved, job.result)
+            # Before the first commit there is no order in which shares could be written.
+            known = tables.generation[layer : layer + 1] > 0
+            copy(cumulative, torch.where(known, solved, cumulative))
 
         stream.launch(program)
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word.
 
-        The update is taken at the call. Raises `ValueError` if a layer is named twice.
+        The update is taken at the call.
         """
+        check_update(update, tables)
         block = table_rows(update)
         stream.launch(lambda: _install(block, tables))
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
-        if not data.is_contiguous():
-            # A copy of it would be taken now, not when the stream comes to it.
-            raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
+        """Checksum of a contiguous tensor's bytes."""
+        check_sum(data, out)
 
         def program() -> None:
             used_on(stream, data, out)

@@ -61,6 +61,9 @@ class Job:
             counts, start, replicas = torch.split(
                 self.given, [self.experts, self.experts + 1, self.result.numel()]
             )
+            if int(start[-1]) == 0:  # the layer has no tables yet: its shares are left alone
+                self.result.zero_()
+                return
             _native.solve_cumulative(
                 counts.numpy(),
                 start.int().numpy(),

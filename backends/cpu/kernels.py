@@ -5,6 +5,15 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
+from equipoise.hal.kernel_arguments import (
+    check_count,
+    check_routing,
+    check_rule,
+    check_shares,
+    check_solving,
+    check_sum,
+    taken,
+)
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
@@ -19,12 +28,14 @@ class CpuKernels:
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
+        check_count(ids, counts)
         stream.launch(lambda: _native.count_experts(ids.numpy(), counts.numpy()))
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
         """Route by the hash of each token's place."""
+        check_routing(ids, tables, salt.layer, slots, counts)
 
         def program() -> None:
             live = _live(tables, salt.layer)
@@ -53,6 +64,8 @@ class CpuKernels:
         stream: Stream,
     ) -> None:
         """Route by integer quotas of this batch."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_shares(cumulative, tables)
 
         def program() -> None:
             live = _live(tables, salt.layer)
@@ -80,6 +93,8 @@ class CpuKernels:
         stream: Stream,
     ) -> None:
         """Route as another engine would."""
+        check_routing(ids, tables, layer, slots, counts)
+        check_rule(rule, tables)
 
         def program() -> None:
             live = _live(tables, layer)
@@ -97,9 +112,12 @@ class CpuKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts."""
+        check_solving(counts, tables, layer, cumulative)
 
         def program() -> None:
             live = _live(tables, layer)
+            if not int(tables.generation[layer]):
+                return  # it has no order yet in which shares could be written
             _native.solve_cumulative(
                 counts.numpy(),
                 tables.start[live].numpy(),
@@ -113,23 +131,22 @@ class CpuKernels:
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word."""
+        rows = taken(update, tables)
 
         def program() -> None:
-            for place, layer in enumerate(update.layers):
+            for place, layer in enumerate(rows.layers):
                 generation = int(tables.generation[layer]) + 1
                 idle = (generation & 1, layer)
-                tables.start[idle].copy_(update.start[place])
-                tables.replicas[idle].copy_(update.replicas[place])
-                tables.cumulative[idle].copy_(update.cumulative[place])
+                tables.start[idle].copy_(rows.start[place])
+                tables.replicas[idle].copy_(rows.replicas[place])
+                tables.cumulative[idle].copy_(rows.cumulative[place])
                 tables.generation[layer] = generation
 
         stream.launch(program)
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
-        if not data.is_contiguous():
-            # A copy of it would be taken now, not when the stream comes to it.
-            raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
+        """Checksum of a contiguous tensor's bytes."""
+        check_sum(data, out)
         view = data.detach().reshape(-1).view(torch.uint8)
 
         def program() -> None:

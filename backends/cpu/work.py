@@ -52,7 +52,9 @@ class GlooWork:
         self._told = ended
         self._failure: CommunicatorFailed | None = None
         self._ended = Latch()
+        self._settling = threading.Lock()
         self._finishing = threading.Lock()
+        self._finished = False
         self._watched = False
 
     def done(self) -> bool:
@@ -62,22 +64,26 @@ class GlooWork:
         return self._ended.is_set()
 
     def wait(self, stream: Stream) -> None:
-        """Make `stream` wait for the end."""
+        """Make `stream` wait for the end. Raises what it has failed with already (clause E10)."""
+        if self._ended.is_set():
+            self._raise_failure()
         stream.launch(lambda: self.result(self._remaining() + SLACK))
 
     def result(self, timeout: float) -> None:
         """Block until the end; raises `ResultPending` after `timeout` seconds."""
         if not self._ended.is_set():
             self._await(timeout)
-        if self._failure is not None:
-            # Afresh: each raise of a kept exception appends frames to its traceback, 2,002 of them
-            # after 1,000 calls, and those frames keep what they name.
-            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
+        self._raise_failure()
 
     def cancel(self) -> None:
-        """Stop waiting; the watcher keeps the buffers until gloo lets go of them."""
+        """End it for its issuer; a watcher keeps the buffers until gloo lets go of them (E4).
+
+        Fails the communicator even after the end: whether that came first is a matter of luck.
+        """
         self.watch()
-        self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
+        failure = CommunicatorFailed(f"{self._what} was cancelled")
+        self._failed(failure)
+        self._settle(failure)
 
     def watch(self, by: Callable[[Callable[[], None]], object] | None = None) -> None:
         """Have somebody wait to the end, unless one does: `by`, or else a thread of its own."""
@@ -102,18 +108,32 @@ class GlooWork:
 
     def _end(self) -> None:
         with self._finishing:
-            if self._ended.is_set():
+            if self._finished:
                 return
+            failure: CommunicatorFailed | None = None
             try:
                 self._finish(max(self._remaining(), LEAST))
             except RuntimeError as error:
-                self._failure = _explain(self._what, error)
-                self._failure.__cause__ = error
-                self._failed(self._failure)
+                failure = _explain(self._what, error)
+                failure.__cause__ = error
+                self._failed(failure)
             self._finish = _nothing
             self.buffers = ()  # the work itself may be kept for long
-            self._ended.set()
+            self._finished = True
+            self._settle(failure)
         self._told(self)  # not under the lock: the communicator asks its other operations
+
+    def _settle(self, failure: CommunicatorFailed | None) -> None:
+        """Let everybody know of the end, unless a cancel came first."""
+        with self._settling:
+            if not self._ended.is_set():
+                self._failure = failure
+                self._ended.set()
+
+    def _raise_failure(self) -> None:
+        """Afresh: a kept exception grows by the frames of everybody who it is raised to."""
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
 
     def _by_a_thread(self, wait: Callable[[], None]) -> None:
         threading.Thread(target=ABROAD(wait), name=self._what, daemon=True).start()

@@ -15,6 +15,15 @@ from equipoise.backends.devices.memory import HOST, copy, used_on
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.backends.devices.table_rows import table_rows
 from equipoise.backends.devices.vendor import Device
+from equipoise.hal.kernel_arguments import (
+    check_count,
+    check_routing,
+    check_rule,
+    check_shares,
+    check_solving,
+    check_sum,
+    check_update,
+)
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
 from equipoise.hal.routing_rules import RowHash, Rule
 from equipoise.hal.stream import Stream
@@ -89,6 +98,7 @@ class CudaKernels:
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
+        check_count(ids, counts)
         sizes = _sizes(counts.numel(), counts.numel(), 1)
 
         def program(space: "Workspace") -> None:
@@ -101,6 +111,7 @@ class CudaKernels:
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
         """Route by the hash of each token's place."""
+        check_routing(ids, tables, salt.layer, slots, counts)
 
         def program(space: "Workspace") -> None:
             used_on(stream, ids, slots, counts)
@@ -119,6 +130,8 @@ class CudaKernels:
         stream: Stream,
     ) -> None:
         """Route by integer quotas of this batch."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_shares(cumulative, tables)
 
         def program(space: "Workspace") -> None:
             used_on(stream, ids, cumulative, slots, counts)
@@ -138,6 +151,8 @@ class CudaKernels:
         stream: Stream,
     ) -> None:
         """Route as another engine would."""
+        check_routing(ids, tables, layer, slots, counts)
+        check_rule(rule, tables)
 
         def program(space: "Workspace") -> None:
             used_on(stream, ids, slots, counts)
@@ -151,6 +166,7 @@ class CudaKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts, on the device."""
+        check_solving(counts, tables, layer, cumulative)
 
         def program(space: "Workspace") -> None:
             used_on(stream, counts, cumulative)
@@ -161,8 +177,9 @@ class CudaKernels:
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word.
 
-        The update is taken at the call. Raises `ValueError` if a layer is named twice.
+        The update is taken at the call.
         """
+        check_update(update, tables)
         with native.unrestricted():
             block = table_rows(update)
 
@@ -175,10 +192,8 @@ class CudaKernels:
         stream.launch(program)
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
-        if not data.is_contiguous():
-            # A copy of it would be taken now, not when the stream comes to it.
-            raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
+        """Checksum of a contiguous tensor's bytes."""
+        check_sum(data, out)
         flat = data.detach().reshape(-1).view(torch.uint8)
 
         def program() -> None:

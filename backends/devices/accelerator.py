@@ -129,7 +129,7 @@ class DeviceAccelerator:
             for own in (*self._streams.values(), *self._adopted):
                 if own.wraps(known):
                     return own
-            self._adopted.append(self._stream(Role.COMPUTE, known))
+            self._adopted.append(self._stream(Role.COMPUTE, known, adopted=True))
             return self._adopted[-1]
 
     def event(self) -> DeviceEvent:
@@ -193,5 +193,6 @@ class DeviceAccelerator:
         with suppress(RuntimeError):
             sweep()
 
-    def _stream(self, role: Role, native_stream: Any) -> DeviceStream:
-        return DeviceStream(role, f"{self.name}.{role}", self._device, native_stream, self._gate)
+    def _stream(self, role: Role, native_stream: Any, adopted: bool = False) -> DeviceStream:
+        name = f"{self.name}.{'adopted' if adopted else role}"
+        return DeviceStream(role, name, self._device, native_stream, self._gate, adopted)

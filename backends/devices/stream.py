@@ -31,16 +31,26 @@ class DeviceStream:
     launch. A program that raises fails this object for good, and so does a device error: later
     launches, recordings and waits raise the first cause. The vendor's stream lives on.
 
+    A stream that was adopted is its engine's, which goes on after an exception in a hook: there the
+    launch itself raises, and later launches are taken (clause E7).
+
     Args:
         role: what the stream is for.
         name: for messages.
         device: whose it is.
         native_stream: the vendor's own.
         gate: shared by all streams of the accelerator.
+        adopted: whether an engine owns the vendor's stream.
     """
 
     def __init__(
-        self, role: Role, name: str, device: Device, native_stream: Any, gate: Gate
+        self,
+        role: Role,
+        name: str,
+        device: Device,
+        native_stream: Any,
+        gate: Gate,
+        adopted: bool = False,
     ) -> None:
         self._role = role
         self._name = name
@@ -48,6 +58,7 @@ class DeviceStream:
         self._vendor = device.vendor
         self._native = native_stream
         self._gate = gate
+        self._adopted = adopted
         self._failure: BaseException | None = None
         self._closed = False
         self._mine = _Mine()
@@ -220,12 +231,14 @@ class DeviceStream:
                 self._closed = True
 
     def _run(self, program: Callable[[], object]) -> None:
-        """The program of a launch; its exception is heard at the next call (clause E7)."""
+        """The program of a launch; its exception is heard at the next call, or at once (E7)."""
         self._mine.inside = True
         try:
             with self._vendor.current(self._native):
                 program()
         except BaseException as failure:
+            if self._adopted and isinstance(failure, Exception):
+                raise StreamFailed(f"a program on {self._name} raised: {failure}") from failure
             self.fail(failure)
             if not isinstance(failure, Exception):
                 raise

@@ -8,12 +8,7 @@ from equipoise.hal.kernels import TableUpdate
 
 
 def table_rows(update: TableUpdate) -> Tensor:
-    """Layer numbers and tables side by side, int32 [layers, 1 + ...]; taken now.
-
-    Raises `ValueError` if a layer is named twice.
-    """
-    if len(set(update.layers)) < len(update.layers):
-        raise ValueError(f"layers: expected each once, got {update.layers}")
+    """Layer numbers and tables side by side, int32 [layers, 1 + ...]; taken now."""
     layers = torch.tensor(update.layers, dtype=torch.int32)[:, None]
     parts = [layers, update.start, update.replicas, update.cumulative]
     width = sum(part.shape[1] for part in parts)

@@ -41,17 +41,16 @@ class MpiWork:
         return self._ended.is_set()
 
     def wait(self, stream: Stream) -> None:
-        """Make `stream` wait for the end."""
+        """Make `stream` wait for the end. Raises what it has failed with already (clause E10)."""
+        if self.done():
+            self._raise_failure()
         stream.launch(lambda: self.result(self._remaining() + SLACK))
 
     def result(self, timeout: float) -> None:
         """Block until the end; raises `ResultPending` after `timeout` seconds."""
         if not self._ended.wait(max(timeout, 0.0)):
             raise ResultPending(f"{self._what} has not ended within {timeout:g} s")
-        if self._failure is not None:
-            # Afresh: a kept exception would keep the frames that it was raised through, and what
-            # MPI never lets go of is kept for ever (R1).
-            raise type(self._failure)(str(self._failure))
+        self._raise_failure()
 
     def cancel(self) -> None:
         """Stop waiting; the flight keeps the buffers until MPI lets go of them (clause E4).
@@ -84,6 +83,12 @@ class MpiWork:
                 self._tell_failed(failure)
             self._tell_ended()
             self._ended.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            # Afresh: a kept exception would keep the frames that it was raised through, and what
+            # MPI never lets go of is kept for ever (R1).
+            raise type(self._failure)(str(self._failure))
 
     def _remaining(self) -> float:
         return self._expiry - time.monotonic()

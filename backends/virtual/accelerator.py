@@ -113,5 +113,5 @@ class VirtualAccelerator:
     def close(self) -> None:
         """Let what can still move end; skip the rest; every later launch is refused (E5)."""
         self._device.world.until(lambda: self._device.tasks == 0, CLOSING)
-        for stream in self._device.streams:
-            stream.fail(StreamFailed(f"{self.name} was closed"))
+        for role in Role:  # those too that nobody has asked for yet
+            self._device.stream(role).fail(StreamFailed(f"{self.name} was closed"))

@@ -11,6 +11,15 @@ from equipoise.backends.virtual.arena import bytes_of
 from equipoise.backends.virtual.queue import in_turn
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
+from equipoise.hal.kernel_arguments import (
+    check_count,
+    check_routing,
+    check_rule,
+    check_shares,
+    check_solving,
+    check_sum,
+    taken,
+)
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
@@ -37,12 +46,14 @@ class VirtualKernels:
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
+        check_count(ids, counts)
         own_stream(stream).launch(lambda: _native.count_experts(ids, counts))
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
         """Route by the hash of each token's place."""
+        check_routing(ids, tables, salt.layer, slots, counts)
 
         def steps() -> Iterator[None]:
             live = self.live(tables, salt.layer)
@@ -64,6 +75,8 @@ class VirtualKernels:
         stream: Stream,
     ) -> None:
         """Route by integer quotas of this batch."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_shares(cumulative, tables)
 
         def steps() -> Iterator[None]:
             live = self.live(tables, salt.layer)
@@ -85,6 +98,8 @@ class VirtualKernels:
         stream: Stream,
     ) -> None:
         """Route as another engine would."""
+        check_routing(ids, tables, layer, slots, counts)
+        check_rule(rule, tables)
 
         def steps() -> Iterator[None]:
             live = self.live(tables, layer)
@@ -102,32 +117,34 @@ class VirtualKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts."""
+        check_solving(counts, tables, layer, cumulative)
 
         def steps() -> Iterator[None]:
             live = self.live(tables, layer)
             yield
             start, replicas, _ = self.arrays(tables, live)
+            if not int(tables.generation[layer]):
+                return  # it has no order yet in which shares could be written
             _native.solve_cumulative(counts, start, replicas, tables.ranks, SWEEPS, cumulative)
 
         own_stream(stream).perform(steps)
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word."""
+        rows = taken(update, tables)
 
         def steps() -> Iterator[None]:
             return in_turn(
                 part
-                for place in range(len(update.layers))
-                for part in self.parts_of_commit(update, tables, place)
+                for place in range(len(rows.layers))
+                for part in self.parts_of_commit(rows, tables, place)
             )
 
         own_stream(stream).perform(steps)
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
-        if not data.is_contiguous():
-            # A copy of it would be taken now, not when the stream comes to it.
-            raise ValueError(f"data: expected C-contiguous, got strides {data.stride()}")
+        """Checksum of a contiguous tensor's bytes."""
+        check_sum(data, out)
         view = bytes_of(data)
 
         def program() -> None:

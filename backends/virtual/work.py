@@ -28,8 +28,13 @@ class VirtualWork:
         return self._operation.ended
 
     def wait(self, stream: Stream) -> None:
-        """Let nothing launched on `stream` from now on move before the end (clause X7)."""
+        """Let nothing launched on `stream` from now on move before the end (clause X7).
+
+        Raises what it has failed with already (clause E10).
+        """
         operation = self._operation
+        if operation.ended:
+            operation.check()
         own_stream(stream).issue(
             Verb(lambda on: on.follow(lambda: operation.ended, operation.check))
         )

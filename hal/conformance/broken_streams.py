@@ -98,6 +98,7 @@ def _play(bench: Bench, found: Program) -> Play:
         yield NEXT
     for what, call in _last_calls(bench, desk, before).items():
         desk.blames_the_first(what, attempt(call, StreamFailed))
+    _passed_on(bench, stream, desk)
     ran = {number for number, flag in enumerate(desk.flags.tolist()) if flag}
     demand("E7", ran == desk.due, f"launches {sorted(ran)} ran, not {sorted(desk.due)}")
 
@@ -116,6 +117,15 @@ def _last_calls(bench: Bench, desk: _Desk, before: Event) -> dict[str, Callable[
     for number, recorded in enumerate(desk.events):
         calls[f"event {number}'s synchronize"] = partial(recorded.synchronize, bench.patience)
     return calls
+
+
+def _passed_on(bench: Bench, stream: Stream, desk: _Desk) -> None:
+    """Who waits for a recording that failed has failed; at the call, or when it comes there."""
+    others = [bench.accelerator.stream(role) for role in Role if role != stream.role]
+    for event, other in zip(desk.events, others, strict=False):
+        refusal = attempt(partial(other.wait, event), StreamFailed)
+        refusal = refusal or attempt(partial(other.synchronize, bench.patience), StreamFailed)
+        demand("E7", refusal, "a stream that waits for a recording which failed goes on")
 
 
 BROKEN_STREAM = Property(

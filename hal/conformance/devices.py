@@ -26,7 +26,7 @@ from equipoise.hal.conformance.bench import (
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.shelf import Part, shelf
-from equipoise.hal.errors import Unsupported, Violation
+from equipoise.hal.errors import StreamFailed, Unsupported, Violation
 from equipoise.hal.stream import Role, Stream
 
 FAMILY = "resources"
@@ -146,6 +146,13 @@ class _Desk:
             stream.launch(lambda: seen.fill_(1))
             stream.synchronize(self.bench.patience)
             demand("B5", int(told(seen)), "a launch on an adopted stream has not run")
+            refusal = attempt(lambda: stream.launch(_raise), StreamFailed)
+            cause = refusal.__cause__ if refusal is not None else None
+            said = f"a launch on an adopted stream whose program raised raised {refusal!r}"
+            demand("E7", isinstance(cause, ZeroDivisionError), said)
+            stream.launch(lambda: seen.fill_(2))
+            stream.synchronize(self.bench.patience)
+            demand("E7", int(told(seen)) == 2, "an adopted stream does not go on after a failure")
 
     def end(self) -> None:
         """Nobody's memory is anybody else's."""
@@ -153,6 +160,10 @@ class _Desk:
             demand(
                 "B6", bool((made == number).all()), f"pinned memory {number} was handed out twice"
             )
+
+
+def _raise() -> None:
+    raise ZeroDivisionError("a program of the suite raises")
 
 
 def _play_asked(bench: Bench, found: Program) -> Play:
@@ -258,7 +269,7 @@ PROPERTIES = (
     Property(
         name="a-device-hands-out-the-same-streams-and-its-own-memory",
         family=FAMILY,
-        clauses=("B4", "B5", "B6"),
+        clauses=("B4", "B5", "B6", "E7"),
         claim="One stream a role, no stream from what is none, host memory that nobody shares.",
         programs=_asked,
         play=_play_asked,

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand, outcome
 from equipoise.hal.conformance.ends import PROPERTIES as ENDS
+from equipoise.hal.conformance.failed_waits import PROPERTIES as FAILED_WAITS
 from equipoise.hal.conformance.giving_up import PROPERTIES as GIVING_UP
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Pace, Property, Ranks, Traits
@@ -163,5 +164,6 @@ PROPERTIES = (
         pace=Pace.BRISK,
     ),
     *GIVING_UP,
+    *FAILED_WAITS,
     *ENDS,
 )

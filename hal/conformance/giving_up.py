@@ -134,22 +134,37 @@ def _cancel_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_cancel(bench: Bench, found: Program) -> Play:
+    """The other end comes after the cancel; only when it has ended, the junk is looked at."""
     group = yield from bench.communicator()
     step = found.steps[0]
     canceller, other = _ends(step)
+    cancelled, ended = (f"{group.purpose}/{what}" for what in ("cancelled", "ended"))
     if bench.rank == canceller:
         work = _cancel(bench, group, step)
         junk = junk_for(bench, int(step.args[2]))
+        plane(bench).cast(cancelled, b"")
         yield NEXT
+        _is_over(bench, work)
         raised = attempt(lambda: call(bench, group, "barrier"), CommunicatorFailed)
         demand("E4", raised, f"rank {bench.rank}: issued after a cancel as if nothing had happened")
-        yield from outcome(bench, work, "the end of what was cancelled")
+        yield from gather(bench, ended, [other])
+        _is_over(bench, work)
         untouched("E4", junk)
     elif bench.rank == other:
-        yield NEXT
+        yield from gather(bench, cancelled, [canceller])
         transfer = issue(bench, group, step, 0)
         if transfer is not None and (yield from outcome(bench, transfer.work)) is None:
             transfer.check("E4")
+        plane(bench).cast(ended, b"")
+
+
+def _is_over(bench: Bench, work: Work) -> None:
+    """It has ended for its issuer, and has failed, whatever the other end does."""
+    what = f"rank {bench.rank}: an operation that was cancelled"
+    demand("E4", work.done(), f"{what} is not done")
+    raised = attempt(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
+    named = f"{type(raised).__name__}: {raised}" if raised else "nothing"
+    demand("E4", isinstance(raised, CommunicatorFailed), f"{what}: its result raises {named}")
 
 
 def _cancel(bench: Bench, group: Communicator, step: Step) -> Work:
@@ -175,7 +190,7 @@ PROPERTIES = (
         name="a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator",
         family=FAMILY,
         clauses=("E4",),
-        claim="Nothing is issued after a cancel, and nobody reads or writes memory that was freed.",
+        claim="A cancel ends the operation at once; nobody reads or writes memory that was freed.",
         programs=_cancel_programs,
         play=_play_cancel,
         needs=company,

@@ -142,7 +142,7 @@ def _failure(raised: Exception | None) -> bool:
 
 
 def _ask_failed(bench: Bench, work: Work, question: str) -> None:
-    """Ask a work that has failed; what a stream does that waits for one is left open."""
+    """Ask a work that has failed; what becomes of a stream that waits is judged by E10."""
     if question == "wait":
         stream = bench.accelerator.stream(Role.AUX)
         attempt(lambda: work.wait(stream), CommunicatorFailed, StreamFailed)

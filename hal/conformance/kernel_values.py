@@ -49,7 +49,7 @@ def _programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
-    """Every expert has a slot; the others, the shares and what retires are drawn."""
+    """Every expert has a slot; the others, and the shares, are drawn."""
     spare = SLOTS - EXPERTS
     return st.builds(
         lambda layer, turn, rest, weights: Step("table", (layer, turn, *rest, *weights)),
@@ -61,13 +61,11 @@ def _tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
 
 
 def _table(step: Step) -> tuple[RoutingTable, RoutingTable]:
-    """What a table step installs, and the same slots with other shares; one slot may retire."""
+    """What a table step installs, and the same slots with other shares."""
     turn, *numbers = (int(number) for number in step.args[1:])
     held = [*range(EXPERTS), *numbers[: SLOTS - EXPERTS]]
     held, weights = [*held[turn:], *held[:turn]], numbers[SLOTS - EXPERTS :]
-    made = routes.table(held, weights), routes.table(held, [4 - weight for weight in weights])
-    first, second = (routes.retire(table, turn) for table in made)
-    return first, second
+    return routes.table(held, weights), routes.table(held, [4 - weight for weight in weights])
 
 
 def _kernels(layer: st.SearchStrategy[int]) -> tuple[st.SearchStrategy[Step], ...]:

@@ -1,8 +1,10 @@
 """Family *kernels*: routing, its tables, and graphs."""
 
-from equipoise.hal.conformance.graphs import GRAPHS
+from equipoise.hal.conformance.graphs import ELSEWHERE, GRAPHS
 from equipoise.hal.conformance.kernel_launches import FOLLOWING
+from equipoise.hal.conformance.kernel_operands import OPERANDS
 from equipoise.hal.conformance.kernel_rules import RULES
+from equipoise.hal.conformance.kernel_sizes import SIZES
 from equipoise.hal.conformance.kernel_tables import (
     COMMITTED,
     ONE_GENERATION,
@@ -13,6 +15,8 @@ from equipoise.hal.conformance.kernel_weights import TOGETHER
 
 PROPERTIES = (
     VALUES,
+    *SIZES,
+    *OPERANDS,
     RULES,
     SALTED,
     COMMITTED,
@@ -20,5 +24,6 @@ PROPERTIES = (
     ONE_GENERATION_BY_RULE,
     TOGETHER,
     GRAPHS,
+    ELSEWHERE,
     FOLLOWING,
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, demand, finish
+from equipoise.hal.conformance.group_sizes import PROGRESS as CROWDS
 from equipoise.hal.conformance.inplace import PROPERTIES as IN_PLACE
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
@@ -198,6 +199,7 @@ PROPERTIES = (
         needs=company,
         ranks=Ranks.GROUP,
     ),
+    *CROWDS,
     *ROUNDS,
     *STREAMED,
     *IN_PLACE,

@@ -120,6 +120,8 @@ class Property:
         loses: given by a property that breaks things on purpose: each of its cases has a fabric of
             its own, and what the survivors hold afterwards is measured.
         takes_store: whether its cases end the store as well: it is held where that harms nobody.
+        large: whether a case has the sizes of a real model. One case then holds every size, and
+            `search` plays a sixtieth of the cases of other properties, two at least.
     """
 
     name: str
@@ -136,3 +138,4 @@ class Property:
     pace: Pace = Pace.CALM
     loses: Loses | None = None
     takes_store: bool = False
+    large: bool = False

@@ -1,10 +1,11 @@
 """Family *resources*: what is declared, what is handed out, and what is given back."""
 
-from equipoise.hal.conformance import cycles, devices, signatures
+from equipoise.hal.conformance import closed, cycles, devices, signatures
 from equipoise.hal.conformance.property import Property
 
 PROPERTIES: tuple[Property, ...] = (
     *devices.PROPERTIES,
+    *closed.PROPERTIES,
     *signatures.PROPERTIES,
     *cycles.PROPERTIES,
 )

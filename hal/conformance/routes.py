@@ -29,13 +29,6 @@ def table(placement: Sequence[int], weights: Sequence[int]) -> RoutingTable:
     return build_table(held, share, max(placement) + 1)
 
 
-def retire(made: RoutingTable, entry: int) -> RoutingTable:
-    """The same table, in which an entry names the slot that stands before it in its run, if any."""
-    replicas, first = made.replicas.clone(), int(entry in made.start.tolist())
-    replicas[entry] = replicas[entry - 1 + first]
-    return RoutingTable(made.start, replicas, made.cumulative)
-
-
 def update(layer: int, made: RoutingTable) -> TableUpdate:
     """What installs `made` as the tables of one layer."""
     return TableUpdate((layer,), made.start[None], made.replicas[None], made.cumulative[None])

@@ -1,7 +1,7 @@
 """Looks for a case in which a property does not hold, and shrinks it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -16,6 +16,10 @@ from equipoise.hal.errors import Violation
 
 RULES = 20
 """Rules that a machine applies to compose one program."""
+LARGE_SHARE = 60
+"""A property with the sizes of a real model is played on so many times fewer cases."""
+FEWEST = 2
+"""Cases of such a property, unless fewer are asked for."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def search(claim: Property, subject: Subject, effort: Effort) -> Verdict:
     lacking = missing(claim, subject.traits)
     if lacking is not None:
         return Undeclared(lacking)
-    trial = _Trial(claim, subject, effort)
+    trial = _Trial(claim, subject, _fewer(effort) if claim.large else effort)
     test = _test(trial, claim.programs)
     try:
         test()
@@ -107,6 +111,11 @@ def search(claim: Property, subject: Subject, effort: Effort) -> Verdict:
         case = next(case for case, known in trial.broken.items() if known is violation)
         return Violated(violation.clause, str(violation), case, trial.played)
     return Held(trial.played) if trial.figure is None else Reported(trial.figure)
+
+
+def _fewer(effort: Effort) -> Effort:
+    least = min(effort.cases, FEWEST)
+    return replace(effort, cases=max(least, effort.cases // LARGE_SHARE))
 
 
 def _test(trial: _Trial, programs: Drawn | Composed) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from equipoise.hal.conformance.collectives import (
     fly,
     text_of,
 )
+from equipoise.hal.conformance.group_sizes import SHAPES as SIZES
 from equipoise.hal.conformance.layouts import LAYOUTS
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
@@ -116,6 +117,7 @@ PROPERTIES = (
         play=_play_misaligned,
         ranks=Ranks.GROUP,
     ),
+    *SIZES,
     *LAYOUTS,
     *UNEVEN,
     *SUBGROUPS,

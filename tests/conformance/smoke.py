@@ -250,25 +250,24 @@ TOGETHER = program(
 )
 
 
-SMOKE = (
-    Property(
-        name="innocent-use-of-a-device",
-        family="ordering",
-        clauses=(CLAUSE,),
-        claim="A device does what it is told, one call after another.",
-        programs=lambda _: st.just(ALONE),
-        play=play_alone,
-    ),
-    Property(
-        name="innocent-use-of-a-group",
-        family="progress",
-        clauses=(CLAUSE,),
-        claim="Two ranks reach each other.",
-        programs=lambda _: st.just(TOGETHER),
-        play=play_together,
-        ranks=Ranks.GROUP,
-    ),
+DEVICE_SMOKE = Property(
+    name="innocent-use-of-a-device",
+    family="ordering",
+    clauses=(CLAUSE,),
+    claim="A device does what it is told, one call after another.",
+    programs=lambda _: st.just(ALONE),
+    play=play_alone,
 )
+GROUP_SMOKE = Property(
+    name="innocent-use-of-a-group",
+    family="progress",
+    clauses=(CLAUSE,),
+    claim="Two ranks reach each other.",
+    programs=lambda _: st.just(TOGETHER),
+    play=play_together,
+    ranks=Ranks.GROUP,
+)
+SMOKE = (DEVICE_SMOKE, GROUP_SMOKE)
 
 
 def smoke(subject: Subject) -> None:

@@ -26,7 +26,8 @@ CASES = 10 if DEEP else 3
 def test_profile_keeps_declared_contract(name: str) -> None:
     backend = PROFILES[name]
     subject = ControlledSubject(backend)
-    verdicts = {c.name: search(c, subject, Effort(cases=CASES)) for c in suite.properties()}
+    played = [claim for claim in suite.properties() if claim.where(subject.traits)]
+    verdicts = {claim.name: search(claim, subject, Effort(cases=CASES)) for claim in played}
     assert {claim: v for claim, v in verdicts.items() if isinstance(v, Violated)} == {}
     assert sum(isinstance(v, Undeclared) for v in verdicts.values()) < len(verdicts) // 2
 

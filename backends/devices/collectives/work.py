@@ -9,8 +9,9 @@ from typing import Any
 from equipoise.backends.devices.collectives.flight import Fate, Flight
 from equipoise.backends.devices.collectives.library import Promise
 from equipoise.backends.devices.polling import poll
+from equipoise.backends.devices.stream import own_stream
 from equipoise.backends.devices.vendor import Device
-from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending, StreamError
+from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Stream
 
 
@@ -47,14 +48,11 @@ class Waiter:
     stream: Stream
 
     def give_up(self, bell: Bell, failure: CommunicatorFailed | None) -> None:
-        """Let the stream go, and fail it: what it waited for is not there (clause E7)."""
+        """Let the stream go; first fail it, for what it waits for is not there (clause E10): who
+        synchronises it must not find it drained and well."""
+        if failure is not None:
+            own_stream(self.stream).fail(failure)  # no launch: another may stand in the driver
         bell.ring(self.promise)
-        if failure is None:
-            return
-        try:
-            self.stream.launch(lambda: _raise(failure))
-        except StreamError:
-            return  # it has failed before
 
 
 class DeviceWork:
@@ -170,7 +168,3 @@ class DeviceWork:
             # Afresh: a kept exception would keep the frames that it was raised through, and what
             # the device never lets go of is kept for ever (R1).
             raise type(self._failure)(str(self._failure))
-
-
-def _raise(failure: CommunicatorFailed) -> None:
-    raise type(failure)(str(failure))

@@ -5,6 +5,15 @@ from torch import Tensor
 
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal.kernel_arguments import (
+    check_count,
+    check_routing,
+    check_rule,
+    check_shares,
+    check_solving,
+    check_sum,
+    taken,
+)
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing_rules import Rule, route_by_rule
 from equipoise.hal.stream import Stream
@@ -18,12 +27,14 @@ class InlineKernels:
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
+        check_count(ids, counts)
         stream.launch(lambda: counts.copy_(routing.count_experts(ids, counts.numel())))
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
         """Route by the hash of each token's place."""
+        check_routing(ids, tables, salt.layer, slots, counts)
 
         def program() -> None:
             table = _live(tables, salt.layer)
@@ -43,6 +54,8 @@ class InlineKernels:
         stream: Stream,
     ) -> None:
         """Route by integer quotas of this batch."""
+        check_routing(ids, tables, salt.layer, slots, counts)
+        check_shares(cumulative, tables)
 
         def program() -> None:
             live = _live(tables, salt.layer)
@@ -62,36 +75,41 @@ class InlineKernels:
         stream: Stream,
     ) -> None:
         """Route as another engine would."""
+        check_routing(ids, tables, layer, slots, counts)
+        check_rule(rule, tables)
         stream.launch(lambda: _fill(route_by_rule(ids, _live(tables, layer), rule), slots, counts))
 
     def solve_shares(
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts."""
-        stream.launch(
-            lambda: cumulative.copy_(
-                routing.solve_cumulative(counts, _live(tables, layer), tables.ranks)
-            )
-        )
+        check_solving(counts, tables, layer, cumulative)
+
+        def program() -> None:
+            if int(tables.generation[layer]):
+                table = _live(tables, layer)
+                cumulative.copy_(routing.solve_cumulative(counts, table, tables.ranks))
+
+        stream.launch(program)
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word."""
+        rows = taken(update, tables)
 
         def program() -> None:
-            for place, layer in enumerate(update.layers):
+            for place, layer in enumerate(rows.layers):
                 generation = int(tables.generation[layer]) + 1
                 idle = (generation & 1, layer)
-                tables.start[idle].copy_(update.start[place])
-                tables.replicas[idle].copy_(update.replicas[place])
-                tables.cumulative[idle].copy_(update.cumulative[place])
+                tables.start[idle].copy_(rows.start[place])
+                tables.replicas[idle].copy_(rows.replicas[place])
+                tables.cumulative[idle].copy_(rows.cumulative[place])
                 tables.generation[layer] = generation
 
         stream.launch(program)
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of a contiguous tensor's bytes. Raises `ValueError` for any other."""
-        if not data.is_contiguous():
-            raise ValueError(f"data: expected contiguous, got strides {data.stride()}")
+        """Checksum of a contiguous tensor's bytes."""
+        check_sum(data, out)
         view = data.detach().reshape(-1).view(torch.uint8)
         stream.launch(lambda: out.fill_(as_int64(checksum(view))))
 

@@ -32,6 +32,7 @@ class InlineStream:
     def __init__(self, role: Role) -> None:
         self._role = role
         self._failure: BaseException | None = None
+        self._closed = False
 
     @property
     def role(self) -> Role:
@@ -69,7 +70,13 @@ class InlineStream:
         """Nothing to wait for."""
         self._check()
 
+    def close(self) -> None:
+        """Refuse what comes from now on."""
+        self._closed = True
+
     def _check(self) -> None:
+        if self._closed:
+            raise StreamFailed(f"stream {self._role} was closed")
         if self._failure is not None:
             raise StreamFailed(f"stream {self._role} failed: {self._failure}") from self._failure
 

@@ -18,6 +18,7 @@ class Mutant:
         also: other properties that cannot help rejecting it, because their programs use what is
             broken; the matrix shows them. Empty unless the reason stands in a comment.
         subject: the mutant on its executor, fresh.
+        real: whether it is of the CPU and gloo, on real threads, and not of the virtual backend.
     """
 
     name: str
@@ -26,3 +27,4 @@ class Mutant:
     property: str
     subject: Callable[[], Subject]
     also: tuple[str, ...] = ()
+    real: bool = False

@@ -1,13 +1,31 @@
-"""Virtual devices with some parts replaced, on the executor for controlled worlds."""
+"""Backends with some parts replaced: virtual ones on schedules, and the CPU's on real threads."""
 
 import dataclasses
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from helpers.processes.thread_troupe import ThreadSubject
+
+from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
+from equipoise.backends.cpu.communicator import GlooCommunicator
+from equipoise.backends.cpu.event import CpuEvent
+from equipoise.backends.cpu.gloo import GlooBackend, GlooFabric
+from equipoise.backends.cpu.graph import CpuGraph
+from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.backends.cpu.lock import CpuStreamLock
+from equipoise.backends.cpu.slots import CpuSlotStore
+from equipoise.backends.cpu.stream import CpuStream
 from equipoise.backends.virtual.backend import EVERYTHING, VirtualBackend
 from equipoise.backends.virtual.parts import HEALTHY
 from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.communicator import Rendezvous
+from equipoise.hal.conformance.device import DeviceSubject
 from equipoise.hal.conformance.subject import Subject
 from equipoise.hal.conformance.virtual import ControlledSubject
+from equipoise.hal.page_pool import PagePool
+from equipoise.hal.slots import SlotLayout
+from equipoise.hal.stream import Role
 
 
 def device_with(capabilities: Capabilities = EVERYTHING, **parts: type) -> Callable[[], Subject]:
@@ -26,5 +44,91 @@ def network_with(**parts: type) -> Callable[[], Subject]:
     def subject() -> Subject:
         backend = VirtualBackend(dataclasses.replace(HEALTHY, **parts))
         return ControlledSubject(backend)
+
+    return subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuParts:
+    """One class for each part of the CPU and of gloo."""
+
+    accelerator: type[CpuAccelerator] = CpuAccelerator
+    stream: type[CpuStream] = CpuStream
+    event: type[CpuEvent] = CpuEvent
+    lock: type[CpuStreamLock] = CpuStreamLock
+    graph: type[CpuGraph] = CpuGraph
+    slots: type[CpuSlotStore] = CpuSlotStore
+    kernels: type[CpuKernels] = CpuKernels
+    pool: type[PagePool] = PagePool
+    communicator: type[GlooCommunicator] = GlooCommunicator
+
+
+class BrokenCpu(CpuBackend):
+    """The CPU made from other parts."""
+
+    def __init__(self, parts: CpuParts) -> None:
+        self._parts = parts
+
+    def open(self, index: int) -> CpuAccelerator:
+        """Made as the healthy one, with the parts put in their places."""
+        parts = self._parts
+
+        class Accelerator(parts.accelerator):  # type: ignore[name-defined,misc]
+            def __init__(self) -> None:
+                super().__init__()
+                gate = threading.RLock()
+                self._streams = {role: parts.stream(role, self.name, gate) for role in Role}
+                self._kernels = parts.kernels()
+
+            def event(self) -> CpuEvent:
+                return parts.event()
+
+            def stream_lock(self, deadline: float) -> CpuStreamLock:
+                return parts.lock(deadline)
+
+            def slot_store(self, layout: SlotLayout) -> CpuSlotStore:
+                return parts.slots(layout)
+
+            def host_pool(self, page_bytes: int, pages: int) -> PagePool:
+                return parts.pool(self.pinned, page_bytes, pages)
+
+            def graph(self) -> CpuGraph:
+                return parts.graph()
+
+        return Accelerator()
+
+
+class BrokenGloo(GlooBackend):
+    """Gloo with another communicator."""
+
+    def __init__(self, communicator: type[GlooCommunicator]) -> None:
+        self._communicator = communicator
+
+    def connect(self, rendezvous: Rendezvous) -> GlooFabric:
+        """A fabric that opens the broken one."""
+        kind = self._communicator
+
+        class Fabric(GlooFabric):
+            def open(self, purpose: str, ranks: Sequence[int] | None = None) -> GlooCommunicator:
+                where = self._where
+                members = tuple(range(where.size) if ranks is None else ranks)
+                made = kind(self._control.store, purpose, members, where.rank, where.deadline)
+                self._open.append(made)
+                return made
+
+        return Fabric(rendezvous)
+
+
+def cpu_with(**parts: type) -> Callable[[], Subject]:
+    """The CPU as a device, healthy except for these parts: for properties of one rank."""
+    return lambda: DeviceSubject(BrokenCpu(CpuParts(**parts)))
+
+
+def gloo_with(**parts: type) -> Callable[[], Subject]:
+    """Two ranks on the CPU and gloo, healthy except for these parts."""
+
+    def subject() -> Subject:
+        made = CpuParts(**parts)
+        return ThreadSubject(BrokenCpu(made), BrokenGloo(made.communicator))
 
     return subject

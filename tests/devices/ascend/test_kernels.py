@@ -13,7 +13,7 @@ from equipoise.backends.ascend import BACKEND, bits, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.errors import StreamFailed, StreamTimeout
+from equipoise.hal.errors import KernelError, StreamFailed, StreamTimeout
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import (
     RoutingTable,
@@ -161,7 +161,7 @@ def test_mix32_equals_the_reference(npu: AscendAccelerator) -> None:
 
 def test_checksum_refuses_strided_data(npu: AscendAccelerator) -> None:
     data = on(npu, torch.zeros(8, dtype=torch.uint8))[::2]
-    with pytest.raises(ValueError, match="C-contiguous"):
+    with pytest.raises(KernelError, match="C-contiguous"):
         npu.kernels.checksum(data, on(npu, torch.zeros(1)), npu.stream(Role.COPY))
 
 
@@ -224,7 +224,7 @@ def test_commit_tables_refuses_duplicate_layer(npu: AscendAccelerator) -> None:
         made.replicas.expand(2, -1),
         made.cumulative.expand(2, -1),
     )
-    with pytest.raises(ValueError, match="each once"):
+    with pytest.raises(KernelError, match="each once"):
         npu.kernels.commit_tables(twice, fresh(npu), npu.stream(Role.COMPUTE))
 
 

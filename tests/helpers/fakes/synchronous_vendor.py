@@ -78,6 +78,6 @@ class Passed:
 DEVICE = Device(AtOnce(), 0)
 
 
-def stream() -> DeviceStream:
+def stream(adopted: bool = False) -> DeviceStream:
     """A stream of that device."""
-    return DeviceStream(Role.COMPUTE, "at once", DEVICE, Passed(), Gate())
+    return DeviceStream(Role.COMPUTE, "at once", DEVICE, Passed(), Gate(), adopted)

@@ -59,7 +59,7 @@ def placements(draw: st.DrawFn) -> tuple[list[int], Shape]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[RoutingTable, Shape]:
-    """A table, in which slots may retire in favour of others."""
+    """A table with any shares."""
     placement, shape = draw(placements())
     experts = shape.experts
     weights = draw(st.lists(st.integers(0, 9), min_size=len(placement), max_size=len(placement)))
@@ -72,17 +72,7 @@ def tables(draw: st.DrawFn) -> tuple[RoutingTable, Shape]:
         shares[slots[draw(st.integers(0, len(slots) - 1))]] += 65536 - sum(
             shares[slot] for slot in slots
         )
-    made = build_table(int32(placement), int32(shares), experts)
-    if draw(st.booleans()):
-        retire(made, draw(st.integers(0, experts - 1)), draw(st.integers(0, 99)))
-    return made, shape
-
-
-def retire(table: RoutingTable, expert: int, which: int) -> None:
-    """One slot of the expert gives way to another; the run keeps its length and its order."""
-    run = table.replicas[table.start[expert] : table.start[expert + 1]]
-    run[which % len(run)] = int(run[(which + 1) % len(run)])
-    run.copy_(run.sort().values)
+    return build_table(int32(placement), int32(shares), experts), shape
 
 
 @st.composite

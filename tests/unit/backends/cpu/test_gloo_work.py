@@ -1,36 +1,45 @@
-"""Handles of gloo operations, on operations that end as the test says: clause K3."""
+"""Handles of gloo operations, over an operation that the test ends."""
 
+import threading
 import traceback
+from collections.abc import Callable
 
 import pytest
 
 from equipoise.backends.cpu.work import GlooWork
 from equipoise.hal.errors import CommunicatorFailed
 
-DEADLINE = 20.0
+
+def make_work(finish: Callable[[float], None], failures: list[CommunicatorFailed]) -> GlooWork:
+    return GlooWork(finish, (), "irecv of 'tests'", 5.0, failures.append, lambda _: None)
 
 
-def failed_work() -> GlooWork:
+def test_failed_work_raises_short_traceback_every_time() -> None:
+    def finish(_: float) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    work = make_work(finish, [])
+    lengths = []
+    for _ in range(50):
+        with pytest.raises(CommunicatorFailed, match="lost its peer") as raised:
+            work.result(1.0)
+        lengths.append(len(traceback.extract_tb(raised.value.__traceback__)))
+    assert lengths[0] == lengths[-1]
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+def test_cancelled_work_ends_before_gloo_lets_go() -> None:
+    let_go, failures = threading.Event(), list[CommunicatorFailed]()
+
     def finish(seconds: float) -> None:
-        raise RuntimeError("connection closed by peer")
+        let_go.wait(seconds)
 
-    return GlooWork(finish, (), "irecv of 'x'", DEADLINE, lambda failure: None, lambda work: None)
-
-
-def raised_by(work: GlooWork) -> CommunicatorFailed:
-    with pytest.raises(CommunicatorFailed, match="irecv of 'x' lost its peer") as raised:
-        work.result(DEADLINE)
-    return raised.value
-
-
-def test_gloo_result_raises_with_same_traceback_each_time() -> None:
-    work = failed_work()
-    first, *_, last = [raised_by(work) for _ in range(100)]
-    frames = [len(traceback.extract_tb(error.__traceback__)) for error in (first, last)]
-    assert frames[0] == frames[1] <= 3
-
-
-def test_gloo_result_names_cause_each_time() -> None:
-    work = failed_work()
-    causes = [raised_by(work).__cause__ for _ in range(2)]
-    assert [str(cause) for cause in causes] == ["connection closed by peer"] * 2
+    work = make_work(finish, failures)
+    work.cancel()
+    assert work.done()
+    with pytest.raises(CommunicatorFailed, match="was cancelled"):
+        work.result(0.0)
+    let_go.set()
+    with pytest.raises(CommunicatorFailed, match="was cancelled"):
+        work.result(5.0)
+    assert [str(failure) for failure in failures] == ["irecv of 'tests' was cancelled"]

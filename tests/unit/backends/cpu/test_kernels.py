@@ -13,8 +13,8 @@ from torch import Tensor
 from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.stream import CpuStream
 from equipoise.hal import routing
-from equipoise.hal.errors import StreamFailed
-from equipoise.hal.kernels import Tables, TableUpdate
+from equipoise.hal.errors import KernelError, StreamFailed
+from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import RoutingTable
 from equipoise.hal.stream import Role
 
@@ -164,7 +164,7 @@ def test_commit_tables_writes_generation_last() -> None:
 
 
 @pytest.mark.parametrize("part", ["start", "replicas", "cumulative"])
-def test_failed_commit_tables_keeps_installed_tables(part: str) -> None:
+def test_refused_commit_tables_keeps_installed_tables(part: str) -> None:
     table = routing.build_table(
         torch.tensor([0, 1], dtype=torch.int32), torch.tensor([65536, 65536]).int(), 2
     )
@@ -172,14 +172,14 @@ def test_failed_commit_tables_keeps_installed_tables(part: str) -> None:
     KERNELS.commit_tables(update((0,), [table]), tables, HERE)
     wrong: dict[str, Any] = {part: torch.zeros(1, 7, dtype=torch.int32)}
     torn = replace(update((0,), [table]), **wrong)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(KernelError, match=f"{part}: expected int32"):
         KERNELS.commit_tables(torn, tables, HERE)
     assert tables.generation.tolist() == [1]
     assert torch.equal(tables.replicas[1, 0], table.replicas)
 
 
 def test_checksum_refuses_strided_tensor() -> None:
-    with pytest.raises(ValueError, match="C-contiguous"):
+    with pytest.raises(KernelError, match="C-contiguous"):
         KERNELS.checksum(torch.zeros(3, 2).t(), torch.zeros(1, dtype=torch.int64), HERE)
 
 
@@ -191,6 +191,8 @@ def stream() -> Iterator[CpuStream]:
 
 
 def test_kernel_error_fails_its_stream(stream: CpuStream) -> None:
-    KERNELS.count(torch.zeros(4), torch.zeros(2, dtype=torch.int32), stream)
+    nothing = Tables.empty(1, 2, 2, 1, CPU)  # it has no tables yet
+    slots, counts = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    KERNELS.route_and_count(torch.zeros_like(slots), nothing, Salt(0, 0, 0), slots, counts, stream)
     with pytest.raises(StreamFailed):
         stream.synchronize(SOON)

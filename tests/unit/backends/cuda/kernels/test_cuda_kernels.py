@@ -14,7 +14,7 @@ from equipoise.backends.cuda.launching import CudaKernels, Workspaces, programs
 from equipoise.backends.devices import table_rows
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.errors import StreamFailed
+from equipoise.hal.errors import KernelError, StreamFailed
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
 from equipoise.hal.routing import (
     RoutingTable,
@@ -148,7 +148,7 @@ def test_checksum_equals_the_reference(kernels: CudaKernels, stream: DeviceStrea
     kernels.checksum(data, out, stream)
     stream.synchronize(WATCHDOG)
     assert out.tolist() == [as_int64(checksum(data))]
-    with pytest.raises(ValueError, match="C-contiguous"):
+    with pytest.raises(KernelError, match="C-contiguous"):
         kernels.checksum(data[::2], out, stream)
 
 
@@ -158,7 +158,7 @@ def test_commit_tables_refuses_duplicate_layer(kernels: CudaKernels, stream: Dev
     start, replicas, cumulative = (
         part.expand(2, -1) for part in (made.start, made.replicas, made.cumulative)
     )
-    with pytest.raises(ValueError, match="each once"):
+    with pytest.raises(KernelError, match="each once"):
         kernels.commit_tables(TableUpdate((0, 0), start, replicas, cumulative), tables, stream)
     assert tables.generation.tolist() == [0, 0]
 

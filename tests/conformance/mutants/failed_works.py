@@ -1,0 +1,131 @@
+"""Mutants of gloo about works that fail or are cancelled, and streams that wait for them."""
+
+from contextlib import suppress
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import gloo_with
+
+from equipoise.backends.cpu.communicator import GlooCommunicator
+from equipoise.backends.cpu.work import SLACK, GlooWork
+from equipoise.hal.errors import CommunicatorFailed, EquipoiseError
+from equipoise.hal.stream import Stream
+
+
+class CancelsLate(GlooWork):
+    """A cancelled operation goes on to its deadline, and may end well."""
+
+    def cancel(self) -> None:
+        self.watch()
+        self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
+
+
+class CancelsInSilence(GlooWork):
+    """A cancelled operation has ended well."""
+
+    def cancel(self) -> None:
+        self.watch()
+        self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
+        self._settle(None)
+
+
+class CancelsForgotten(GlooWork):
+    """A cancel does not fail the communicator."""
+
+    def cancel(self) -> None:
+        self.watch()
+        self._settle(CommunicatorFailed(f"{self._what} was cancelled"))
+
+
+class Deaf(GlooWork):
+    """A stream that waits for an operation goes on whatever becomes of it."""
+
+    def wait(self, stream: Stream) -> None:
+        if self.done():
+            self._raise_failure()
+
+        def program() -> None:
+            with suppress(EquipoiseError):
+                self.result(self._remaining() + SLACK)
+
+        stream.launch(program)
+
+
+class NeverRefuses(GlooWork):
+    """Waiting for what has failed fails the stream, which had nothing to do with it."""
+
+    def wait(self, stream: Stream) -> None:
+        stream.launch(lambda: self.result(self._remaining() + SLACK))
+
+
+class PassesWhatFailed(GlooWork):
+    """Waiting for what has failed is waiting for nothing."""
+
+    def wait(self, stream: Stream) -> None:
+        if not self.done():
+            super().wait(stream)
+
+
+def _with(kind: type[GlooWork]) -> type[GlooCommunicator]:
+    """Communicators whose handles are of that kind."""
+
+    class Broken(GlooCommunicator):
+        def _work(self, natives, what, buffers):  # type: ignore[no-untyped-def]
+            made = super()._work(natives, what, buffers)
+            made.__class__ = kind
+            return made
+
+    return Broken
+
+
+CANCEL = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
+WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+MUTANTS = (
+    Mutant(
+        name="a-cancelled-operation-goes-on",
+        clause="E4",
+        broken="After a cancel the result comes with the deadline, or with the data.",
+        property=CANCEL,
+        subject=gloo_with(communicator=_with(CancelsLate)),
+        real=True,
+    ),
+    Mutant(
+        name="a-cancelled-operation-ends-well",
+        clause="E4",
+        broken="After a cancel the result raises nothing.",
+        property=CANCEL,
+        subject=gloo_with(communicator=_with(CancelsInSilence)),
+        real=True,
+    ),
+    Mutant(
+        name="a-cancel-is-kept-from-the-communicator",
+        clause="E4",
+        broken="After a cancel the communicator takes operations as before.",
+        property=CANCEL,
+        subject=gloo_with(communicator=_with(CancelsForgotten)),
+        real=True,
+    ),
+    Mutant(
+        name="a-stream-goes-on-behind-a-failed-work",
+        clause="E10",
+        broken="A stream that waits for an operation does not hear that it failed.",
+        property=WAITS,
+        subject=gloo_with(communicator=_with(Deaf)),
+        real=True,
+    ),
+    Mutant(
+        name="a-failed-work-fails-whoever-asks",
+        clause="E10",
+        broken="Waiting for what has failed long ago fails the stream instead of the call.",
+        property=WAITS,
+        subject=gloo_with(communicator=_with(NeverRefuses)),
+        real=True,
+    ),
+    Mutant(
+        name="a-failed-work-is-waited-for-in-vain",
+        clause="E10",
+        broken="Waiting for what has failed long ago raises nothing.",
+        property=WAITS,
+        subject=gloo_with(communicator=_with(PassesWhatFailed)),
+        real=True,
+    ),
+)

@@ -1,0 +1,349 @@
+"""Mutants of the CPU about events, failed streams, replays, verbs, and devices that close."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import count
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import cpu_with
+
+from equipoise.backends.cpu.accelerator import CpuAccelerator
+from equipoise.backends.cpu.event import CpuEvent, Mark, own_event
+from equipoise.backends.cpu.graph import CpuGraph
+from equipoise.backends.cpu.slots import Buffer, CpuSlotStore
+from equipoise.backends.cpu.stream import CpuStream, _Task, own_stream
+from equipoise.hal.accelerator import Memory, Topology
+from equipoise.hal.errors import StreamFailed
+from equipoise.hal.stream import Event, Stream
+
+
+class RunsAhead(CpuEvent):
+    """An event says that it was reached as soon as it is recorded."""
+
+    def query(self) -> bool:
+        return self._mark is not None
+
+
+class NeverByItself(CpuEvent):
+    """A query is true only when somebody has waited."""
+
+    waited: Mark | None = None
+
+    def query(self) -> bool:
+        return super().query() and self.waited is self._mark
+
+    def synchronize(self, timeout: float) -> None:
+        super().synchronize(timeout)
+        self.waited = self._mark
+
+
+class WaitsOnce(CpuEvent):
+    """Waiting for an event that was recorded again returns at once."""
+
+    recordings = 0
+
+    def renew(self) -> Mark:
+        self.recordings += 1
+        return super().renew()
+
+    def synchronize(self, timeout: float) -> None:
+        if self.recordings < 2:
+            super().synchronize(timeout)
+
+
+class FirstPoint(CpuEvent):
+    """A query answers for the first recording."""
+
+    first: Mark | None = None
+
+    def renew(self) -> Mark:
+        made = super().renew()
+        self.first = self.first or made
+        return made
+
+    def query(self) -> bool:
+        return self.first is not None and self.first.reached.is_set()
+
+
+class RunsOn(CpuStream):
+    """What is queued behind a program that raised runs all the same."""
+
+    def _run(self, task: _Task) -> None:
+        try:
+            task.run()
+        except BaseException as failure:
+            self._failure = self._failure or failure
+            task.skip(self._failure)
+
+
+class BlamesTheLast(CpuStream):
+    """A failed stream takes one more launch, and blames that one's failure."""
+
+    def _run(self, task: _Task) -> None:
+        before, self._failure = self._failure, None
+        super()._run(task)
+        self._failure = self._failure or before
+
+
+class PassesFailures(CpuStream):
+    """A stream goes on when a recording that it waits for has failed."""
+
+    def wait(self, event: Event) -> None:
+        mark = own_event(event).latest()
+
+        def program() -> None:
+            with suppress(StreamFailed):
+                mark.wait(60.0, "an event")
+
+        self.launch(program)
+
+
+class WhereItWasCaptured(CpuGraph):
+    """A replay goes to the stream that was captured."""
+
+    at: Stream | None = None
+
+    def capture(self, stream: Stream, program: Callable[[], object]) -> None:
+        super().capture(stream, program)
+        self.at = stream
+
+    def replay(self, stream: Stream) -> None:
+        super().replay(self.at or stream)
+
+
+class AtTheCall(CpuGraph):
+    """A replay comes ahead of what its stream was given: it has a stream of its own."""
+
+    def replay(self, stream: Stream) -> None:
+        own = own_stream(stream)
+        aside = CpuStream(own.role, "aside")
+        super().replay(aside)
+        aside.close(60.0)
+
+
+class TakesAnything(CpuStream):
+    """A closed stream forgets what it is given, in silence."""
+
+    def launch(self, program: Callable[[], object]) -> None:
+        if not self._closed:
+            super().launch(program)
+
+
+class LeavesWorkers(CpuAccelerator):
+    """Closing leaves every worker where it is."""
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream._closed = True
+
+
+class ClosesOnce(CpuAccelerator):
+    """Closing again is an error."""
+
+    open = True
+
+    def close(self) -> None:
+        if not self.open:
+            raise StreamFailed("the device was closed before")
+        self.open = False
+        super().close()
+
+
+class Unordered(CpuSlotStore):
+    """Verbs are launched and not ordered: each stream by itself."""
+
+    def _issue(
+        self,
+        program: Callable[[], object],
+        stream: Stream,
+        *,
+        reads: Iterable[Buffer] = (),
+        writes: Iterable[Buffer] = (),
+    ) -> None:
+        stream.launch(program)
+
+    def _alter(
+        self,
+        program: Callable[[], object],
+        stream: Stream,
+        slots: tuple[int, ...],
+        reads: Iterable[Buffer] = (),
+    ) -> None:
+        with self._leases.barred(slots):
+            stream.launch(program)
+
+
+class MoreThanThereIs(CpuAccelerator):
+    """Free memory is total memory and what is used."""
+
+    def memory(self) -> Memory:
+        said = super().memory()
+        return Memory(said.total, 2 * said.total - said.free)
+
+
+class NothingAtAll(CpuAccelerator):
+    """There is no memory."""
+
+    def memory(self) -> Memory:
+        return Memory(0, 0)
+
+
+class NoNode(CpuAccelerator):
+    """The node has no name, and its NUMA node is -2."""
+
+    def topology(self) -> Topology:
+        return Topology(0, "", -2)
+
+
+class Wandering(CpuAccelerator):
+    """Each time the device is another one."""
+
+    numbers = count()
+
+    def topology(self) -> Topology:
+        return Topology(next(self.numbers), "node", -1)
+
+
+POINTS = "an-event-says-when-its-point-is-reached"
+BROKEN = "a-stream-whose-program-raised-says-so-at-every-call"
+ELSEWHERE = "a-graph-replays-on-the-stream-it-is-given"
+CLOSED = "a-closed-device-takes-nothing"
+SAID = "a-device-says-what-it-is"
+MUTANTS = (
+    Mutant(
+        name="a-query-runs-ahead",
+        clause="O7",
+        broken="An event says that it was reached as soon as it is recorded.",
+        property=POINTS,
+        subject=cpu_with(event=RunsAhead),
+        real=True,
+    ),
+    Mutant(
+        name="a-query-is-never-true-by-itself",
+        clause="O7",
+        broken="An event is reached only for those who have waited for it.",
+        property=POINTS,
+        subject=cpu_with(event=NeverByItself),
+        real=True,
+    ),
+    Mutant(
+        name="an-event-that-is-recorded-again-is-not-waited-for",
+        clause="O7",
+        broken="The host's wait for an event that was recorded before returns at once.",
+        property=POINTS,
+        subject=cpu_with(event=WaitsOnce),
+        real=True,
+    ),
+    Mutant(
+        name="a-query-answers-for-the-first-recording",
+        clause="O7",
+        broken="An event that is recorded again says that it was reached before it is.",
+        property=POINTS,
+        subject=cpu_with(event=FirstPoint),
+        real=True,
+    ),
+    Mutant(
+        name="what-is-queued-behind-a-failure-runs",
+        clause="E7",
+        broken="Programs that were launched behind one that raised run all the same.",
+        property=BROKEN,
+        subject=cpu_with(stream=RunsOn),
+        real=True,
+    ),
+    Mutant(
+        name="a-failure-hides-the-one-before",
+        clause="E7",
+        broken="A stream blames what has failed last.",
+        property=BROKEN,
+        subject=cpu_with(stream=BlamesTheLast),
+        real=True,
+    ),
+    Mutant(
+        name="a-failed-recording-is-passed",
+        clause="E7",
+        broken="A stream goes on behind an event that can never be reached.",
+        property=BROKEN,
+        subject=cpu_with(stream=PassesFailures),
+        real=True,
+    ),
+    Mutant(
+        name="a-graph-replays-where-it-was-captured",
+        clause="B7",
+        broken="A replay goes to the stream that was captured, whatever stream it is given.",
+        property=ELSEWHERE,
+        subject=cpu_with(graph=WhereItWasCaptured),
+        real=True,
+    ),
+    Mutant(
+        name="a-graph-replays-on-a-stream-of-its-own",
+        clause="B7",
+        broken="A replay does not wait for what its stream was given before.",
+        property=ELSEWHERE,
+        subject=cpu_with(graph=AtTheCall),
+        real=True,
+    ),
+    Mutant(
+        name="a-closed-stream-forgets-what-it-is-given",
+        clause="E5",
+        broken="A launch on a closed device is neither run nor refused.",
+        property=CLOSED,
+        subject=cpu_with(stream=TakesAnything),
+        real=True,
+    ),
+    Mutant(
+        name="closing-leaves-threads",
+        clause="E5",
+        broken="The threads of a device outlive its close.",
+        property=CLOSED,
+        subject=cpu_with(accelerator=LeavesWorkers),
+        real=True,
+    ),
+    Mutant(
+        name="closing-again-is-an-error",
+        clause="E5",
+        broken="A device that is closed twice raises.",
+        property=CLOSED,
+        subject=cpu_with(accelerator=ClosesOnce),
+        real=True,
+    ),
+    Mutant(
+        name="verbs-on-two-streams-are-not-ordered",
+        clause="V5",
+        broken="A store leaves it to its caller to order verbs of several streams.",
+        property="verbs-of-a-store-take-effect-in-the-order-of-issue",
+        subject=cpu_with(slots=Unordered),
+        real=True,
+    ),
+    Mutant(
+        name="more-memory-is-free-than-there-is",
+        clause="B10",
+        broken="Free memory exceeds the total.",
+        property=SAID,
+        subject=cpu_with(accelerator=MoreThanThereIs),
+        real=True,
+    ),
+    Mutant(
+        name="there-is-no-memory",
+        clause="B10",
+        broken="A device says that it has no memory.",
+        property=SAID,
+        subject=cpu_with(accelerator=NothingAtAll),
+        real=True,
+    ),
+    Mutant(
+        name="the-node-has-no-name",
+        clause="B10",
+        broken="The node of a device has no name, and its NUMA node is below -1.",
+        property=SAID,
+        subject=cpu_with(accelerator=NoNode),
+        real=True,
+    ),
+    Mutant(
+        name="a-device-is-another-at-each-call",
+        clause="B10",
+        broken="The index of a device grows with each question.",
+        property=SAID,
+        subject=cpu_with(accelerator=Wandering),
+        real=True,
+    ),
+)

@@ -1,0 +1,296 @@
+"""Mutants of the CPU and gloo about waits of the host: too early, in silence, without an end."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import cpu_with, gloo_with
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from equipoise.backends.cpu.communicator import GlooCommunicator
+from equipoise.backends.cpu.event import CpuEvent
+from equipoise.backends.cpu.lock import CpuStreamLock
+from equipoise.backends.cpu.stream import CpuStream
+from equipoise.backends.cpu.work import GlooWork
+from equipoise.hal.errors import ResultPending, StreamTimeout
+from equipoise.hal.page_pool import PagePool, PoolPage
+
+HASTE = 0.05
+ENDLESS = 60.0
+
+
+class SilentStream(CpuStream):
+    """At its time-out a wait for the stream returns as if it had drained."""
+
+    def synchronize(self, timeout: float) -> None:
+        with suppress(StreamTimeout):
+            super().synchronize(timeout)
+
+
+class EndlessStream(CpuStream):
+    """A wait for the stream takes no notice of its time-out."""
+
+    def synchronize(self, timeout: float) -> None:
+        super().synchronize(ENDLESS)
+
+
+class HastyStream(CpuStream):
+    """A wait for the stream gives up after 50 ms."""
+
+    def synchronize(self, timeout: float) -> None:
+        super().synchronize(min(timeout, HASTE))
+
+
+class SilentEvent(CpuEvent):
+    """At its time-out a wait for the event returns as if it had been reached."""
+
+    def synchronize(self, timeout: float) -> None:
+        with suppress(StreamTimeout):
+            super().synchronize(timeout)
+
+
+class EndlessEvent(CpuEvent):
+    """A wait for the event takes no notice of its time-out."""
+
+    def synchronize(self, timeout: float) -> None:
+        super().synchronize(ENDLESS)
+
+
+class HastyEvent(CpuEvent):
+    """A wait for the event gives up after 50 ms."""
+
+    def synchronize(self, timeout: float) -> None:
+        super().synchronize(min(timeout, HASTE))
+
+
+class NoTimeNoAnswer(CpuEvent):
+    """Without any time a wait fails, though the point was reached long ago."""
+
+    def synchronize(self, timeout: float) -> None:
+        if timeout <= 0.0:
+            raise StreamTimeout("there was no time to look")
+        super().synchronize(timeout)
+
+
+class SilentLock(CpuStreamLock):
+    """At its time-out a mover is let in."""
+
+    def wait(self, epoch: int, timeout: float) -> None:
+        with suppress(StreamTimeout):
+            super().wait(epoch, timeout)
+
+
+class HastyLock(CpuStreamLock):
+    """A mover gives up after 50 ms."""
+
+    def wait(self, epoch: int, timeout: float) -> None:
+        super().wait(epoch, min(timeout, HASTE))
+
+
+class PoisonsEarly(CpuStreamLock):
+    """The lock is poisoned after 50 ms, whatever its deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__(min(deadline, HASTE))
+
+
+class DrainsInSilence(CpuStreamLock):
+    """At its time-out the next epoch begins."""
+
+    def drain(self, timeout: float) -> int:
+        try:
+            return super().drain(timeout)
+        except StreamTimeout:
+            self._passing.clear()
+            return super().drain(timeout)
+
+
+class HastyPool(PagePool):
+    """A page is waited for 50 ms at most."""
+
+    def take(self, timeout: float) -> PoolPage:
+        return super().take(min(timeout, HASTE))
+
+
+class PoolIsStream(PagePool):
+    """A page that does not come in time is a stream's time-out."""
+
+    def take(self, timeout: float) -> PoolPage:
+        page = self._free()
+        if page is None:
+            self._await(timeout)
+            page = self._free()
+        if page is None:
+            raise StreamTimeout(f"no page within {timeout:g} s")
+        return page
+
+
+class FifthOfTheDeadline(GlooCommunicator):
+    """Operations fail after a fifth of their deadline."""
+
+    def __init__(
+        self, store: Store, purpose: str, ranks: Sequence[int], rank: int, deadline: float
+    ) -> None:
+        super().__init__(store, purpose, ranks, rank, deadline / 5)
+
+
+class SilentWork(GlooWork):
+    """At its time-out a result is there."""
+
+    def result(self, timeout: float) -> None:
+        with suppress(ResultPending):
+            super().result(timeout)
+
+
+class EndlessWork(GlooWork):
+    """A result takes no notice of its time-out."""
+
+    def result(self, timeout: float) -> None:
+        super().result(ENDLESS)
+
+
+def _with(kind: type[GlooWork]) -> type[GlooCommunicator]:
+    """Communicators whose handles are of that kind."""
+
+    class Broken(GlooCommunicator):
+        def _work(self, natives, what, buffers):  # type: ignore[no-untyped-def]
+            made = super()._work(natives, what, buffers)
+            made.__class__ = kind
+            return made
+
+    return Broken
+
+
+VAIN = "a-wait-that-ends-in-vain-says-so"
+LASTS = "a-wait-lasts-as-long-as-it-may"
+SOFT = "a-soft-wait-that-gives-up-changes-nothing"
+MUTANTS = (
+    Mutant(
+        name="a-stream-drains-at-its-time-out",
+        clause="E11",
+        broken="A wait for a stream returns at its time-out as if all were well.",
+        property=VAIN,
+        subject=cpu_with(stream=SilentStream),
+        real=True,
+    ),
+    Mutant(
+        name="a-stream-is-waited-for-without-end",
+        clause="E11",
+        broken="A wait for a stream takes no notice of its time-out.",
+        property=VAIN,
+        subject=cpu_with(stream=EndlessStream),
+        real=True,
+    ),
+    Mutant(
+        name="a-stream-is-given-50-ms",
+        clause="E11",
+        broken="A wait for a stream gives up long before its time-out.",
+        property=LASTS,
+        subject=cpu_with(stream=HastyStream),
+        real=True,
+    ),
+    Mutant(
+        name="an-event-is-reached-at-its-time-out",
+        clause="E11",
+        broken="A wait for an event returns at its time-out as if all were well.",
+        property=VAIN,
+        subject=cpu_with(event=SilentEvent),
+        real=True,
+    ),
+    Mutant(
+        name="an-event-is-waited-for-without-end",
+        clause="E11",
+        broken="A wait for an event takes no notice of its time-out.",
+        property=VAIN,
+        subject=cpu_with(event=EndlessEvent),
+        real=True,
+    ),
+    Mutant(
+        name="an-event-is-given-50-ms",
+        clause="E11",
+        broken="A wait for an event gives up long before its time-out.",
+        property=LASTS,
+        subject=cpu_with(event=HastyEvent),
+        real=True,
+    ),
+    Mutant(
+        name="a-wait-without-time-is-in-vain",
+        clause="E11",
+        broken="A wait without any time fails, though the point was reached long ago.",
+        property=VAIN,
+        subject=cpu_with(event=NoTimeNoAnswer),
+        real=True,
+    ),
+    Mutant(
+        name="the-mover-is-let-in-at-its-time-out",
+        clause="E11",
+        broken="A mover's wait returns at its time-out, beside the reader.",
+        property=VAIN,
+        subject=cpu_with(lock=SilentLock),
+        real=True,
+    ),
+    Mutant(
+        name="the-mover-is-given-50-ms",
+        clause="E11",
+        broken="A mover's wait gives up long before its time-out.",
+        property=LASTS,
+        subject=cpu_with(lock=HastyLock),
+        real=True,
+    ),
+    Mutant(
+        name="a-lock-is-poisoned-ahead-of-its-deadline",
+        clause="E11",
+        broken="A stream waits 50 ms for a signal, whatever the lock's deadline.",
+        property=LASTS,
+        subject=cpu_with(lock=PoisonsEarly),
+        real=True,
+    ),
+    Mutant(
+        name="an-epoch-begins-at-the-time-out",
+        clause="E11",
+        broken="Draining a lock begins the next epoch at its time-out.",
+        property=VAIN,
+        subject=cpu_with(lock=DrainsInSilence),
+        real=True,
+    ),
+    Mutant(
+        name="a-page-is-given-50-ms",
+        clause="E11",
+        broken="A page that comes later than after 50 ms is not waited for.",
+        property=LASTS,
+        subject=cpu_with(pool=HastyPool),
+        real=True,
+    ),
+    Mutant(
+        name="an-empty-pool-is-a-late-stream",
+        clause="E11",
+        broken="A pool without pages raises the time-out of a stream.",
+        property=VAIN,
+        subject=cpu_with(pool=PoolIsStream),
+        real=True,
+    ),
+    Mutant(
+        name="operations-have-a-fifth-of-their-deadline",
+        clause="E11",
+        broken="An operation fails after a fifth of its deadline.",
+        property="an-operation-has-all-of-its-deadline",
+        subject=gloo_with(communicator=FifthOfTheDeadline),
+        real=True,
+    ),
+    Mutant(
+        name="a-result-is-there-at-its-time-out",
+        clause="E3",
+        broken="A soft wait returns at its time-out as if the operation had ended.",
+        property=SOFT,
+        subject=gloo_with(communicator=_with(SilentWork)),
+        real=True,
+    ),
+    Mutant(
+        name="a-result-is-waited-for-without-end",
+        clause="E3",
+        broken="A soft wait lasts until the operation's own deadline.",
+        property=SOFT,
+        subject=gloo_with(communicator=_with(EndlessWork)),
+        real=True,
+    ),
+)

@@ -1,0 +1,85 @@
+"""Ranks of the conformance suite as threads of this process: a mutant of gloo is a Python object.
+
+Processes cost seconds of importing a mutant; threads cost none. What ends a rank for good, or the
+store, cannot be played here.
+"""
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+
+from equipoise.hal.accelerator import Backend
+from equipoise.hal.communicator import CommunicatorBackend, RendezvousHost
+from equipoise.hal.conformance.property import Pace, Traits
+from equipoise.hal.conformance.ranked import Call, ExpendableStore, RankedSubject
+from equipoise.hal.conformance.seat import Answer, Order, Seat
+from equipoise.hal.errors import Unsupported, Violation
+
+DEADLINES: Mapping[Pace, float] = {Pace.CALM: 6.0, Pace.BRISK: 1.0}
+"""Seconds that an operation may last, by pace."""
+
+
+class ThreadTroupe:
+    """Ranks that obey orders, each in a thread of its own.
+
+    Args:
+        backend: the accelerator.
+        communicator: the communicator.
+    """
+
+    def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
+        self._backend = backend
+        self._communicator = communicator
+        self._seats: dict[int, Seat] = {}
+        self._threads: dict[int, ThreadPoolExecutor] = {}
+
+    def host(self) -> RendezvousHost:
+        """A store in this process."""
+        return self._communicator.host()
+
+    def expendable_host(self) -> ExpendableStore:
+        """Not here: the store is a part of this process."""
+        raise Unsupported("the store of ranks that are threads cannot be ended")
+
+    def tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
+        """What the ranks answer. Raises `Violation` of C8 when one does not."""
+        told: dict[int, Future[Answer]] = {}
+        for rank, order in orders.items():
+            if rank not in self._seats:
+                self._seats[rank] = Seat(self._backend, self._communicator)
+                self._threads[rank] = ThreadPoolExecutor(1, f"rank {rank}")
+            told[rank] = self._threads[rank].submit(self._seats[rank].answer, order)
+        try:
+            return {rank: future.result(call.watchdog) for rank, future in told.items()}
+        except Late:
+            late = [rank for rank, future in told.items() if not future.done()]
+            self._seats.clear()  # their threads are left behind
+            self._threads.clear()
+            raise Violation("C8", f"no answer within {call.watchdog:g} s from {late}") from None
+
+    def replace(self, ranks: Collection[int]) -> None:
+        """Seats are made when they are needed."""
+        for rank in ranks:
+            self._seats.pop(rank, None)
+
+    def close(self) -> None:
+        """End every thread."""
+        for thread in self._threads.values():
+            thread.shutdown(wait=False)
+        self._seats.clear()
+        self._threads.clear()
+
+
+class ThreadSubject(RankedSubject):
+    """An accelerator and a communicator on two threads.
+
+    Args:
+        backend: the accelerator.
+        communicator: the communicator.
+    """
+
+    def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
+        troupe = ThreadTroupe(backend, communicator)
+        traits = Traits(backend.capabilities, communicator.capabilities, (1, 2), controlled=False)
+        name = f"{backend.name} with {communicator.name} on threads"
+        super().__init__(name, traits, troupe, DEADLINES)
