@@ -45,8 +45,9 @@ class SubWindows:
 
     def opens(self, step: int) -> bool:
         """Whether what is counted from `step` on is summed, and what was counted before is not."""
+        left = self._left(step)
         short = step % self.every == 0 and step - self.every < self.first < step
-        return short or (self.window < self.period and self._left(step) == self.window)
+        return (short and left < self.window) or (self.window < self.period and left == self.window)
 
     def following(self, step: int) -> int:
         """The first step behind `step` before which one of both is due."""

@@ -344,5 +344,5 @@ def test_router_refuses_bad_settings(wrong: dict[str, object]) -> None:
 
 
 def test_router_requires_a_worker() -> None:
-    with pytest.raises(PolicyError, match="at least 1"):
+    with pytest.raises(PolicyError, match="expected 1 to 65536"):
         Router(PolicySettings(), [])
