@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.balancer.experts.journal import COMMITTED
 from equipoise.demo.record import Counts, VariantRecord
 from equipoise.report.noise import noise_floor
 
@@ -77,7 +78,7 @@ def stall_seconds(step_seconds: Reals, unbalanced_seconds: Reals, window: Window
 
 def after_first_commit(balanced: VariantRecord | None, steps: int) -> Window:
     """From the first committed epoch's step to the end; the whole run where none committed."""
-    commits = [e.step for e in balanced.epochs if e.outcome == "committed"] if balanced else []
+    commits = [e.step for e in balanced.epochs if e.outcome == COMMITTED] if balanced else []
     return Window(min(commits, default=0), steps)
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 
+from equipoise.balancer.experts.journal import COMMITTED, COMPLETED, UNCHANGED
 from equipoise.demo.record import Epoch, RunRecord, VariantRecord
 from equipoise.demo.settings import VariantName
 from equipoise.demo.told import Told, is_ours
@@ -10,7 +11,7 @@ from equipoise.report import metrics
 from equipoise.report.metrics import Window
 
 EPOCHS_PER_PHASE = 2
-"""Committed epochs that every phase needs before a run counts as having balanced anything."""
+"""Epochs, committed or unchanged, that every phase needs before a run counts as having balanced."""
 
 
 SETUP = (
@@ -31,6 +32,7 @@ class VariantSummary:
     stall_seconds: float
     epochs: int
     epochs_per_phase: tuple[int, ...]
+    epochs_unchanged: int
     slots_moved: int
     bytes_moved: int
     aborts: dict[str, int]
@@ -68,6 +70,7 @@ class Summary:
     noise_floor: float | None
     epochs: int
     epochs_per_phase: tuple[int, ...]
+    epochs_unchanged: int
     slots_moved: int
     slots_total: int
     bytes_moved: int
@@ -145,6 +148,7 @@ def summarise(record: RunRecord) -> Summary:
         noise_floor=_noise_floor(record, window),
         epochs=main.epochs if main else 0,
         epochs_per_phase=main.epochs_per_phase if main else tuple(0 for _ in record.phases),
+        epochs_unchanged=main.epochs_unchanged if main else 0,
         slots_moved=main.slots_moved if main else 0,
         slots_total=record.slots * record.layers,
         bytes_moved=main.bytes_moved if main else 0,
@@ -169,7 +173,7 @@ def outputs_identical(record: RunRecord) -> bool:
 
 def committed(variant: VariantRecord) -> tuple[Epoch, ...]:
     """The epochs that changed what slots hold."""
-    return tuple(epoch for epoch in variant.epochs if epoch.outcome == "committed")
+    return tuple(epoch for epoch in variant.epochs if epoch.outcome == COMMITTED)
 
 
 def main_variant(record: RunRecord) -> VariantRecord | None:
@@ -186,6 +190,7 @@ def _variant(record: RunRecord, variant: VariantRecord, window: Window) -> Varia
         stall_seconds=_stall(record, variant),
         epochs=len(epochs),
         epochs_per_phase=_per_phase(record, epochs),
+        epochs_unchanged=sum(epoch.outcome == UNCHANGED for epoch in variant.epochs),
         slots_moved=sum(epoch.slots_moved for epoch in epochs),
         bytes_moved=sum(epoch.bytes_moved for epoch in epochs),
         aborts=dict(variant.aborts),
@@ -206,7 +211,7 @@ def _rate(record: RunRecord, variant: VariantRecord) -> float | None:
 
 
 def _per_phase(record: RunRecord, epochs: tuple[Epoch, ...]) -> tuple[int, ...]:
-    """Committed epochs by the phase that their step belongs to."""
+    """Epochs by the phase that their step belongs to."""
     counts = [0] * len(record.phases)
     for epoch in epochs:
         counts[sum(epoch.step >= switch for switch in record.switch_steps)] += 1
@@ -219,9 +224,12 @@ def _not_exercised(record: RunRecord, main: VariantSummary | None) -> str | None
         return None  # a stage of one rank has every expert, and nothing to balance
     if main.slots_moved == 0:
         return "no slot moved"
-    for phase, epochs in zip(record.phases, main.epochs_per_phase, strict=True):
+    ended = tuple(
+        epoch for epoch in record.variants[record.shares].epochs if epoch.outcome in COMPLETED
+    )
+    for phase, epochs in zip(record.phases, _per_phase(record, ended), strict=True):
         if epochs < EPOCHS_PER_PHASE:
-            return f"phase {phase} had {epochs} committed epoch(s), needs {EPOCHS_PER_PHASE}"
+            return f"phase {phase} had {epochs} epoch(s) without an abort, needs {EPOCHS_PER_PHASE}"
     return None
 
 

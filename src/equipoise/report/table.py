@@ -99,8 +99,9 @@ def _moves(summary: Summary) -> list[str]:
         f"{printable(phase)} {n}"
         for phase, n in zip(summary.phases, summary.epochs_per_phase, strict=True)
     )
+    unchanged = f", {summary.epochs_unchanged} unchanged" if summary.epochs_unchanged else ""
     lines = [
-        f"epochs     {summary.epochs} committed ({by_phase})",
+        f"epochs     {summary.epochs} committed ({by_phase}){unchanged}",
         f"copies     {summary.slots_moved:,} moved, {per_epoch:.1f} per epoch "
         f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
         *_engine(summary.engine),

@@ -80,7 +80,7 @@ def test_class_has_no_public_names_beyond_protocol(protocol: type, kind: type) -
     """Whoever programs against the CPU backend must not come to rely on more than the contract."""
     own = {"latest", "renew", "operation", "store", "bounded", "watch", "poll", "buffers", "close"}
     own |= {"expire", "land", "fail"}
-    own |= {"issue", "capture", "put"}
+    own |= {"issue", "capture", "put", "closed", "forget_together"}
     public = {name for name in vars(kind) if not name.startswith("_")}
     own |= set(members(communicator.CountsMemory))  # a communicator's backend may have it besides
     assert public - set(members(protocol)) <= own

@@ -102,13 +102,23 @@ def test_summary_run_without_moves_is_not_exercised(make_record: MakeRecord) -> 
     assert (summary.not_exercised, summary.exit_code) == ("no slot moved", 1)
 
 
-def test_summary_phase_with_one_commit_is_not_exercised(make_record: MakeRecord) -> None:
+def test_summary_counts_unchanged_epochs_apart(make_record: MakeRecord) -> None:
+    record = make_record()
+    epochs = record.variants["exact"].epochs
+    still = (*epochs[:3], replace(epochs[3], outcome="unchanged", slots_moved=0, bytes_moved=0))
+    record.variants["exact"] = replace(record.variants["exact"], epochs=still)
+    summary = summarise(record)
+    assert (summary.epochs, summary.epochs_per_phase, summary.epochs_unchanged) == (3, (2, 1), 1)
+    assert (summary.not_exercised, summary.exit_code) == (None, 0)
+
+
+def test_summary_phase_with_one_ended_epoch_is_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
     epochs = record.variants["exact"].epochs
     outcomes = (*epochs[:3], replace(epochs[3], outcome="timeout"))
     record.variants["exact"] = replace(record.variants["exact"], epochs=outcomes)
     summary = summarise(record)
-    assert summary.not_exercised == "phase code had 1 committed epoch(s), needs 2"
+    assert summary.not_exercised == "phase code had 1 epoch(s) without an abort, needs 2"
     assert (summary.epochs_per_phase, summary.exit_code) == ((2, 1), 1)
 
 
