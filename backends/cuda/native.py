@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from equipoise import install_command
 from equipoise.backends.devices.kept_streams import KeptStreams
 from equipoise.backends.devices.vendor import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
@@ -28,7 +29,7 @@ SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 """As many of the device's queues as there can be: streams that share one wait for each other, and
 the driver's own default is 8."""
-INSTALL = "pip install 'equipoise[cuda]'"
+INSTALL = install_command("cuda")
 kind = "cuda"
 """What torch calls its devices."""
 

@@ -218,7 +218,8 @@ def test_run_without_matplotlib_succeeds_and_names_extra(
     answer = equipoise("run", "--quiet")
     assert answer.code == 0
     assert answer.err.splitlines() == [
-        "equipoise: no report: matplotlib is missing: pip install 'equipoise[plots]'"
+        "equipoise: no report: matplotlib is missing: "
+        "pip install '.[plots]' in a clone of equipoise"
     ]
     assert (tmp_path / "equipoise-run" / "summary.json").exists()
     assert not (tmp_path / "equipoise-run" / "report.html").exists()

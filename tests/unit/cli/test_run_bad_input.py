@@ -88,7 +88,10 @@ BAD = {
         ("--log-balancedness", "--log-balancedness-interval", "0"),
         "--log-balancedness-interval must be at least 1",
     ),
-    "a library that is not here": (("--wandb", "mine"), "pip install 'equipoise[wandb]'"),
+    "a library that is not here": (
+        ("--wandb", "mine"),
+        "pip install '.[wandb]' in a clone of equipoise",
+    ),
     "a folder as trace": (("--trace", "."), "--trace: . is a folder, not a file"),
     "a negative seed": (("--seed", "-1"), "--seed must be at least 0"),
     "an unknown option": (("--rank", "4"), "unrecognized arguments: --rank 4"),
