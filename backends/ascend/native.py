@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from equipoise import install_command
 from equipoise.backends.devices.kept_streams import KeptStreams
 from equipoise.backends.devices.vendor import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
@@ -39,7 +40,7 @@ def npu() -> Any:
 def probe() -> Probe:
     """Whether torch_npu imports here and sees a device, or in one line why not; never raises."""
     if importlib.util.find_spec(MODULE) is None:
-        return Unavailable("torch_npu is not installed: pip install 'equipoise[ascend]'")
+        return Unavailable(f"torch_npu is not installed: {install_command('ascend')}")
     if torch.version.cuda is not None:
         return Unavailable(
             f"torch {torch.__version__} is a CUDA build; torch_npu needs the CPU build of torch"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from equipoise import install_command
 from equipoise.backends.devices.kept_streams import KeptStreams
 from equipoise.backends.devices.vendor import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
@@ -31,7 +32,7 @@ QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 the driver's own default is 8."""
 INITIAL = Path("/proc/self/environ")
 """The environment that this process was started with, whatever was set since."""
-INSTALL = "pip install 'equipoise[cuda]'"
+INSTALL = install_command("cuda")
 kind = "cuda"
 """What torch calls its devices."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from equipoise import install_command
 from equipoise.hal.errors import BackendUnavailable, ControlLost
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ NOTE = 512
 """Bytes that `share` carries."""
 GUARD = 5.0
 """Seconds that MPI may take to finalise while it still holds operations that never ended."""
-REMEDY = "pip install equipoise[mpi]"
+REMEDY = install_command("mpi")
 """What helps where there is no MPI."""
 SEGMENTS = re.compile(r"(/dev/shm/mpich_shm_\w+)")
 

@@ -31,6 +31,10 @@ Grid = tuple[list[int], list[int]]
 
 def read(folder: Path) -> Statistics:
     """Counts by rank and their sum. Raises `FormatError` that names the file in the folder."""
+    if META not in names_in(folder):
+        raise FormatError(
+            str(folder), f"is a folder without {META}: a folder has to be TensorRT-LLM's"
+        )
     meta = open_bundle(folder / META)
     experts = meta.whole(EXPERTS)
     bundles = [open_bundle(folder / name) for name in _rank_files(folder)]

@@ -13,6 +13,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from equipoise import install_command
 from equipoise.balancer.experts.journal import (
     COMPLETED,
     UNCHANGED,
@@ -38,7 +39,7 @@ BOUNDARY_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.01, 0.1)
 ENGINE = ("engine",)
 """The label that every metric has."""
 LOOPBACK = "127.0.0.1"
-MISSING = "prometheus_client is missing: pip install 'equipoise[serve]'"
+MISSING = f"prometheus_client is missing: {install_command('serve')}"
 
 
 class MetricsMissing(UsageError):

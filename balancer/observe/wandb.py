@@ -5,6 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from equipoise import install_command
 from equipoise.balancer.experts.journal import Balance, Entry, Settled
 from equipoise.balancer.observe.lines import fields_of
 from equipoise.hal.errors import UsageError
@@ -60,4 +61,4 @@ class WandbJournal:
 def require() -> None:
     """Raises `WandbMissing`; imports nothing."""
     if find_spec(MODULE) is None:
-        raise WandbMissing("wandb is missing: pip install 'equipoise[wandb]'")
+        raise WandbMissing(f"wandb is missing: {install_command('wandb')}")

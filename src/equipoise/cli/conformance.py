@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise import __version__
+from equipoise import __version__, install_command
 from equipoise.cli.config import read_config
 from equipoise.cli.conformance_options import BY_KEY, HTML, JSON, ConformanceRequest, resolve
 from equipoise.cli.files import write_file
@@ -64,7 +64,7 @@ def request_of(given: Mapping[str, Any]) -> ConformanceRequest:
 def validate(request: ConformanceRequest) -> None:
     """Raises UsageError naming the option, what it was and what it may be; creates nothing."""
     if importlib.util.find_spec("hypothesis") is None:
-        raise UsageError("the suite draws with hypothesis: pip install 'equipoise[conformance]'")
+        raise UsageError(f"the suite draws with hypothesis: {install_command('conformance')}")
     _check_numbers(request)
     check_backend("--backend", request.backend, registry.ACCELERATORS, registry.accelerator)
     _check_available("--backend", request.backend, registry.accelerator)

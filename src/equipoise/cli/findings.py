@@ -7,6 +7,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from equipoise import install_command
 from equipoise.cli.checks import Check
 from equipoise.cli.failures import why_not_imported
 from equipoise.demo.settings import RunSettings
@@ -163,8 +164,8 @@ def _package(name: str) -> Check:
     try:
         return Check(name, True, metadata.version(name))
     except metadata.PackageNotFoundError:
-        extra = f"equipoise[{EXTRAS[name]}]" if name in EXTRAS else name
-        return Check(name, False, f"not installed: pip install '{extra}'")
+        how = install_command(EXTRAS[name]) if name in EXTRAS else f"pip install {name}"
+        return Check(name, False, f"not installed: {how}")
 
 
 def _native_core() -> Check:

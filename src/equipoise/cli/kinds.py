@@ -192,7 +192,11 @@ RANGE = Kind("START-STOP, whole numbers with START below STOP", Iterations.parse
 POLICY, SPLIT, OBJECTIVE = one_of(POLICIES), one_of(SPLITS), one_of(OBJECTIVES)
 PRECISION, LINK = one_of(PRECISIONS), one_of(LINKS)
 ENDPOINT, WORKLOAD = one_of(ENDPOINTS), one_of(tuple(WORKLOADS))
-BYTES = Kind("whole bytes such as 24MiB or 44M", quantities.bytes_of_text, quantities.bytes_of_yaml)
+BYTES = Kind(
+    "whole bytes such as 24MiB or 44M, 1 to 2^60",
+    quantities.bytes_of_text,
+    quantities.bytes_of_yaml,
+)
 NUMBERS = Kind(
     "numbers with commas between, or a file",
     quantities.numbers_of_text,

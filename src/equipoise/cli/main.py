@@ -5,6 +5,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from errno import ENOSPC
 from importlib import import_module
 
 from equipoise.cli import failures, streams
@@ -46,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.divert_broken()
         return UNREAD
     except OSError as error:
-        streams.divert_broken()
+        # Files are written by functions that name them: a full disk without a name is a stream's,
+        # which holds nothing any more where it is not buffered.
+        full = error.errno == ENOSPC and error.filename is None
+        if streams.divert_broken() or full:
+            return _fail(EquipoiseError(f"standard output: {error.strerror or error}"), FAILED)
         return _fail(error, FAILED)
     except ImportError as error:
         if failures.culprit(error) is None:
@@ -62,10 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    parser = build_parser()
     try:
-        return _dispatch(
-            build_parser().parse_args(arguments), shlex.join(["equipoise", *arguments])
-        )
+        asked = parser.parse_args(arguments)
+        if asked.command is None:
+            parser.print_help()
+            return 0
+        return _dispatch(asked, shlex.join(["equipoise", *arguments]))
     finally:
         # Also after `--help`, which leaves by SystemExit: an output that is full is noticed here.
         sys.stdout.flush()

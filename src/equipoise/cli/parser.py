@@ -1,7 +1,9 @@
 """The grammar of the command line."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -154,12 +156,49 @@ LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, WORKERS, SETTINGS)
 """Kinds of which an option takes several."""
 
 
+CHOICE = re.compile(r"argument (?:COMMAND|SUBJECT): invalid choice: '(.*?)' \(choose from (.*)\)")
+
+
 class Parser(argparse.ArgumentParser):
     """Raises where argparse would print two lines and exit."""
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        # Values such as -5-10: no option of ours begins with a digit.
+        self._negative_number_matcher = re.compile(r"-\.?[0-9]")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """See argparse; raises UsageError for what this command does not know.
+
+        Here, and not in `parse_args`: a command is parsed by a parser of its own, which alone has
+        the options that may have been meant.
+        """
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            raise UsageError(self._unknown(unknown[0].partition("=")[0]))
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
-        raise UsageError(message)
+        mistyped = CHOICE.match(message)
+        if mistyped is None:
+            raise UsageError(message)
+        known = re.findall(r"[\w-]+", mistyped[2])
+        raise UsageError(f"unknown command {mistyped[1]!r}{_meant(mistyped[1], known)}")
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}: see {self.prog} --help"
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        close = get_close_matches(word, flags, n=1)
+        return f"unknown option {word}" + (
+            f"; did you mean {close[0]}?" if close else f": see {self.prog} --help"
+        )
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 
 
 def build_parser() -> Parser:
@@ -172,7 +211,8 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"equipoise {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    # Not required: without any, help is shown, and an unknown option is named before.
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_run(commands)
     _add_record(commands)
     _add_conformance(commands)

@@ -3,7 +3,8 @@
 import json
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from equipoise.cli.offline import (
 from equipoise.cli.plan_options import BY_KEY, PlanRequest
 from equipoise.cli.quantities import numbers
 from equipoise.cli.validation import check_count
-from equipoise.hal.errors import UsageError
+from equipoise.hal.errors import PlacementError, UsageError
 
 if TYPE_CHECKING:
     from equipoise.balancer.experts import Plan
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from equipoise.report.forecast import Forecast
 
 MOST_THREADS = 256
+SURVIVE_NODE, LEAST_NODES = 2, 2
 
 
 def plan(arguments: Namespace, command: str) -> int:
@@ -63,6 +65,11 @@ def validate(request: PlanRequest) -> None:
     if request.slots is not None:
         check_count("--slots", request.slots, MOST_SLOTS)
     check_count("--threads", request.threads, MOST_THREADS)
+    if request.survive == SURVIVE_NODE and request.nodes < LEAST_NODES:
+        raise UsageError(
+            f"--survive 2 needs --nodes {LEAST_NODES} or more, got {request.nodes}: "
+            "on one node all copies are lost with it"
+        )
     if request.byte_budget is not None and request.expert_bytes is None:
         raise UsageError("--byte-budget needs --expert-bytes: how many copies it pays for")
     if request.installed is None:
@@ -153,7 +160,7 @@ def _planned(
 
     assert request.ranks is not None
     assert request.slots is not None
-    with refused():
+    with refused(), _by_option():
         return planning.plan(
             statistics.counts,
             slots=request.slots,
@@ -175,6 +182,20 @@ def _planned(
             threads=request.threads,
             split=request.split,
         )
+
+
+@contextmanager
+def _by_option() -> Iterator[None]:
+    """What the planner says of an argument is said of the option: `sigma` of `--sigma`."""
+    try:
+        yield
+    except PlacementError as error:
+        name, _, rest = str(error).partition(" ")
+        key, equals, value = name.partition("=")
+        if key not in BY_KEY:
+            raise
+        flag = f"{BY_KEY[key].name} {value}" if equals else BY_KEY[key].name
+        raise PlacementError(f"{flag} {rest}") from error
 
 
 def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:

@@ -11,16 +11,20 @@ def open_missing() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
-def divert_broken() -> None:
+def divert_broken() -> bool:
     """Point every stream that cannot be flushed at the null device.
 
     What it still holds would otherwise fail again, with a traceback, when the interpreter ends.
+    Returns whether standard output was one of them.
     """
+    broken = False
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
+            broken = broken or stream is sys.stdout
             _divert(stream.fileno())
+    return broken
 
 
 def tell(line: str) -> None:

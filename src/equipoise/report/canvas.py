@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from equipoise import install_command
 from equipoise.hal.errors import EquipoiseError
 from equipoise.report.palette import INK, STYLE
 
@@ -40,7 +41,7 @@ def draw(name: str, height: float, paint: Callable[["Figure"], None]) -> str:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotsMissing("matplotlib is missing: pip install 'equipoise[plots]'") from error
+        raise PlotsMissing(f"matplotlib is missing: {install_command('plots')}") from error
 
     with rc_context(STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():  # type: ignore[arg-type]
         # The browser brings the glyphs that matplotlib's own font lacks.

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from equipoise import install_command
 from equipoise.hal.errors import UsageError
 
 NEEDED = ("aiohttp", "prometheus_client")
@@ -15,4 +16,4 @@ def require() -> None:
     """Raises ServeMissing; imports nothing."""
     for name in NEEDED:
         if find_spec(name) is None:
-            raise ServeMissing(f"{name} is missing: pip install 'equipoise[serve]'")
+            raise ServeMissing(f"{name} is missing: {install_command('serve')}")

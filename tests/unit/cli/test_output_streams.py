@@ -45,7 +45,7 @@ class Broken:
     ("error", "code", "says"),
     [
         (BrokenPipeError(32, "Broken pipe"), 1, ""),
-        (OSError(28, "No space left on device"), 3, "No space left on device"),
+        (OSError(28, "No space left on device"), 3, "standard output: No space left on device"),
     ],
 )
 def test_run_keeps_files_when_table_cannot_be_printed(
@@ -134,7 +134,7 @@ def test_write_file_writes_into_device_and_pipe(tmp_path: Path) -> None:
     ("shell", "code", "says"),
     [
         ("--help >&-", 0, ""),
-        ("--help > /dev/full", 3, "No space left on device"),
+        ("--help > /dev/full", 3, "equipoise: error: standard output: No space left on device"),
         ("run --ranks 0 2>&-", 2, ""),
         ("run --ranks 0 2> /dev/full", 2, ""),
     ],

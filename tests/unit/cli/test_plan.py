@@ -66,6 +66,30 @@ BAD = {
     "too few slots": (("counts.npy", *SHAPE, "--slots", "4", *OUT), "4 slots cannot hold 8 exp"),
     "slots that do not divide": (("counts.npy", *SHAPE, "--slots", "13", *OUT), "do not divide"),
     "nodes that do not divide": (("counts.npy", *SHAPE, "--nodes", "3", *OUT), "among 3 nodes"),
+    "a node to survive, and one node": (
+        ("counts.npy", *SHAPE, *OUT, "--survive", "2"),
+        "--survive 2 needs --nodes 2 or more, got 1",
+    ),
+    "a strange loss to survive": (
+        ("counts.npy", *SHAPE, *OUT, "--survive", "3"),
+        ": error: --survive must be 0, 1 or 2, got 3",
+    ),
+    "a survival that does not fit": (
+        ("counts.npy", *SHAPE, *OUT, "--survive", "1"),
+        ": error: --survive 1 needs",
+    ),
+    "a target below 0": (
+        ("counts.npy", *SHAPE, *OUT, "--target", "-1"),
+        ": error: --target must be 0 to 1000",
+    ),
+    "an argument too many": (
+        ("counts.npy", "other.npy", *SHAPE, *OUT),
+        "unexpected argument 'other.npy': see equipoise plan --help",
+    ),
+    "weights beyond all memory": (
+        ("counts.npy", *SHAPE, *OUT, "--expert-bytes", "999999999T"),
+        "expected whole bytes such as 24MiB or 44M, 1 to 2^60, got '999999999T'",
+    ),
     "an unknown policy": (("counts.npy", *SHAPE, *OUT, "--policy", "luck"), "got 'luck'"),
     "an unknown split": (
         ("counts.npy", *SHAPE, *OUT, "--split", "odd"),
@@ -74,8 +98,8 @@ BAD = {
     "a target that is no number": (("counts.npy", "--target", "nan"), "expected a number, got 'na"),
     "a negative target": (("counts.npy", *SHAPE, *OUT, "--target", "-1"), "target must be 0 to"),
     "a slack above one": (("counts.npy", *SHAPE, *OUT, "--slack", "2"), "slack must be 0 to 1"),
-    "a negative sigma": (("counts.npy", *SHAPE, *OUT, "--sigma", "-1"), "sigma must be 0 to 100"),
-    "a cheap node": (("counts.npy", *SHAPE, *OUT, "--node-cost", "0"), "node_cost must be 1 to"),
+    "a negative sigma": (("counts.npy", *SHAPE, *OUT, "--sigma", "-1"), "--sigma must be 0 to 100"),
+    "a cheap node": (("counts.npy", *SHAPE, *OUT, "--node-cost", "0"), "--node-cost must be 1 to"),
     "an unknown survival": (("counts.npy", *SHAPE, *OUT, "--survive", "3"), "survive must be 0, 1"),
     "too few to survive": (("counts.npy", *SHAPE, *OUT, "--survive", "1"), "needs two slots an"),
     "no thread": (("counts.npy", *SHAPE, *OUT, "--threads", "0"), "--threads must be at least 1"),
@@ -91,7 +115,7 @@ BAD = {
     ),
     "bytes in an unknown unit": (
         ("counts.npy", *SHAPE, *OUT, "--expert-bytes", "4 parsecs"),
-        "--expert-bytes: expected whole bytes such as 24MiB or 44M, got '4 parsecs'",
+        "--expert-bytes: expected whole bytes such as 24MiB or 44M, 1 to 2^60, got '4 parsecs'",
     ),
     "no bytes": (("counts.npy", *SHAPE, *OUT, "--expert-bytes", "0"), "expected whole bytes"),
     "an unknown objective": (
@@ -132,7 +156,7 @@ BAD = {
     ),
     "negative copies": (
         ("counts.npy", "--installed", "installed.json", *OUT, "--max-copies", "-1"),
-        "max_copies must not be negative",
+        "--max-copies must not be negative",
     ),
     "an installed file that is missing": (
         ("counts.npy", "--installed", "none.json", *OUT),

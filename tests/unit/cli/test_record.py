@@ -153,7 +153,7 @@ BAD = {
     "a suffix that nobody writes": (("-o", "rec.pt"), "-o: rec.pt: "),
     "no rank": (("-o", "rec", "--ranks", "0"), "--ranks must be at least 1"),
     "no step": (("-o", "rec", "--steps", "0"), "--steps must be at least 1"),
-    "a placement": (("-o", "rec", "--placement", "p.json"), "unrecognized arguments: --placement"),
+    "a placement": (("-o", "rec", "--placement", "p.json"), "unknown option --placement"),
     "a word for balance": (("-o", "rec", "--balance", "maybe"), "expected on or off, got 'maybe'"),
     "a run that is not there": (("-o", "rec", "--run", "none"), "none is not the record of a run"),
     "a folder without a run": (("-o", "rec", "--run", "full"), "full/record.npz is not the record"),

@@ -25,6 +25,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any,
     counts = by_rank.sum(axis=0)
     statistics = formats.Statistics(counts, (3, 5), by_rank, 100, 2)
     formats.write_statistics("recorded", statistics)
+    Path("empty").mkdir()
     formats.write_statistics("counts.npz", formats.Statistics(counts, (3, 5)))
     np.save("zero.npy", np.zeros((2, EXPERTS), dtype=np.int64))
     found = plan(counts, slots=12, ranks=RANKS)
@@ -71,7 +72,15 @@ BAD = {
     ),
     "one file for two": (("recorded", "--json", "f", "--html", "./f"), "--json is written to"),
     "a folder as page": (("recorded", "--html", "."), "is a folder, not a file"),
-    "an unknown option": (("recorded", "--rank", "2"), "unrecognized arguments: --rank"),
+    "a range that begins below 0": (
+        ("recorded", "--range", "-5-10"),
+        "expected START-STOP, whole numbers with START below STOP, got '-5-10'",
+    ),
+    "an empty folder": (("empty",), "empty: is a folder without meta_info.json"),
+    "an unknown option": (
+        ("recorded", "--rank", "2"),
+        "unknown option --rank; did you mean --ranks?",
+    ),
 }
 
 

@@ -161,7 +161,9 @@ def test_route_missing_aiohttp_names_install_command(
     monkeypatch.setattr(needs, "find_spec", lambda name: None if name == "aiohttp" else find_spec)
     answer = equipoise("route", "--workers", "http://a:1")
     assert answer.code == 2
-    assert answer.err == ("equipoise: error: aiohttp is missing: pip install 'equipoise[serve]'\n")
+    assert answer.err == (
+        "equipoise: error: aiohttp is missing: pip install '.[serve]' in a clone of equipoise\n"
+    )
 
 
 def test_route_example_config_is_accepted(

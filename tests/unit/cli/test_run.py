@@ -1,6 +1,7 @@
 """`equipoise run` around a run that takes no time."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -218,7 +219,8 @@ def test_run_without_matplotlib_succeeds_and_names_extra(
     answer = equipoise("run", "--quiet")
     assert answer.code == 0
     assert answer.err.splitlines() == [
-        "equipoise: no report: matplotlib is missing: pip install 'equipoise[plots]'"
+        "equipoise: no report: matplotlib is missing: "
+        "pip install '.[plots]' in a clone of equipoise"
     ]
     assert (tmp_path / "equipoise-run" / "summary.json").exists()
     assert not (tmp_path / "equipoise-run" / "report.html").exists()
@@ -258,10 +260,10 @@ def test_run_as_nonzero_external_rank_prints_no_table(
 def test_run_prints_table_when_figures_cannot_be_written(
     equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> int:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     answer = equipoise("run", "--quiet")
     assert answer.code == 3
     assert answer.out.splitlines()[-1] == "outputs identical: yes"
@@ -292,13 +294,13 @@ def test_run_writes_trace_last(
     equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    write = Path.write_text
+    replace = Path.replace
 
-    def noted(path: Path, *given: Any, **named: Any) -> int:
-        order.append(path.name)
-        return write(path, *given, **named)
+    def noted(path: Path, target: Path) -> Path:
+        order.append(target.name)
+        return replace(path, target)
 
-    monkeypatch.setattr(Path, "write_text", noted)
+    monkeypatch.setattr(Path, "replace", noted)
     assert equipoise("run", "--trace", "t.json").code == 0
     assert order == ["summary.json", "report.html", "t.json"]
 

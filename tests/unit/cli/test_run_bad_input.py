@@ -88,10 +88,13 @@ BAD = {
         ("--log-balancedness", "--log-balancedness-interval", "0"),
         "--log-balancedness-interval must be at least 1",
     ),
-    "a library that is not here": (("--wandb", "mine"), "pip install 'equipoise[wandb]'"),
+    "a library that is not here": (
+        ("--wandb", "mine"),
+        "pip install '.[wandb]' in a clone of equipoise",
+    ),
     "a folder as trace": (("--trace", "."), "--trace: . is a folder, not a file"),
     "a negative seed": (("--seed", "-1"), "--seed must be at least 0"),
-    "an unknown option": (("--rank", "4"), "unrecognized arguments: --rank 4"),
+    "an unknown option": (("--rank", "4"), "unknown option --rank; did you mean --ranks?"),
     "a missing text": (("--text", "missing.txt"), "missing.txt"),
     "a folder as text": (("--text", "."), "directory"),
     "an empty text": (("--text", "empty.txt"), "empty"),
@@ -142,7 +145,7 @@ def test_run_rejects_bad_input_with_one_line(
     assert sorted(os.listdir(tmp_path)) == before
 
 
-@pytest.mark.parametrize("arguments", [(), ("frobnicate",), ("doctor", "--json", ".")])
+@pytest.mark.parametrize("arguments", [("frobnicate",), ("doctor", "--json", ".")])
 def test_unknown_command_is_rejected_with_one_line(
     equipoise: Callable[..., Any], arguments: tuple[str, ...]
 ) -> None:

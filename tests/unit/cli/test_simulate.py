@@ -93,7 +93,8 @@ def test_simulate_without_matplotlib_writes_table_and_figures(
     assert answer.code == 0
     assert "round_robin" in answer.out
     assert answer.err == (
-        "equipoise: warning: no report: matplotlib is missing: pip install 'equipoise[plots]'\n"
+        "equipoise: warning: no report: matplotlib is missing: "
+        "pip install '.[plots]' in a clone of equipoise\n"
     )
     assert os.listdir("equipoise-simulate") == ["summary.json"]
 

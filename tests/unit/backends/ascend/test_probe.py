@@ -27,7 +27,7 @@ def reason() -> str:
 
 def test_probe_names_missing_torch_npu_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, installed=False)
-    assert "pip install 'equipoise[ascend]'" in reason()
+    assert "pip install '.[ascend]' in a clone of equipoise" in reason()
     assert BACKEND.devices() == 0
     with pytest.raises(BackendUnavailable, match="not installed"):
         BACKEND.open(0)

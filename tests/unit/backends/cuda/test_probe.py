@@ -41,7 +41,7 @@ def test_probe_names_missing_cuda_build_and_remedy(
 def test_probe_names_missing_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "cuda")
     assert "triton" in reason()
-    assert "equipoise[cuda]" in reason()
+    assert "pip install '.[cuda]'" in reason()
 
 
 def test_probe_reports_machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,9 @@ def test_declared_reductions_are_native_mpi_sums() -> None:
 
 def test_probe_names_missing_mpi4py_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert BACKEND.probe() == Unavailable("mpi4py is not installed: pip install equipoise[mpi]")
+    assert BACKEND.probe() == Unavailable(
+        "mpi4py is not installed: pip install '.[mpi]' in a clone of equipoise"
+    )
 
 
 def test_probe_reports_mpi4py_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,5 +209,5 @@ def test_metrics_without_prometheus_client_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MetricsMissing, match=r"equipoise\[serve\]"):
+    with pytest.raises(MetricsMissing, match=r"\.\[serve\]"):
         Metrics(None, "target")  # type: ignore[arg-type]

@@ -69,5 +69,5 @@ def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
 
 def test_wandb_journal_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.balancer.observe.wandb.find_spec", lambda name: None)
-    with pytest.raises(WandbMissing, match=r"equipoise\[wandb\]"):
+    with pytest.raises(WandbMissing, match=r"\.\[wandb\]"):
         WandbJournal("mine", {})
