@@ -36,7 +36,8 @@ OPTIONS = (
            "ranks, or even for engines that know no shares"),
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
-    Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z", shown_default="0",
+    Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z",
+           shown_default="1 from 8 windows on, else 0",
            help="plan for the mean of the windows and so many standard deviations more"),
     Option(key="threads", kind=kinds.WHOLE, group=AIM, metavar="N", shown_default="1",
            help="over layers; the plan is the same with any number"),
@@ -82,7 +83,7 @@ class PlanRequest:
     capacities: tuple[float, ...] | Path | None = None
     split: str = "level"
     survive: int = 0
-    sigma: float = 0.0
+    sigma: float | None = None
     installed: Path | None = None
     target: float = 0.02
     slack: float = 0.1
