@@ -1,15 +1,19 @@
 """Planners side by side, in one run: quality, moves, and CPU time as a ratio to greedy.
 
     python benchmarks/placement.py                  all shapes, 32 to 576 ranks: some minutes
+    python benchmarks/placement.py --seeds 3 14 15  the loads of these seeds, to see them again
     python benchmarks/placement.py --shapes a e     these only; nothing is kept
     python benchmarks/placement.py --quick          one seed, few repeats; nothing is kept
 
-Loads are those of `lib/loads.py`: twelve windows, of which every fourth brings another domain. A
-plan is made on one window and judged on it (`plan`), on the next one (`next`, in steady windows and
-where the domain switches), on batches of the next one with the plan's shares (`iter`), and on the
-same batches with shares solved on their own counts (`exact`). `moved` is copies that their rank did
-not hold, as part of all slots. Times are CPU seconds of one thread, medians of interleaved pairs,
-as ratios to greedy: the faster of the fixed baseline and the shipped one, whose plans are equal.
+Loads are those of `lib/loads.py`, of seeds drawn anew each time: twelve windows, of which every
+fourth brings another domain. A plan is made on one window and judged on it (`plan`), on the next
+one (`next`, in steady windows and where the domain switches), on batches of the next one with the
+plan's shares (`iter`), and on the same batches with shares solved on their own counts (`exact`):
+the optimum of the linear program, of rows that can be divided. Of `connected` it also says what the
+engine makes of them (`routed`): so many sweeps of its solver, and whole rows, cut by each rank for
+its own 1,024. `moved` is copies that their rank did not hold, as part of all slots. Times are CPU
+seconds of one thread, medians of interleaved pairs, as ratios to greedy: the faster of the fixed
+baseline and the shipped one, whose plans are equal.
 Beside it: how far shares are from the optimum of the linear program, and what moves when a load is
 planned on twice.
 
@@ -36,6 +40,7 @@ from equipoise import _native
 from equipoise.balancer.experts import Plan, plan
 from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement
+from equipoise.hal.routing import SWEEPS
 
 WINDOWS, BATCHES = 13, 2
 """Windows of a trial, and batches of each."""
@@ -196,6 +201,12 @@ def _calls(shape: Shape, trial: Trial) -> Iterator[tuple[str, Callable[[], Plan]
 
     yield "connected", anew
     installed = anew()
+
+    def again() -> Plan:
+        held = installed.placement
+        return plan(trial.loads[1], slots=slots, ranks=ranks, policy="connected", installed=held)
+
+    yield "connected_installed", again
     for load, switched in zip(trial.loads[1:-1], trial.switched[1:-1], strict=True):
 
         def call(load: Counts = load, before: Placement = installed.placement) -> Plan:
@@ -230,6 +241,46 @@ def levelled(load: Counts, layout: Layout, ranks: int) -> Layout:
     held = layout.placement
     found = plan(load, slots=held.shape[1], ranks=ranks, installed=held, max_copies=0)
     return Layout(found.placement, found.shares)
+
+
+def routed(load: Counts, layout: Layout, ranks: int, seed: int) -> Floats:
+    """(layers,): the imbalance of a batch as the engine routes it with exact shares.
+
+    The rows are dealt to the ranks at random, and each cuts its own into whole ones.
+    """
+    rng = np.random.default_rng(seed)
+    experts = load.shape[1]
+    found = np.empty(load.shape[0])
+    for layer, (counts, held) in enumerate(zip(load, layout.placement, strict=True)):
+        slots = held.size
+        start, replicas, sums = (np.empty(n, np.int32) for n in (experts + 1, slots, slots))
+        even = even_shares(held[None], experts)[0]
+        _native.build_table(held, even, experts, start, replicas, sums)
+        _native.solve_cumulative(counts, start, replicas, ranks, SWEEPS, sums)
+        rows = rng.permutation(np.repeat(np.arange(experts, dtype=np.int32), counts))
+        full = np.zeros(slots, dtype=np.int64)
+        for rank, own in enumerate(np.array_split(rows, ranks)):
+            chosen, counted = np.empty_like(own), np.empty(experts, np.int32)
+            _native.route_apportioned(own, start, replicas, sums, rank, layer, chosen, counted)
+            full += np.bincount(chosen, minlength=slots)
+        by_rank = full.reshape(ranks, -1).sum(axis=1)
+        found[layer] = by_rank.max() / by_rank.mean() - 1
+    return found
+
+
+def as_routed(shape: Shape, trials: Sequence[Trial]) -> float | None:
+    """Mean over batches of a domain that stays; None where so many ranks would take minutes."""
+    if shape.ranks > MOST_RANKS:
+        return None
+    found = []
+    for number, trial in enumerate(trials):
+        for at in range(1, len(trial.loads) - 1):
+            if trial.switched[at + 1]:
+                continue
+            layout = _ours(shape, "connected", trial.loads[at], None)
+            for batch in trial.told[at + 1]:
+                found.append(routed(batch, layout, shape.ranks, number).mean())
+    return float(np.mean(found))
 
 
 def judge(planner: Planner, trial: Trial, ranks: int) -> list[Row]:
@@ -282,6 +333,7 @@ def summary(rows: Sequence[Row]) -> Row:
     found = {
         "worst": max(row["worst"] for row in rows),
         "plan_highest": max(row["plan"] for row in rows),
+        "moved_most": max(row["moved"] for row in rows),
     }
     for name, (key, which) in chosen.items():
         values = [row[key] for row in rows if which(row)]
@@ -361,6 +413,7 @@ def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> F
         "gaps": gaps(shape, trials[0]),
         "step": step(shape, trials[0]),
         "unchanged": unchanged(shape, trials),
+        "routed": as_routed(shape, trials),
         "algorithms": {algorithm: summary(rows) for algorithm, rows in later.items()},
     }
 
@@ -374,7 +427,8 @@ def tables(found: Found) -> dict[str, list[Row]]:
         for planner, row in each["algorithms"].items():
             kept = {key: row[key] for key in SHOWN if key in row}
             told["planners"].append({"shape": shape, "planner": planner, **kept})
-        times_ = {kind: ratio(each, kind) for kind in ("connected", "steady", "switch")}
+        kinds = ("connected", "connected_installed", "steady", "switch")
+        times_ = {kind: ratio(each, kind) for kind in kinds}
         greedy = each["times"]["greedy_milliseconds"]
         told["times"].append({"shape": shape, **times_, "greedy_ms": greedy})
         gaps_ = dict(
@@ -394,7 +448,8 @@ def figures(found: Found) -> Row:
     a, b, d, e = (found[name] for name in "abde")
     rows, greedy = a["algorithms"], a["algorithms"]["greedy"]
     slowest = {
-        kind: e["times"][kind]["seconds_highest"] for kind in ("connected", "steady", "switch")
+        kind: e["times"][kind]["seconds_highest"]
+        for kind in ("connected", "connected_installed", "steady", "switch")
     }
     gap, where = max(
         (gap, f"{each['shape']['ranks']} ranks, {kind}; 1/65536 of the hottest expert is "
@@ -415,10 +470,15 @@ def figures(found: Found) -> Row:
         "moved_again": max(each["unchanged"]["moved_held"] for each in found.values()),
         "incremental_plan": rows["incremental"]["plan_highest"],
         "moved_steady": rows["incremental"]["moved_steady"],
-        "moved_switch": rows["incremental"]["moved_switch"],
+        "moved_switch": {
+            "value": rows["incremental"]["moved_switch"],
+            "note": f"a single one at most {rows['incremental']['moved_most']:.2%}",
+        },
         "next_above_greedy": rows["incremental"]["next_stays"] / greedy["next_stays"] - 1.0,
         **{f"exact_{each['shape']['ranks']}": exact(each) for each in (a, b, d)},
+        **{f"routed_{each['shape']['ranks']}": each["routed"] for each in (a, b, d)},
         "seconds_576": slowest["connected"],
+        "installed_seconds_576": slowest["connected_installed"],
         "incremental_seconds_576": max(slowest["steady"], slowest["switch"]),
         "shares_gap": {"value": gap, "note": where},
     }
@@ -430,11 +490,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--seeds", nargs="+", type=int, help=f"of loads; {SEEDS} drawn anew if not")
     parser.add_argument("--quick", action="store_true", help="one seed, few repeats, not kept")
     chosen = parser.parse_args()
-    seeds, repeats = (1, 3) if chosen.quick else (SEEDS, REPEATS)
+    count, repeats = (1, 3) if chosen.quick else (SEEDS, REPEATS)
+    # Drawn anew, so that nothing is tuned on them; below 10^6, since batches are of 100 seeds each.
+    seeds = chosen.seeds or np.random.default_rng().integers(10**6, size=count).tolist()
+    sys.stderr.write(f"--seeds {' '.join(map(str, seeds))}\n")
     found = {
-        name: measure(name, shape, [synthetic(shape, seed) for seed in range(seeds)], repeats)
+        name: measure(name, shape, [synthetic(shape, seed) for seed in seeds], repeats)
         for name, shape in SHAPES.items()
         if name in chosen.shapes
     }
@@ -442,7 +506,8 @@ def main() -> None:
     bars = figures(found) if whole else {}
     show("placement", bars, tables(found))
     if whole and not chosen.quick:
-        save("placement", ["python", "benchmarks/placement.py"], bars, tables(found))
+        command = ["python", "benchmarks/placement.py", "--seeds", *map(str, seeds)]
+        save("placement", command, bars, tables(found))
 
 
 if __name__ == "__main__":

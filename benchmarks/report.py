@@ -206,10 +206,11 @@ PLACEMENT = Section(
     "placement",
     "python benchmarks/placement.py",
     "Synthetic loads (`benchmarks/lib/loads.py`), twelve windows, every fourth of another domain, "
-    "mean over three seeds. A batch of a window is served by the plan made on the window before. "
-    "Imbalance is max/mean - 1 over ranks, mean over layers; moved is copies that their rank did "
-    "not hold, as part of all slots. Rules of others are written again in our words. Times are CPU "
-    "seconds of one thread as ratios to greedy in the same run. Bars are for 58 layers x 256 "
+    "mean over three seeds that were drawn for this run. A batch of a window is served by the plan "
+    "made on the window before. Imbalance is max/mean - 1 over ranks, mean over layers; moved is "
+    "copies that their rank did not hold, as part of all slots. Rules of others are written again "
+    "in our words. Times are CPU seconds of one thread as ratios to greedy in the same run. Bars "
+    "are for 58 layers x 256 "
     "experts, 288 slots, 32 ranks unless said. At 576 ranks two rules are left out: swift-like, "
     "which takes two seconds a layer there, and hierarchical, whose 8 groups do not fit 72 nodes.",
     bars=(
@@ -227,12 +228,19 @@ PLACEMENT = Section(
             at_most=0.06, form=".2%"),
         Bar("imbalance of the next window above greedy's, `incremental` (stretch 5.0%)",
             "next_above_greedy", at_most=0.15, form=".1%"),
-        Bar("imbalance of a batch with exact shares, `connected`, 32 ranks", "exact_32",
-            at_most=0.01, form=".4f"),
+        Bar("imbalance of a batch with exact shares, `connected`, 32 ranks: optimum of the linear "
+            "program, rows divided", "exact_32", at_most=0.01, form=".4f"),
         Bar("the same, 64 ranks, 320 slots", "exact_64", at_most=0.02, form=".4f"),
         Bar("the same, 128 ranks, 61 x 384, 512 slots", "exact_128", at_most=0.035, form=".4f"),
+        Bar("imbalance of a batch with exact shares as the engine routes it (32 sweeps, whole rows "
+            "of 1,024 a rank), `connected`, 32 ranks", "routed_32", at_most=0.01, form=".4f"),
+        Bar("the same, 64 ranks, 320 slots", "routed_64", at_most=0.02, form=".4f"),
+        Bar("the same, 128 ranks, 61 x 384, 512 slots", "routed_128", at_most=0.035,
+            form=".4f"),
         Bar("seconds for placement and shares, 576 ranks, 1,152 slots: the slowest",
             "seconds_576", at_most=2.0),
+        Bar("seconds of `connected` there from what is installed: the slowest",
+            "installed_seconds_576", at_most=0.3),
         Bar("seconds of `incremental` there: the slowest", "incremental_seconds_576",
             at_most=0.5),
         Bar("shares above the optimum of the linear program: the worst layer of all shapes",
@@ -253,6 +261,7 @@ PLACEMENT = Section(
         Table("times", (
             ("shape", "{shape}"),
             ("`connected` over greedy", spread("connected")),
+            ("the same from what is installed", spread("connected_installed")),
             ("`incremental`, steady", spread("steady")),
             ("`incremental`, at a switch", spread("switch")),
             ("greedy, CPU ms for all layers", "{greedy_ms:.1f}"),

@@ -43,7 +43,7 @@ def rebalance_experts(
         PlacementError: numbers cannot fit together, or one is no count.
     """
     load = whole(weight)
-    check_groups(load.shape[-1], num_groups)
+    check_groups(load.shape[-1], num_groups, num_nodes)
     now = None if installed is None else integers(installed, "installed").astype(np.int32)
     placement = place(load, Wish(num_replicas, num_gpus, num_nodes, policy), now)
     maps = logical_maps(placement, load.shape[-1])
@@ -51,7 +51,12 @@ def rebalance_experts(
     return phy2log, torch.from_numpy(maps.slots), torch.from_numpy(maps.counts)
 
 
-def check_groups(experts: int, groups: int | None) -> None:
-    """Raise `PlacementError` for groups that do not divide the experts, as the original does."""
-    if groups is not None and (groups < 1 or experts % groups):
+def check_groups(experts: int, groups: int | None, nodes: int) -> None:
+    """Raise `PlacementError` for groups that the original refuses.
+
+    It looks at groups only where they divide among the nodes, and plans without them elsewhere.
+    """
+    if groups is None or nodes < 1 or (groups > 0 and groups % nodes):
+        return
+    if groups < 1 or experts % groups:
         raise PlacementError(f"{experts} experts do not divide into {groups} groups")

@@ -58,7 +58,7 @@ def rebalance_experts(
         PlacementError: numbers cannot fit together, one is no count, or the algorithm is unknown.
     """
     name = _algorithm(algorithm)
-    load = _load(tokens_per_expert, num_groups)
+    load = _load(tokens_per_expert, num_groups, num_nodes)
     ranks = _ranks(num_physical_experts, num_local_physical_experts)
     now = None if installed is None else integers(installed, "installed").astype(np.int32)
     placement = place(load, Wish(num_physical_experts, ranks, num_nodes, policy), now)
@@ -72,13 +72,13 @@ def _algorithm(algorithm: object) -> str:
     return name
 
 
-def _load(tokens: Given, groups: int | None) -> Counts:
+def _load(tokens: Given, groups: int | None, nodes: int) -> Counts:
     load = whole(tokens, "tokens_per_expert")
     if load.ndim != 3:
         raise PlacementError(
             f"tokens_per_expert must be (steps, layers, experts), got {load.shape}"
         )
-    check_groups(load.shape[-1], groups)
+    check_groups(load.shape[-1], groups, nodes)
     return load
 
 

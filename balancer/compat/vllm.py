@@ -45,7 +45,7 @@ def rebalance_experts(
         PlacementError: numbers cannot fit together, or one is no count.
     """
     load = whole(weight)
-    check_groups(load.shape[-1], num_groups)
+    check_groups(load.shape[-1], num_groups, num_nodes)
     wish = Wish(num_replicas, num_ranks, num_nodes, policy)
     if old_global_expert_indices is None:
         return torch.from_numpy(place(load, wish).astype(np.int64))

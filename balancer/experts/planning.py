@@ -58,7 +58,7 @@ from equipoise.balancer.experts.placement import (
 )
 from equipoise.hal.errors import PlacementError
 
-HYSTERESIS = 1.2
+HYSTERESIS = 1.6
 """A copy changes hands when the one expert's load per copy is so much above the other's."""
 MOST = 2**31 - 1
 MOST_THREADS = 1024

@@ -1,6 +1,7 @@
 """An arrangement: which expert sits in which slot of which rank, and what part each copy takes."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -8,6 +9,17 @@ from equipoise.balancer.experts.layout import even_shares
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, Shares, digest
 from equipoise.balancer.formats.statistics import check_layers
 from equipoise.hal.errors import PlacementError
+
+
+class Numbering(StrEnum):
+    """What the numbers of layers mean."""
+
+    MODEL = "model"
+    """The model's own, of layers with experts; those between are dense."""
+    EVERY = "every"
+    """The model's own, of every layer: a file that has a row for dense ones too."""
+    UNKNOWN = "unknown"
+    """0, 1, ... of the layers in a file that does not tell: perhaps those with experts only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +32,7 @@ class Arrangement:
         ranks: slots divide among so many.
         layers: the model's number of each layer, ascending; 0, 1, ... where none are given.
         origin: where it is from, for people.
+        numbering: what `layers` are.
     """
 
     placement: Placement
@@ -27,6 +40,7 @@ class Arrangement:
     ranks: int
     layers: tuple[int, ...] = ()
     origin: str = ""
+    numbering: Numbering = Numbering.MODEL
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _check_placement(self.placement, self.layers))

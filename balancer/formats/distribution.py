@@ -1,8 +1,9 @@
 """Counts of SGLang's expert distribution recorder: `logical_count` in a .pt file, or in JSON.
 
 (layers, experts) or (steps, layers, experts). The index of a layer is its number in the model, so
-layers without experts are there too, as zeros. Of the recorder's modes `stat` and `stat_approx`
-write this; `per_pass` and `per_token` write `records` of one rank by slot, which are not read.
+layers without experts are there too, as zeros: they are left out as it is read. Of the recorder's
+modes `stat` and `stat_approx` write this; `per_pass` and `per_token` write `records` of one rank by
+slot, which are not read.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ RECORDS = "records"
 
 def unpack(bundle: Bundle) -> Statistics:
     """Raises `FormatError` and `PlacementError`."""
-    return Statistics(counts_of(bundle, COUNT))
+    return Statistics(counts_of(bundle, COUNT)).with_rows()
 
 
 def refuse_records(bundle: Bundle) -> Statistics:

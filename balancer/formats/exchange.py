@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.arrangement import Arrangement, Numbering
 from equipoise.balancer.formats.bundle import Bundle, open_bundle
 from equipoise.balancer.formats.files import is_folder
+from equipoise.balancer.formats.maps import FORWARD
 from equipoise.balancer.formats.registry import (
     FOLDER,
     PLACEMENTS,
@@ -84,7 +85,8 @@ def write_placement(path: Named, layout: Arrangement, format: str | None = None)
     """
     form = _chosen(Path(path), PLACEMENTS, format)
     form.write(Path(path), layout)
-    return _lost(form, _cargo_of_arrangement(layout))
+    lost = _lost(form, _cargo_of_arrangement(layout))
+    return "; ".join(filter(None, (lost, _taken_for_numbers(form, layout)))) or None
 
 
 def statistics_format(path: Named, format: str | None = None) -> Format:
@@ -104,7 +106,18 @@ def _statistics(bundle: Bundle, form: StatisticsFormat) -> Statistics:
 
 def _placement(bundle: Bundle, form: PlacementFormat, ranks: int | None) -> Arrangement:
     found = _checked(bundle, lambda: form.read(bundle, ranks))
-    return replace(found, origin=f"{form.name}: {bundle.path}")
+    numbering = _numbering(form, found, bundle)
+    return replace(found, origin=f"{form.name}: {bundle.path}", numbering=numbering)
+
+
+def _numbering(form: PlacementFormat, found: Arrangement, bundle: Bundle) -> Numbering:
+    """Engines that go by the place of a layer number the layers with experts: 0, 1, ..."""
+    if set(bundle.fields) == {FORWARD}:  # SGLang's
+        return Numbering.EVERY
+    if form.by_number or found.layers != tuple(range(len(found.layers))):
+        return Numbering.MODEL
+    # The files that we write tell the model's numbers beside the maps.
+    return Numbering.MODEL if "layers" in bundle.fields else Numbering.UNKNOWN
 
 
 def _open(path: Path) -> Bundle:
@@ -177,6 +190,18 @@ def _cargo_of_arrangement(layout: Arrangement) -> dict[Cargo, bool]:
 def _lost(form: Format, cargo: dict[Cargo, bool]) -> str | None:
     lost = [what for what, present in cargo.items() if present and what not in form.carries]
     return f"{form.name} does not carry {', '.join(lost)}: lost" if lost else None
+
+
+def _taken_for_numbers(form: PlacementFormat, layout: Arrangement) -> str | None:
+    """What a reader takes for the numbers of layers, where they may be others."""
+    if form.by_number and layout.numbering is Numbering.UNKNOWN:
+        said = "the model's numbers of layers, which the source does not tell"
+    elif not form.by_number and layout.numbering is Numbering.EVERY:
+        said = "the place among layers with experts, and the source has a row for dense ones too"
+    else:
+        return None
+    last = layout.layers[-1]
+    return f"{form.name} goes by {said}: 0 to {last} are right only where every layer has experts"
 
 
 def _made_up(form: Format, statistics: Statistics) -> str | None:

@@ -58,8 +58,9 @@ def unpack_table(bundle: Bundle, ranks: int) -> Arrangement:
     """From an `eplb_table`. Raises `FormatError` that names layer, expert and value."""
     table = bundle.narrow(EPLB_TABLE, TABLE)
     layers, experts, columns = table.shape
-    if columns < 2 or not experts:
-        raise bundle.error(f"{EPLB_TABLE} is of shape {table.shape}: an expert needs two columns")
+    if columns < 2 or not experts or not layers:
+        what = "an expert needs two columns" if layers and experts else "it has no experts"
+        raise bundle.error(f"{EPLB_TABLE} is of shape {table.shape}: {what}")
     numbers = bundle.layers() or tuple(range(layers))
     for layer, rows in zip(numbers, table, strict=False):
         for expert in np.flatnonzero((rows[:, 0] < 1) | (rows[:, 0] >= columns))[:1].tolist():

@@ -37,7 +37,8 @@ def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
             str(path), f"{name}: {len(data) - begin} bytes do not fill {dtype} {shape}"
         )
     flat: Array = np.frombuffer(data, dtype, offset=begin) if prod(shape) else np.zeros(0, dtype)
-    return flat.reshape(shape, order="F" if column_major else "C")
+    # As rows, whatever the order in the file: the native core takes no other.
+    return np.ascontiguousarray(flat.reshape(shape, order="F" if column_major else "C"))
 
 
 def encode_npy(array: Array) -> bytes:

@@ -68,10 +68,15 @@ class StatisticsFormat(Format):
 
 @dataclass(frozen=True)
 class PlacementFormat(Format):
-    """One of placements. `read` is told how many ranks there are, where anybody knows."""
+    """One of placements. `read` is told how many ranks there are, where anybody knows.
+
+    `by_number`: who reads the file goes by the model's number of a layer, dense layers included;
+    else by its place among those with experts.
+    """
 
     read: Callable[[Bundle, int | None], Arrangement]
     write: Callable[[Path, Arrangement], None]
+    by_number: bool = False
 
 
 TREES = ".json", ".npz", ".safetensors"
@@ -180,6 +185,7 @@ PLACEMENTS = (
         LAID_OUT | {Cargo.SHARES},
         _told(own.unpack_placement),
         lambda path, value: write_bytes(path, own.pack_placement(value)),
+        by_number=True,
     ),
     PlacementFormat(
         "tensorrt-llm",
@@ -190,6 +196,7 @@ PLACEMENTS = (
         frozenset({Cargo.LAYERS}),
         _told(load_balancer.unpack),
         lambda path, value: write_bytes(path, load_balancer.pack(value)),
+        by_number=True,
     ),
     PlacementFormat(
         "vllm",
@@ -210,6 +217,7 @@ PLACEMENTS = (
         frozenset({Cargo.LAYERS}),
         _told(maps.unpack_maps),
         _fields(maps.pack_forward),
+        by_number=True,
     ),
     PlacementFormat(
         "vllm-ascend",

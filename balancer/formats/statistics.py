@@ -27,6 +27,8 @@ class Statistics:
             rank is the one that the rows came from. None where only the sum is known.
         iterations: number of the first window, where windows are iterations; None where not.
         top_k: experts of a token; None where unknown.
+        left_out: numbers of layers that the file has and that are not here, because no window has
+            a row of them: layers without experts.
         origin: where they are from, for people.
     """
 
@@ -35,6 +37,7 @@ class Statistics:
     by_rank: Counts | None = None
     iterations: int | None = None
     top_k: int | None = None
+    left_out: tuple[int, ...] = ()
     origin: str = ""
 
     def __post_init__(self) -> None:
@@ -81,6 +84,25 @@ class Statistics:
             counts=self.counts[kept],
             by_rank=None if self.by_rank is None else self.by_rank[:, kept],
             iterations=None if self.iterations is None else iterations.start,
+        )
+
+    def with_rows(self) -> "Statistics":
+        """Only the layers that have rows; all of them where none has.
+
+        Systems that count a row for every layer of the model have zeros for dense ones, and engines
+        that count layers with experts only would take the plan of another layer for theirs.
+        """
+        held = self.counts.any(axis=(0, 2))
+        if held.all() or not held.any():
+            return self
+        kept = np.flatnonzero(held)
+        empty = tuple(self.layers[at] for at in np.flatnonzero(~held))
+        return replace(
+            self,
+            counts=np.ascontiguousarray(self.counts[:, kept]),
+            layers=tuple(self.layers[at] for at in kept),
+            by_rank=None if self.by_rank is None else self.by_rank[:, :, kept],
+            left_out=tuple(sorted((*self.left_out, *empty))),
         )
 
     def same(self, other: "Statistics") -> bool:

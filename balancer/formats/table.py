@@ -1,6 +1,7 @@
 """Counts as CSV: columns layer, expert, count and, where there are several, window."""
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Mapping
 from io import StringIO
@@ -16,8 +17,9 @@ from equipoise.hal.errors import FormatError, PlacementError
 
 COUNT = "count"
 COLUMNS = "window", "layer", "expert", COUNT
-LONGEST = 20
-"""Digits of a number, and more."""
+WHOLE = re.compile(r"[+-]?[0-9]+")
+LONGEST = 4096
+"""Characters of a number at most: a file of digits would be converted for hours."""
 
 
 def decode_csv(path: Path, data: bytes) -> dict[str, object]:
@@ -78,8 +80,10 @@ def encode_csv(statistics: Statistics) -> bytes:
 
 def _number(path: Path, line: int, name: str, value: str) -> int:
     try:
-        number = float(value) if set(value) & set(".eEnN") else int(value[:LONGEST])
-        return whole(name, number)
+        text = value.strip()
+        if len(text) > LONGEST or "_" in text:  # which Python itself reads over
+            raise ValueError(text)
+        return whole(name, int(text) if WHOLE.fullmatch(text) else float(text))
     except (ValueError, PlacementError):
         what = f"line {line}: {name} is {short(value)}, not a whole number"
         raise FormatError(str(path), what) from None

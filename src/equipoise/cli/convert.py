@@ -12,6 +12,7 @@ from equipoise.cli.offline import (
     options_of,
     ranks_asked_for,
     refused,
+    tell_left_out,
     tell_written,
     warn,
 )
@@ -27,11 +28,15 @@ SHARED = {"vllm": "vllm or sglang"}
 
 def convert(arguments: Namespace, command: str) -> int:
     """Read, write, say what was lost; returns 0. Raises UsageError before anything is written."""
+    from equipoise.balancer import formats
+
     request = request_of(vars(arguments))
     check_ranks(request.ranks)
     if os.path.realpath(request.source) == os.path.realpath(request.out):
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
     found = _read(request)
+    if not isinstance(found, formats.Arrangement):
+        tell_left_out(request.source, found)
     place = place_of(request.out)
     lost = _write(request, found)
     if lost:

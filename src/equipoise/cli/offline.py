@@ -61,6 +61,7 @@ def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statisti
 
     with refused():
         statistics = read_statistics(path)
+    tell_left_out(path, statistics)
     if during is not None:
         with refused(f"--range: {path}"):
             statistics = statistics.during(during)
@@ -68,6 +69,15 @@ def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statisti
         where = path if during is None else f"{path}, iterations {during}"
         raise UsageError(f"{where}: all counts are 0: there is nothing to balance")
     return statistics
+
+
+def tell_left_out(path: Path, statistics: "Statistics") -> None:
+    """Warn of layers of the file that have no rows, which plans and files are without."""
+    if statistics.left_out:
+        from equipoise.balancer.experts.expert_model import ranges
+
+        layers = ranges(list(statistics.left_out))
+        warn(f"{path}: layers {layers} have no rows, as dense ones: they are left out")
 
 
 def load_placement(flag: str, path: Path, ranks: int | None) -> "Arrangement":

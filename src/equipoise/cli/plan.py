@@ -18,6 +18,7 @@ from equipoise.cli.offline import (
     load_statistics,
     options_of,
     refused,
+    tell_left_out,
     tell_written,
     warn,
 )
@@ -45,7 +46,10 @@ def plan(arguments: Namespace, command: str) -> int:
 
     request = request_of(vars(arguments))
     validate(request)
-    statistics = load_statistics(request.statistics)
+    read = load_statistics(request.statistics)
+    statistics = read.with_rows()
+    if not read.left_out:
+        tell_left_out(request.statistics, statistics)
     installed = _installed(request, statistics)
     request = _completed(request, installed)
     forecast = _forecast(request, statistics, installed)

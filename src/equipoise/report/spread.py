@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape, contiguous
-from equipoise.balancer.formats.arrangement import Arrangement
+from equipoise.balancer.formats.arrangement import Arrangement, Numbering
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import PlacementError
 
@@ -119,7 +119,11 @@ def fitting_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
         raise PlacementError(
             f"places {layout.experts} experts, and the statistics are of {statistics.experts}"
         )
-    known = {layer: row for row, layer in enumerate(layout.layers)}
+    # A file that numbers its layers from 0 perhaps counts those with experts only; then statistics
+    # of as many layers are of the same ones.
+    counted = layout.numbering is Numbering.UNKNOWN and len(layout.layers) == len(statistics.layers)
+    numbers = statistics.layers if counted else layout.layers
+    known = {layer: row for row, layer in enumerate(numbers)}
     for layer in statistics.layers:
         if layer not in known:
             raise PlacementError(f"has no layer {layer}, which the statistics have")

@@ -422,3 +422,41 @@ def test_plan_active_experts_objective_counts_experts_per_window(
 def test_plan_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
     answer = equipoise("plan", "counts.npy", *SHAPE, *OUT)
     assert max(map(len, answer.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("form", ["vllm-ascend", "vllm", "eplb-table"])
+def test_plan_of_sglang_counts_writes_maps_of_moe_layers_only(
+    form: str, equipoise: Callable[..., Any]
+) -> None:
+    """vllm-ascend indexes by MoE layer, so that each took the map of the layer three before."""
+    rng = np.random.default_rng(8)
+    counts = np.zeros((9, 16), dtype=np.int64)
+    counts[3:] = rng.lognormal(5, 1.5, (6, 16)).astype(np.int64)
+    Path("decode.json").write_text(json.dumps({"logical_count": counts.tolist()}))
+    out = "map.json" if form == "vllm-ascend" else "map.npz"
+    options = ("--ranks", "4", "--slots", "24", "--split", "even", "--format", form, "-o", out)
+    answer = equipoise("plan", "decode.json", *options)
+    assert answer.code == 0
+    assert "decode.json: layers 0..2 have no rows, as dense ones: they are left out" in answer.err
+    found = formats.read_placement(out)
+    assert found.layers == tuple(range(3, 9))
+    own = plan(counts[3:], slots=24, ranks=4, split="even")
+    assert found.placement.tolist() == own.placement.tolist()
+
+
+def test_plan_fits_installed_map_of_moe_layers_by_place(
+    equipoise: Callable[..., Any],
+) -> None:
+    """A recorded map numbers layers with experts from 0; the counts have the model's numbers."""
+    rng = np.random.default_rng(9)
+    counts = np.zeros((9, 16), dtype=np.int64)
+    counts[3:] = rng.lognormal(5, 1.5, (6, 16)).astype(np.int64)
+    Path("decode.json").write_text(json.dumps({"logical_count": counts.tolist()}))
+    made = plan(counts[3:], slots=24, ranks=4, split="even")
+    layout = formats.Arrangement(made.placement, made.shares, 4)
+    formats.write_placement("recorded.json", layout, "vllm-ascend")
+    options = ("--installed", "recorded.json", "--split", "even", "-o", "next.json")
+    assert equipoise("plan", "decode.json", *options).code == 0
+    found = formats.read_placement("next.json")
+    assert found.layers == tuple(range(3, 9))
+    assert found.placement.tolist() == made.placement.tolist()

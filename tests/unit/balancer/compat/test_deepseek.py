@@ -77,6 +77,8 @@ def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
         ([[1, 2], [3, -4]], (2, 1, 1, 1), r"weight\[1, 1\] is -4, which is no count"),
         ([[True, False]], (2, 1, 1, 1), "weight must be numbers, got bool"),
         ([[1, 2, 3, 4]], (4, 3, 1, 1), "4 experts do not divide into 3 groups"),
+        ([[1, 2, 3, 4]], (4, 6, 2, 2), "4 experts do not divide into 6 groups"),
+        ([[1, 2, 3, 4]], (4, 0, 2, 2), "4 experts do not divide into 0 groups"),
         ([[1, 2, 3, 4]], (5, 1, 1, 2), "5 slots do not divide among 2 ranks"),
         ([[1, 2, 3, 4]], (3, 1, 1, 1), "3 slots cannot hold 4 experts"),
         ([[1, 2], [3]], (2, 1, 1, 1), "expected an array"),
@@ -87,3 +89,14 @@ def test_rebalance_experts_refuses_bad_arguments_in_one_line(
 ) -> None:
     with pytest.raises(PlacementError, match=said):
         rebalance_experts(weight, *numbers)
+
+
+@pytest.mark.parametrize(("groups", "nodes"), [(3, 2), (1, 2), (7, 4), (5, 2)])
+def test_rebalance_experts_takes_groups_that_do_not_divide_among_nodes(
+    groups: int, nodes: int
+) -> None:
+    """The original looks at groups only where they do, and plans without them elsewhere."""
+    load = [[90, 132, 40, 61, 104, 165, 39, 4]]
+    found = rebalance_experts(load, 16, groups, nodes, 4)
+    plain = rebalance_experts(load, 16, 1, 1, 4)
+    assert [part.tolist() for part in found] == [part.tolist() for part in plain]

@@ -11,8 +11,10 @@ from helpers.strategies.format_samples import small_arrangement, small_statistic
 from safetensors.numpy import load_file, save_file
 
 from equipoise.balancer import formats
+from equipoise.balancer.experts import plan
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
+from equipoise.hal.errors import FormatError
 
 EXPERT_MAP = """{
     "moe_layer_count": 2,
@@ -125,6 +127,133 @@ def test_sglang_torch_counts_are_read(tmp_path: Path) -> None:
     assert np.array_equal(found.counts, counts.numpy())
 
 
+def test_sglang_layers_without_rows_are_left_out_with_numbers_kept(tmp_path: Path) -> None:
+    rows = [
+        [[0, 0, 0], [4, 0, 9], [0, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [1, 1, 1], [0, 0, 0], [0, 2, 3]],
+    ]
+    path = text_file(tmp_path, "a.json", json.dumps({"logical_count": rows}))
+    found = formats.read_statistics(path)
+    assert (found.layers, found.left_out) == ((1, 3), (0, 2))
+    assert found.counts.tolist() == [[[4, 0, 9], [0, 0, 0]], [[1, 1, 1], [0, 2, 3]]]
+
+
+def test_sglang_counts_of_zero_keep_every_layer(tmp_path: Path) -> None:
+    path = text_file(tmp_path, "a.json", json.dumps({"logical_count": [[0, 0], [0, 0]]}))
+    found = formats.read_statistics(path)
+    assert (found.layers, found.left_out) == ((0, 1), ())
+
+
+BY_PLACE = (("vllm", ".npz"), ("vllm-ascend", ".json"), ("eplb-table", ".npz"), ("npy", ".npy"))
+BY_NUMBER = (("sglang", ".json"), ("tensorrt-llm", ".yaml"), ("equipoise", ".json"))
+
+
+@pytest.mark.parametrize(("name", "suffix"), BY_PLACE)
+def test_placement_planned_on_sglang_counts_has_rows_by_moe_layer(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    """vllm-ascend took entry j for MoE layer j, and entry 0 was that of a dense layer."""
+    rng = np.random.default_rng(5)
+    counts = np.zeros((61, 16), dtype=np.int64)
+    counts[3:] = rng.lognormal(5, 1.5, (58, 16)).astype(np.int64)
+    path = text_file(tmp_path, "s.json", json.dumps({"logical_count": counts.tolist()}))
+    found = formats.read_statistics(path)
+    made = plan(found.counts, slots=24, ranks=4, split="even")
+    layout = Arrangement(made.placement, made.shares, 4, found.layers)
+    formats.write_placement(tmp_path / f"p{suffix}", layout, name)
+    read = formats.read_placement(tmp_path / f"p{suffix}", ranks=4)
+    own = plan(counts[3:], slots=24, ranks=4, split="even")
+    assert read.placement.tolist() == own.placement.tolist()
+
+
+@pytest.mark.parametrize(("source", "ending"), BY_PLACE)
+@pytest.mark.parametrize(("name", "suffix"), BY_NUMBER)
+def test_write_by_number_tells_that_source_counts_moe_layers(
+    source: str, ending: str, name: str, suffix: str, tmp_path: Path
+) -> None:
+    """Recorded maps number the layers with experts; 0 is a dense one of the model."""
+    path = recorded(tmp_path, source, ending)
+    lost = formats.write_placement(
+        tmp_path / f"q{suffix}", formats.read_placement(path, ranks=2), name
+    )
+    assert "0 to 2 are right only where every layer has experts" in (lost or "")
+
+
+@pytest.mark.parametrize(("source", "ending"), BY_PLACE)
+@pytest.mark.parametrize(("name", "suffix"), BY_PLACE)
+def test_write_by_place_of_source_by_place_tells_nothing(
+    source: str, ending: str, name: str, suffix: str, tmp_path: Path
+) -> None:
+    layout = formats.read_placement(recorded(tmp_path, source, ending), ranks=2)
+    assert formats.write_placement(tmp_path / f"q{suffix}", layout, name) is None
+
+
+@pytest.mark.parametrize(("name", "suffix"), BY_PLACE)
+def test_write_by_place_tells_that_sglang_has_rows_of_dense_layers(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    text = json.dumps({"physical_to_logical_map": [[0, 1], [1, 0]]})
+    layout = formats.read_placement(text_file(tmp_path, "a.json", text), ranks=2)
+    lost = formats.write_placement(tmp_path / f"q{suffix}", layout, name)
+    assert "0 to 1 are right only where every layer has experts" in (lost or "")
+    assert formats.write_placement(tmp_path / "s.json", layout, "sglang") is None
+
+
+def recorded(folder: Path, name: str, suffix: str) -> Path:
+    """Three layers as an engine numbers them that counts those with experts only."""
+    layout = Arrangement.even(np.array([[0, 1], [1, 0], [0, 1]], dtype=np.int32), 2)
+    path = folder / f"recorded{suffix}"
+    formats.write_placement(path, layout, name)
+    if suffix == ".npz":  # the engine's own maps, without our field of the layers
+        arrays = dict(np.load(path))
+        del arrays["layers"]
+        np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_fortran_ordered_placement_is_read_and_converted(suffix: str, tmp_path: Path) -> None:
+    rows = np.asfortranarray([[0, 1, 2, 0], [2, 1, 0, 1], [1, 0, 2, 2]])
+    assert not rows.flags.c_contiguous
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".npy":
+        np.save(path, rows)
+    else:
+        np.savez(path, physical_to_logical_map=rows, ranks=2)
+    found = formats.read_placement(path, ranks=2)
+    assert found.placement.tolist() == rows.tolist()
+    formats.write_placement(tmp_path / "b.json", found)
+
+
+def test_fortran_ordered_statistics_are_read(tmp_path: Path) -> None:
+    counts = np.arange(24).reshape(2, 3, 4).transpose(2, 1, 0)
+    np.save(tmp_path / "a.npy", counts)
+    found = formats.read_statistics(tmp_path / "a.npy").counts
+    assert found.tolist() == counts.tolist()
+    assert plan(found, slots=2, ranks=2).moves == 6
+
+
+@pytest.mark.parametrize("text", ["123", "00000000000000000000123", " +123 ", "1.23e2", "123.0"])
+def test_csv_reads_whole_numbers_however_they_are_written(text: str, tmp_path: Path) -> None:
+    path = text_file(tmp_path, "a.csv", f"layer,expert,count\n0,0,{text}\n0,1,5\n")
+    assert formats.read_statistics(path).counts.tolist() == [[[123, 5]]]
+
+
+@pytest.mark.parametrize(
+    "text", ["1_000", "1_0.0", "9" * 23, "9" * 5000, "-", "", "0x10", "inf", "1e3000"]
+)
+def test_csv_refuses_what_is_no_whole_number(text: str, tmp_path: Path) -> None:
+    path = text_file(tmp_path, "a.csv", f"layer,expert,count\n0,0,{text}\n")
+    with pytest.raises(FormatError, match=r"line 2: count is .*, not a whole number"):
+        formats.read_statistics(path)
+
+
+def test_eplb_table_without_layers_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", eplb_table=np.zeros((0, 4, 2), dtype=np.int32), ranks=2)
+    with pytest.raises(FormatError, match=r"eplb_table is of shape \(0, 4, 2\)"):
+        formats.read_placement(tmp_path / "a.npz")
+
+
 def test_sglang_placement_is_written_with_a_row_per_layer(tmp_path: Path) -> None:
     formats.write_placement(tmp_path / "a.json", small_arrangement(), "sglang")
     written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
@@ -208,5 +337,5 @@ def test_sglang_real_statistics_are_read_when_present() -> None:
         pytest.skip("EQUIPOISE_TRACES has no sglang_ep_stats")
     for path in paths:
         found = formats.read_statistics(path)
-        assert found.counts.shape[1:] == (61, 256)
-        assert not found.counts[:, :3].any()
+        assert found.counts.shape[1:] == (58, 256)
+        assert (found.layers, found.left_out) == (tuple(range(3, 61)), (0, 1, 2))

@@ -33,9 +33,11 @@ def test_statistics_round_trip_except_reported_losses(
         path = Path(folder) / f"s{suffix}"
         lost = formats.write_statistics(path, written, name) or ""
         found = formats.read_statistics(path)
+    if name == "sglang":  # whose layers without rows are dense ones
+        written = written.with_rows()
     assert np.array_equal(_shown(found, written), written.counts)
     told = (
-        (Cargo.LAYERS, found.layers == written.layers or name == "sglang"),
+        (Cargo.LAYERS, found.layers == written.layers or not written.counts.any()),
         (Cargo.ITERATIONS, found.iterations == (written.iterations or found.iterations)),
         (Cargo.TOP_K, found.top_k == written.top_k),
         (Cargo.BY_RANK, written.by_rank is None or found.by_rank is not None),
