@@ -79,6 +79,29 @@ def test_copy_batch_takes_one_launch_per_width() -> None:
     assert to.sum(1).tolist() == [19] * 64
 
 
+@pytest.mark.parametrize(
+    ("size", "offset", "width"),
+    [
+        (16, 0, torch.int64),
+        (20, 0, torch.int32),
+        (16, 4, torch.int32),
+        (22, 8, torch.int16),
+        (16, 2, torch.int16),
+        (19, 0, torch.uint8),
+        (16, 1, torch.uint8),
+    ],
+)
+def test_copy_uses_widest_words_that_size_and_address_allow(
+    size: int, offset: int, width: torch.dtype
+) -> None:
+    to, source = torch.zeros(64, dtype=torch.uint8), torch.ones(64, dtype=torch.uint8)
+    pair = to[offset : offset + size], source[:size]
+    ((copied,),) = _by_width([pair])
+    assert (copied[0].dtype, copied[1].dtype) == (width, width)
+    VERBS.copy([pair])
+    assert int(to.sum()) == size == int(to[offset : offset + size].sum())
+
+
 def test_copy_to_same_target_keeps_order() -> None:
     out, first, second = (torch.full((8,), n, dtype=torch.uint8) for n in range(3))
     VERBS.copy([(out, first), (out, second)])
