@@ -31,6 +31,8 @@ LATEST = 0.02
 LONGER = 0.125
 """A pause is this part of what was waited so far: so nobody waits much longer than it has to. A
 pause that doubles makes a vote that came after 8 ms be seen after 15, which steps of 12 ms feel."""
+ABSENT = "~"
+"""No ballot: those are hexadecimal digits, or a dash."""
 ANSWER = 2.0
 """Seconds that the store may take over a question that it need not wait to answer."""
 
@@ -82,9 +84,23 @@ class StoreControlPlane:
             raise ControlLost(f"ballot {question!r} was cast twice, differently")
 
     def collect(
-        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+        self,
+        question: str,
+        timeout: float,
+        ranks: Sequence[int] | None = None,
+        *,
+        retractable: bool = False,
     ) -> tuple[bytes, ...]:
-        """The ballots of these ranks, in that order."""
+        """The ballots of these ranks, in that order.
+
+        Args:
+            question: its name.
+            timeout: seconds to wait at most.
+            ranks: all, by default.
+            retractable: whether a rank may take its ballot back meanwhile. A question to the store
+                for each ballot, then: the one for all waits, for up to the deadline, for one that
+                has just gone, and holds the connection.
+        """
         members = tuple(range(self.size) if ranks is None else ranks)
         keys = [_ballot(question, rank) for rank in members]
         began = time.monotonic()
@@ -92,7 +108,10 @@ class StoreControlPlane:
             waited = time.monotonic() - began
             left = max(timeout - waited, 0.0)
             try:
-                found = self.bounded(partial(self._read, keys), ANSWER)
+                if retractable:
+                    found = self._peek(keys)
+                else:
+                    found = self.bounded(partial(self._read, keys), ANSWER)
             except DistError as error:
                 raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
             if found is not None:
@@ -176,7 +195,7 @@ class StoreControlPlane:
         rank, seconds = silent
         return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._doing.operation)
 
-    def _read(self, keys: list[str]) -> list[bytes] | None:
+    def _read(self, keys: list[str]) -> list[bytes | str] | None:
         """All of `keys`, or None when one is missing.
 
         A look, not the store's own `wait`: that one holds the connection, though another thread of
@@ -185,7 +204,20 @@ class StoreControlPlane:
         """
         if not self._store.check(keys):
             return None
-        found: list[bytes] = self._store.multi_get(keys)
+        found: list[bytes | str] = self._store.multi_get(keys)
+        return found
+
+    def _peek(self, keys: list[str]) -> list[bytes | str] | None:
+        """As `_read`; never waits, not even for a key that is deleted in between."""
+        if not self.bounded(lambda: self._store.check(keys), ANSWER):
+            return None
+        found: list[bytes | str] = []
+        for key in keys:
+            # Without such a key the store answers with what was expected, and sets nothing.
+            value = self.bounded(partial(self._store.compare_set, key, ABSENT, ABSENT), ANSWER)
+            if text(value) == ABSENT:
+                return None
+            found.append(value)
         return found
 
     def _absent(self, question: str, members: tuple[int, ...]) -> tuple[int, ...]:
