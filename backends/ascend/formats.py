@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import private_api
-from equipoise.backends.ascend.native import MODULE
+from equipoise.backends.ascend.private_api import MODULE
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import Segment

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.backends.ascend import native, private_api
+from equipoise.backends.ascend import private_api
 from equipoise.backends.ascend.lanes import Lane, Lanes
 from equipoise.backends.ascend.settings import group_buffer, link_buffer
 from equipoise.backends.devices.collectives.library import Membership
@@ -166,5 +166,5 @@ HIGH_PRIORITY_STREAMS = HighPriorityStreams()
 
 def plain(tensors: Sequence[Tensor]) -> bool:
     """Whether every tensor is laid out by its strides alone, not in a format of the vendor's."""
-    layout = import_module(native.MODULE).get_npu_format
+    layout = import_module(private_api.MODULE).get_npu_format
     return all(layout(tensor) in PLAIN_FORMATS for tensor in tensors)

@@ -30,8 +30,8 @@ Pair = tuple[Tensor, Tensor]
 class Fingerprint(Protocol):
     """Launches on a stream, which is current."""
 
-    def __call__(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """`equipoise.hal.checksum` of `data`, uint8 [n], into `out`, int64 [1]."""
+    def __call__(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """`equipoise.hal.checksum` of parts back to back, uint8 [n] each, into `out`, int64 [1]."""
         ...
 
 
@@ -63,9 +63,8 @@ class CudaBytes:
                 copy(part, given)
 
     def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
-        """Of all parts, put together first."""
-        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        self._fingerprint(whole, out.view(1), stream)
+        """Of all parts, each where it is."""
+        self._fingerprint(parts, out.view(1), stream)
 
 
 def _repeats(pairs: Sequence[Pair]) -> bool:

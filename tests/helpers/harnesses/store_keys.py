@@ -5,4 +5,4 @@ from equipoise.backends.cpu.control import StoreControlPlane
 
 def store_keys(plane: StoreControlPlane) -> set[str]:
     """Every key but those of heartbeats, which come when they come."""
-    return {key for key in plane.store.list_keys() if not key.startswith("beat/")}  # type: ignore[attr-defined]
+    return {key for key in plane.store.list_keys() if not key.startswith("beat/")}
