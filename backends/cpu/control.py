@@ -204,8 +204,7 @@ class StoreControlPlane:
         """
         if not self._store.check(keys):
             return None
-        found: list[bytes | str] = self._store.multi_get(keys)
-        return found
+        return list(self._store.multi_get(keys))
 
     def _peek(self, keys: list[str]) -> list[bytes | str] | None:
         """As `_read`; never waits, not even for a key that is deleted in between."""
