@@ -84,34 +84,36 @@ class StoreControlPlane:
             raise ControlLost(f"ballot {question!r} was cast twice, differently")
 
     def collect(
+        self, question: str, timeout: float, ranks: Sequence[int] | None = None
+    ) -> tuple[bytes, ...]:
+        """The ballots of these ranks, in that order."""
+        members = tuple(range(self.size) if ranks is None else ranks)
+        return self._collect(question, timeout, members, self._read)
+
+    def collect_retractable(
+        self, question: str, timeout: float, ranks: Sequence[int]
+    ) -> tuple[bytes, ...]:
+        """As `collect`, where a rank may take its ballot back (`forget`) meanwhile.
+
+        A question to the store for each ballot: the one for all of them waits, for up to the
+        deadline, for one that has just gone, and holds the connection.
+        """
+        return self._collect(question, timeout, tuple(ranks), self._peek)
+
+    def _collect(
         self,
         question: str,
         timeout: float,
-        ranks: Sequence[int] | None = None,
-        *,
-        retractable: bool = False,
+        members: tuple[int, ...],
+        read: Callable[[list[str]], list[bytes | str] | None],
     ) -> tuple[bytes, ...]:
-        """The ballots of these ranks, in that order.
-
-        Args:
-            question: its name.
-            timeout: seconds to wait at most.
-            ranks: all, by default.
-            retractable: whether a rank may take its ballot back meanwhile. A question to the store
-                for each ballot, then: the one for all waits, for up to the deadline, for one that
-                has just gone, and holds the connection.
-        """
-        members = tuple(range(self.size) if ranks is None else ranks)
         keys = [_ballot(question, rank) for rank in members]
         began = time.monotonic()
         while True:
             waited = time.monotonic() - began
             left = max(timeout - waited, 0.0)
             try:
-                if retractable:
-                    found = self._peek(keys)
-                else:
-                    found = self.bounded(partial(self._read, keys), ANSWER)
+                found = read(keys)
             except DistError as error:
                 raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
             if found is not None:
@@ -202,9 +204,11 @@ class StoreControlPlane:
         this rank may have to cast the ballot for which a peer waits before it casts its own; and
         torch logs two lines each time that it passes its time-out.
         """
-        if not self._store.check(keys):
-            return None
-        return list(self._store.multi_get(keys))
+
+        def found() -> list[bytes | str] | None:
+            return list(self._store.multi_get(keys)) if self._store.check(keys) else None
+
+        return self.bounded(found, ANSWER)
 
     def _peek(self, keys: list[str]) -> list[bytes | str] | None:
         """As `_read`; never waits, not even for a key that is deleted in between."""

@@ -42,9 +42,8 @@ class Talk:
         while True:
             left = self._patience.left
             try:
-                return self._control.collect(
-                    f"{self._question}/{word}", min(LOOK, left), ranks, retractable=True
-                )
+                question = f"{self._question}/{word}"
+                return self._control.collect_retractable(question, min(LOOK, left), ranks)
             except BallotIncomplete:
                 if left == 0.0:
                     raise

@@ -190,17 +190,17 @@ def test_collect_of_retractable_ballots_waits_for_none_that_is_gone(
     """The store was asked whether it is there, and then it was taken back."""
     for each in planes:
         each.cast("here", b"yes")
-    found = planes[0].collect("here", 0.0, retractable=True)
+    found = planes[0].collect_retractable("here", 0.0, (0, 1))
     planes[1].forget("here", (1,))
     healthy = planes[0].store
     stale = SimpleNamespace(check=lambda keys: len(keys) > 1, compare_set=healthy.compare_set)
     monkeypatch.setattr(planes[0], "_store", stale)
     with pytest.raises(BallotIncomplete):
-        planes[0].collect("here", 0.0, retractable=True)
+        planes[0].collect_retractable("here", 0.0, (0, 1))
     monkeypatch.undo()
     planes[1].cast("here", b"again")
     assert found == (b"yes", b"yes")
-    assert planes[0].collect("here", 0.0, retractable=True) == (b"yes", b"again")
+    assert planes[0].collect_retractable("here", 0.0, (0, 1)) == (b"yes", b"again")
 
 
 def test_forget_together_deletes_when_last_reader_says_so(planes: list[StoreControlPlane]) -> None:
