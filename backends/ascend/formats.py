@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.backends.ascend.native import MODULE
+from equipoise.backends.ascend import private_api
+from equipoise.backends.ascend.private_api import MODULE
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import SlotError, Unsupported
 from equipoise.hal.slots import Segment
@@ -58,9 +59,7 @@ def stored(tensor: Tensor) -> Tensor:
     allocator of the tensor's streams.
     """
     nbytes = tensor.untyped_storage().nbytes()
-    plain = _module()._C._construct_storage_from_data_pointer(
-        tensor.untyped_storage().data_ptr(), tensor.device, nbytes
-    )
+    plain = private_api.storage_at(tensor.untyped_storage().data_ptr(), tensor.device, nbytes)
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(plain)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.backends.ascend import native
+from equipoise.backends.ascend import private_api
 from equipoise.backends.ascend.lanes import Lane, Lanes
 from equipoise.backends.ascend.settings import group_buffer, link_buffer
 from equipoise.backends.devices.collectives.library import Membership
@@ -70,7 +70,7 @@ class HcclGroup:
 
     def settle(self, device: Any, name: str) -> None:
         """It has run something: enter which stream torch_npu took for it."""
-        self._lane = self._lanes.take(self._group.get_coll_stream_id(device), name)
+        self._lane = self._lanes.take(private_api.stream_of(self._group, device), name)
 
     def all_reduce(self, tensor: Tensor) -> HcclHandle:
         """Sum in place."""
@@ -119,22 +119,13 @@ class HcclGroup:
 def make_group(store: Any, membership: Membership) -> Any:
     """A process group whose communicator is made by its first operation, when all have called it.
 
-    The group is shut down at once, which ends the vendor's watchdog and nothing else: that thread
-    would end the process at a time-out or an error, where the contract wants an error that is
-    raised. Ours watches instead. Later a shutdown would wait for what is under way, for ever.
+    Without the vendor's watchdog: it would end the process at a time-out or an error, where the
+    contract wants an error that is raised. Ours watches instead.
     """
-    kind = import_module(native.MODULE)._C._distributed_c10d.ProcessGroupHCCL
-    options = kind.Options()
-    options._timeout = UNTIL_DOOMSDAY
-    options.op_timeout = UNTIL_DOOMSDAY
-    # Named even where they are all: a group that names none becomes the process's global one.
-    options.global_ranks_in_group = list(membership.ranks)
-    options.group_id = membership.name
     buffer = link_buffer() if membership.link else group_buffer()
-    options.hccl_config = {"hccl_buffer_size": buffer}
-    group = kind(store, membership.rank, len(membership.ranks), options)
-    group.shutdown()
-    return group
+    return private_api.make_process_group(
+        store, membership.rank, membership.ranks, membership.name, buffer, UNTIL_DOOMSDAY
+    )
 
 
 class HighPriorityStreams:
@@ -175,5 +166,5 @@ HIGH_PRIORITY_STREAMS = HighPriorityStreams()
 
 def plain(tensors: Sequence[Tensor]) -> bool:
     """Whether every tensor is laid out by its strides alone, not in a format of the vendor's."""
-    layout = import_module(native.MODULE).get_npu_format
+    layout = import_module(private_api.MODULE).get_npu_format
     return all(layout(tensor) in PLAIN_FORMATS for tensor in tensors)

@@ -18,13 +18,15 @@ from typing import Any
 import torch
 
 from equipoise import install_command
+from equipoise.backends.ascend import private_api
+from equipoise.backends.ascend.private_api import MODULE
 from equipoise.backends.devices.kept_streams import KeptStreams
 from equipoise.backends.devices.vendor import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
-MODULE = "torch_npu"
 kind = "npu"
 """What torch calls its devices."""
+TESTED = "torch_npu 2.13.0"
 SHIM = "torch_npu.contrib.transfer_to_npu"
 """Redirects torch.cuda to the NPU for a whole process."""
 VALUE_CALLS = ("aclrtValueWait", "aclrtValueWrite")
@@ -46,10 +48,14 @@ def probe() -> Probe:
             f"torch {torch.__version__} is a CUDA build; torch_npu needs the CPU build of torch"
         )
     try:
-        found = devices()
+        found, lacking = devices(), private_api.missing()
     except Exception as error:
         return Unavailable(
             f"torch_npu does not import (is CANN's set_env.sh sourced?): {first_line(error)}"
+        )
+    if lacking:
+        return Unavailable(
+            f"torch_npu {version()} lacks {', '.join(lacking)}: install {TESTED}, which was tested"
         )
     if not found:
         return Unavailable("torch_npu sees no device (look at npu-smi, ASCEND_RT_VISIBLE_DEVICES)")
@@ -157,7 +163,7 @@ def settle_thread(index: int) -> None:
     leaves the first device behind in a thread that has only used tensors of another.
     """
     if _settled.index != index:
-        if int(import_module(MODULE)._C._npu_getLocalDevice()) != index:
+        if private_api.local_device() != index:
             npu().set_device(index)
         _settled.index = index
 
@@ -169,15 +175,13 @@ def current(stream: Any) -> Iterator[None]:
     What `torch.npu.stream` does, at a thirtieth of its price: it makes stream objects of what it
     puts back, which this leaves as the numbers that torch_npu keeps.
     """
-    core = import_module(MODULE)._C
-    device, index = int(core._npu_getLocalDevice()), int(stream.device_index)
-    before = core._npu_getCurrentStream(index)
+    device, index = private_api.local_device(), int(stream.device_index)
+    before = private_api.current_numbers(index)
     npu().set_stream(stream)
     try:
         yield
     finally:
-        names = ("stream_id", "device_index", "device_type")
-        core._npu_setStream(**dict(zip(names, before, strict=True)))
+        private_api.set_current(before)
         if device not in (-1, index):
             npu().set_device(device)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise import _native
-from equipoise.backends.ascend import native
+from equipoise.backends.ascend import native, private_api
 from equipoise.backends.devices.capture import USE, try_turn
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.routing import SWEEPS
@@ -106,9 +106,9 @@ def _launch(stream: Any, job: Job) -> None:
     with _lock:
         name = (int(stream.device_index), int(stream.stream_id))
         if name not in _subscribed:
-            native.npu()._subscribe_report(stream)
+            private_api.subscribe(stream)
             _subscribed.add(name)
-    native.npu()._launch_host_func(stream, Job.solve, job)
+    private_api.launch_host_function(stream, Job.solve, job)
 
 
 def _captured(job: Job) -> Any:

@@ -31,6 +31,8 @@ LATEST = 0.02
 LONGER = 0.125
 """A pause is this part of what was waited so far: so nobody waits much longer than it has to. A
 pause that doubles makes a vote that came after 8 ms be seen after 15, which steps of 12 ms feel."""
+ABSENT = "~"
+"""No ballot: those are hexadecimal digits, or a dash."""
 ANSWER = 2.0
 """Seconds that the store may take over a question that it need not wait to answer."""
 
@@ -86,13 +88,32 @@ class StoreControlPlane:
     ) -> tuple[bytes, ...]:
         """The ballots of these ranks, in that order."""
         members = tuple(range(self.size) if ranks is None else ranks)
+        return self._collect(question, timeout, members, self._read)
+
+    def collect_retractable(
+        self, question: str, timeout: float, ranks: Sequence[int]
+    ) -> tuple[bytes, ...]:
+        """As `collect`, where a rank may take its ballot back (`forget`) meanwhile.
+
+        A question to the store for each ballot: the one for all of them waits, for up to the
+        deadline, for one that has just gone, and holds the connection.
+        """
+        return self._collect(question, timeout, tuple(ranks), self._peek)
+
+    def _collect(
+        self,
+        question: str,
+        timeout: float,
+        members: tuple[int, ...],
+        read: Callable[[list[str]], list[bytes | str] | None],
+    ) -> tuple[bytes, ...]:
         keys = [_ballot(question, rank) for rank in members]
         began = time.monotonic()
         while True:
             waited = time.monotonic() - began
             left = max(timeout - waited, 0.0)
             try:
-                found = self.bounded(partial(self._read, keys), ANSWER)
+                found = read(keys)
             except DistError as error:
                 raise ControlLost(f"ballots on {question!r} unreadable: {line(error)}") from error
             if found is not None:
@@ -176,16 +197,30 @@ class StoreControlPlane:
         rank, seconds = silent
         return RankLost(rank, f"fell silent {seconds:.0f} s ago", self._doing.operation)
 
-    def _read(self, keys: list[str]) -> list[bytes] | None:
+    def _read(self, keys: list[str]) -> list[bytes | str] | None:
         """All of `keys`, or None when one is missing.
 
         A look, not the store's own `wait`: that one holds the connection, though another thread of
         this rank may have to cast the ballot for which a peer waits before it casts its own; and
         torch logs two lines each time that it passes its time-out.
         """
-        if not self._store.check(keys):
+
+        def found() -> list[bytes | str] | None:
+            return list(self._store.multi_get(keys)) if self._store.check(keys) else None
+
+        return self.bounded(found, ANSWER)
+
+    def _peek(self, keys: list[str]) -> list[bytes | str] | None:
+        """As `_read`; never waits, not even for a key that is deleted in between."""
+        if not self.bounded(lambda: self._store.check(keys), ANSWER):
             return None
-        found: list[bytes] = self._store.multi_get(keys)
+        found: list[bytes | str] = []
+        for key in keys:
+            # Without such a key the store answers with what was expected, and sets nothing.
+            value = self.bounded(partial(self._store.compare_set, key, ABSENT, ABSENT), ANSWER)
+            if text(value) == ABSENT:
+                return None
+            found.append(value)
         return found
 
     def _absent(self, question: str, members: tuple[int, ...]) -> tuple[int, ...]:

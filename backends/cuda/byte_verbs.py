@@ -7,6 +7,7 @@ batch that the model's step sends up, which would else wait for a whole expert.
 """
 
 from collections.abc import Iterator, Sequence
+from math import gcd
 from typing import Protocol
 
 import torch
@@ -20,8 +21,8 @@ from equipoise.hal.stream import Stream
 
 CHUNK = 4 << 20
 """Bytes of one copy from the host, or to it: some 80 microseconds of a PCIe 5 link."""
-WIDE = torch.int64
-"""What a kernel copies at a time, where addresses and sizes allow it."""
+WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""What a kernel copies at a time: the widest that addresses and sizes allow."""
 Pair = tuple[Tensor, Tensor]
 """Where to, and from where: uint8 [n] both."""
 
@@ -29,8 +30,8 @@ Pair = tuple[Tensor, Tensor]
 class Fingerprint(Protocol):
     """Launches on a stream, which is current."""
 
-    def __call__(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """`equipoise.hal.checksum` of `data`, uint8 [n], into `out`, int64 [1]."""
+    def __call__(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """`equipoise.hal.checksum` of parts back to back, uint8 [n] each, into `out`, int64 [1]."""
         ...
 
 
@@ -62,9 +63,8 @@ class CudaBytes:
                 copy(part, given)
 
     def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
-        """Of all parts, put together first."""
-        whole = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        self._fingerprint(whole, out.view(1), stream)
+        """Of all parts, each where it is."""
+        self._fingerprint(parts, out.view(1), stream)
 
 
 def _repeats(pairs: Sequence[Pair]) -> bool:
@@ -74,16 +74,15 @@ def _repeats(pairs: Sequence[Pair]) -> bool:
 
 
 def _by_width(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """Those that can be copied by wide words, as such; then the others, if there are any."""
-    wide = [pair for pair in pairs if all(_is_wide(part) for part in pair)]
-    narrow = [pair for pair in pairs if not all(_is_wide(part) for part in pair)]
-    if wide:
-        yield [(to.view(WIDE), source.view(WIDE)) for to, source in wide]
-    if narrow:
-        yield narrow
+    """Those that can be copied by the widest words, as such; then the others, width by width."""
+    by_width: dict[torch.dtype, list[Pair]] = {}
+    for to, source in pairs:
+        width = _width(to, source)
+        by_width.setdefault(width, []).append((to.view(width), source.view(width)))
+    return (by_width[width] for width in WIDTHS if width in by_width)
 
 
-def _is_wide(part: Tensor) -> bool:
-    size = WIDE.itemsize
-    places = (part.numel(), part.storage_offset(), part.data_ptr())
-    return not any(place % size for place in places)
+def _width(*parts: Tensor) -> torch.dtype:
+    places = [(p.numel(), p.storage_offset(), p.data_ptr()) for p in parts]
+    together = gcd(*(number for place in places for number in place))
+    return next(width for width in WIDTHS if together % width.itemsize == 0)

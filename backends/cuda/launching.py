@@ -1,6 +1,6 @@
 """The small kernels, launched on the streams of the contract."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
@@ -47,8 +47,9 @@ def programs(module: str) -> Any:
 class DeviceKernels(Kernels, Protocol):
     """What the backend asks of its kernels beside the contract."""
 
-    def fingerprint(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of `data`, uint8 [n], into `out`, int64 [1]; called by a program."""
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
+        program."""
         ...
 
 
@@ -198,18 +199,19 @@ class CudaKernels:
 
         def program() -> None:
             used_on(stream, data, out)
-            self.fingerprint(flat, out, stream)
+            self.fingerprint([flat], out, stream)
 
         stream.launch(program)
 
-    def fingerprint(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """Checksum of `data`, uint8 [n], into `out`, int64 [1]; called by a program."""
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """Checksum of parts back to back, uint8 [n] each, into `out`, int64 [1]; called by a
+        program."""
         space = self._workspaces.of(own_stream(stream), _sizes(1, 1, 1))
         # A kernel reaches the host's memory too, but the host's allocator knows of copies only.
-        near = data if data.device.type != HOST else self._near(data)
+        near = [part if part.device.type != HOST else self._near(part) for part in parts]
         found = out if out.device.type != HOST else torch.empty_like(out, device=space.sums.device)
         with _compiling(stream):
-            programs("checksums").checksum(near, found, space)
+            programs("checksums").checksum_parts(near, found, space)
         if found is not out:
             copy(out, found)
 

@@ -29,7 +29,7 @@ from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.vendor import Device, Vendor
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 
-CONNECTED = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
+CONNECTED: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
 """Bytes of sums and of what is gathered that connect a group's algorithms. What is larger and takes
 another one is connected by its first launch, which its deadline ends."""
 PAUSE = 0.001

@@ -27,7 +27,8 @@ class CudaFullWord:
 
     def give(self) -> None:
         """Store the 1. What the mover wrote comes before it: a device's copies have ended, and
-        other threads' stores were handed over, when it gives its signal."""
+        other threads' stores were handed over, when it gives its signal. A plain store: no lock is
+        declared on processors that would need a barrier here (`native.unordered_stores`)."""
         self._word.store(YES)
 
     @property

@@ -75,7 +75,7 @@ class MpiFabric:
         question, deadline = f"open/{purpose}/{members}", self._where.deadline
         self._control.cast(question, b"")
         try:
-            self._control.collect(question, deadline, members)
+            self._control.collect_retractable(question, deadline, members)
         except BallotIncomplete as error:
             # Who comes late must not take it for the ballot of a rank that waits. MPI has not been
             # asked yet: once it has, there is no second attempt.

@@ -1,11 +1,15 @@
 """The checksum of `equipoise.hal.checksum`, of one tensor's bytes or of several buffers, at once.
 
+Bytes that stand in several places are added up place by place, cut where words end: each word is
+read once, and nothing is put together but words that go over a cut.
+
 Programs of a buffer go through its words in turns, add their sums to one total in the workspace and
 take a ticket; whoever draws the last one finishes, as in `tally`. Words are read as such where the
 buffers stand on multiples of four bytes, and put together from bytes where they do not.
 """
 
 import functools
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -47,13 +51,17 @@ def load_block(
 
 @triton.jit
 def sum_blocks(
-    data: tl.tensor, length: tl.tensor, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+    data: tl.tensor,
+    nbytes: tl.tensor,
+    before: tl.tensor,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """Sum of the mixed words of the whole blocks that come to this program, uint64."""
     lane, turn = tl.arange(0, BLOCK), tl.num_programs(0).to(tl.int64)
-    blocks, mine = length // (4 * BLOCK), tl.program_id(0).to(tl.int64)
+    blocks, mine = nbytes // (4 * BLOCK), tl.program_id(0).to(tl.int64)
     # The product with a word's number is carried along: an addition is cheaper.
-    steps = (mine * BLOCK + lane + 1).to(tl.uint64) * STEP_64
+    steps = (before + mine * BLOCK + lane + 1).to(tl.uint64) * STEP_64
     onward = (turn * BLOCK).to(tl.uint64) * STEP_64
     place, found = data + mine * 4 * BLOCK, tl.zeros([BLOCK], tl.uint64)
     for _ in range(mine, blocks, turn):
@@ -64,21 +72,31 @@ def sum_blocks(
 
 
 @triton.jit
-def sum_rest(data: tl.tensor, length: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """Sum of the mixed words behind the whole blocks, the last one filled up; and the length's."""
+def sum_rest(
+    data: tl.tensor,
+    nbytes: tl.tensor,
+    before: tl.tensor,
+    length: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Sum of the mixed words behind the whole blocks, the last one filled up; and the length's,
+    which is 0 for a length of -1."""
     lane = tl.arange(0, BLOCK)
-    first = length // (4 * BLOCK) * BLOCK
-    left = length - 4 * first
-    steps = (first + lane + 1).to(tl.uint64) * STEP_64
+    first = nbytes // (4 * BLOCK) * BLOCK
+    left = nbytes - 4 * first
+    steps = (before + first + lane + 1).to(tl.uint64) * STEP_64
     mixed = mix64(load_bytes(data + 4 * first, lane, left) + steps)
     rest = tl.sum(tl.where(4 * lane < left, mixed, 0), 0)
     return rest + mix64((-1 - length).to(tl.uint64))
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["nbytes", "before", "length", "kept"])
 def checksum_kernel(
     data: tl.tensor,
+    nbytes: tl.int64,
+    before: tl.int64,
     length: tl.int64,
+    kept: tl.int64,
     stride: tl.int64,
     out: tl.tensor,
     sums: tl.tensor,
@@ -86,19 +104,23 @@ def checksum_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Sum one program's part of one buffer; the last of a buffer's programs finishes it."""
+    """Sum one program's part of one buffer; the last of a buffer's programs finishes it.
+
+    `before` are words that come before the buffer's; `length` is -1 where others come behind;
+    `kept` is 1 where the sum is added to what is there, else 0.
+    """
     buffer = tl.program_id(1)
     data += buffer * stride
-    found = sum_blocks(data, length, ALIGNED, BLOCK)
+    found = sum_blocks(data, nbytes, before, ALIGNED, BLOCK)
     if tl.program_id(0) == tl.num_programs(0) - 1:
-        found += sum_rest(data, length, BLOCK)
+        found += sum_rest(data, nbytes, before, length, BLOCK)
     tl.atomic_add(sums + buffer, found.to(tl.int64, bitcast=True), sem="relaxed")
     # As in `tally`: the additions before the ticket, whichever thread makes them.
     tl.debug_barrier()
     drawn = tl.atomic_add(tickets + buffer, 1, sem="acq_rel")
     if drawn == tl.num_programs(0) - 1:
         total = tl.atomic_xchg(sums + buffer, tl.zeros_like(length), sem="relaxed")
-        tl.store(out + buffer, total)
+        tl.store(out + buffer, total + kept * tl.load(out + buffer))
         tl.store(tickets + buffer, 0)
 
 
@@ -134,13 +156,62 @@ def checksum_rows(data: Tensor, out: Tensor, workspace: Workspace) -> None:
         raise ValueError(f"data: expected at most {workspace.sizes.buffers} rows, got {number}")
     if length > 1 and data.stride(1) != 1:
         raise ValueError(f"data: expected contiguous rows, got strides {data.stride()}")
-    if number == 0:
-        return
+    if number:
+        _launch(data, out, workspace, 0, length, kept=False)
+
+
+def checksum_parts(parts: Sequence[Tensor], out: Tensor, workspace: Workspace) -> None:
+    """Checksum of parts back to back: a launch for each on the current stream, and one more for
+    each word that goes from one part into the next.
+
+    Args:
+        parts: uint8 [n] each, contiguous; one at least.
+        out: int64 [1], overwritten.
+        workspace: of this stream.
+    """
+    pieces, before = cut_at_words(parts), 0
+    for piece in pieces:
+        last = piece is pieces[-1]
+        length = 4 * before + piece.numel() if last else -1
+        _launch(piece[None], out, workspace, before, length, kept=before > 0)
+        before += piece.numel() // 4
+
+
+def cut_at_words(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The same bytes in the same order; every piece but the last one is of whole words."""
+    pieces: list[Tensor] = []
+    word: list[Tensor] = []
+    for number, part in enumerate(parts):
+        held = sum(piece.numel() for piece in word)
+        if held:
+            word.append(part[: 4 - held])
+            held, part = held + word[-1].numel(), part[4 - held :]
+            if held < 4:
+                continue
+            pieces.append(torch.cat(word))
+            word = []
+        whole = part.numel() if number == len(parts) - 1 else part.numel() // 4 * 4
+        if whole:
+            pieces.append(part[:whole])
+        if part.numel() > whole:
+            word = [part[whole:]]
+    if word:
+        pieces.append(torch.cat(word))
+    return pieces or [parts[0][:0]]
+
+
+def _launch(
+    data: Tensor, out: Tensor, workspace: Workspace, before: int, length: int, kept: bool
+) -> None:
+    number, nbytes = data.shape
     stride = data.stride(0) if number > 1 else 0
-    programs = min(-(-length // (4 * BLOCK)), -(-_processors(data.device) * PROGRAMS // number))
+    programs = min(-(-nbytes // (4 * BLOCK)), -(-_processors(data.device) * PROGRAMS // number))
     checksum_kernel[(max(1, programs), number)](
         data,
+        nbytes,
+        before,
         length,
+        int(kept),
         stride,
         out,
         workspace.sums,

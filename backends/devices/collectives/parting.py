@@ -112,13 +112,14 @@ class Partings:
         if not parting.told:
             self._control.cast(question, ABORTED if channel.aborted else b"")
             parting.told = True
+        if parting.read:
+            return  # the last member may be deleting the farewells
         if not channel.aborted:
             if ABORTED in self._control.collect(question, 0.0, membership.ranks):
                 channel.abort(CommunicatorFailed(f"{membership.name}: a member has aborted it"))
             channel.close()
-        if not parting.read:
-            parting.read = True
-            self._control.forget_together(question, membership.ranks)
+        parting.read = True
+        self._control.forget_together(question, membership.ranks)
 
     def _bereft(self, channel: Channel) -> bool:
         """Whether a member was lost, and will never say farewell."""

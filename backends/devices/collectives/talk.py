@@ -1,7 +1,7 @@
 """What the members of a channel tell each other while it is made, and when it ends."""
 
+from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.devices.patience import Patience
-from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete
 
 LOOK = 0.02
@@ -19,7 +19,7 @@ class Talk:
     """
 
     def __init__(
-        self, control: ControlPlane, question: str, ranks: tuple[int, ...], patience: Patience
+        self, control: StoreControlPlane, question: str, ranks: tuple[int, ...], patience: Patience
     ) -> None:
         self._control = control
         self._question = question
@@ -42,7 +42,8 @@ class Talk:
         while True:
             left = self._patience.left
             try:
-                return self._control.collect(f"{self._question}/{word}", min(LOOK, left), ranks)
+                question = f"{self._question}/{word}"
+                return self._control.collect_retractable(question, min(LOOK, left), ranks)
             except BallotIncomplete:
                 if left == 0.0:
                     raise

@@ -148,3 +148,14 @@ def check_checksum_rows(launchers: Launchers, data: Tensor) -> None:
     assert out.tolist() == [as_int64(checksum(row.contiguous())) for row in data]
     assert intact(whole, data.shape[0], 1)
     assert is_clean(workspace)
+
+
+def check_checksum_parts(launchers: Launchers, parts: list[Tensor]) -> None:
+    """Of uint8 [n] each, back to back."""
+    workspace, due = launchers.workspace(), as_int64(checksum(torch.cat(parts)))
+    for shift in range(ATTEMPTS):
+        whole, out = guarded(1, shift, torch.int64)
+        launchers.checksum_parts([on_device(part) for part in parts], out, workspace)
+        assert out.tolist() == [due]
+        assert intact(whole, 1, shift)
+    assert is_clean(workspace)

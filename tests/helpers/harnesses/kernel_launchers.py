@@ -64,6 +64,10 @@ class Launchers:
     def checksum_rows(self) -> Launcher:
         return self._launcher("checksums", "checksum_rows")
 
+    @property
+    def checksum_parts(self) -> Launcher:
+        return self._launcher("checksums", "checksum_parts")
+
     def workspace(
         self, experts: int = 1, slots: int = 1, ranks: int = 1, elements: int = 0, buffers: int = 1
     ) -> Any:

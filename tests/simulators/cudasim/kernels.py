@@ -1,5 +1,8 @@
 """The small kernels by operators, in place of Triton's."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from equipoise.backends.ascend.bits import fingerprint
@@ -11,6 +14,6 @@ from equipoise.hal.stream import Stream
 class OperatorKernels(AscendKernels):
     """What the CUDA backend asks of its kernels beside the contract."""
 
-    def fingerprint(self, data: Tensor, out: Tensor, stream: Stream) -> None:
-        """On the current stream."""
-        copy(out[0], fingerprint(data))
+    def fingerprint(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        """On the current stream, put together first."""
+        copy(out[0], fingerprint(torch.cat(list(parts))))

@@ -19,7 +19,7 @@ from equipoise.backends.cuda.nccl_api import Api
 from equipoise.backends.cuda.own_streams import OwnStream
 from equipoise.backends.devices.vendor import Device
 
-SIZES = (4, 1 << 12)
+SIZES: tuple[int, ...] = (4, 1 << 12)
 """Of sums that connect algorithms: the stand-in has one for all sizes, and adds on the host."""
 _streams: dict[int, Any] = {}
 _drawing = threading.Lock()

@@ -21,6 +21,11 @@ def _launch_ahead_of_its_inputs(patch: Patch) -> None:
     patch(nccl_group.NcclGroup, "_come", lambda self: None)
 
 
+def _launch_not_awaited(patch: Patch) -> None:
+    # A non-blocking communicator launches on a thread of NCCL's: the event may stand before it.
+    patch(nccl_group.NcclGroup, "_launched", lambda self: True)
+
+
 def _early_end(patch: Patch) -> None:
     # The event stands behind nothing: the stream that it is recorded on was given nothing.
     patch(nccl_group.NcclHandle, "ended", lambda self: True)
@@ -63,6 +68,13 @@ BREAKAGES = (
         broken="the communicator's stream does not wait for what the caller's was given",
         property="operations-come-after-what-the-current-stream-was-given",
         plant=_launch_ahead_of_its_inputs,
+        ranks=2,
+    ),
+    Breakage(
+        name="launch_not_awaited",
+        broken="the event of an operation is recorded while NCCL still launches it",
+        property="works-end-in-any-order",
+        plant=_launch_not_awaited,
         ranks=2,
     ),
     Breakage(

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from equipoise.backends.ascend import BACKEND, native
+from equipoise.backends.ascend import BACKEND, native, private_api
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -16,6 +16,7 @@ from equipoise.hal.errors import BackendUnavailable
 def pretend(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> None:
     spec = importlib.util.spec_from_loader("torch_npu", None) if installed else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(private_api, "missing", lambda: ())
 
 
 def reason() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.backends.ascend import native, solver
+from equipoise.backends.ascend import native, private_api, solver
 
 
 class Driver:
@@ -24,11 +24,11 @@ class Driver:
     def end_capture(self, graph: str) -> None:
         self.told.append("end")
 
-    def _subscribe_report(self, stream: Any) -> None:
+    def subscribe(self, stream: Any) -> None:
         if self.refuses:
             raise RuntimeError("aclrtSubscribeReport: error code is 107011")
 
-    def _launch_host_func(self, stream: Any, function: Any, job: Any) -> None:
+    def launch(self, stream: Any, function: Any, job: Any) -> None:
         self.told.append("launch")
 
 
@@ -42,7 +42,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
     monkeypatch.setattr(native, "begin_capture", made.begin_capture)
     monkeypatch.setattr(native, "end_capture", made.end_capture)
-    monkeypatch.setattr(native, "npu", lambda: made)
+    monkeypatch.setattr(private_api, "subscribe", made.subscribe)
+    monkeypatch.setattr(private_api, "launch_host_function", made.launch)
     monkeypatch.setattr(native, "current", current)
     monkeypatch.setattr(native, "uncapturable", lambda: "")
     monkeypatch.setattr(solver, "_subscribed", set())

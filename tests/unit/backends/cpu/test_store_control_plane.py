@@ -7,8 +7,10 @@ import gc
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+from helpers.harnesses.store_keys import store_keys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -180,3 +182,31 @@ def test_store_host_closes_twice_and_answers_nothing_afterwards(host: StoreHost)
         host.report_loss(0, "exited")
     with pytest.raises(ControlLost, match="was closed"):
         host.beat(0)
+
+
+def test_collect_of_retractable_ballots_waits_for_none_that_is_gone(
+    planes: list[StoreControlPlane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was asked whether it is there, and then it was taken back."""
+    for each in planes:
+        each.cast("here", b"yes")
+    found = planes[0].collect_retractable("here", 0.0, (0, 1))
+    planes[1].forget("here", (1,))
+    healthy = planes[0].store
+    stale = SimpleNamespace(check=lambda keys: len(keys) > 1, compare_set=healthy.compare_set)
+    monkeypatch.setattr(planes[0], "_store", stale)
+    with pytest.raises(BallotIncomplete):
+        planes[0].collect_retractable("here", 0.0, (0, 1))
+    monkeypatch.undo()
+    planes[1].cast("here", b"again")
+    assert found == (b"yes", b"yes")
+    assert planes[0].collect_retractable("here", 0.0, (0, 1)) == (b"yes", b"again")
+
+
+def test_forget_together_deletes_when_last_reader_says_so(planes: list[StoreControlPlane]) -> None:
+    for each in planes:
+        each.cast("bye", b"")
+    planes[0].forget_together("bye", (0, 1))
+    assert planes[1].collect("bye", 0.0) == (b"", b"")
+    planes[1].forget_together("bye", (0, 1))
+    assert store_keys(planes[0]) == set()

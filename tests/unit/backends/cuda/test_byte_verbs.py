@@ -1,5 +1,6 @@
 """Copies of bytes in few launches: clauses A4, A5, S4. The copies themselves are torch's."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -33,8 +34,8 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def fingerprint(data: Tensor, out: Tensor, stream: Stream) -> None:
-    out[0] = as_int64(checksum(data))
+def fingerprint(parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+    out[0] = as_int64(checksum(torch.cat(list(parts))))
 
 
 VERBS = CudaBytes(fingerprint)
@@ -77,6 +78,29 @@ def test_copy_batch_takes_one_launch_per_width() -> None:
     assert calls.names.count("_foreach_copy_") == 2
     assert "copy_" not in calls.names
     assert to.sum(1).tolist() == [19] * 64
+
+
+@pytest.mark.parametrize(
+    ("size", "offset", "width"),
+    [
+        (16, 0, torch.int64),
+        (20, 0, torch.int32),
+        (16, 4, torch.int32),
+        (22, 8, torch.int16),
+        (16, 2, torch.int16),
+        (19, 0, torch.uint8),
+        (16, 1, torch.uint8),
+    ],
+)
+def test_copy_uses_widest_words_that_size_and_address_allow(
+    size: int, offset: int, width: torch.dtype
+) -> None:
+    to, source = torch.zeros(64, dtype=torch.uint8), torch.ones(64, dtype=torch.uint8)
+    pair = to[offset : offset + size], source[:size]
+    ((copied,),) = _by_width([pair])
+    assert (copied[0].dtype, copied[1].dtype) == (width, width)
+    VERBS.copy([pair])
+    assert int(to.sum()) == size == int(to[offset : offset + size].sum())
 
 
 def test_copy_to_same_target_keeps_order() -> None:

@@ -2,7 +2,11 @@
 
 import pytest
 import torch
-from helpers.harnesses.kernel_checks import check_checksum, check_checksum_rows
+from helpers.harnesses.kernel_checks import (
+    check_checksum,
+    check_checksum_parts,
+    check_checksum_rows,
+)
 from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,3 +75,20 @@ def test_checksum_refuses_strided_data() -> None:
 def test_checksum_rows_refuse_too_small_workspace() -> None:
     with pytest.raises(ValueError, match="data: expected at most 1 rows, got 2"):
         KERNELS.checksum_rows(on_device(noise(2, 8)), torch.zeros(2), KERNELS.workspace())
+
+
+@few(12)
+@given(st.lists(st.integers(0, 11) | st.sampled_from((4096, 5001)), min_size=1, max_size=6))
+def test_checksum_parts_equal_the_reference_wherever_words_are_cut(sizes: list[int]) -> None:
+    check_checksum_parts(KERNELS, [noise(size) for size in sizes])
+
+
+def test_checksum_parts_read_whole_words_where_they_are() -> None:
+    """Nothing as large as a slot is put together: only words that go over a cut are."""
+    parts = [noise(n) for n in (4096, 4099, 2, 3, 8192)]
+    pieces = KERNELS.module("checksums").cut_at_words(parts)
+    assert torch.equal(torch.cat(pieces), torch.cat(parts))
+    assert all(piece.numel() % 4 == 0 for piece in pieces[:-1])
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    copied = [p.numel() for p in pieces if p.untyped_storage().data_ptr() not in storages]
+    assert copied == [4, 4]

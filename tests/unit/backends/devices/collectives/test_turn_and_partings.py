@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from helpers.harnesses.store_keys import store_keys
 
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.devices.collectives.exchange import round_of
@@ -142,14 +143,29 @@ def test_partings_close_channel_when_all_members_are_idle(planes: Planes) -> Non
 
 
 def test_partings_leave_no_store_keys(planes: Planes) -> None:
-    before = planes[0].store.num_keys()
     mine, theirs = (Partings(NAME, plane) for plane in planes)
     for name in ("a", "b"):
         mine.add(Channel(name, idle=True))  # type: ignore[arg-type]
         theirs.add(Channel(name, idle=True))  # type: ignore[arg-type]
     for parting in (mine, theirs, mine):
         parting.tick()
-    assert planes[0].store.num_keys() == before
+    assert store_keys(planes[0]) == set()
+
+
+def test_partings_read_farewells_once(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last member to read them deletes them: while a library still ends its part, nobody may
+    take them for missing ones."""
+    mine, theirs = (Partings(NAME, plane) for plane in planes)
+    ending = Channel("slow to end", idle=True)
+    monkeypatch.setattr(ending, "gone", lambda: False)
+    mine.add(ending)  # type: ignore[arg-type]
+    theirs.add(Channel("slow to end", idle=True))  # type: ignore[arg-type]
+    for parting in (mine, theirs, mine):
+        parting.tick()
+    asked: list[str] = []
+    monkeypatch.setattr(planes[0], "collect", lambda question, *rest, **how: asked.append(question))
+    assert mine.tick()
+    assert asked == []
 
 
 def test_partings_keep_busy_channel_after_fabric_close(planes: Planes) -> None:
