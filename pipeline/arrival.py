@@ -132,7 +132,12 @@ class StreamArrival:
         return self.awaited.whole.done()
 
     def wait(self) -> None:
-        """Order the edge's stream behind it. Raises `StreamFailed`, `CommunicatorFailed`."""
+        """Order the edge's stream behind the message.
+
+        Raises:
+            StreamFailed: the edge's stream failed.
+            CommunicatorFailed: the message is known to have failed.
+        """
         with self._ordering:
             if not self._ordered:
                 self.awaited.whole.wait(self.awaited.edge.stream)

@@ -17,13 +17,24 @@ WAITING, LATE = Role.AUX, Role.COPY
 """The stream that waits for the operation, and one that comes when it has failed."""
 
 
+def _released(traits: Traits) -> str | None:
+    """On a device that cannot end an operation, a stream that waits for it stands for good."""
+    on_device = traits.groups.stream_ordered and not traits.groups.abort
+    return company(traits) or ("abort" if on_device else None)
+
+
 def _programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """`lonely(...)`, then what the stream that waits for it is given: launches and recordings."""
+    """`lonely(...)`, then what the stream that waits for it is given: launches and recordings.
+
+    Not a round: each rank answers in its own way what it expects, so that what nobody sends can
+    still meet something else, and end in an error of the device, which the stream never loses.
+    """
+    alone = lonely_steps().filter(lambda step: step.args[0] != "exchange")
     after = st.lists(st.sampled_from((Step("launch"), Step("record"))), max_size=3)
     return st.builds(
         lambda size, alone, steps: program([alone, *steps], size),
         few(traits),
-        lonely_steps(),
+        alone,
         after,
     )
 
@@ -43,12 +54,13 @@ def _play(bench: Bench, found: Program) -> Play:
     yield Until(work.done, f"the failure of {op}")
     raised = attempt(partial(work.result, bench.patience), CommunicatorFailed)
     demand("P3", raised, f"rank {bench.rank}: {op}, which nobody answers, ended well")
+    if group.capabilities.abort:
+        group.abort()  # a device holds the stream until then: nobody else can end the operation
     if not refused:  # at the call it was not known yet
         failed = attempt(partial(bench.drain, waiting), StreamFailed)
         demand("E10", failed, f"{what} is said to have drained")
         cause = failed.__cause__ if failed is not None else None
-        blamed = isinstance(cause, CommunicatorFailed)
-        demand("E10", blamed, f"{what} blames {cause!r}")
+        demand("E10", isinstance(cause, CommunicatorFailed), f"{what} blames {cause!r}")
         later = attempt(partial(waiting.launch, partial(flag.fill_, 1)), StreamFailed)
         demand("E10", later, f"{what} takes launches")
     late = bench.accelerator.stream(LATE)
@@ -75,7 +87,7 @@ PROPERTIES = (
         claim="It never drains well; what has failed already is refused, and the stream goes on.",
         programs=_programs,
         play=_play,
-        needs=company,
+        needs=_released,
         ranks=Ranks.GROUP,
         pace=Pace.BRISK,
     ),

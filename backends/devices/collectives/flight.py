@@ -69,8 +69,8 @@ class Flight:
         self._held.append(stream)
 
     def fail(self, failure: CommunicatorFailed) -> None:
-        """The group is about to be aborted: fail the streams that wait, for what they wait for will
-        not be there (clause E7)."""
+        """It has failed, or its group is about to be aborted: fail the streams that wait, for what
+        they wait for will not be there (clauses E7, E10)."""
         held, self._held = self._held, []
         for stream in held:
             own_stream(stream).fail(failure)  # no launch: one that stands in the driver may be why

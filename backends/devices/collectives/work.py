@@ -155,11 +155,13 @@ class DeviceWork:
         with self._lock:
             if self._ended.is_set():
                 return
-            self._failure, self._flight = failure, None
+            self._failure, flight, self._flight = failure, self._flight, None
             waiters, self._waiters = self._waiters, []
             if failure is not None:
                 self._tell_failed(failure)
             self._ended.set()
+        if failure is not None and flight is not None:
+            flight.fail(failure)  # whether or not anybody can end it on the device
         for waiter in waiters:
             waiter.give_up(self._bell, failure)
 

@@ -304,10 +304,13 @@ def test_captured_solve_shares_has_own_memory(
 
 
 def test_solve_shares_error_fails_its_stream(npu: AscendAccelerator) -> None:
-    """The tables were never committed: no expert has a slot."""
+    """The first expert has no slot."""
     stream, out = npu.stream(Role.COMPUTE), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
-    load = on(npu, torch.ones(EXPERTS, dtype=torch.int64))
-    npu.kernels.solve_shares(load, fresh(npu), 0, out, stream)
+    load, live = on(npu, torch.ones(EXPERTS, dtype=torch.int64)), fresh(npu)
+    torn = update(0, table([9] * SLOTS))
+    torn.start[0, 1] = 0
+    npu.kernels.commit_tables(torn, live, stream)
+    npu.kernels.solve_shares(load, live, 0, out, stream)
     with pytest.raises(StreamFailed) as told:
         stream.synchronize(SOON)
     assert isinstance(told.value.__cause__, ValueError)
