@@ -149,26 +149,6 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
     assert made.map_and_record(ids).tolist() == found[0]
 
 
-@given(st.lists(st.integers(1, 1 << 22), min_size=1, max_size=3), st.sampled_from([0.5, 1.0, 4.0]))
-def test_staging_budget_is_at_least_one_slot_of_every_family(
-    slots: list[int], asked: float
-) -> None:
-    families = [SimpleNamespace(slot_bytes=one) for one in slots]
-    assert state(staging_mb=asked)._budget(families) == max(sum(slots), int(asked * 2**20))
-
-
-@given(st.lists(st.tuples(st.integers(1, 61), st.integers(1, 99), st.integers(1, 1 << 26))))
-def test_staging_budget_is_a_layer_of_every_family_by_default(
-    sizes: list[tuple[int, int, int]],
-) -> None:
-    families = [
-        SimpleNamespace(layers=range(layers), nbytes=layers * slots * slot_bytes)
-        for layers, slots, slot_bytes in sizes
-    ]
-    expected = sum(slots * slot_bytes for _, slots, slot_bytes in sizes)
-    assert state()._budget(families) == expected
-
-
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
     from equipoise.integrations.vllm.engine_config import sub_window_of
