@@ -146,7 +146,7 @@ def test_conformance_steers_device_before_each_case(
     )
     assert answer.code == 0, answer.out + answer.err
     assert answer.out.splitlines()[0].startswith("conformance of cpu with gloo")
-    assert len(wheel.TOLD) == 4 * 3, "the properties of the family, and nothing on ranks"
+    assert len(wheel.TOLD) == 5 * 3, "the properties of the family, and nothing on ranks"
 
 
 def test_conformance_failed_steering_exits_2_with_one_line(

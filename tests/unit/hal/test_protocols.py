@@ -81,6 +81,7 @@ def test_class_has_no_public_names_beyond_protocol(protocol: type, kind: type) -
     own = {"latest", "renew", "operation", "store", "bounded", "watch", "poll", "buffers", "close"}
     own |= {"expire", "land", "fail"}
     own |= {"issue", "capture", "put", "closed", "forget_together"}
+    own |= {"collect_retractable"}
     public = {name for name in vars(kind) if not name.startswith("_")}
     own |= set(members(communicator.CountsMemory))  # a communicator's backend may have it besides
     assert public - set(members(protocol)) <= own
