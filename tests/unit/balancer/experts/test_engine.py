@@ -207,7 +207,7 @@ def test_communicator_is_rebuilt_after_failed_move() -> None:
     assert violations(stories) == []
     for story in stories:
         assert story.aborts["move failed"] == 1
-        assert story.reports[-1].outcome == "committed"
+        assert "committed" in [report.outcome for report in story.reports]
     assert stories[0].commits == stories[1].commits
     assert stories[0].commits
 
