@@ -130,7 +130,10 @@ class Seat:
             around = _Tracking(accelerator, case.schedule, place.fabric, prefix, place.holder)
             self._leftovers = around.opened
             bench = _bench(self._backend, around, place.where, case)
-            return play_hosts(resolve(order["property"]), case, bench)
+            found = resolve(order["property"])
+            if found.large:
+                self._meter.swell()
+            return play_hosts(found, case, bench)
         finally:
             self._meter.look()
             accelerator.close()

@@ -272,9 +272,9 @@ class Loop:
             self.sights.append(self._look(balancer, step))
             self._trap.look(balancer)
             moved = any(report.outcome == COMMITTED for report in balancer.engine.reports)
-            done = torch.tensor([moved], dtype=torch.int64)
+            done = torch.tensor([moved], dtype=torch.int64).to(self._accelerator.device)
             lockstep.all_reduce(done).result(30.0)
-            if step - steps.start >= fewest - 1 and done == len(ranks):
+            if step - steps.start >= fewest - 1 and int(done) == len(ranks):
                 return
 
     def _look(self, balancer: ExpertBalancer, step: int) -> Any:
