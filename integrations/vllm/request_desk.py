@@ -159,6 +159,10 @@ class Desk:
                 self._meters.aborted()
             if ticket.stage is Stage.SENT:
                 ticket.stage = Stage.LEAVING
+            if ticket.stage not in UNSENT:
+                # Further parts that are about to be handed over would come after the abort, and
+                # the engine would take the first of them for a new request.
+                ticket.messages.clear()
         for ticket in unsent:
             messages = list(ticket.messages)
             self._do(partial(self._ledger.drop, ticket))

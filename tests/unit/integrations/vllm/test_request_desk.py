@@ -11,7 +11,7 @@ from helpers.fakes.failing_policies import Failing
 from helpers.fakes.fake_core_client import FakeRequest, Release, asked, deploy, turn
 from helpers.fakes.late_binding_policy import LateBinding
 from helpers.harnesses.request_routing_scenario import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.rules import RULES
@@ -76,6 +76,17 @@ def test_desk_never_loses_or_duplicates_requests_of_older_client(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit", "brh", "jsq"])
+@example(
+    acts=[
+        ("arrive", 1, None),
+        ("arrive", 1, None),
+        ("arrive", 27, None),
+        ("part", 92, None),
+        ("late", 1, None),
+        ("arrive", 0, None),
+        ("abort", 2, None),
+    ]
+)
 @given(acts=st.lists(ACTS, max_size=60))
 def test_desk_never_loses_overdue_requests(name: str, acts: list[Act]) -> None:
     async def work() -> None:
