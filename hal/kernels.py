@@ -104,7 +104,7 @@ class Kernels(Protocol):
     `ids` are expert ids, int32 [n]; an id outside [0, experts) is padding: it is routed to the
     invalid slot (= slots) and not counted. `slots` int32 [n] and `counts` int32 [experts] are
     overwritten. All operands are contiguous, on the device of the tables; any other, and a layer
-    that has no tables, raises `KernelError` at the call (clause G11): `hal.kernel_arguments` has
+    that has no tables, raises `KernelError` at the call (clause G11): `hal.kernel_operands` has
     the checks.
     """
 

@@ -13,13 +13,13 @@ from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.devices.memory import copy, used_on
 from equipoise.backends.devices.stream import own_stream
 from equipoise.backends.devices.table_rows import table_rows
-from equipoise.hal.kernel_arguments import (
+from equipoise.hal.kernel_operands import (
+    check_checksum,
     check_count,
     check_routing,
     check_rule,
     check_shares,
-    check_solving,
-    check_sum,
+    check_solve_shares,
     check_update,
 )
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
@@ -116,7 +116,7 @@ class AscendKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts, by a function of the host that the stream calls."""
-        check_solving(counts, tables, layer, cumulative)
+        check_solve_shares(counts, tables, layer, cumulative)
         on = own_stream(stream)
 
         def program() -> None:
@@ -145,7 +145,7 @@ class AscendKernels:
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Checksum of a contiguous tensor's bytes."""
-        check_sum(data, out)
+        check_checksum(data, out)
 
         def program() -> None:
             used_on(stream, data, out)

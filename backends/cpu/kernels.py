@@ -5,14 +5,14 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
-from equipoise.hal.kernel_arguments import (
+from equipoise.hal.kernel_operands import (
+    check_checksum,
     check_count,
     check_routing,
     check_rule,
     check_shares,
-    check_solving,
-    check_sum,
-    taken,
+    check_solve_shares,
+    copy_update,
 )
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
@@ -112,7 +112,7 @@ class CpuKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts."""
-        check_solving(counts, tables, layer, cumulative)
+        check_solve_shares(counts, tables, layer, cumulative)
 
         def program() -> None:
             live = _live(tables, layer)
@@ -131,7 +131,7 @@ class CpuKernels:
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word."""
-        rows = taken(update, tables)
+        rows = copy_update(update, tables)
 
         def program() -> None:
             for place, layer in enumerate(rows.layers):
@@ -146,7 +146,7 @@ class CpuKernels:
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Checksum of a contiguous tensor's bytes."""
-        check_sum(data, out)
+        check_checksum(data, out)
         view = data.detach().reshape(-1).view(torch.uint8)
 
         def program() -> None:

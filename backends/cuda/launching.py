@@ -15,13 +15,13 @@ from equipoise.backends.devices.memory import HOST, copy, used_on
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.backends.devices.table_rows import table_rows
 from equipoise.backends.devices.vendor import Device
-from equipoise.hal.kernel_arguments import (
+from equipoise.hal.kernel_operands import (
+    check_checksum,
     check_count,
     check_routing,
     check_rule,
     check_shares,
-    check_solving,
-    check_sum,
+    check_solve_shares,
     check_update,
 )
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
@@ -167,7 +167,7 @@ class CudaKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts, on the device."""
-        check_solving(counts, tables, layer, cumulative)
+        check_solve_shares(counts, tables, layer, cumulative)
 
         def program(space: "Workspace") -> None:
             used_on(stream, counts, cumulative)
@@ -194,7 +194,7 @@ class CudaKernels:
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Checksum of a contiguous tensor's bytes."""
-        check_sum(data, out)
+        check_checksum(data, out)
         flat = data.detach().reshape(-1).view(torch.uint8)
 
         def program() -> None:

@@ -12,7 +12,7 @@ comes before its writer: an event that was never recorded holds nobody, so no ev
 those the driver does not know that the one stream needs the other, and may put both into one queue
 of the device, the writer behind the wait. Hence as many queues as there can be, and no independent
 copies where streams share them (`native.shared_queues`). What that leaves, a GPU has to show
-(`tests/devices/cuda/test_streams_beyond_queues.py`).
+(`tests/devices/cuda/test_more_streams_than_queues.py`).
 """
 
 import threading

@@ -11,14 +11,14 @@ from equipoise.backends.virtual.arena import bytes_of
 from equipoise.backends.virtual.queue import in_turn
 from equipoise.backends.virtual.stream import own_stream
 from equipoise.hal.checksum import as_int64
-from equipoise.hal.kernel_arguments import (
+from equipoise.hal.kernel_operands import (
+    check_checksum,
     check_count,
     check_routing,
     check_rule,
     check_shares,
-    check_solving,
-    check_sum,
-    taken,
+    check_solve_shares,
+    copy_update,
 )
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
@@ -117,7 +117,7 @@ class VirtualKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts."""
-        check_solving(counts, tables, layer, cumulative)
+        check_solve_shares(counts, tables, layer, cumulative)
 
         def steps() -> Iterator[None]:
             live = self.live(tables, layer)
@@ -131,7 +131,7 @@ class VirtualKernels:
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word."""
-        rows = taken(update, tables)
+        rows = copy_update(update, tables)
 
         def steps() -> Iterator[None]:
             return in_turn(
@@ -144,7 +144,7 @@ class VirtualKernels:
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Checksum of a contiguous tensor's bytes."""
-        check_sum(data, out)
+        check_checksum(data, out)
         view = bytes_of(data)
 
         def program() -> None:

@@ -1,6 +1,6 @@
 """Family *addresses*: slots stay where they are, hold what they should, and nothing beside them."""
 
-from equipoise.hal.conformance import arguments, attached, contents, leasing, pages, slot_sizes
+from equipoise.hal.conformance import arguments, attached, contents, large_slots, leasing, pages
 from equipoise.hal.conformance.property import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -9,5 +9,5 @@ PROPERTIES: tuple[Property, ...] = (
     *leasing.PROPERTIES,
     *attached.PROPERTIES,
     *pages.PROPERTIES,
-    *slot_sizes.PROPERTIES,
+    *large_slots.PROPERTIES,
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.hal.conformance import routes
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand, equal, told
-from equipoise.hal.conformance.kernel_sizes import update
+from equipoise.hal.conformance.large_kernels import update
 from equipoise.hal.conformance.needs import a_held_stream
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits

@@ -4,7 +4,6 @@ from equipoise.hal.conformance.graphs import ELSEWHERE, GRAPHS
 from equipoise.hal.conformance.kernel_launches import FOLLOWING
 from equipoise.hal.conformance.kernel_operands import OPERANDS
 from equipoise.hal.conformance.kernel_rules import RULES
-from equipoise.hal.conformance.kernel_sizes import SIZES
 from equipoise.hal.conformance.kernel_tables import (
     COMMITTED,
     ONE_GENERATION,
@@ -12,6 +11,7 @@ from equipoise.hal.conformance.kernel_tables import (
 )
 from equipoise.hal.conformance.kernel_values import SALTED, VALUES
 from equipoise.hal.conformance.kernel_weights import TOGETHER
+from equipoise.hal.conformance.large_kernels import SIZES
 
 PROPERTIES = (
     VALUES,

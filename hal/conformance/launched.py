@@ -31,7 +31,7 @@ GRACE = 10.0
 """Seconds beyond the watchdog of an order that its answer may take to arrive."""
 
 
-class LaunchedTroupe:
+class LaunchedRankGroup:
     """All ranks of the launch, as rank 0 sees them.
 
     Args:
@@ -106,10 +106,10 @@ class LaunchedSubject(RankedSubject):
         where: Rendezvous,
         deadlines: Mapping[Pace, float] = DEADLINES,
     ) -> None:
-        troupe = LaunchedTroupe(backend, communicator, where)
+        rank_group = LaunchedRankGroup(backend, communicator, where)
         declared = replace(traits(backend, communicator, where.size), expendable=False)
         name = f"{backend} with {communicator} on {where.size} launched ranks"
-        super().__init__(name, declared, troupe, deadlines)
+        super().__init__(name, declared, rank_group, deadlines)
 
 
 def serve(backend: str, communicator: str, where: Rendezvous) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, attempt, demand
 from equipoise.hal.conformance.broken_streams import BROKEN_STREAM
-from equipoise.hal.conformance.event_points import EVENT_POINTS
+from equipoise.hal.conformance.event_queries import EVENT_POINTS
 from equipoise.hal.conformance.model import Order
 from equipoise.hal.conformance.needs import a_held_stream, side_by_side
 from equipoise.hal.conformance.program import Program, Step, program

@@ -36,7 +36,7 @@ class _Elsewhere:
         self._crew.end({HOLDER} & self._crew.members.keys())
 
 
-class ProcessTroupe:
+class ProcessRankGroup:
     """Processes that are reused by all cases; a broken one is replaced.
 
     Args:
@@ -94,9 +94,9 @@ class ProcessSubject(RankedSubject):
         ranks: int,
         deadlines: Mapping[Pace, float] = DEADLINES,
     ) -> None:
-        troupe = ProcessTroupe(backend, communicator)
+        rank_group = ProcessRankGroup(backend, communicator)
         name = f"{backend} with {communicator} on {ranks} processes"
-        super().__init__(name, traits(backend, communicator, ranks), troupe, deadlines)
+        super().__init__(name, traits(backend, communicator, ranks), rank_group, deadlines)
 
 
 def traits(backend: str, communicator: str, ranks: int) -> Traits:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, Until, demand, finish
-from equipoise.hal.conformance.group_sizes import PROGRESS as CROWDS
 from equipoise.hal.conformance.inplace import PROPERTIES as IN_PLACE
+from equipoise.hal.conformance.large_collectives import PROGRESS as CROWDS
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
 from equipoise.hal.conformance.rounds import PROPERTIES as ROUNDS

@@ -78,7 +78,7 @@ class ExpendableStore(Store, Protocol):
         ...
 
 
-class Troupe(Protocol):
+class RankGroup(Protocol):
     """Ranks that obey orders."""
 
     def host(self) -> Store:
@@ -127,7 +127,7 @@ class _Stage:
 
 
 class RankedSubject:
-    """Plays cases on the first ranks of a troupe.
+    """Plays cases on the first ranks of a rank_group.
 
     A fabric is kept over the cases of one size and one pace, and replaced after a violation. The
     cases of a property that breaks things have fabrics of their own, and no other is open beside
@@ -136,16 +136,16 @@ class RankedSubject:
     Args:
         name: of the subject.
         traits: as declared; sizes up to the number of ranks.
-        troupe: the ranks; closed with the subject.
+        rank_group: the ranks; closed with the subject.
         deadlines: seconds that an operation may last, by pace.
     """
 
     def __init__(
-        self, name: str, traits: Traits, troupe: Troupe, deadlines: Mapping[Pace, float]
+        self, name: str, traits: Traits, rank_group: RankGroup, deadlines: Mapping[Pace, float]
     ) -> None:
         self._name = name
         self._traits = traits
-        self._troupe = troupe
+        self._rank_group = rank_group
         self._deadlines = deadlines
         self._stages: dict[tuple[int, Pace], _Stage] = {}
         self._gauge: tuple[str, float] = ("", 0.0)
@@ -179,7 +179,7 @@ class RankedSubject:
     def close(self) -> None:
         """End every rank, and every store."""
         self._clear()
-        self._troupe.close()
+        self._rank_group.close()
 
     def _perform(self, claim: Property, case: Case, reference: str) -> list[Any]:
         """What all hosts observed; None for those of ranks that were lost."""
@@ -210,7 +210,7 @@ class RankedSubject:
         """What all hosts observed; None for those of ranks that were lost."""
         replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call(lost))
         if lost:
-            self._troupe.replace(lost)
+            self._rank_group.replace(lost)
             self._stages[stage.size, claim.pace] = stage.without(lost)
         told, absent = observed(claim.clauses[0], replies), [None] * claim.hosts
         return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
@@ -286,7 +286,7 @@ class RankedSubject:
             stage, fresh = self._stages.get(key), key not in self._stages
             if stage is None:
                 deadline = self._deadlines[Pace.CALM]
-                stage = self._begin(claim, key, deadline, self._troupe.host(), None)
+                stage = self._begin(claim, key, deadline, self._rank_group.host(), None)
             self._gauge_count += 1
             order = {"do": "gauge", "fabric": stage.name, "number": self._gauge_count}
             replies = self._tell(dict.fromkeys(stage.ranks, order), stage.call())
@@ -299,8 +299,8 @@ class RankedSubject:
     def _host(self, claim: Property) -> tuple[Store, int | None]:
         """Where the ranks can meet, and the process that holds it if it may be ended."""
         if not claim.takes_store:
-            return self._troupe.host(), None
-        expendable = self._troupe.expendable_host()
+            return self._rank_group.host(), None
+        expendable = self._rank_group.expendable_host()
         return expendable, expendable.holder
 
     def _clear(self) -> None:
@@ -324,7 +324,7 @@ class RankedSubject:
 
     def _tell(self, orders: Mapping[int, Order], call: Call) -> dict[int, Answer]:
         try:
-            return self._troupe.tell(orders, call)
+            return self._rank_group.tell(orders, call)
         except Violation:  # the ranks are gone, and their fabrics with them
             while self._stages:
                 self._stages.popitem()[1].host.close()

@@ -14,7 +14,7 @@ from equipoise.hal.conformance.collectives import (
     fly,
     text_of,
 )
-from equipoise.hal.conformance.group_sizes import SHAPES as SIZES
+from equipoise.hal.conformance.large_collectives import SHAPES as SIZES
 from equipoise.hal.conformance.layouts import LAYOUTS
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits

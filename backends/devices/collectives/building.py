@@ -178,7 +178,7 @@ class Builder:
         membership = plan.membership
         self._attempts[membership.name] = number
         if number:
-            plan = replace(plan, membership=membership.again(number))
+            plan = replace(plan, membership=membership.for_attempt(number))
         question = f"{self._library.name}/{membership.name}/{number}"
         talk = Talk(self._control, question, membership.ranks, patience)
         if membership.rank > 0:

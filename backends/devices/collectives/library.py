@@ -29,7 +29,7 @@ class Membership:
     link: bool
     deadline: float
 
-    def again(self, attempt: int) -> "Membership":
+    def for_attempt(self, attempt: int) -> "Membership":
         """For another attempt to make it: no library is told the same name twice."""
         return replace(self, name=f"{self.name}/attempt{attempt}")
 

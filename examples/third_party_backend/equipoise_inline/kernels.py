@@ -5,14 +5,14 @@ from torch import Tensor
 
 from equipoise.hal import routing
 from equipoise.hal.checksum import as_int64, checksum
-from equipoise.hal.kernel_arguments import (
+from equipoise.hal.kernel_operands import (
+    check_checksum,
     check_count,
     check_routing,
     check_rule,
     check_shares,
-    check_solving,
-    check_sum,
-    taken,
+    check_solve_shares,
+    copy_update,
 )
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing_rules import Rule, route_by_rule
@@ -83,7 +83,7 @@ class InlineKernels:
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
         """Water-filling on one layer's counts."""
-        check_solving(counts, tables, layer, cumulative)
+        check_solve_shares(counts, tables, layer, cumulative)
 
         def program() -> None:
             if int(tables.generation[layer]):
@@ -94,7 +94,7 @@ class InlineKernels:
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of each changed layer, then advance its generation word."""
-        rows = taken(update, tables)
+        rows = copy_update(update, tables)
 
         def program() -> None:
             for place, layer in enumerate(rows.layers):
@@ -109,7 +109,7 @@ class InlineKernels:
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Checksum of a contiguous tensor's bytes."""
-        check_sum(data, out)
+        check_checksum(data, out)
         view = data.detach().reshape(-1).view(torch.uint8)
         stream.launch(lambda: out.fill_(as_int64(checksum(view))))
 

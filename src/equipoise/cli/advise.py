@@ -130,7 +130,7 @@ def _advised(request: AdviseRequest) -> "Advice":
     parts = parts_for(request.progress, "planning")
     try:
         with refused():
-            return answers(question, parts.at)
+            return answers(question, parts.start_part)
     finally:
         parts.close()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from equipoise import install_command
 from equipoise.cli.checks import Check
-from equipoise.cli.failures import why_not_imported
+from equipoise.cli.import_errors import explain_import_error
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry
 from equipoise.hal.errors import BackendUnavailable, EquipoiseError
@@ -142,7 +142,7 @@ def _torch_problem() -> str | None:
     try:
         found = import_module(TORCH)
     except (ImportError, OSError) as error:
-        return why_not_imported(error)
+        return explain_import_error(error)
     if hasattr(found, "Tensor"):
         return None
     # What an uninstall leaves behind imports as an empty package.

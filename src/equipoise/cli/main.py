@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from errno import ENOSPC
 from importlib import import_module
 
-from equipoise.cli import failures, streams
+from equipoise.cli import import_errors, streams
 from equipoise.cli.parser import build_parser
 from equipoise.cli.termination import Terminated, terminable
 from equipoise.hal.errors import EquipoiseError, UsageError
@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(EquipoiseError(f"standard output: {error.strerror or error}"), FAILED)
         return _fail(error, FAILED)
     except ImportError as error:
-        if failures.culprit(error) is None:
+        if import_errors.failing_package(error) is None:
             raise  # a mistake of ours: whoever mends it needs the traceback
-        streams.tell(f"error: {failures.why_not_imported(error)}")
+        streams.tell(f"error: {import_errors.explain_import_error(error)}")
         return FAILED
     except KeyboardInterrupt:
         streams.tell("interrupted")

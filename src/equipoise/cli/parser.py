@@ -184,7 +184,7 @@ class Parser(argparse.ArgumentParser):
         if mistyped is None:
             raise UsageError(message)
         known = re.findall(r"[\w-]+", mistyped[2])
-        raise UsageError(f"unknown command {mistyped[1]!r}{_meant(mistyped[1], known)}")
+        raise UsageError(f"unknown command {mistyped[1]!r}{_suggestion(mistyped[1], known)}")
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
@@ -196,7 +196,7 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def _meant(word: str, known: Sequence[str]) -> str:
+def _suggestion(word: str, known: Sequence[str]) -> str:
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 

@@ -77,7 +77,7 @@ def progress_for(wish: str) -> Progress:
 class Parts(Protocol):
     """Is told of long work, part by part."""
 
-    def at(self, what: str) -> None:
+    def start_part(self, what: str) -> None:
         """This part begins."""
         ...
 
@@ -95,7 +95,7 @@ class PartsBar:
             desc=name, file=stream, bar_format="{desc}  {elapsed}", leave=False
         )
 
-    def at(self, what: str) -> None:
+    def start_part(self, what: str) -> None:
         """Show it."""
         self._bar.set_description_str(f"{self._name}: {what}")
 
@@ -113,7 +113,7 @@ class PartsLog:
         self._name, self._stream, self._clock = name, stream, clock
         self._began = self._last = clock()
 
-    def at(self, what: str) -> None:
+    def start_part(self, what: str) -> None:
         """Told where `SILENT` seconds have passed since the line before."""
         now = self._clock()
         if now - self._last >= SILENT:
@@ -128,7 +128,7 @@ class PartsLog:
 class PartsHidden:
     """Nobody hears of it."""
 
-    def at(self, what: str) -> None:
+    def start_part(self, what: str) -> None:
         """Nothing."""
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from equipoise.hal.errors import CommunicatorFailed, EquipoiseError
 from equipoise.hal.stream import Stream
 
 
-class CancelsLate(GlooWork):
+class CancelWaitsForDeadline(GlooWork):
     """A cancelled operation goes on to its deadline, and may end well."""
 
     def cancel(self) -> None:
@@ -19,7 +19,7 @@ class CancelsLate(GlooWork):
         self._failed(CommunicatorFailed(f"{self._what} was cancelled"))
 
 
-class CancelsInSilence(GlooWork):
+class CancelEndsWell(GlooWork):
     """A cancelled operation has ended well."""
 
     def cancel(self) -> None:
@@ -28,7 +28,7 @@ class CancelsInSilence(GlooWork):
         self._settle(None)
 
 
-class CancelsForgotten(GlooWork):
+class CancelKeepsCommunicator(GlooWork):
     """A cancel does not fail the communicator."""
 
     def cancel(self) -> None:
@@ -36,7 +36,7 @@ class CancelsForgotten(GlooWork):
         self._settle(CommunicatorFailed(f"{self._what} was cancelled"))
 
 
-class Deaf(GlooWork):
+class IgnoresFailedWork(GlooWork):
     """A stream that waits for an operation goes on whatever becomes of it."""
 
     def wait(self, stream: Stream) -> None:
@@ -50,14 +50,14 @@ class Deaf(GlooWork):
         stream.launch(program)
 
 
-class NeverRefuses(GlooWork):
+class FailsStreamNotCall(GlooWork):
     """Waiting for what has failed fails the stream, which had nothing to do with it."""
 
     def wait(self, stream: Stream) -> None:
         stream.launch(lambda: self.result(self._remaining() + SLACK))
 
 
-class PassesWhatFailed(GlooWork):
+class IgnoresEarlierFailure(GlooWork):
     """Waiting for what has failed is waiting for nothing."""
 
     def wait(self, stream: Stream) -> None:
@@ -85,7 +85,7 @@ MUTANTS = (
         clause="E4",
         broken="After a cancel the result comes with the deadline, or with the data.",
         property=CANCEL,
-        subject=gloo_with(communicator=_with(CancelsLate)),
+        subject=gloo_with(communicator=_with(CancelWaitsForDeadline)),
         real=True,
     ),
     Mutant(
@@ -93,7 +93,7 @@ MUTANTS = (
         clause="E4",
         broken="After a cancel the result raises nothing.",
         property=CANCEL,
-        subject=gloo_with(communicator=_with(CancelsInSilence)),
+        subject=gloo_with(communicator=_with(CancelEndsWell)),
         real=True,
     ),
     Mutant(
@@ -101,7 +101,7 @@ MUTANTS = (
         clause="E4",
         broken="After a cancel the communicator takes operations as before.",
         property=CANCEL,
-        subject=gloo_with(communicator=_with(CancelsForgotten)),
+        subject=gloo_with(communicator=_with(CancelKeepsCommunicator)),
         real=True,
     ),
     Mutant(
@@ -109,7 +109,7 @@ MUTANTS = (
         clause="E10",
         broken="A stream that waits for an operation does not hear that it failed.",
         property=WAITS,
-        subject=gloo_with(communicator=_with(Deaf)),
+        subject=gloo_with(communicator=_with(IgnoresFailedWork)),
         real=True,
     ),
     Mutant(
@@ -117,7 +117,7 @@ MUTANTS = (
         clause="E10",
         broken="Waiting for what has failed long ago fails the stream instead of the call.",
         property=WAITS,
-        subject=gloo_with(communicator=_with(NeverRefuses)),
+        subject=gloo_with(communicator=_with(FailsStreamNotCall)),
         real=True,
     ),
     Mutant(
@@ -125,7 +125,7 @@ MUTANTS = (
         clause="E10",
         broken="Waiting for what has failed long ago raises nothing.",
         property=WAITS,
-        subject=gloo_with(communicator=_with(PassesWhatFailed)),
+        subject=gloo_with(communicator=_with(IgnoresEarlierFailure)),
         real=True,
     ),
 )

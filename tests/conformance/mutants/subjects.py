@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from helpers.processes.thread_troupe import ThreadSubject
+from helpers.processes.thread_rank_group import ThreadSubject
 
 from equipoise.backends.cpu.accelerator import CpuAccelerator, CpuBackend
 from equipoise.backends.cpu.communicator import GlooCommunicator

@@ -61,7 +61,7 @@ def test_parts_log_tells_only_of_long_work() -> None:
     stream, times = io.StringIO(), iter([0.0, 1.0, SILENT, SILENT + 1, 2.5 * SILENT])
     log = PartsLog("planning", stream, lambda: next(times))
     for ranks in (4, 8, 16, 32):
-        log.at(f"{ranks} ranks")
+        log.start_part(f"{ranks} ranks")
     log.close()
     assert stream.getvalue().splitlines() == [
         "planning: 8 ranks, after 10 s", "planning: 32 ranks, after 25 s",
@@ -71,7 +71,7 @@ def test_parts_log_tells_only_of_long_work() -> None:
 def test_parts_bar_shows_part_and_leaves_nothing() -> None:
     stream = io.StringIO()
     bar = PartsBar("planning", stream)
-    bar.at("4,096 ranks")
+    bar.start_part("4,096 ranks")
     bar.close()
     assert "planning: 4,096 ranks  00:00" in stream.getvalue()
     assert stream.getvalue().split("\r")[-1].strip() == ""

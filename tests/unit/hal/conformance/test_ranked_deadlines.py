@@ -63,7 +63,7 @@ class FakeStore:
         """Nothing is held."""
 
 
-class FakeTroupe:
+class FakeRankGroup:
     """Ranks that take their time to open a communicator, and fail what is given too little.
 
     Args:
@@ -110,73 +110,73 @@ class FakeTroupe:
         return {"answers": [None]}
 
 
-def subject(troupe: FakeTroupe) -> RankedSubject:
+def subject(rank_group: FakeRankGroup) -> RankedSubject:
     traits = Traits(Capabilities(), CommunicatorCapabilities(), (1, 2), controlled=False)
-    return RankedSubject("fake", traits, troupe, DEADLINES)
+    return RankedSubject("fake", traits, rank_group, DEADLINES)
 
 
 def test_brisk_deadline_grows_when_machine_is_busy_at_later_property() -> None:
-    troupe = FakeTroupe([IDLE, BUSY], needed=0.0)
-    ranks = subject(troupe)
+    rank_group = FakeRankGroup([IDLE, BUSY], needed=0.0)
+    ranks = subject(rank_group)
     for claim in (FIRST, FIRST, SECOND):
         ranks.play(claim, CASE)
-    assert troupe.played == [1.0, 1.0, OPENINGS * BUSY]
+    assert rank_group.played == [1.0, 1.0, OPENINGS * BUSY]
 
 
 def test_brisk_deadline_shrinks_when_machine_is_idle_again() -> None:
-    troupe = FakeTroupe([BUSY, IDLE], needed=0.0)
-    ranks = subject(troupe)
+    rank_group = FakeRankGroup([BUSY, IDLE], needed=0.0)
+    ranks = subject(rank_group)
     for claim in (FIRST, SECOND):
         ranks.play(claim, CASE)
-    assert troupe.played == [OPENINGS * BUSY, 1.0]
+    assert rank_group.played == [OPENINGS * BUSY, 1.0]
 
 
 def test_failed_brisk_case_is_played_again_with_longer_deadline(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    troupe = FakeTroupe([IDLE], needed=2.0)
-    ranks = subject(troupe)
+    rank_group = FakeRankGroup([IDLE], needed=2.0)
+    ranks = subject(rank_group)
     for claim in (FIRST, FIRST, SECOND):
         ranks.play(claim, CASE)
-    assert troupe.played == [1.0, STRETCH, STRETCH, 1.0, STRETCH]
+    assert rank_group.played == [1.0, STRETCH, STRETCH, 1.0, STRETCH]
     assert "first: a case failed under a brisk deadline" in caplog.text
 
 
 def test_replayed_case_gets_deadline_of_machine_as_it_is_now() -> None:
-    troupe = FakeTroupe([IDLE, BUSY], needed=2.0)
-    subject(troupe).play(FIRST, CASE)
-    assert troupe.played == [1.0, STRETCH * OPENINGS * BUSY]
+    rank_group = FakeRankGroup([IDLE, BUSY], needed=2.0)
+    subject(rank_group).play(FIRST, CASE)
+    assert rank_group.played == [1.0, STRETCH * OPENINGS * BUSY]
 
 
 def test_second_failure_of_brisk_property_counts() -> None:
-    troupe = FakeTroupe([IDLE], needed=1000.0)
-    ranks = subject(troupe)
+    rank_group = FakeRankGroup([IDLE], needed=1000.0)
+    ranks = subject(rank_group)
     for _ in range(2):  # the second one as shrinking plays it
         with pytest.raises(Violation, match="passed its deadline"):
             ranks.play(FIRST, CASE)
-    assert troupe.played == [1.0, STRETCH, 1.0]
+    assert rank_group.played == [1.0, STRETCH, 1.0]
 
 
 def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
-    troupe = FakeTroupe([IDLE], needed=2.0)
-    ranks = subject(troupe)
+    rank_group = FakeRankGroup([IDLE], needed=2.0)
+    ranks = subject(rank_group)
     ranks.play(FIRST, CASE)
-    troupe.needed = 1000.0
+    rank_group.needed = 1000.0
     with pytest.raises(Violation, match="passed its deadline"):
         ranks.play(FIRST, CASE)
-    assert troupe.played == [1.0, STRETCH, STRETCH]
+    assert rank_group.played == [1.0, STRETCH, STRETCH]
 
 
 @pytest.mark.parametrize("clause", ["C8", "R1"])
 def test_hang_or_leak_of_brisk_property_counts_at_once(clause: str) -> None:
-    troupe = FakeTroupe([IDLE], needed=1000.0, clause=clause)
+    rank_group = FakeRankGroup([IDLE], needed=1000.0, clause=clause)
     with pytest.raises(Violation, match=clause):
-        subject(troupe).play(FIRST, CASE)
-    assert troupe.played == [1.0]
+        subject(rank_group).play(FIRST, CASE)
+    assert rank_group.played == [1.0]
 
 
 def test_failure_of_calm_property_counts_at_once() -> None:
-    troupe = FakeTroupe([IDLE], needed=1000.0)
+    rank_group = FakeRankGroup([IDLE], needed=1000.0)
     with pytest.raises(Violation, match="passed its deadline"):
-        subject(troupe).play(CALM, CASE)
-    assert troupe.played == [15.0]
+        subject(rank_group).play(CALM, CASE)
+    assert rank_group.played == [15.0]

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.backends.cpu.kernels import CpuKernels
-from equipoise.hal.kernel_arguments import check_layer
+from equipoise.hal.kernel_operands import check_layer
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
 from equipoise.hal.routing import SWEEPS
 from equipoise.hal.stream import Stream
 
 
-class PointersOnly(CpuKernels):
+class IgnoresStrides(CpuKernels):
     """What is strided is read as if it were not, as a kernel does that is given a pointer."""
 
     def route_and_count(
@@ -25,7 +25,7 @@ class PointersOnly(CpuKernels):
         super().route_and_count(near, tables, salt, slots, counts, stream)
 
 
-class AnyIntegers(CpuKernels):
+class FillsAnyIntegerType(CpuKernels):
     """Counts of any integer type are filled."""
 
     def route_and_count(
@@ -36,7 +36,7 @@ class AnyIntegers(CpuKernels):
         stream.launch(lambda: counts.copy_(near))
 
 
-class RoomEnough(CpuKernels):
+class TakesLongerResult(CpuKernels):
     """What is longer than it needs to be is taken."""
 
     def route_and_count(
@@ -45,7 +45,7 @@ class RoomEnough(CpuKernels):
         super().route_and_count(ids, tables, salt, slots[: ids.numel()], counts, stream)
 
 
-class LayersFromTheEnd(CpuKernels):
+class NegativeLayerWraps(CpuKernels):
     """Layer -1 is the last one, as indices of Python are."""
 
     def route_and_count(
@@ -55,7 +55,7 @@ class LayersFromTheEnd(CpuKernels):
         super().route_and_count(ids, tables, salt, slots, counts, stream)
 
 
-class LoadsOfAnyType(CpuKernels):
+class SolvesAnyIntegerType(CpuKernels):
     """A load is taken in any type of integers."""
 
     def solve_shares(
@@ -64,7 +64,7 @@ class LoadsOfAnyType(CpuKernels):
         super().solve_shares(counts.long(), tables, layer, cumulative, stream)
 
 
-class LastRowWins(CpuKernels):
+class RepeatedLayerTakesLast(CpuKernels):
     """A layer that is named twice gets the later of its rows."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -76,7 +76,7 @@ class LastRowWins(CpuKernels):
         super().commit_tables(few, tables, stream)
 
 
-class StrangersAreSkipped(CpuKernels):
+class SkipsUnknownLayers(CpuKernels):
     """Layers that there are none of are left out of an update."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -90,7 +90,7 @@ class StrangersAreSkipped(CpuKernels):
         super().commit_tables(few, tables, stream)
 
 
-class TakenLater(CpuKernels):
+class ReadsUpdateAtCommit(CpuKernels):
     """An update is read when the stream comes to its commit."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -99,10 +99,12 @@ class TakenLater(CpuKernels):
             return
         for layer in update.layers:
             check_layer(layer, tables)
-        stream.launch(lambda: super(TakenLater, self).commit_tables(update, tables, stream))
+        stream.launch(
+            lambda: super(ReadsUpdateAtCommit, self).commit_tables(update, tables, stream)
+        )
 
 
-class SolvesAnything(CpuKernels):
+class FailsWithoutTables(CpuKernels):
     """A layer without tables fails the stream that is to solve it."""
 
     def solve_shares(
@@ -124,7 +126,7 @@ class SolvesAnything(CpuKernels):
         stream.launch(program)
 
 
-class ZerosForNothing(CpuKernels):
+class ZerosWithoutTables(CpuKernels):
     """Shares of a layer without tables are zeros."""
 
     def solve_shares(
@@ -143,7 +145,7 @@ MUTANTS = (
         clause="G11",
         broken="A column of ids is routed as if its elements stood side by side.",
         property=OPERANDS,
-        subject=cpu_with(kernels=PointersOnly),
+        subject=cpu_with(kernels=IgnoresStrides),
         real=True,
     ),
     Mutant(
@@ -151,7 +153,7 @@ MUTANTS = (
         clause="G11",
         broken="Counts of 64 bits are taken.",
         property=OPERANDS,
-        subject=cpu_with(kernels=AnyIntegers),
+        subject=cpu_with(kernels=FillsAnyIntegerType),
         real=True,
     ),
     Mutant(
@@ -159,7 +161,7 @@ MUTANTS = (
         clause="G11",
         broken="A result that is longer than the batch is taken.",
         property=OPERANDS,
-        subject=cpu_with(kernels=RoomEnough),
+        subject=cpu_with(kernels=TakesLongerResult),
         real=True,
     ),
     Mutant(
@@ -167,7 +169,7 @@ MUTANTS = (
         clause="G11",
         broken="Layer -1 is the last one.",
         property=OPERANDS,
-        subject=cpu_with(kernels=LayersFromTheEnd),
+        subject=cpu_with(kernels=NegativeLayerWraps),
         real=True,
     ),
     Mutant(
@@ -175,7 +177,7 @@ MUTANTS = (
         clause="G11",
         broken="A load of 32 bits is taken.",
         property=OPERANDS,
-        subject=cpu_with(kernels=LoadsOfAnyType),
+        subject=cpu_with(kernels=SolvesAnyIntegerType),
         real=True,
     ),
     Mutant(
@@ -183,7 +185,7 @@ MUTANTS = (
         clause="G11",
         broken="A layer that an update names twice gets the later row.",
         property=OPERANDS,
-        subject=cpu_with(kernels=LastRowWins),
+        subject=cpu_with(kernels=RepeatedLayerTakesLast),
         real=True,
     ),
     Mutant(
@@ -191,7 +193,7 @@ MUTANTS = (
         clause="G11",
         broken="An update installs the layers that there are, and forgets the others.",
         property=OPERANDS,
-        subject=cpu_with(kernels=StrangersAreSkipped),
+        subject=cpu_with(kernels=SkipsUnknownLayers),
         real=True,
     ),
     Mutant(
@@ -199,7 +201,7 @@ MUTANTS = (
         clause="G10",
         broken="An update that is changed behind the call installs what it was changed to.",
         property=TAKEN,
-        subject=cpu_with(kernels=TakenLater),
+        subject=cpu_with(kernels=ReadsUpdateAtCommit),
         real=True,
     ),
     Mutant(
@@ -207,7 +209,7 @@ MUTANTS = (
         clause="G12",
         broken="Solving a layer ahead of its first commit fails the stream for good.",
         property=UNSOLVED,
-        subject=cpu_with(kernels=SolvesAnything),
+        subject=cpu_with(kernels=FailsWithoutTables),
         real=True,
     ),
     Mutant(
@@ -215,7 +217,7 @@ MUTANTS = (
         clause="G12",
         broken="Solving a layer ahead of its first commit writes zeros.",
         property=UNSOLVED,
-        subject=cpu_with(kernels=ZerosForNothing),
+        subject=cpu_with(kernels=ZerosWithoutTables),
         real=True,
     ),
 )

@@ -17,14 +17,14 @@ from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Event, Stream
 
 
-class RunsAhead(CpuEvent):
+class ReachedWhenRecorded(CpuEvent):
     """An event says that it was reached as soon as it is recorded."""
 
     def query(self) -> bool:
         return self._mark is not None
 
 
-class NeverByItself(CpuEvent):
+class QueryNeedsWait(CpuEvent):
     """A query is true only when somebody has waited."""
 
     waited: Mark | None = None
@@ -37,7 +37,7 @@ class NeverByItself(CpuEvent):
         self.waited = self._mark
 
 
-class WaitsOnce(CpuEvent):
+class SecondRecordingNotAwaited(CpuEvent):
     """Waiting for an event that was recorded again returns at once."""
 
     recordings = 0
@@ -51,7 +51,7 @@ class WaitsOnce(CpuEvent):
             super().synchronize(timeout)
 
 
-class FirstPoint(CpuEvent):
+class AnswersForFirstRecording(CpuEvent):
     """A query answers for the first recording."""
 
     first: Mark | None = None
@@ -65,7 +65,7 @@ class FirstPoint(CpuEvent):
         return self.first is not None and self.first.reached.is_set()
 
 
-class RunsOn(CpuStream):
+class RunsAfterFailure(CpuStream):
     """What is queued behind a program that raised runs all the same."""
 
     def _run(self, task: _Task) -> None:
@@ -76,7 +76,7 @@ class RunsOn(CpuStream):
             task.skip(self._failure)
 
 
-class BlamesTheLast(CpuStream):
+class ReportsLastFailure(CpuStream):
     """A failed stream takes one more launch, and blames that one's failure."""
 
     def _run(self, task: _Task) -> None:
@@ -85,7 +85,7 @@ class BlamesTheLast(CpuStream):
         self._failure = self._failure or before
 
 
-class PassesFailures(CpuStream):
+class IgnoresFailedRecording(CpuStream):
     """A stream goes on when a recording that it waits for has failed."""
 
     def wait(self, event: Event) -> None:
@@ -98,7 +98,7 @@ class PassesFailures(CpuStream):
         self.launch(program)
 
 
-class WhereItWasCaptured(CpuGraph):
+class ReplaysOnCaptureStream(CpuGraph):
     """A replay goes to the stream that was captured."""
 
     at: Stream | None = None
@@ -111,7 +111,7 @@ class WhereItWasCaptured(CpuGraph):
         super().replay(self.at or stream)
 
 
-class AtTheCall(CpuGraph):
+class ReplaysOnOwnStream(CpuGraph):
     """A replay comes ahead of what its stream was given: it has a stream of its own."""
 
     def replay(self, stream: Stream) -> None:
@@ -121,7 +121,7 @@ class AtTheCall(CpuGraph):
         aside.close(60.0)
 
 
-class TakesAnything(CpuStream):
+class DropsLaunchAfterClose(CpuStream):
     """A closed stream forgets what it is given, in silence."""
 
     def launch(self, program: Callable[[], object]) -> None:
@@ -129,7 +129,7 @@ class TakesAnything(CpuStream):
             super().launch(program)
 
 
-class LeavesWorkers(CpuAccelerator):
+class CloseLeavesThreads(CpuAccelerator):
     """Closing leaves every worker where it is."""
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class LeavesWorkers(CpuAccelerator):
             stream._closed = True
 
 
-class ClosesOnce(CpuAccelerator):
+class SecondCloseRaises(CpuAccelerator):
     """Closing again is an error."""
 
     open = True
@@ -149,7 +149,7 @@ class ClosesOnce(CpuAccelerator):
         super().close()
 
 
-class Unordered(CpuSlotStore):
+class UnorderedVerbs(CpuSlotStore):
     """Verbs are launched and not ordered: each stream by itself."""
 
     def _issue(
@@ -173,7 +173,7 @@ class Unordered(CpuSlotStore):
             stream.launch(program)
 
 
-class MoreThanThereIs(CpuAccelerator):
+class FreeAboveTotal(CpuAccelerator):
     """Free memory is total memory and what is used."""
 
     def memory(self) -> Memory:
@@ -181,21 +181,21 @@ class MoreThanThereIs(CpuAccelerator):
         return Memory(said.total, 2 * said.total - said.free)
 
 
-class NothingAtAll(CpuAccelerator):
+class NoMemory(CpuAccelerator):
     """There is no memory."""
 
     def memory(self) -> Memory:
         return Memory(0, 0)
 
 
-class NoNode(CpuAccelerator):
+class NoNodeName(CpuAccelerator):
     """The node has no name, and its NUMA node is -2."""
 
     def topology(self) -> Topology:
         return Topology(0, "", -2)
 
 
-class Wandering(CpuAccelerator):
+class ChangingIndex(CpuAccelerator):
     """Each time the device is another one."""
 
     numbers = count()
@@ -215,7 +215,7 @@ MUTANTS = (
         clause="O7",
         broken="An event says that it was reached as soon as it is recorded.",
         property=POINTS,
-        subject=cpu_with(event=RunsAhead),
+        subject=cpu_with(event=ReachedWhenRecorded),
         real=True,
     ),
     Mutant(
@@ -223,7 +223,7 @@ MUTANTS = (
         clause="O7",
         broken="An event is reached only for those who have waited for it.",
         property=POINTS,
-        subject=cpu_with(event=NeverByItself),
+        subject=cpu_with(event=QueryNeedsWait),
         real=True,
     ),
     Mutant(
@@ -231,7 +231,7 @@ MUTANTS = (
         clause="O7",
         broken="The host's wait for an event that was recorded before returns at once.",
         property=POINTS,
-        subject=cpu_with(event=WaitsOnce),
+        subject=cpu_with(event=SecondRecordingNotAwaited),
         real=True,
     ),
     Mutant(
@@ -239,7 +239,7 @@ MUTANTS = (
         clause="O7",
         broken="An event that is recorded again says that it was reached before it is.",
         property=POINTS,
-        subject=cpu_with(event=FirstPoint),
+        subject=cpu_with(event=AnswersForFirstRecording),
         real=True,
     ),
     Mutant(
@@ -247,7 +247,7 @@ MUTANTS = (
         clause="E7",
         broken="Programs that were launched behind one that raised run all the same.",
         property=BROKEN,
-        subject=cpu_with(stream=RunsOn),
+        subject=cpu_with(stream=RunsAfterFailure),
         real=True,
     ),
     Mutant(
@@ -255,7 +255,7 @@ MUTANTS = (
         clause="E7",
         broken="A stream blames what has failed last.",
         property=BROKEN,
-        subject=cpu_with(stream=BlamesTheLast),
+        subject=cpu_with(stream=ReportsLastFailure),
         real=True,
     ),
     Mutant(
@@ -263,7 +263,7 @@ MUTANTS = (
         clause="E7",
         broken="A stream goes on behind an event that can never be reached.",
         property=BROKEN,
-        subject=cpu_with(stream=PassesFailures),
+        subject=cpu_with(stream=IgnoresFailedRecording),
         real=True,
     ),
     Mutant(
@@ -271,7 +271,7 @@ MUTANTS = (
         clause="B7",
         broken="A replay goes to the stream that was captured, whatever stream it is given.",
         property=ELSEWHERE,
-        subject=cpu_with(graph=WhereItWasCaptured),
+        subject=cpu_with(graph=ReplaysOnCaptureStream),
         real=True,
     ),
     Mutant(
@@ -279,7 +279,7 @@ MUTANTS = (
         clause="B7",
         broken="A replay does not wait for what its stream was given before.",
         property=ELSEWHERE,
-        subject=cpu_with(graph=AtTheCall),
+        subject=cpu_with(graph=ReplaysOnOwnStream),
         real=True,
     ),
     Mutant(
@@ -287,7 +287,7 @@ MUTANTS = (
         clause="E5",
         broken="A launch on a closed device is neither run nor refused.",
         property=CLOSED,
-        subject=cpu_with(stream=TakesAnything),
+        subject=cpu_with(stream=DropsLaunchAfterClose),
         real=True,
     ),
     Mutant(
@@ -295,7 +295,7 @@ MUTANTS = (
         clause="E5",
         broken="The threads of a device outlive its close.",
         property=CLOSED,
-        subject=cpu_with(accelerator=LeavesWorkers),
+        subject=cpu_with(accelerator=CloseLeavesThreads),
         real=True,
     ),
     Mutant(
@@ -303,7 +303,7 @@ MUTANTS = (
         clause="E5",
         broken="A device that is closed twice raises.",
         property=CLOSED,
-        subject=cpu_with(accelerator=ClosesOnce),
+        subject=cpu_with(accelerator=SecondCloseRaises),
         real=True,
     ),
     Mutant(
@@ -311,7 +311,7 @@ MUTANTS = (
         clause="V5",
         broken="A store leaves it to its caller to order verbs of several streams.",
         property="verbs-of-a-store-take-effect-in-the-order-of-issue",
-        subject=cpu_with(slots=Unordered),
+        subject=cpu_with(slots=UnorderedVerbs),
         real=True,
     ),
     Mutant(
@@ -319,7 +319,7 @@ MUTANTS = (
         clause="B10",
         broken="Free memory exceeds the total.",
         property=SAID,
-        subject=cpu_with(accelerator=MoreThanThereIs),
+        subject=cpu_with(accelerator=FreeAboveTotal),
         real=True,
     ),
     Mutant(
@@ -327,7 +327,7 @@ MUTANTS = (
         clause="B10",
         broken="A device says that it has no memory.",
         property=SAID,
-        subject=cpu_with(accelerator=NothingAtAll),
+        subject=cpu_with(accelerator=NoMemory),
         real=True,
     ),
     Mutant(
@@ -335,7 +335,7 @@ MUTANTS = (
         clause="B10",
         broken="The node of a device has no name, and its NUMA node is below -1.",
         property=SAID,
-        subject=cpu_with(accelerator=NoNode),
+        subject=cpu_with(accelerator=NoNodeName),
         real=True,
     ),
     Mutant(
@@ -343,7 +343,7 @@ MUTANTS = (
         clause="B10",
         broken="The index of a device grows with each question.",
         property=SAID,
-        subject=cpu_with(accelerator=Wandering),
+        subject=cpu_with(accelerator=ChangingIndex),
         real=True,
     ),
 )

@@ -21,7 +21,7 @@ MEGABYTE = 1 << 20
 CHUNK = 4 << 20
 
 
-class ByteExperts(CpuKernels):
+class ExpertsInOneByte(CpuKernels):
     """An expert's number is a byte."""
 
     def route_and_count(
@@ -32,7 +32,7 @@ class ByteExperts(CpuKernels):
         super().route_and_count(wrapped, tables, salt, slots, counts, stream)
 
 
-class HashInBlocks(CpuKernels):
+class HashPerBlock(CpuKernels):
     """The place of a token is its place in a block of 4096."""
 
     def route_and_count(
@@ -43,7 +43,7 @@ class HashInBlocks(CpuKernels):
         self.count(ids, counts, stream)
 
 
-class QuotasInBlocks(CpuKernels):
+class QuotasPerBlock(CpuKernels):
     """Quotas are those of a block of 4096."""
 
     def route_apportioned(
@@ -61,14 +61,14 @@ class QuotasInBlocks(CpuKernels):
         self.count(ids, counts, stream)
 
 
-class CountsOfABlock(CpuKernels):
+class CountsOneBlock(CpuKernels):
     """Tokens behind the first 16384 are not counted."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         super().count(ids[: 4 * BLOCK], counts, stream)
 
 
-class RanksOfAWord(CpuKernels):
+class RanksWrapAt64(CpuKernels):
     """Ranks from 64 on are not looked at: their slots are taken for those of the first 64."""
 
     def solve_shares(
@@ -78,7 +78,7 @@ class RanksOfAWord(CpuKernels):
         super().solve_shares(counts, few, layer, cumulative, stream)
 
 
-class LongRuns(CpuKernels):
+class StopsAt32Replicas(CpuKernels):
     """Only the first 32 replicas of an expert take tokens of an apportioned batch."""
 
     def route_apportioned(
@@ -98,7 +98,7 @@ class LongRuns(CpuKernels):
         super().route_apportioned(ids, tables, short, salt, slots, counts, stream)
 
 
-class RowsOfAByte(CpuKernels):
+class RuleRowsInOneByte(CpuKernels):
     """A rule counts at most 255 rows."""
 
     def route_by_rule(
@@ -116,7 +116,7 @@ class RowsOfAByte(CpuKernels):
         super().route_by_rule(rule, ids, tables, layer, slots, counts, stream)
 
 
-class TurnsOfTheFirstBlocks(CpuKernels):
+class TurnsPerBlock(CpuKernels):
     """Turns begin anew after 4096 elements."""
 
     def route_by_rule(
@@ -144,14 +144,14 @@ def _rows(update: TableUpdate, rows: Sequence[int], layers: Sequence[int]) -> Ta
     )
 
 
-class OneLayer(CpuKernels):
+class InstallsOneLayer(CpuKernels):
     """An update installs its first layer."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         super().commit_tables(_rows(update, [0], update.layers[:1]), tables, stream)
 
 
-class FirstRow(CpuKernels):
+class InstallsFirstTables(CpuKernels):
     """Every layer of an update gets the tables of the first."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -159,7 +159,7 @@ class FirstRow(CpuKernels):
         super().commit_tables(alike, tables, stream)
 
 
-class ManyLayers(CpuKernels):
+class Installs32Layers(CpuKernels):
     """An update installs at most 32 layers."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -167,7 +167,7 @@ class ManyLayers(CpuKernels):
         super().commit_tables(_rows(update, rows, update.layers[:32]), tables, stream)
 
 
-class RowsInOrder(CpuKernels):
+class SortsLayersOnly(CpuKernels):
     """Layers of an update are taken in ascending order, its rows as they come."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -175,7 +175,7 @@ class RowsInOrder(CpuKernels):
         super().commit_tables(ordered, tables, stream)
 
 
-class SumOfAMegabyte(CpuKernels):
+class ChecksumsOneMegabyte(CpuKernels):
     """A checksum ends after a megabyte."""
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
@@ -183,7 +183,7 @@ class SumOfAMegabyte(CpuKernels):
         super().checksum(flat[:MEGABYTE], out, stream)
 
 
-class Shortened(CpuSlotStore):
+class CommitsOneChunk(CpuSlotStore):
     """A commit ends after 4 MiB of a segment."""
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
@@ -195,7 +195,7 @@ class Shortened(CpuSlotStore):
         self._alter(program, stream, tuple(slot for _, slot in copies))
 
 
-class NoLastByte(CpuSlotStore):
+class PacksWithoutLastByte(CpuSlotStore):
     """Packing leaves out the last byte of a segment that is longer than 64 KiB by an odd number."""
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
@@ -206,7 +206,7 @@ class NoLastByte(CpuSlotStore):
             stream.launch(lambda: rows[:, first - 1].zero_())
 
 
-class WritesOfAChunk(CpuSlotStore):
+class WriteSwapsChunks(CpuSlotStore):
     """A write of more than 4 MiB turns two chunks round."""
 
     def write(
@@ -220,7 +220,7 @@ def _turned(part: Tensor) -> Tensor:
     return torch.roll(flat, 1).view(part.shape) if flat.nbytes > CHUNK else part
 
 
-class UnpackPowers(CpuSlotStore):
+class UnpacksWholeKilobytes(CpuSlotStore):
     """A row of 64 KiB and more lacks what goes beyond whole kilobytes."""
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
@@ -231,28 +231,28 @@ class UnpackPowers(CpuSlotStore):
         super().unpack(blob, staging, stream)
 
 
-class FewPairs(CpuSlotStore):
+class Commits64Pairs(CpuSlotStore):
     """A commit takes at most 64 pairs."""
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         super().commit(copies[:64], stream)
 
 
-class ByteSlots(CpuSlotStore):
+class SlotsInOneByte(CpuSlotStore):
     """The number of a slot that is packed is a byte."""
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         super().pack([slot % 256 for slot in slots], blob, stream)
 
 
-class FewSums(CpuSlotStore):
+class Sums128Slots(CpuSlotStore):
     """At most 128 slots are summed in a call."""
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         super().checksum_slots(slots[:128], out[: min(128, len(slots))], stream)
 
 
-class SumOfHalf(CpuSlotStore):
+class SumsOneMegabyteOfStaging(CpuSlotStore):
     """The checksum of a staging buffer ends after a megabyte."""
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
@@ -275,7 +275,7 @@ MUTANTS = (
         clause="G4",
         broken="Experts from 256 on are taken for padding.",
         property=KERNELS,
-        subject=cpu_with(kernels=ByteExperts),
+        subject=cpu_with(kernels=ExpertsInOneByte),
         real=True,
     ),
     Mutant(
@@ -283,7 +283,7 @@ MUTANTS = (
         clause="G4",
         broken="The hash takes the place in a block of 4096 for the place in the batch.",
         property=KERNELS,
-        subject=cpu_with(kernels=HashInBlocks),
+        subject=cpu_with(kernels=HashPerBlock),
         real=True,
     ),
     Mutant(
@@ -291,7 +291,7 @@ MUTANTS = (
         clause="G4",
         broken="Batches of more than 4096 ids are apportioned block by block.",
         property=KERNELS,
-        subject=cpu_with(kernels=QuotasInBlocks),
+        subject=cpu_with(kernels=QuotasPerBlock),
         real=True,
     ),
     Mutant(
@@ -299,7 +299,7 @@ MUTANTS = (
         clause="G4",
         broken="Ids behind the first 16384 are not counted.",
         property=KERNELS,
-        subject=cpu_with(kernels=CountsOfABlock),
+        subject=cpu_with(kernels=CountsOneBlock),
         real=True,
     ),
     Mutant(
@@ -307,7 +307,7 @@ MUTANTS = (
         clause="G4",
         broken="On more than 64 ranks shares are solved as if all slots were on one.",
         property=KERNELS,
-        subject=cpu_with(kernels=RanksOfAWord),
+        subject=cpu_with(kernels=RanksWrapAt64),
         real=True,
     ),
     Mutant(
@@ -315,7 +315,7 @@ MUTANTS = (
         clause="G4",
         broken="Replicas behind the first 32 of an expert get nothing.",
         property=KERNELS,
-        subject=cpu_with(kernels=LongRuns),
+        subject=cpu_with(kernels=StopsAt32Replicas),
         real=True,
     ),
     Mutant(
@@ -323,7 +323,7 @@ MUTANTS = (
         clause="G8",
         broken="vLLM's rule counts at most 255 rows.",
         property=KERNELS,
-        subject=cpu_with(kernels=RowsOfAByte),
+        subject=cpu_with(kernels=RuleRowsInOneByte),
         real=True,
     ),
     Mutant(
@@ -331,7 +331,7 @@ MUTANTS = (
         clause="G8",
         broken="TensorRT-LLM's turns begin anew after 4096 elements.",
         property=KERNELS,
-        subject=cpu_with(kernels=TurnsOfTheFirstBlocks),
+        subject=cpu_with(kernels=TurnsPerBlock),
         real=True,
     ),
     Mutant(
@@ -339,7 +339,7 @@ MUTANTS = (
         clause="G10",
         broken="Of an update of several layers only the first is installed.",
         property=KERNELS,
-        subject=cpu_with(kernels=OneLayer),
+        subject=cpu_with(kernels=InstallsOneLayer),
         real=True,
     ),
     Mutant(
@@ -347,7 +347,7 @@ MUTANTS = (
         clause="G10",
         broken="All layers of an update get the tables of its first one.",
         property=KERNELS,
-        subject=cpu_with(kernels=FirstRow),
+        subject=cpu_with(kernels=InstallsFirstTables),
         real=True,
     ),
     Mutant(
@@ -355,7 +355,7 @@ MUTANTS = (
         clause="G10",
         broken="Layers behind the first 32 of an update keep their tables.",
         property=KERNELS,
-        subject=cpu_with(kernels=ManyLayers),
+        subject=cpu_with(kernels=Installs32Layers),
         real=True,
     ),
     Mutant(
@@ -363,7 +363,7 @@ MUTANTS = (
         clause="G10",
         broken="Rows of an update go to its layers in ascending order, not in the order given.",
         property=KERNELS,
-        subject=cpu_with(kernels=RowsInOrder),
+        subject=cpu_with(kernels=SortsLayersOnly),
         real=True,
     ),
     Mutant(
@@ -371,7 +371,7 @@ MUTANTS = (
         clause="G4",
         broken="Bytes behind the first megabyte do not count.",
         property=SUMS,
-        subject=cpu_with(kernels=SumOfAMegabyte),
+        subject=cpu_with(kernels=ChecksumsOneMegabyte),
         real=True,
     ),
     Mutant(
@@ -379,7 +379,7 @@ MUTANTS = (
         clause="A6",
         broken="A commit copies 4 MiB of each segment.",
         property=LONG,
-        subject=cpu_with(slots=Shortened),
+        subject=cpu_with(slots=CommitsOneChunk),
         real=True,
     ),
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS = (
         clause="A6",
         broken="The last byte of a segment beyond 64 KiB of odd length is left out.",
         property=LONG,
-        subject=cpu_with(slots=NoLastByte),
+        subject=cpu_with(slots=PacksWithoutLastByte),
         real=True,
     ),
     Mutant(
@@ -395,7 +395,7 @@ MUTANTS = (
         clause="A6",
         broken="A write of more than 4 MiB is off by one byte.",
         property=LONG,
-        subject=cpu_with(slots=WritesOfAChunk),
+        subject=cpu_with(slots=WriteSwapsChunks),
         real=True,
     ),
     Mutant(
@@ -403,7 +403,7 @@ MUTANTS = (
         clause="A6",
         broken="Unpacking a row of 64 KiB and more leaves out what exceeds whole kilobytes.",
         property=LONG,
-        subject=cpu_with(slots=UnpackPowers),
+        subject=cpu_with(slots=UnpacksWholeKilobytes),
         real=True,
     ),
     Mutant(
@@ -411,7 +411,7 @@ MUTANTS = (
         clause="D4",
         broken="The checksum of a staging buffer ends after a megabyte.",
         property=LONG,
-        subject=cpu_with(slots=SumOfHalf),
+        subject=cpu_with(slots=SumsOneMegabyteOfStaging),
         real=True,
     ),
     Mutant(
@@ -419,7 +419,7 @@ MUTANTS = (
         clause="A8",
         broken="Pairs behind the first 64 of a commit are forgotten.",
         property=MANY,
-        subject=cpu_with(slots=FewPairs),
+        subject=cpu_with(slots=Commits64Pairs),
         real=True,
     ),
     Mutant(
@@ -427,7 +427,7 @@ MUTANTS = (
         clause="A8",
         broken="Packing slot 256 packs slot 0.",
         property=MANY,
-        subject=cpu_with(slots=ByteSlots),
+        subject=cpu_with(slots=SlotsInOneByte),
         real=True,
     ),
     Mutant(
@@ -435,7 +435,7 @@ MUTANTS = (
         clause="D4",
         broken="Sums behind the first 128 of a call are not written.",
         property=MANY,
-        subject=cpu_with(slots=FewSums),
+        subject=cpu_with(slots=Sums128Slots),
         real=True,
     ),
 )

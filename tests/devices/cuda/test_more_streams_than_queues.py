@@ -24,7 +24,7 @@ SOON = 60.0
     ("kind", "streams"),
     [("cuda", 40), pytest.param("cudasim", 24, marks=pytest.mark.deep)],
 )
-def test_streams_beyond_queues_go_on_in_reverse_order(kind: str, streams: int) -> None:
+def test_more_streams_than_queues_go_on_in_reverse_order(kind: str, streams: int) -> None:
     opened = backend(kind).open(0)
     assert isinstance(opened, DeviceAccelerator)
     device = device_of(opened)

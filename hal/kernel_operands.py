@@ -39,14 +39,14 @@ def check_rule(rule: Rule, tables: Tables) -> None:
         _vector("rows", rule.rows, torch.int32, 1, tables.start.device)
 
 
-def check_solving(counts: Tensor, tables: Tables, layer: int, cumulative: Tensor) -> None:
+def check_solve_shares(counts: Tensor, tables: Tables, layer: int, cumulative: Tensor) -> None:
     """Operands of `solve_shares`."""
     check_layer(layer, tables)
     _vector("counts", counts, torch.int64, tables.experts, tables.start.device)
     check_shares(cumulative, tables)
 
 
-def check_sum(data: Tensor, out: Tensor) -> None:
+def check_checksum(data: Tensor, out: Tensor) -> None:
     """Operands of `checksum`."""
     if not data.is_contiguous():
         # A copy of it would be taken now, not when the stream comes to it.
@@ -81,7 +81,7 @@ def check_update(update: TableUpdate, tables: Tables) -> None:
             )
 
 
-def taken(update: TableUpdate, tables: Tables) -> TableUpdate:
+def copy_update(update: TableUpdate, tables: Tables) -> TableUpdate:
     """A copy of an update that fits: what the caller does with its own from now on is nothing
     to the commit (clause G10)."""
     check_update(update, tables)

@@ -11,9 +11,9 @@ CURES = {
 """What to do about a package that does not import; of others: install it again."""
 
 
-def why_not_imported(error: Exception) -> str:
+def explain_import_error(error: Exception) -> str:
     """What does not import, why, and what to do."""
-    package = culprit(error)
+    package = failing_package(error)
     reason = " ".join(str(error).split()) or type(error).__name__
     if package is None:
         return reason
@@ -23,7 +23,7 @@ def why_not_imported(error: Exception) -> str:
     return f"{package} does not import: {reason}; {cure}"
 
 
-def culprit(error: Exception) -> str | None:
+def failing_package(error: Exception) -> str | None:
     """The package that did not import; None where that is a module of equipoise in Python.
 
     The innermost frame of a package that is not ours: a library that does not load is named by the

@@ -19,7 +19,7 @@ DEADLINES: Mapping[Pace, float] = {Pace.CALM: 6.0, Pace.BRISK: 1.0}
 """Seconds that an operation may last, by pace."""
 
 
-class ThreadTroupe:
+class ThreadRankGroup:
     """Ranks that obey orders, each in a thread of its own.
 
     Args:
@@ -79,7 +79,7 @@ class ThreadSubject(RankedSubject):
     """
 
     def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
-        troupe = ThreadTroupe(backend, communicator)
+        rank_group = ThreadRankGroup(backend, communicator)
         traits = Traits(backend.capabilities, communicator.capabilities, (1, 2), controlled=False)
         name = f"{backend.name} with {communicator.name} on threads"
-        super().__init__(name, traits, troupe, DEADLINES)
+        super().__init__(name, traits, rank_group, DEADLINES)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import KernelError
-from equipoise.hal.kernel_arguments import check_count, check_routing, check_update, taken
+from equipoise.hal.kernel_operands import check_count, check_routing, check_update, copy_update
 from equipoise.hal.kernels import Tables, TableUpdate
 
 LAYERS, EXPERTS, SLOTS, TOKENS = 3, 2, 4, 5
@@ -50,9 +50,9 @@ def test_update_fits_when_its_layers_are_known_and_distinct(layers: tuple[int, .
         assert fits
 
 
-def test_taken_update_shares_no_memory_with_the_callers() -> None:
+def test_copied_update_shares_no_memory_with_the_original() -> None:
     given_one = update((2, 0))
-    kept = taken(given_one, TABLES)
+    kept = copy_update(given_one, TABLES)
     given_one.start.fill_(7)
     assert kept.layers == (2, 0)
     assert not kept.start.any()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.conformance.bench import NEXT, Bench, Play, demand, equal, told
-from equipoise.hal.conformance.kernel_sizes import random_bytes
+from equipoise.hal.conformance.large_kernels import random_bytes
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.room import ROLE

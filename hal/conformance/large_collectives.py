@@ -20,7 +20,7 @@ from equipoise.hal.conformance.collectives import (
     fly,
     name_of,
 )
-from equipoise.hal.conformance.kernel_sizes import random_bytes
+from equipoise.hal.conformance.large_kernels import random_bytes
 from equipoise.hal.conformance.program import Program, Step, program
 from equipoise.hal.conformance.property import Property, Ranks, Traits
 from equipoise.hal.conformance.strategies import few, movable, summable

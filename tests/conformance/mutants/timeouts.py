@@ -15,11 +15,11 @@ from equipoise.backends.cpu.work import GlooWork
 from equipoise.hal.errors import ResultPending, StreamTimeout
 from equipoise.hal.page_pool import PagePool, PoolPage
 
-HASTE = 0.05
+SHORT = 0.05
 ENDLESS = 60.0
 
 
-class SilentStream(CpuStream):
+class StreamReturnsAtTimeout(CpuStream):
     """At its time-out a wait for the stream returns as if it had drained."""
 
     def synchronize(self, timeout: float) -> None:
@@ -27,21 +27,21 @@ class SilentStream(CpuStream):
             super().synchronize(timeout)
 
 
-class EndlessStream(CpuStream):
+class StreamIgnoresTimeout(CpuStream):
     """A wait for the stream takes no notice of its time-out."""
 
     def synchronize(self, timeout: float) -> None:
         super().synchronize(ENDLESS)
 
 
-class HastyStream(CpuStream):
+class StreamGivesUpEarly(CpuStream):
     """A wait for the stream gives up after 50 ms."""
 
     def synchronize(self, timeout: float) -> None:
-        super().synchronize(min(timeout, HASTE))
+        super().synchronize(min(timeout, SHORT))
 
 
-class SilentEvent(CpuEvent):
+class EventReturnsAtTimeout(CpuEvent):
     """At its time-out a wait for the event returns as if it had been reached."""
 
     def synchronize(self, timeout: float) -> None:
@@ -49,21 +49,21 @@ class SilentEvent(CpuEvent):
             super().synchronize(timeout)
 
 
-class EndlessEvent(CpuEvent):
+class EventIgnoresTimeout(CpuEvent):
     """A wait for the event takes no notice of its time-out."""
 
     def synchronize(self, timeout: float) -> None:
         super().synchronize(ENDLESS)
 
 
-class HastyEvent(CpuEvent):
+class EventGivesUpEarly(CpuEvent):
     """A wait for the event gives up after 50 ms."""
 
     def synchronize(self, timeout: float) -> None:
-        super().synchronize(min(timeout, HASTE))
+        super().synchronize(min(timeout, SHORT))
 
 
-class NoTimeNoAnswer(CpuEvent):
+class EventNeedsTime(CpuEvent):
     """Without any time a wait fails, though the point was reached long ago."""
 
     def synchronize(self, timeout: float) -> None:
@@ -72,7 +72,7 @@ class NoTimeNoAnswer(CpuEvent):
         super().synchronize(timeout)
 
 
-class SilentLock(CpuStreamLock):
+class LockReturnsAtTimeout(CpuStreamLock):
     """At its time-out a mover is let in."""
 
     def wait(self, epoch: int, timeout: float) -> None:
@@ -80,21 +80,21 @@ class SilentLock(CpuStreamLock):
             super().wait(epoch, timeout)
 
 
-class HastyLock(CpuStreamLock):
+class LockGivesUpEarly(CpuStreamLock):
     """A mover gives up after 50 ms."""
 
     def wait(self, epoch: int, timeout: float) -> None:
-        super().wait(epoch, min(timeout, HASTE))
+        super().wait(epoch, min(timeout, SHORT))
 
 
-class PoisonsEarly(CpuStreamLock):
+class LockPoisonedEarly(CpuStreamLock):
     """The lock is poisoned after 50 ms, whatever its deadline."""
 
     def __init__(self, deadline: float) -> None:
-        super().__init__(min(deadline, HASTE))
+        super().__init__(min(deadline, SHORT))
 
 
-class DrainsInSilence(CpuStreamLock):
+class DrainReturnsAtTimeout(CpuStreamLock):
     """At its time-out the next epoch begins."""
 
     def drain(self, timeout: float) -> int:
@@ -105,14 +105,14 @@ class DrainsInSilence(CpuStreamLock):
             return super().drain(timeout)
 
 
-class HastyPool(PagePool):
+class PoolGivesUpEarly(PagePool):
     """A page is waited for 50 ms at most."""
 
     def take(self, timeout: float) -> PoolPage:
-        return super().take(min(timeout, HASTE))
+        return super().take(min(timeout, SHORT))
 
 
-class PoolIsStream(PagePool):
+class PoolRaisesStreamTimeout(PagePool):
     """A page that does not come in time is a stream's time-out."""
 
     def take(self, timeout: float) -> PoolPage:
@@ -125,7 +125,7 @@ class PoolIsStream(PagePool):
         return page
 
 
-class FifthOfTheDeadline(GlooCommunicator):
+class FifthOfDeadline(GlooCommunicator):
     """Operations fail after a fifth of their deadline."""
 
     def __init__(
@@ -134,7 +134,7 @@ class FifthOfTheDeadline(GlooCommunicator):
         super().__init__(store, purpose, ranks, rank, deadline / 5)
 
 
-class SilentWork(GlooWork):
+class ResultReturnsAtTimeout(GlooWork):
     """At its time-out a result is there."""
 
     def result(self, timeout: float) -> None:
@@ -142,7 +142,7 @@ class SilentWork(GlooWork):
             super().result(timeout)
 
 
-class EndlessWork(GlooWork):
+class ResultIgnoresTimeout(GlooWork):
     """A result takes no notice of its time-out."""
 
     def result(self, timeout: float) -> None:
@@ -170,7 +170,7 @@ MUTANTS = (
         clause="E11",
         broken="A wait for a stream returns at its time-out as if all were well.",
         property=VAIN,
-        subject=cpu_with(stream=SilentStream),
+        subject=cpu_with(stream=StreamReturnsAtTimeout),
         real=True,
     ),
     Mutant(
@@ -178,7 +178,7 @@ MUTANTS = (
         clause="E11",
         broken="A wait for a stream takes no notice of its time-out.",
         property=VAIN,
-        subject=cpu_with(stream=EndlessStream),
+        subject=cpu_with(stream=StreamIgnoresTimeout),
         real=True,
     ),
     Mutant(
@@ -186,7 +186,7 @@ MUTANTS = (
         clause="E11",
         broken="A wait for a stream gives up long before its time-out.",
         property=LASTS,
-        subject=cpu_with(stream=HastyStream),
+        subject=cpu_with(stream=StreamGivesUpEarly),
         real=True,
     ),
     Mutant(
@@ -194,7 +194,7 @@ MUTANTS = (
         clause="E11",
         broken="A wait for an event returns at its time-out as if all were well.",
         property=VAIN,
-        subject=cpu_with(event=SilentEvent),
+        subject=cpu_with(event=EventReturnsAtTimeout),
         real=True,
     ),
     Mutant(
@@ -202,7 +202,7 @@ MUTANTS = (
         clause="E11",
         broken="A wait for an event takes no notice of its time-out.",
         property=VAIN,
-        subject=cpu_with(event=EndlessEvent),
+        subject=cpu_with(event=EventIgnoresTimeout),
         real=True,
     ),
     Mutant(
@@ -210,7 +210,7 @@ MUTANTS = (
         clause="E11",
         broken="A wait for an event gives up long before its time-out.",
         property=LASTS,
-        subject=cpu_with(event=HastyEvent),
+        subject=cpu_with(event=EventGivesUpEarly),
         real=True,
     ),
     Mutant(
@@ -218,7 +218,7 @@ MUTANTS = (
         clause="E11",
         broken="A wait without any time fails, though the point was reached long ago.",
         property=VAIN,
-        subject=cpu_with(event=NoTimeNoAnswer),
+        subject=cpu_with(event=EventNeedsTime),
         real=True,
     ),
     Mutant(
@@ -226,7 +226,7 @@ MUTANTS = (
         clause="E11",
         broken="A mover's wait returns at its time-out, beside the reader.",
         property=VAIN,
-        subject=cpu_with(lock=SilentLock),
+        subject=cpu_with(lock=LockReturnsAtTimeout),
         real=True,
     ),
     Mutant(
@@ -234,7 +234,7 @@ MUTANTS = (
         clause="E11",
         broken="A mover's wait gives up long before its time-out.",
         property=LASTS,
-        subject=cpu_with(lock=HastyLock),
+        subject=cpu_with(lock=LockGivesUpEarly),
         real=True,
     ),
     Mutant(
@@ -242,7 +242,7 @@ MUTANTS = (
         clause="E11",
         broken="A stream waits 50 ms for a signal, whatever the lock's deadline.",
         property=LASTS,
-        subject=cpu_with(lock=PoisonsEarly),
+        subject=cpu_with(lock=LockPoisonedEarly),
         real=True,
     ),
     Mutant(
@@ -250,7 +250,7 @@ MUTANTS = (
         clause="E11",
         broken="Draining a lock begins the next epoch at its time-out.",
         property=VAIN,
-        subject=cpu_with(lock=DrainsInSilence),
+        subject=cpu_with(lock=DrainReturnsAtTimeout),
         real=True,
     ),
     Mutant(
@@ -258,7 +258,7 @@ MUTANTS = (
         clause="E11",
         broken="A page that comes later than after 50 ms is not waited for.",
         property=LASTS,
-        subject=cpu_with(pool=HastyPool),
+        subject=cpu_with(pool=PoolGivesUpEarly),
         real=True,
     ),
     Mutant(
@@ -266,7 +266,7 @@ MUTANTS = (
         clause="E11",
         broken="A pool without pages raises the time-out of a stream.",
         property=VAIN,
-        subject=cpu_with(pool=PoolIsStream),
+        subject=cpu_with(pool=PoolRaisesStreamTimeout),
         real=True,
     ),
     Mutant(
@@ -274,7 +274,7 @@ MUTANTS = (
         clause="E11",
         broken="An operation fails after a fifth of its deadline.",
         property="an-operation-has-all-of-its-deadline",
-        subject=gloo_with(communicator=FifthOfTheDeadline),
+        subject=gloo_with(communicator=FifthOfDeadline),
         real=True,
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS = (
         clause="E3",
         broken="A soft wait returns at its time-out as if the operation had ended.",
         property=SOFT,
-        subject=gloo_with(communicator=_with(SilentWork)),
+        subject=gloo_with(communicator=_with(ResultReturnsAtTimeout)),
         real=True,
     ),
     Mutant(
@@ -290,7 +290,7 @@ MUTANTS = (
         clause="E3",
         broken="A soft wait lasts until the operation's own deadline.",
         property=SOFT,
-        subject=gloo_with(communicator=_with(EndlessWork)),
+        subject=gloo_with(communicator=_with(ResultIgnoresTimeout)),
         real=True,
     ),
 )

@@ -15,14 +15,14 @@ from equipoise.hal.communicator import Exchange, Parcel
 MEGABYTE = 1 << 20
 
 
-class SumsOfABlock(GlooCommunicator):
+class SumsOneBlock(GlooCommunicator):
     """Elements behind the first 65536 are not summed."""
 
     def all_reduce(self, tensor: Tensor) -> GlooWork:
         return super().all_reduce(tensor.view(-1)[: 1 << 16] if tensor.numel() else tensor)
 
 
-class ScattersOfABlock(GlooCommunicator):
+class ScatterLacksLastElement(GlooCommunicator):
     """Of a sum of more than 65536 elements the last one is left out."""
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> GlooWork:
@@ -32,7 +32,7 @@ class ScattersOfABlock(GlooCommunicator):
         return super().reduce_scatter(out.view(-1)[:-1], parts)
 
 
-class GathersOfAMegabyte(GlooCommunicator):
+class GatherLacksLastByte(GlooCommunicator):
     """Gathering more than a megabyte loses the last byte of each part."""
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> GlooWork:
@@ -43,7 +43,7 @@ class GathersOfAMegabyte(GlooCommunicator):
         return super().all_gather(out, given)
 
 
-class BroadcastsOfAPower(GlooCommunicator):
+class BroadcastsWholeKilobytes(GlooCommunicator):
     """A broadcast of more than 64 KiB ends with whole kilobytes."""
 
     def broadcast(self, tensor: Tensor, source: int) -> GlooWork:
@@ -53,7 +53,7 @@ class BroadcastsOfAPower(GlooCommunicator):
         return super().broadcast(flat, source)
 
 
-class AllToAllOfAMegabyte(GlooCommunicator):
+class SwapsLargeBlocks(GlooCommunicator):
     """Blocks of more than a megabyte go to the wrong place."""
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> GlooWork:
@@ -61,7 +61,7 @@ class AllToAllOfAMegabyte(GlooCommunicator):
         return super().all_to_all(out, given)
 
 
-class RowsOfAPage(GlooCommunicator):
+class RepeatsFirstRow(GlooCommunicator):
     """Rows behind the first 4096 of a block hold what the first one does."""
 
     def all_to_all_uneven(
@@ -72,7 +72,7 @@ class RowsOfAPage(GlooCommunicator):
         return super().all_to_all_uneven(out, given, receives, sends)
 
 
-class SendsOfAMegabyte(GlooCommunicator):
+class SendsOneMegabyte(GlooCommunicator):
     """A message of more than a megabyte lacks what comes behind it."""
 
     def isend(self, tensor: Tensor, destination: int) -> GlooWork:
@@ -81,7 +81,7 @@ class SendsOfAMegabyte(GlooCommunicator):
         return super().isend(given, destination)
 
 
-class BlobsOfAChunk(GlooCommunicator):
+class ShiftsLargeBlobs(GlooCommunicator):
     """A blob of more than 4 MiB begins with its second byte."""
 
     def exchange(self, round: Exchange) -> GlooWork:
@@ -92,7 +92,7 @@ class BlobsOfAChunk(GlooCommunicator):
         return super().exchange(replace(round, sends=sends))
 
 
-class LosesTheHundredth(GlooCommunicator):
+class LosesMessage100(GlooCommunicator):
     """Message 100 to a rank arrives as zeros."""
 
     sent = 0
@@ -110,7 +110,7 @@ MUTANTS = (
         clause="X4",
         broken="An all-reduce of more than 65536 elements leaves the others as they are.",
         property=COLLECTIVES,
-        subject=gloo_with(communicator=SumsOfABlock),
+        subject=gloo_with(communicator=SumsOneBlock),
         real=True,
     ),
     Mutant(
@@ -118,7 +118,7 @@ MUTANTS = (
         clause="X4",
         broken="A reduce-scatter of more than 65536 elements leaves out the last.",
         property=COLLECTIVES,
-        subject=gloo_with(communicator=ScattersOfABlock),
+        subject=gloo_with(communicator=ScatterLacksLastElement),
         real=True,
     ),
     Mutant(
@@ -126,7 +126,7 @@ MUTANTS = (
         clause="X4",
         broken="An all-gather of more than a megabyte loses a byte of each rank's.",
         property=COLLECTIVES,
-        subject=gloo_with(communicator=GathersOfAMegabyte),
+        subject=gloo_with(communicator=GatherLacksLastByte),
         real=True,
     ),
     Mutant(
@@ -134,7 +134,7 @@ MUTANTS = (
         clause="X4",
         broken="A broadcast of more than 64 KiB ends with whole kilobytes.",
         property=COLLECTIVES,
-        subject=gloo_with(communicator=BroadcastsOfAPower),
+        subject=gloo_with(communicator=BroadcastsWholeKilobytes),
         real=True,
     ),
     Mutant(
@@ -142,7 +142,7 @@ MUTANTS = (
         clause="X4",
         broken="An all-to-all of blocks of more than a megabyte turns their order round.",
         property=COLLECTIVES,
-        subject=gloo_with(communicator=AllToAllOfAMegabyte),
+        subject=gloo_with(communicator=SwapsLargeBlocks),
         real=True,
     ),
     Mutant(
@@ -150,7 +150,7 @@ MUTANTS = (
         clause="S3",
         broken="Rows behind the first 4096 are copies of the first.",
         property="thousands-of-uneven-rows-arrive",
-        subject=gloo_with(communicator=RowsOfAPage),
+        subject=gloo_with(communicator=RepeatsFirstRow),
         real=True,
     ),
     Mutant(
@@ -158,7 +158,7 @@ MUTANTS = (
         clause="S1",
         broken="Bytes of a message behind the first megabyte are zeros.",
         property=MESSAGES,
-        subject=gloo_with(communicator=SendsOfAMegabyte),
+        subject=gloo_with(communicator=SendsOneMegabyte),
         real=True,
     ),
     Mutant(
@@ -166,7 +166,7 @@ MUTANTS = (
         clause="S1",
         broken="A blob of more than 4 MiB arrives turned by one byte.",
         property=MESSAGES,
-        subject=gloo_with(communicator=BlobsOfAChunk),
+        subject=gloo_with(communicator=ShiftsLargeBlobs),
         real=True,
     ),
     Mutant(
@@ -174,7 +174,7 @@ MUTANTS = (
         clause="P2",
         broken="Of many messages in flight the hundredth arrives as zeros.",
         property="a-crowd-of-messages-keeps-its-order",
-        subject=gloo_with(communicator=LosesTheHundredth),
+        subject=gloo_with(communicator=LosesMessage100),
         real=True,
     ),
 )
