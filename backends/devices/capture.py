@@ -1,5 +1,6 @@
 """What a thread captures of a stream: vendor graphs, and between them what only the host can do."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -152,9 +153,15 @@ def capturing(device: Device) -> Iterator[Capture]:
         raise Unsupported("this thread captures another stream already")
     if not _turn.acquire(timeout=TURN):
         raise Unsupported(f"another thread has been capturing for more than {TURN:g} s")
+    # A finaliser that the collector runs on this thread may free memory or an event of the device's,
+    # and the vendor ends a capture in which its thread does that.
+    collects = gc.isenabled()
+    gc.disable()
     _here.captures = True
     try:
         yield Capture(device)
     finally:
         _here.captures = False
+        if collects:
+            gc.enable()
         _turn.release()

@@ -57,6 +57,28 @@ def test_graph_replays_on_another_stream_and_when_empty(
     assert int(number) == 1
 
 
+def test_capture_runs_no_finaliser_of_the_garbage_collector(
+    device: DeviceAccelerator, stream: DeviceStream
+) -> None:
+    class Cycle:
+        pass
+
+    def program() -> None:
+        garbage = Cycle()
+        garbage.itself = garbage  # type: ignore[attr-defined]
+        weakref.finalize(garbage, finalised.append, True)
+        del garbage
+        _ = [[] for _ in range(10 * gc.get_threshold()[0])]
+        during.extend(finalised)
+
+    finalised: list[bool] = []
+    during: list[bool] = []
+    device.graph().capture(stream, program)
+    assert gc.isenabled()
+    gc.collect()
+    assert (during, finalised) == ([], [True])
+
+
 def test_capture_records_only_own_stream_and_thread(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
