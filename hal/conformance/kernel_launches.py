@@ -126,6 +126,8 @@ def _desk(bench: Bench) -> _Desk:
     stream, of = bench.accelerator.stream(Role.COMPUTE), partial(bench.filled, (EXPERTS,))
     live = routes.tables(bench, 1, EXPERTS, EXPERTS, 1)
     made = routes.update(0, routes.table(range(EXPERTS), [1] * EXPERTS))
+    # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
+    bench.accelerator.kernels.warm(live, stream)
     bench.accelerator.kernels.commit_tables(made, live, stream)
     bench.drain(stream)
     return _Desk(

@@ -199,6 +199,9 @@ def _play_taken(bench: Bench, found: Program) -> Play:
     desk = _desk(bench)
     table = routes.table(HELD, [1] * SLOTS)
     made = update([1], [table])
+    # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
+    desk.kernels.warm(desk.live, desk.stream)
+    bench.drain(desk.stream)
     let_go = bench.hold(desk.stream)
     desk.kernels.commit_tables(made, desk.live, desk.stream)
     yield NEXT
