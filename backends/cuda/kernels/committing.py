@@ -35,9 +35,9 @@ def commit_kernel(
     """Install one layer.
 
     The word comes last (clause G2): the barrier orders all threads' stores before what its thread
-    does next, and a release at device scope carries them along. A kernel that is launched later on
-    this stream needs none of that; one that another stream's event orders needs none either. It is
-    for readers that nothing orders: whoever sees the new word sees the whole of the new set.
+    does next, and a release at device scope carries them along. Kernels of ours read the word by a
+    plain load: a stream or an event orders them after this one, or before. A reader that nothing
+    orders needs an acquire, and then sees the whole of the new set with the new word.
     """
     row = rows + tl.program_id(0) * (1 + EXPERTS + 1 + 2 * SLOTS)
     layer = tl.load(row)
