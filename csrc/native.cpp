@@ -2,7 +2,7 @@
 
 NB_MODULE(_native, m) {
     m.doc() =
-        "Native core of equipoise: planner, shares, host routing, checksum, shipment, copier.";
+        "Native core of equipoise: planner, shares, host routing, checksum, shipment, copier, words.";
     equipoise::bind_plan(m);
     equipoise::bind_planner(m);
     equipoise::bind_shares(m);
@@ -14,4 +14,5 @@ NB_MODULE(_native, m) {
     equipoise::bind_copier(m);
     equipoise::bind_router(m);
     equipoise::bind_simulation(m);
+    equipoise::bind_words(m);
 }

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from equipoise import _native
 from equipoise.backends.cuda import native
 from equipoise.backends.cuda.own_streams import bind
 from equipoise.backends.devices.memory import pinned
@@ -49,8 +50,8 @@ class Word:
         return int(self._cell[0])
 
     def store(self, value: int) -> None:
-        """From the host."""
-        self._cell[0] = value
+        """From the host, after all that its thread stored before, as the device sees it."""
+        _native.store_word(self._cell, value)
 
     def enqueue_wait(self, stream: Any, value: int) -> None:
         """The stream goes on once the word has that value."""
@@ -98,7 +99,7 @@ class Shelf:
             driver.cuMemHostGetDevicePointer(memory.data_ptr(), 0), "cuMemHostGetDevicePointer"
         )
         lines = memory.view(PAGE, -1).numpy()
-        return [Word(line, int(address) + place * LINE) for place, line in enumerate(lines)]
+        return [Word(line[:1], int(address) + place * LINE) for place, line in enumerate(lines)]
 
 
 _shelves: dict[int, Shelf] = {}

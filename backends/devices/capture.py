@@ -153,7 +153,7 @@ def capturing(device: Device) -> Iterator[Capture]:
         raise Unsupported("this thread captures another stream already")
     if not _turn.acquire(timeout=TURN):
         raise Unsupported(f"another thread has been capturing for more than {TURN:g} s")
-    # A finaliser that the collector runs on this thread may free memory or an event of the device's,
+    # A finaliser that the collector runs on this thread may free memory or an event of the device,
     # and the vendor ends a capture in which its thread does that.
     collects = gc.isenabled()
     gc.disable()

@@ -153,7 +153,7 @@ def test_word_error_names_driver_call(scribe: Scribe) -> None:
 
 def test_word_reads_value_stored_by_host() -> None:
     memory = torch.zeros(4, dtype=torch.int32)
-    made = Word(memory.numpy()[1:], 0)
+    made = Word(memory.numpy()[1:2], 0)
     made.store(5)
     assert memory.tolist() == [0, 5, 0, 0]
     assert made.value == 5
