@@ -27,7 +27,7 @@ from vllm_cpu import faults
 from vllm_cpu import missing_features as holes
 from vllm_cpu import vllm_counters as watch
 
-LIMIT = 600.0
+LIMIT = 1500.0
 """Seconds that a run may take."""
 LOOK = 1.0
 """Seconds between two looks at what shared memory a run has."""

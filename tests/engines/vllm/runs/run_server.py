@@ -15,8 +15,8 @@ from engines.vllm.runs.case import Answers, Case
 from engines.vllm.runs.process_cleanup import end_with_parent
 from helpers.processes.ports import free_port
 
-READY = 300.0
-"""Seconds within which the server answers."""
+READY = 900.0
+"""Seconds within which the server answers: five processes import an engine first."""
 PATIENCE = 120.0
 """Seconds between two pieces of an answer, and for the server to end."""
 STAY = 0.3
