@@ -101,7 +101,16 @@ def test_nccl_communicator_keeps_the_contract(judge: Judge, schedule: str) -> No
     judge.keeps("cuda over the simulator, nccl", schedule, *NCCL)
 
 
-@pytest.mark.parametrize("kind", ["ascend", pytest.param("nccl", marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ascend",
+        *(
+            pytest.param(kind, marks=pytest.mark.deep)
+            for kind in ("ascend-verbs", "cuda-verbs", "nccl")
+        ),
+    ],
+)
 def test_suite_rejects_every_broken_backend(judge: Judge, kind: str) -> None:
     runs = () if DEEP else ("--runs", "3", "--rank-runs", "1", "--healthy", "0")
     _, found = judge.run(

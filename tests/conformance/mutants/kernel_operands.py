@@ -1,9 +1,10 @@
-"""Mutants of the CPU about operands of kernels, and about tables that are not there yet."""
+"""Mutants about operands of kernels, and about tables that are not there yet."""
 
 from dataclasses import replace
 
 import torch
 from conformance.mutants.mutant import Mutant
+from conformance.mutants.mutation import AnyKernels, Mutation
 from conformance.mutants.subjects import cpu_with
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from equipoise.hal.routing import SWEEPS
 from equipoise.hal.stream import Stream
 
 
-class IgnoresStrides(CpuKernels):
+class IgnoresStrides(AnyKernels):
     """What is strided is read as if it were not, as a kernel does that is given a pointer."""
 
     def route_and_count(
@@ -25,18 +26,18 @@ class IgnoresStrides(CpuKernels):
         super().route_and_count(near, tables, salt, slots, counts, stream)
 
 
-class FillsAnyIntegerType(CpuKernels):
+class FillsAnyIntegerType(AnyKernels):
     """Counts of any integer type are filled."""
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
-        near = torch.empty(counts.shape, dtype=torch.int32)
+        near = torch.empty(counts.shape, dtype=torch.int32, device=counts.device)
         super().route_and_count(ids, tables, salt, slots, near, stream)
         stream.launch(lambda: counts.copy_(near))
 
 
-class TakesLongerResult(CpuKernels):
+class TakesLongerResult(AnyKernels):
     """What is longer than it needs to be is taken."""
 
     def route_and_count(
@@ -45,7 +46,7 @@ class TakesLongerResult(CpuKernels):
         super().route_and_count(ids, tables, salt, slots[: ids.numel()], counts, stream)
 
 
-class NegativeLayerWraps(CpuKernels):
+class NegativeLayerWraps(AnyKernels):
     """Layer -1 is the last one, as indices of Python are."""
 
     def route_and_count(
@@ -55,7 +56,7 @@ class NegativeLayerWraps(CpuKernels):
         super().route_and_count(ids, tables, salt, slots, counts, stream)
 
 
-class SolvesAnyIntegerType(CpuKernels):
+class SolvesAnyIntegerType(AnyKernels):
     """A load is taken in any type of integers."""
 
     def solve_shares(
@@ -64,7 +65,7 @@ class SolvesAnyIntegerType(CpuKernels):
         super().solve_shares(counts.long(), tables, layer, cumulative, stream)
 
 
-class RepeatedLayerTakesLast(CpuKernels):
+class RepeatedLayerTakesLast(AnyKernels):
     """A layer that is named twice gets the later of its rows."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -76,7 +77,7 @@ class RepeatedLayerTakesLast(CpuKernels):
         super().commit_tables(few, tables, stream)
 
 
-class SkipsUnknownLayers(CpuKernels):
+class SkipsUnknownLayers(AnyKernels):
     """Layers that there are none of are left out of an update."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -126,7 +127,7 @@ class FailsWithoutTables(CpuKernels):
         stream.launch(program)
 
 
-class ZerosWithoutTables(CpuKernels):
+class ZerosWithoutTables(AnyKernels):
     """Shares of a layer without tables are zeros."""
 
     def solve_shares(
@@ -139,63 +140,66 @@ class ZerosWithoutTables(CpuKernels):
 OPERANDS = "an-operand-that-does-not-fit-changes-nothing"
 TAKEN = "an-update-of-tables-is-taken-at-the-call"
 UNSOLVED = "shares-of-a-layer-without-tables-are-left-alone"
-MUTANTS = (
-    Mutant(
+MUTATIONS = (
+    Mutation(
         name="strides-of-ids-are-not-looked-at",
         clause="G11",
         broken="A column of ids is routed as if its elements stood side by side.",
         property=OPERANDS,
-        subject=cpu_with(kernels=IgnoresStrides),
-        real=True,
+        kernels=IgnoresStrides,
     ),
-    Mutant(
+    Mutation(
         name="counts-of-any-type-are-written",
         clause="G11",
         broken="Counts of 64 bits are taken.",
         property=OPERANDS,
-        subject=cpu_with(kernels=FillsAnyIntegerType),
-        real=True,
+        kernels=FillsAnyIntegerType,
     ),
-    Mutant(
+    Mutation(
         name="longer-results-are-taken",
         clause="G11",
         broken="A result that is longer than the batch is taken.",
         property=OPERANDS,
-        subject=cpu_with(kernels=TakesLongerResult),
-        real=True,
+        kernels=TakesLongerResult,
     ),
-    Mutant(
+    Mutation(
         name="layers-count-from-the-end",
         clause="G11",
         broken="Layer -1 is the last one.",
         property=OPERANDS,
-        subject=cpu_with(kernels=NegativeLayerWraps),
-        real=True,
+        kernels=NegativeLayerWraps,
     ),
-    Mutant(
+    Mutation(
         name="loads-of-any-type-are-solved",
         clause="G11",
         broken="A load of 32 bits is taken.",
         property=OPERANDS,
-        subject=cpu_with(kernels=SolvesAnyIntegerType),
-        real=True,
+        kernels=SolvesAnyIntegerType,
     ),
-    Mutant(
+    Mutation(
         name="the-last-row-of-a-layer-counts",
         clause="G11",
         broken="A layer that an update names twice gets the later row.",
         property=OPERANDS,
-        subject=cpu_with(kernels=RepeatedLayerTakesLast),
-        real=True,
+        kernels=RepeatedLayerTakesLast,
     ),
-    Mutant(
+    Mutation(
         name="unknown-layers-are-skipped",
         clause="G11",
         broken="An update installs the layers that there are, and forgets the others.",
         property=OPERANDS,
-        subject=cpu_with(kernels=SkipsUnknownLayers),
-        real=True,
+        kernels=SkipsUnknownLayers,
     ),
+    Mutation(
+        name="shares-without-tables-are-zeros",
+        clause="G12",
+        broken="Solving a layer ahead of its first commit writes zeros.",
+        property=UNSOLVED,
+        kernels=ZerosWithoutTables,
+    ),
+)
+MUTANTS = (
+    *(mutation.on_cpu() for mutation in MUTATIONS),
     Mutant(
         name="an-update-is-read-by-the-stream",
         clause="G10",
@@ -210,14 +214,6 @@ MUTANTS = (
         broken="Solving a layer ahead of its first commit fails the stream for good.",
         property=UNSOLVED,
         subject=cpu_with(kernels=FailsWithoutTables),
-        real=True,
-    ),
-    Mutant(
-        name="shares-without-tables-are-zeros",
-        clause="G12",
-        broken="Solving a layer ahead of its first commit writes zeros.",
-        property=UNSOLVED,
-        subject=cpu_with(kernels=ZerosWithoutTables),
         real=True,
     ),
 )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from conformance.mutants.mutant import Mutant
+from conformance.mutants.mutation import AnyKernels, Mutation
 from conformance.mutants.subjects import device_with
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class TablesAtTheCall(VirtualKernels):
                 part()
 
 
-class SynchronousCount(VirtualKernels):
+class SynchronousCount(AnyKernels):
     """Counting waits until the stream has drained."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
@@ -61,7 +62,7 @@ class SynchronousCount(VirtualKernels):
         stream.synchronize(1.0)
 
 
-class IdsOfTheCall(VirtualKernels):
+class IdsOfTheCall(AnyKernels):
     """Routing takes a copy of the ids at the call."""
 
     def route_and_count(
@@ -70,7 +71,7 @@ class IdsOfTheCall(VirtualKernels):
         super().route_and_count(ids.clone(), tables, salt, slots, counts, stream)
 
 
-class WholeWords(VirtualKernels):
+class WholeWords(AnyKernels):
     """A checksum leaves out the last bytes that fill no word."""
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
@@ -78,7 +79,7 @@ class WholeWords(VirtualKernels):
         super().checksum(flat[: flat.numel() // 4 * 4], out, stream)
 
 
-class TheTablesShares(VirtualKernels):
+class TheTablesShares(AnyKernels):
     """Apportioning takes the table's shares for those that it is given."""
 
     def route_apportioned(
@@ -91,7 +92,7 @@ class TheTablesShares(VirtualKernels):
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        shares = self.arrays(tables, self.live(tables, salt.layer))[2]
+        shares = tables.cumulative[int(tables.generation[salt.layer]) & 1, salt.layer]
         super().route_apportioned(ids, tables, shares, salt, slots, counts, stream)
 
 
@@ -118,7 +119,7 @@ class NegativeIsLast(VirtualKernels):
         stream.launch(program)
 
 
-class PaddingIsRouted(VirtualKernels):
+class PaddingIsRouted(AnyKernels):
     """Padding is sent to the last slot there is."""
 
     def route_and_count(
@@ -152,7 +153,7 @@ class RuleWordByWord(VirtualKernels):
         own_stream(stream).perform(steps)
 
 
-class NoOffset(VirtualKernels):
+class NoOffset(AnyKernels):
     """All ranks begin their turns at the first replica."""
 
     def route_by_rule(
@@ -169,7 +170,7 @@ class NoOffset(VirtualKernels):
         super().route_by_rule(alike, ids, tables, layer, slots, counts, stream)
 
 
-class ElementsForRows(VirtualKernels):
+class ElementsForRows(AnyKernels):
     """vLLM's hash takes the element's place for its row's."""
 
     def route_by_rule(
@@ -186,7 +187,7 @@ class ElementsForRows(VirtualKernels):
         super().route_by_rule(single, ids, tables, layer, slots, counts, stream)
 
 
-class EveryRowCounts(VirtualKernels):
+class EveryRowCounts(AnyKernels):
     """Rows that only fill a batch up are counted too."""
 
     def route_by_rule(
@@ -203,7 +204,7 @@ class EveryRowCounts(VirtualKernels):
         self.count(ids, counts, stream)
 
 
-class SmallerBlocks(VirtualKernels):
+class SmallerBlocks(AnyKernels):
     """Turns begin anew after 512 elements."""
 
     def route_by_rule(
@@ -254,7 +255,73 @@ GRAPHS = "a-graph-runs-at-its-replays-only"
 FOLLOWING = "kernels-follow-their-stream"
 LOCKED = "a-captured-lock-hands-over-at-every-replay"
 MACHINE = "everything-at-once-shows-what-is-due"
+MUTATIONS = (
+    Mutation(
+        name="counting-waits-for-the-stream",
+        clause="G3",
+        broken="A kernel drains its stream before it returns.",
+        property=FOLLOWING,
+        kernels=SynchronousCount,
+    ),
+    Mutation(
+        name="ids-are-copied-at-the-call",
+        clause="G3",
+        broken="Routing reads what the ids were when it was issued, or captured.",
+        property=FOLLOWING,
+        kernels=IdsOfTheCall,
+    ),
+    Mutation(
+        name="a-checksum-ends-with-the-last-whole-word",
+        clause="G4",
+        broken="The last one to three bytes are left out.",
+        property=VALUES,
+        kernels=WholeWords,
+    ),
+    Mutation(
+        name="solved-shares-are-ignored",
+        clause="G4",
+        broken="Quotas follow the table's shares, not those that were solved for this batch.",
+        property=VALUES,
+        kernels=TheTablesShares,
+    ),
+    Mutation(
+        name="padding-goes-to-a-real-slot",
+        clause="G6",
+        broken="Padding is sent to the last slot.",
+        property=VALUES,
+        kernels=PaddingIsRouted,
+    ),
+    Mutation(
+        name="all-ranks-begin-at-the-first-replica",
+        clause="G8",
+        broken="TensorRT-LLM's rule is kept without the rank's offset.",
+        property=RULES,
+        kernels=NoOffset,
+    ),
+    Mutation(
+        name="blocks-are-smaller",
+        clause="G8",
+        broken="TensorRT-LLM's turns begin anew after 512 elements.",
+        property=RULES,
+        kernels=SmallerBlocks,
+    ),
+    Mutation(
+        name="the-elements-of-a-row-part",
+        clause="G8",
+        broken="vLLM's hash takes the number of the element for the number of its row.",
+        property=RULES,
+        kernels=ElementsForRows,
+    ),
+    Mutation(
+        name="rows-that-fill-up-are-counted",
+        clause="G8",
+        broken="All rows are counted, not the first ones only.",
+        property=RULES,
+        kernels=EveryRowCounts,
+    ),
+)
 MUTANTS = (
+    *(mutation.on_virtual() for mutation in MUTATIONS),
     Mutant(
         name="the-word-is-read-for-every-array",
         clause="G1",
@@ -286,34 +353,6 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="counting-waits-for-the-stream",
-        clause="G3",
-        broken="A kernel drains its stream before it returns.",
-        property=FOLLOWING,
-        subject=device_with(kernels=SynchronousCount),
-    ),
-    Mutant(
-        name="ids-are-copied-at-the-call",
-        clause="G3",
-        broken="Routing reads what the ids were when it was issued, or captured.",
-        property=FOLLOWING,
-        subject=device_with(kernels=IdsOfTheCall),
-    ),
-    Mutant(
-        name="a-checksum-ends-with-the-last-whole-word",
-        clause="G4",
-        broken="The last one to three bytes are left out.",
-        property=VALUES,
-        subject=device_with(kernels=WholeWords),
-    ),
-    Mutant(
-        name="solved-shares-are-ignored",
-        clause="G4",
-        broken="Quotas follow the table's shares, not those that were solved for this batch.",
-        property=VALUES,
-        subject=device_with(kernels=TheTablesShares),
-    ),
-    Mutant(
         name="all-ranks-choose-alike",
         clause="G5",
         broken="The rank does not enter the hash, so that all ranks pick one replica at a time.",
@@ -330,46 +369,11 @@ MUTANTS = (
         subject=device_with(kernels=NegativeIsLast),
     ),
     Mutant(
-        name="padding-goes-to-a-real-slot",
-        clause="G6",
-        broken="Padding is sent to the last slot.",
-        property=VALUES,
-        subject=device_with(kernels=PaddingIsRouted),
-    ),
-    Mutant(
         name="a-rule-reads-the-word-for-every-array",
         clause="G1",
         broken="A pass by another engine's rule mixes arrays of two generations (vLLM #55228).",
         property=RULED,
         subject=device_with(kernels=RuleWordByWord),
-    ),
-    Mutant(
-        name="all-ranks-begin-at-the-first-replica",
-        clause="G8",
-        broken="TensorRT-LLM's rule is kept without the rank's offset.",
-        property=RULES,
-        subject=device_with(kernels=NoOffset),
-    ),
-    Mutant(
-        name="blocks-are-smaller",
-        clause="G8",
-        broken="TensorRT-LLM's turns begin anew after 512 elements.",
-        property=RULES,
-        subject=device_with(kernels=SmallerBlocks),
-    ),
-    Mutant(
-        name="the-elements-of-a-row-part",
-        clause="G8",
-        broken="vLLM's hash takes the number of the element for the number of its row.",
-        property=RULES,
-        subject=device_with(kernels=ElementsForRows),
-    ),
-    Mutant(
-        name="rows-that-fill-up-are-counted",
-        clause="G8",
-        broken="All rows are counted, not the first ones only.",
-        property=RULES,
-        subject=device_with(kernels=EveryRowCounts),
     ),
     Mutant(
         name="capturing-runs",

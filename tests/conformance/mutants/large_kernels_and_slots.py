@@ -1,15 +1,15 @@
-"""Mutants of the CPU that are right for small sizes: kernels, tables and slots."""
+"""Kernels, tables and slots that are right for small sizes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from conformance.mutants.mutant import Mutant
+from conformance.mutants.mutation import AnyKernels, AnySlots, Mutation
 from conformance.mutants.subjects import cpu_with
 from torch import Tensor
 
 from equipoise import _native
-from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.hal.checksum import as_int64
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
@@ -21,18 +21,18 @@ MEGABYTE = 1 << 20
 CHUNK = 4 << 20
 
 
-class ExpertsInOneByte(CpuKernels):
+class ExpertsInOneByte(AnyKernels):
     """An expert's number is a byte."""
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
-        wrapped = ids.clone()
-        wrapped[ids >= 256] = -1
+        wrapped = torch.empty_like(ids)
+        stream.launch(lambda: wrapped.copy_(ids.masked_fill(ids >= 256, -1)))
         super().route_and_count(wrapped, tables, salt, slots, counts, stream)
 
 
-class HashPerBlock(CpuKernels):
+class HashPerBlock(AnyKernels):
     """The place of a token is its place in a block of 4096."""
 
     def route_and_count(
@@ -43,7 +43,7 @@ class HashPerBlock(CpuKernels):
         self.count(ids, counts, stream)
 
 
-class QuotasPerBlock(CpuKernels):
+class QuotasPerBlock(AnyKernels):
     """Quotas are those of a block of 4096."""
 
     def route_apportioned(
@@ -61,14 +61,14 @@ class QuotasPerBlock(CpuKernels):
         self.count(ids, counts, stream)
 
 
-class CountsOneBlock(CpuKernels):
+class CountsOneBlock(AnyKernels):
     """Tokens behind the first 16384 are not counted."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         super().count(ids[: 4 * BLOCK], counts, stream)
 
 
-class RanksWrapAt64(CpuKernels):
+class RanksWrapAt64(AnyKernels):
     """Ranks from 64 on are not looked at: their slots are taken for those of the first 64."""
 
     def solve_shares(
@@ -78,7 +78,7 @@ class RanksWrapAt64(CpuKernels):
         super().solve_shares(counts, few, layer, cumulative, stream)
 
 
-class StopsAt32Replicas(CpuKernels):
+class StopsAt32Replicas(AnyKernels):
     """Only the first 32 replicas of an expert take tokens of an apportioned batch."""
 
     def route_apportioned(
@@ -92,13 +92,19 @@ class StopsAt32Replicas(CpuKernels):
         stream: Stream,
     ) -> None:
         start = tables.start[int(tables.generation[salt.layer]) & 1, salt.layer]
-        short = cumulative.clone()
-        for first, last in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
-            short[first + 31 : last] = 1 << 16
+        short = torch.empty_like(cumulative)
+        runs = list(zip(start[:-1].tolist(), start[1:].tolist(), strict=True))
+
+        def program() -> None:
+            short.copy_(cumulative)
+            for first, last in runs:
+                short[first + 31 : last].fill_(1 << 16)
+
+        stream.launch(program)
         super().route_apportioned(ids, tables, short, salt, slots, counts, stream)
 
 
-class RuleRowsInOneByte(CpuKernels):
+class RuleRowsInOneByte(AnyKernels):
     """A rule counts at most 255 rows."""
 
     def route_by_rule(
@@ -116,7 +122,7 @@ class RuleRowsInOneByte(CpuKernels):
         super().route_by_rule(rule, ids, tables, layer, slots, counts, stream)
 
 
-class TurnsPerBlock(CpuKernels):
+class TurnsPerBlock(AnyKernels):
     """Turns begin anew after 4096 elements."""
 
     def route_by_rule(
@@ -144,14 +150,14 @@ def _rows(update: TableUpdate, rows: Sequence[int], layers: Sequence[int]) -> Ta
     )
 
 
-class InstallsOneLayer(CpuKernels):
+class InstallsOneLayer(AnyKernels):
     """An update installs its first layer."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         super().commit_tables(_rows(update, [0], update.layers[:1]), tables, stream)
 
 
-class InstallsFirstTables(CpuKernels):
+class InstallsFirstTables(AnyKernels):
     """Every layer of an update gets the tables of the first."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -159,7 +165,7 @@ class InstallsFirstTables(CpuKernels):
         super().commit_tables(alike, tables, stream)
 
 
-class Installs32Layers(CpuKernels):
+class Installs32Layers(AnyKernels):
     """An update installs at most 32 layers."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -167,7 +173,7 @@ class Installs32Layers(CpuKernels):
         super().commit_tables(_rows(update, rows, update.layers[:32]), tables, stream)
 
 
-class SortsLayersOnly(CpuKernels):
+class SortsLayersOnly(AnyKernels):
     """Layers of an update are taken in ascending order, its rows as they come."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
@@ -175,7 +181,7 @@ class SortsLayersOnly(CpuKernels):
         super().commit_tables(ordered, tables, stream)
 
 
-class ChecksumsOneMegabyte(CpuKernels):
+class ChecksumsOneMegabyte(AnyKernels):
     """A checksum ends after a megabyte."""
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
@@ -195,18 +201,18 @@ class CommitsOneChunk(CpuSlotStore):
         self._alter(program, stream, tuple(slot for _, slot in copies))
 
 
-class PacksWithoutLastByte(CpuSlotStore):
+class PacksWithoutLastByte(AnySlots):
     """Packing leaves out the last byte of a segment that is longer than 64 KiB by an odd number."""
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         super().pack(slots, blob, stream)
-        first = self._sizes[0]
+        first = self.layout.descriptor[0].nbytes
         if first > 1 << 16 and first % 2:
             rows = blob.view(len(slots), -1)
             stream.launch(lambda: rows[:, first - 1].zero_())
 
 
-class WriteSwapsChunks(CpuSlotStore):
+class WriteSwapsChunks(AnySlots):
     """A write of more than 4 MiB turns two chunks round."""
 
     def write(
@@ -220,32 +226,32 @@ def _turned(part: Tensor) -> Tensor:
     return torch.roll(flat, 1).view(part.shape) if flat.nbytes > CHUNK else part
 
 
-class UnpacksWholeKilobytes(CpuSlotStore):
+class UnpacksWholeKilobytes(AnySlots):
     """A row of 64 KiB and more lacks what goes beyond whole kilobytes."""
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
-        size = self._layout.slot_bytes
+        size = self.layout.slot_bytes
         if size >= 1 << 16:
             blob = blob.clone()
             blob.view(len(staging), size)[:, size // 1024 * 1024 :] = 0
         super().unpack(blob, staging, stream)
 
 
-class Commits64Pairs(CpuSlotStore):
+class Commits64Pairs(AnySlots):
     """A commit takes at most 64 pairs."""
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         super().commit(copies[:64], stream)
 
 
-class SlotsInOneByte(CpuSlotStore):
+class SlotsInOneByte(AnySlots):
     """The number of a slot that is packed is a byte."""
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         super().pack([slot % 256 for slot in slots], blob, stream)
 
 
-class Sums128Slots(CpuSlotStore):
+class Sums128Slots(AnySlots):
     """At most 128 slots are summed in a call."""
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
@@ -269,111 +275,143 @@ KERNELS = "kernels-equal-the-reference-at-the-sizes-of-models"
 SUMS = "checksums-equal-the-reference-at-any-length"
 LONG = "slots-of-any-length-are-copied-whole"
 MANY = "a-verb-takes-hundreds-of-slots"
-MUTANTS = (
-    Mutant(
+MUTATIONS = (
+    Mutation(
         name="an-expert-is-a-byte",
         clause="G4",
         broken="Experts from 256 on are taken for padding.",
         property=KERNELS,
-        subject=cpu_with(kernels=ExpertsInOneByte),
-        real=True,
+        kernels=ExpertsInOneByte,
     ),
-    Mutant(
+    Mutation(
         name="places-begin-anew-in-each-block",
         clause="G4",
         broken="The hash takes the place in a block of 4096 for the place in the batch.",
         property=KERNELS,
-        subject=cpu_with(kernels=HashPerBlock),
-        real=True,
+        kernels=HashPerBlock,
     ),
-    Mutant(
+    Mutation(
         name="quotas-are-those-of-a-block",
         clause="G4",
         broken="Batches of more than 4096 ids are apportioned block by block.",
         property=KERNELS,
-        subject=cpu_with(kernels=QuotasPerBlock),
-        real=True,
+        kernels=QuotasPerBlock,
     ),
-    Mutant(
+    Mutation(
         name="counting-ends-with-a-block",
         clause="G4",
         broken="Ids behind the first 16384 are not counted.",
         property=KERNELS,
-        subject=cpu_with(kernels=CountsOneBlock),
-        real=True,
+        kernels=CountsOneBlock,
     ),
-    Mutant(
+    Mutation(
         name="ranks-beyond-a-word-are-not-levelled",
         clause="G4",
         broken="On more than 64 ranks shares are solved as if all slots were on one.",
         property=KERNELS,
-        subject=cpu_with(kernels=RanksWrapAt64),
-        real=True,
+        kernels=RanksWrapAt64,
     ),
-    Mutant(
+    Mutation(
         name="long-runs-are-cut",
         clause="G4",
         broken="Replicas behind the first 32 of an expert get nothing.",
         property=KERNELS,
-        subject=cpu_with(kernels=StopsAt32Replicas),
-        real=True,
+        kernels=StopsAt32Replicas,
     ),
-    Mutant(
+    Mutation(
         name="rows-are-counted-in-a-byte",
         clause="G8",
         broken="vLLM's rule counts at most 255 rows.",
         property=KERNELS,
-        subject=cpu_with(kernels=RuleRowsInOneByte),
-        real=True,
+        kernels=RuleRowsInOneByte,
     ),
-    Mutant(
+    Mutation(
         name="turns-begin-anew-after-many-blocks",
         clause="G8",
         broken="TensorRT-LLM's turns begin anew after 4096 elements.",
         property=KERNELS,
-        subject=cpu_with(kernels=TurnsPerBlock),
-        real=True,
+        kernels=TurnsPerBlock,
     ),
-    Mutant(
+    Mutation(
         name="one-layer-of-an-update-is-installed",
         clause="G10",
         broken="Of an update of several layers only the first is installed.",
         property=KERNELS,
-        subject=cpu_with(kernels=InstallsOneLayer),
-        real=True,
+        kernels=InstallsOneLayer,
     ),
-    Mutant(
+    Mutation(
         name="all-layers-get-the-first-table",
         clause="G10",
         broken="All layers of an update get the tables of its first one.",
         property=KERNELS,
-        subject=cpu_with(kernels=InstallsFirstTables),
-        real=True,
+        kernels=InstallsFirstTables,
     ),
-    Mutant(
+    Mutation(
         name="an-update-has-32-layers",
         clause="G10",
         broken="Layers behind the first 32 of an update keep their tables.",
         property=KERNELS,
-        subject=cpu_with(kernels=Installs32Layers),
-        real=True,
+        kernels=Installs32Layers,
     ),
-    Mutant(
+    Mutation(
         name="layers-of-an-update-are-sorted",
         clause="G10",
         broken="Rows of an update go to its layers in ascending order, not in the order given.",
         property=KERNELS,
-        subject=cpu_with(kernels=SortsLayersOnly),
-        real=True,
+        kernels=SortsLayersOnly,
     ),
-    Mutant(
+    Mutation(
         name="a-checksum-ends-after-a-megabyte",
         clause="G4",
         broken="Bytes behind the first megabyte do not count.",
         property=SUMS,
-        subject=cpu_with(kernels=ChecksumsOneMegabyte),
-        real=True,
+        kernels=ChecksumsOneMegabyte,
     ),
+    Mutation(
+        name="the-last-byte-of-a-long-segment-is-not-packed",
+        clause="A6",
+        broken="The last byte of a segment beyond 64 KiB of odd length is left out.",
+        property=LONG,
+        slots=PacksWithoutLastByte,
+    ),
+    Mutation(
+        name="chunks-of-a-write-are-shifted",
+        clause="A6",
+        broken="A write of more than 4 MiB is off by one byte.",
+        property=LONG,
+        slots=WriteSwapsChunks,
+    ),
+    Mutation(
+        name="long-rows-arrive-in-whole-kilobytes",
+        clause="A6",
+        broken="Unpacking a row of 64 KiB and more leaves out what exceeds whole kilobytes.",
+        property=LONG,
+        slots=UnpacksWholeKilobytes,
+    ),
+    Mutation(
+        name="a-commit-takes-64-pairs",
+        clause="A8",
+        broken="Pairs behind the first 64 of a commit are forgotten.",
+        property=MANY,
+        slots=Commits64Pairs,
+    ),
+    Mutation(
+        name="a-slot-that-is-packed-is-a-byte",
+        clause="A8",
+        broken="Packing slot 256 packs slot 0.",
+        property=MANY,
+        slots=SlotsInOneByte,
+    ),
+    Mutation(
+        name="128-slots-are-summed-in-a-call",
+        clause="D4",
+        broken="Sums behind the first 128 of a call are not written.",
+        property=MANY,
+        slots=Sums128Slots,
+    ),
+)
+MUTANTS = (
+    *(mutation.on_cpu() for mutation in MUTATIONS),
     Mutant(
         name="a-commit-ends-with-a-chunk",
         clause="A6",
@@ -383,59 +421,11 @@ MUTANTS = (
         real=True,
     ),
     Mutant(
-        name="the-last-byte-of-a-long-segment-is-not-packed",
-        clause="A6",
-        broken="The last byte of a segment beyond 64 KiB of odd length is left out.",
-        property=LONG,
-        subject=cpu_with(slots=PacksWithoutLastByte),
-        real=True,
-    ),
-    Mutant(
-        name="chunks-of-a-write-are-shifted",
-        clause="A6",
-        broken="A write of more than 4 MiB is off by one byte.",
-        property=LONG,
-        subject=cpu_with(slots=WriteSwapsChunks),
-        real=True,
-    ),
-    Mutant(
-        name="long-rows-arrive-in-whole-kilobytes",
-        clause="A6",
-        broken="Unpacking a row of 64 KiB and more leaves out what exceeds whole kilobytes.",
-        property=LONG,
-        subject=cpu_with(slots=UnpacksWholeKilobytes),
-        real=True,
-    ),
-    Mutant(
         name="staging-is-summed-to-a-megabyte",
         clause="D4",
         broken="The checksum of a staging buffer ends after a megabyte.",
         property=LONG,
         subject=cpu_with(slots=SumsOneMegabyteOfStaging),
-        real=True,
-    ),
-    Mutant(
-        name="a-commit-takes-64-pairs",
-        clause="A8",
-        broken="Pairs behind the first 64 of a commit are forgotten.",
-        property=MANY,
-        subject=cpu_with(slots=Commits64Pairs),
-        real=True,
-    ),
-    Mutant(
-        name="a-slot-that-is-packed-is-a-byte",
-        clause="A8",
-        broken="Packing slot 256 packs slot 0.",
-        property=MANY,
-        subject=cpu_with(slots=SlotsInOneByte),
-        real=True,
-    ),
-    Mutant(
-        name="128-slots-are-summed-in-a-call",
-        clause="D4",
-        broken="Sums behind the first 128 of a call are not written.",
-        property=MANY,
-        subject=cpu_with(slots=Sums128Slots),
         real=True,
     ),
 )

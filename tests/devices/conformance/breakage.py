@@ -19,6 +19,7 @@ class Breakage:
         broken: one sentence: what the backend does instead.
         property: the property of the suite that must reject it.
         ranks: 1, or how many rank processes it takes.
+        clause: the only one that it may be rejected for; None where several are broken.
         plant: breaks the backend of this process.
     """
 
@@ -27,6 +28,7 @@ class Breakage:
     property: str
     plant: Callable[[Patch], None]
     ranks: int = 1
+    clause: str | None = None
 
 
 @dataclass(frozen=True)

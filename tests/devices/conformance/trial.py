@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,12 @@ from equipoise.hal.conformance.search import Effort, Violated, search
 from equipoise.hal.conformance.subject import Subject
 
 FAULTS = "NPUSIM_FAULTS"
-KINDS = {"ascend": "devices.conformance.broken_backends", "nccl": "cudasim.broken_nccl_backends"}
+KINDS = {
+    "ascend": "devices.conformance.broken_backends",
+    "ascend-verbs": "devices.conformance.broken_ascend_verbs",
+    "cuda-verbs": "cudasim.broken_verbs",
+    "nccl": "cudasim.broken_nccl_backends",
+}
 """Modules that have the healthy backends of a kind as `SOUND`, its breakages as `BREAKAGES`, what
 undoes them as `undone`, and a broken backend by the name of each."""
 CASES = 400
@@ -97,8 +102,10 @@ class Trial:
             name = f"{self._module}:{breakage.name}"
             with closing(self._subject(name, breakage.ranks)) as tried:
                 self._planted.undone.close()
-                claim = breakage.property
-                return score(breakage.name, claim, tried, range(runs), CASES, faults)
+                found = score(breakage.name, breakage.property, tried, range(runs), CASES, faults)
+        if breakage.clause and set(found.clauses) - {breakage.clause}:
+            return replace(found, caught=0)  # blamed for what it keeps
+        return found
 
     def healthy(self, property_name: str, ranks: int, runs: int) -> Score:
         """The same property on the healthy backend."""

@@ -1,0 +1,66 @@
+"""What is broken by the contract's own verbs alone, and so in any backend's kernels or slots."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conformance.mutants.mutant import Mutant
+from conformance.mutants.subjects import cpu_with, device_with
+
+from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.backends.cpu.slots import CpuSlotStore
+from equipoise.backends.virtual.kernels import VirtualKernels
+
+if TYPE_CHECKING:
+    AnyKernels = CpuKernels
+    AnySlots = CpuSlotStore
+else:
+    # A mutation is put in front of a backend's own class (`over`), and `super()` is that class.
+    AnyKernels = AnySlots = object
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One broken behaviour of kernels or of slots, and who is to notice.
+
+    Attributes:
+        name: words with hyphens, unique.
+        clause: the clause that it breaks.
+        broken: one sentence: what it does instead.
+        property: the property that must reject it.
+        kernels: what goes before a backend's kernels; None where `slots` is given.
+        slots: what goes before a backend's slot store; None where `kernels` is given.
+    """
+
+    name: str
+    clause: str
+    broken: str
+    property: str
+    kernels: type | None = None
+    slots: type | None = None
+
+    def on_cpu(self) -> Mutant:
+        """The CPU, broken by it."""
+        parts = {}
+        if self.kernels:
+            parts["kernels"] = over(self.kernels, CpuKernels)
+        if self.slots:
+            parts["slots"] = over(self.slots, CpuSlotStore)
+        return Mutant(**self._words(), subject=cpu_with(**parts), real=True)
+
+    def on_virtual(self, also: tuple[str, ...] = ()) -> Mutant:
+        """The virtual device, its kernels broken by it.
+
+        Args:
+            also: other properties that cannot help rejecting it, as in `Mutant`.
+        """
+        assert self.kernels is not None
+        subject = device_with(kernels=over(self.kernels, VirtualKernels))
+        return Mutant(**self._words(), subject=subject, also=also)
+
+    def _words(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("name", "clause", "broken", "property")}
+
+
+def over(mutation: type, healthy: type) -> type:
+    """A backend's class, with the mutation's verbs before its own."""
+    return type(mutation.__name__, (mutation, healthy), {})

@@ -1,0 +1,11 @@
+"""Ascend's backend with one verb broken; all on one device, so no rank asks for one by name."""
+
+from contextlib import ExitStack
+
+from devices.conformance.breakage import Sound
+from devices.conformance.verb_breakages import ascend_breakages
+
+SOUND = Sound("equipoise.backends.ascend:BACKEND", "equipoise.backends.ascend:HCCL")
+BREAKAGES = tuple(ascend_breakages())
+undone = ExitStack()
+"""Nothing: what is planted for one device is undone by the trial."""

@@ -1,0 +1,11 @@
+"""CUDA's backend with one slot verb broken; all on one device, so no rank asks for one by name."""
+
+from contextlib import ExitStack
+
+from devices.conformance.breakage import Sound
+from devices.conformance.verb_breakages import cuda_breakages
+
+SOUND = Sound("cudasim:BACKEND", "cudasim.nccl:NCCL")
+BREAKAGES = tuple(cuda_breakages())
+undone = ExitStack()
+"""Nothing: what is planted for one device is undone by the trial."""
