@@ -13,6 +13,7 @@ QUICK = {
     "closed loop": "run.py --closed-loop --quick",
     "placement": "placement.py --quick --shapes a",
     "routing": "routing.py --quick",
+    "staging planning": "staging.py --planning --quick",
     "engine_stall": "engine_stall.py --quick",
     "pipeline": "pipeline.py --quick --link loopback",
     "request_routing": "request_routing.py --quick",
