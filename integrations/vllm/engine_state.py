@@ -173,7 +173,8 @@ class EngineState:
 
     def _met(self) -> Site:
         if self._site is None:
-            self._site = open_site(get_ep_group(), self.device, self._settings.deadline)
+            deadline, communicator = self._settings.deadline, self._settings.communicator
+            self._site = open_site(get_ep_group(), self.device, deadline, communicator)
         return self._site
 
     def _tell(self, model: Any) -> None:

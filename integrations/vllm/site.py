@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from equipoise.backends.cpu.store import LOOPBACK, StoreHost
+from equipoise.backends.devices.host_staging import HostStagedFabric
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -27,11 +28,12 @@ from equipoise.integrations.vllm.engine_streams import (
     EngineStreams,
     HostStreams,
 )
+from equipoise.integrations.vllm.settings import COMMUNICATORS
 
 LONGEST_ADDRESS = 256
 """Bytes."""
-BACKENDS = {"cpu": ("cpu", "gloo"), "cuda": ("cuda", "nccl"), "npu": ("ascend", "hccl")}
-"""By type of the engine's device: accelerator and communicator."""
+ACCELERATORS = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
+"""By type of the engine's device."""
 
 
 class Group(Protocol):
@@ -71,24 +73,28 @@ class Site:
             self.held.close()
 
 
-def open_site(group: Group, device: torch.device, deadline: float) -> Site:
+def open_site(
+    group: Group, device: torch.device, deadline: float, communicator: str | None = None
+) -> Site:
     """Meet the ranks of `group`; collective.
 
     Args:
         group: of the engine.
         device: the worker's; the group's own attribute of that name is a number in some engines.
         deadline: seconds that any wait may last.
+        communicator: one of `COMMUNICATORS` for the device; None: the first of them.
 
     Raises:
-        IntegrationError: no backend of ours is for the engine's device.
+        IntegrationError: no backend of ours is for the engine's device, or the communicator is not.
         BackendUnavailable, ControlLost: the backend does not run here; the ranks did not meet.
     """
     kind = device.type
-    if kind not in BACKENDS:
-        raise IntegrationError(f"no backend for a device of type {kind!r}: {', '.join(BACKENDS)}")
-    accelerator_name, communicator_name = BACKENDS[kind]
+    if kind not in ACCELERATORS:
+        known = ", ".join(ACCELERATORS)
+        raise IntegrationError(f"no backend for a device of type {kind!r}: {known}")
+    named = _communicator(kind, communicator)
     with ExitStack() as opened:
-        accelerator, streams = _opened(accelerator_name, device, deadline)
+        accelerator, streams = _opened(ACCELERATORS[kind], device, deadline)
         opened.callback(accelerator.close)
         places = _places(group)
         interface = _interface(places)
@@ -103,14 +109,32 @@ def open_site(group: Group, device: torch.device, deadline: float) -> Site:
             port=port,
             deadline=deadline,
         )
-        fabric = registry.communicator(communicator_name).connect(where)
+        fabric = connected(named, where, accelerator)
         opened.pop_all()
     return Site(accelerator, streams, fabric, places, held, deadline)
+
+
+def connected(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
+    """Meet the other ranks; gloo reaches the tensors of a device through the host."""
+    fabric = registry.communicator(communicator).connect(where)
+    if communicator == "gloo" and accelerator.device.type != "cpu":
+        return HostStagedFabric(fabric, accelerator, where.deadline)
+    return fabric
 
 
 def places(world: Group, group: Group) -> list[int]:
     """The ranks of `group`, numbered as on a fabric among the ranks of `world`."""
     return [world.ranks.index(rank) for rank in group.ranks]
+
+
+def _communicator(kind: str, wanted: str | None) -> str:
+    """Raises `IntegrationError` where what is wanted is not for a device of that type."""
+    known = COMMUNICATORS[kind]
+    if wanted is not None and wanted not in known:
+        raise IntegrationError(
+            f"communicator {wanted} is not for a device of type {kind}: {' or '.join(known)}"
+        )
+    return wanted or known[0]
 
 
 def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerator, EngineStreams]:
