@@ -119,14 +119,14 @@ class Outcome:
         nbytes: that they take on a rank.
         start: imbalance before the first.
         end: behind the last.
-        short: layers that more staging would bring lower in the last.
+        short_of_staging: layers that more staging would bring lower in the last.
     """
 
     buffers: int
     nbytes: int
     start: float
     end: float
-    short: int
+    short_of_staging: int
 
 
 def rebalanced(
@@ -151,7 +151,9 @@ def rebalanced(
         layout = drafted.layout
     assert drafted is not None
     end = mean(imbalance(told[-1].load, layout, shape))
-    return Outcome(buffers, buffers * families[0].slot_bytes, start, end, len(drafted.short))
+    return Outcome(
+        buffers, buffers * families[0].slot_bytes, start, end, len(drafted.short_of_staging)
+    )
 
 
 def loaded(weights: Weights, slots: int) -> Layout:
@@ -238,7 +240,7 @@ def row(weights: Weights, ranks: int, redundant: int, seeds: int) -> Row:
         "all_mib": unlimited[0].nbytes / 2**20,
         "single": middle(single),
         "single_mib": single[0].nbytes / 2**20,
-        "short": statistics.median(each.short for each in single),
+        "short": statistics.median(each.short_of_staging for each in single),
     }
 
 

@@ -315,7 +315,7 @@ class ExpertEngine:
 
     def _warn_of_staging(self, epoch: Epoch, proposal: Proposal) -> None:
         """Say once, on one rank, that staging is what bounds the plans."""
-        short = proposal.draft.short
+        short = proposal.draft.short_of_staging
         if not short or self._warned or self._members.place:
             return
         self._warned = True

@@ -76,7 +76,7 @@ class EngineState:
         group = get_ep_group()
         check_scales(scales(model), group.cpu_group)
         alike = rows_alike(model, group.world_size, get_tp_group().world_size)
-        eplb, nodes = self.parallel_config.eplb_config, node_count(site.places)
+        eplb, nodes = self.parallel_config.eplb_config, node_count(site.nodes_of_ranks)
         config = engine_config(self._settings, eplb, number, alike, nodes)
         couriers = Couriers(config, group.rank_in_group, self._metrics(group.rank_in_group))
         balancers = open_model_balancers(

@@ -53,7 +53,7 @@ class Site:
         accelerator: the worker's device, with the engine's stream as its compute stream.
         streams: the engine's, which our work comes between.
         fabric: to the other ranks of the group.
-        places: the node of each rank of the group, numbered as they first come.
+        nodes_of_ranks: the node of each rank of the group, numbered as they first come.
         held: the store, on the group's first rank.
         deadline: seconds that any wait may last.
     """
@@ -61,7 +61,7 @@ class Site:
     accelerator: Accelerator
     streams: EngineStreams
     fabric: Fabric
-    places: tuple[int, ...]
+    nodes_of_ranks: tuple[int, ...]
     held: StoreHost | None
     deadline: float
 
@@ -96,8 +96,8 @@ def open_site(
     with ExitStack() as opened:
         accelerator, streams = _opened(ACCELERATORS[kind], device, deadline)
         opened.callback(accelerator.close)
-        places = _places(group)
-        interface = _interface(places)
+        nodes = _nodes_of_ranks(group)
+        interface = _interface(nodes)
         held = StoreHost(interface) if group.rank_in_group == 0 else None
         if held is not None:
             opened.callback(held.close)
@@ -111,7 +111,7 @@ def open_site(
         )
         fabric = connected(named, where, accelerator)
         opened.pop_all()
-    return Site(accelerator, streams, fabric, places, held, deadline)
+    return Site(accelerator, streams, fabric, nodes, held, deadline)
 
 
 def connected(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
@@ -146,7 +146,7 @@ def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerat
     return cast(Accelerator, EngineAccelerator(inner, streams.home)), streams
 
 
-def _places(group: Group) -> tuple[int, ...]:
+def _nodes_of_ranks(group: Group) -> tuple[int, ...]:
     """The node of each rank, numbered as they first come; collective."""
     from vllm.distributed.parallel_state import in_the_same_node_as
 
@@ -161,11 +161,11 @@ def _places(group: Group) -> tuple[int, ...]:
     return tuple(found[rank] for rank in range(group.world_size))
 
 
-def _interface(places: Sequence[int]) -> str:
+def _interface(nodes_of_ranks: Sequence[int]) -> str:
     """Where the store is held: on loopback, if all ranks are on one node."""
     from vllm.utils.network_utils import get_ip
 
-    return str(get_ip()) if max(places) else LOOPBACK
+    return str(get_ip()) if max(nodes_of_ranks) else LOOPBACK
 
 
 def _told(group: Group, held: StoreHost | None) -> tuple[str, int]:
