@@ -11,8 +11,12 @@ from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.devices.host_staging import HostStagedCommunicator, HostStagedFabric
+from equipoise.balancer.experts.balancer import open_balancer
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
 from equipoise.balancer.experts.jobs import finish
+from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.mover import Mover
+from equipoise.balancer.experts.placement import Shape, contiguous
 from equipoise.balancer.experts.shipment import Leg, Local, Receiving, RoundLeg, Sending
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
@@ -161,3 +165,39 @@ def test_mover_stages_weights_of_device_through_host(kind: str) -> None:
     (sent, received, first), (sent_back, received_back, second) = on_devices(kind, program)
     assert (first, second) == ([1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0])
     assert (sent, sent_back) == (received_back, received)
+
+
+def test_engine_rebalances_device_through_host(kind: str) -> None:
+    """Loads are summed and experts moved over gloo; every slot then holds its expert's weights."""
+    shape = Shape(layers=1, experts=8, slots=10, ranks=SIZE)
+    config = EngineConfig(
+        label="staged", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
+    )
+    layout = Layout(contiguous(shape), even_shares(contiguous(shape), shape.experts))
+
+    def serve(seat: Seat) -> tuple[list[list[int]], list[float], int]:
+        device = backend(kind).open(0)
+        mine = slice(seat.rank * shape.slots_per_rank, (seat.rank + 1) * shape.slots_per_rank)
+        weights = placed(
+            device, [[float(e)] * 16 for e in layout.placement[0, mine]], torch.float32
+        )
+        store = device.slot_store(SlotLayout(tuple((Segment("w", w),) for w in weights), staging=5))
+        fabric = HostStagedFabric(seat.fabric, device, SOON)
+        balancer = open_balancer(device, fabric, store, shape, layout, config)
+        ids = placed(device, [[1], [2], [1], [2], [1], [3], [2], [1]], torch.int32)
+        compute = device.stream(Role.COMPUTE)
+        for step in range(24):
+            with balancer.step(step):
+                compute.launch(lambda at=step: balancer.router.route(0, at, ids))  # type: ignore[misc]
+            compute.synchronize(SOON)
+        committed = [report for report in balancer.engine.reports if report.slots]
+        placement = balancer.installed.layout.placement.tolist()
+        balancer.close()
+        held: list[float] = weights[:, 0].tolist()
+        device.close()
+        return placement, held, len(committed)
+
+    (placement, first, epochs), (other, second, _) = on_ranks(SIZE, serve, SOON)
+    assert epochs > 0
+    assert placement == other != layout.placement.tolist()
+    assert placement == [[int(expert) for expert in first + second]]
