@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from equipoise.backends.devices.memory import used_on
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
@@ -74,11 +75,7 @@ class HostStagedWork:
         self._inner.cancel()
 
     def _brought(self) -> Event:
-        """Behind the copies to the device, which the first caller launches.
-
-        The tensors are kept until the work goes: a copy may be under way until the event is
-        reached.
-        """
+        """Behind the copies to the device, which the first caller launches."""
         with self._bringing:
             if self._back is None:
                 self._back = _copied(self._accelerator, self._outputs)
@@ -254,6 +251,7 @@ def _copied(accelerator: Accelerator, copies: Copies) -> Event:
             to.copy_(source, non_blocking=True)
 
     stream.launch(program)
+    used_on(stream, *(tensor for pair in copies for tensor in pair))  # whoever drops them (K1)
     event = accelerator.event()
     stream.record(event)
     return event
