@@ -2,6 +2,7 @@
 
     python benchmarks/staging.py            DeepSeek-V3, Kimi-K2 and Qwen3-235B on 8 to 64 ranks
     python benchmarks/staging.py --quick    one seed; nothing is kept
+    python benchmarks/staging.py --planning CPU seconds of plans, 32 and 320 ranks; nothing is kept
 
 Settings, budget, division into buffers and plans are those that the part takes in a worker; the
 shapes and dtypes of the weights are the models'. A steady load is planned on
@@ -15,8 +16,9 @@ Writes benchmarks/results/staging.json; `python benchmarks/report.py` shows it.
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,8 +30,9 @@ from report import show
 from equipoise.balancer.experts.budget import divided
 from equipoise.balancer.experts.drafting import draft, limits_of
 from equipoise.balancer.experts.expert_model import Family, LayerColumns, families_of
-from equipoise.balancer.experts.layout import imbalance
+from equipoise.balancer.experts.layout import Layout, imbalance
 from equipoise.balancer.experts.placement import SHARE_ONE, Shape
+from equipoise.balancer.experts.planner import Freight, by_ship
 from equipoise.balancer.experts.slot_tensors import Place, column, strided
 from equipoise.integrations.vllm.engine_config import engine_config, staging_budget
 from equipoise.integrations.vllm.engine_model import initial_layout
@@ -39,6 +42,13 @@ REBALANCES = 6
 SEEDS = 3
 MOST_APART = 1.1
 RANKS = 8, 32, 64
+PLANNED_RANKS = 32, 320
+NODE = 8
+"""Ranks of a node, where planning is timed."""
+PLANNED = (
+    "{model}, {ranks} ranks, {slots} slots, sigma {sigma:g}: CPU seconds at the start {start}, "
+    "steady {steady}, at a switch {switch}\n"
+)
 PROGRESS = (
     "{model}, {ranks} ranks, {redundant} redundant: {start:.3f}, then {default:.3f}; unlimited "
     "{unlimited:.3f}, one buffer {single:.3f}\n"
@@ -109,14 +119,14 @@ class Outcome:
         nbytes: that they take on a rank.
         start: imbalance before the first.
         end: behind the last.
-        short: layers that more staging would bring lower in the last.
+        short_of_staging: layers that more staging would bring lower in the last.
     """
 
     buffers: int
     nbytes: int
     start: float
     end: float
-    short: int
+    short_of_staging: int
 
 
 def rebalanced(
@@ -133,13 +143,7 @@ def rebalanced(
     }[budget]
     (buffers,) = divided(families, nbytes)
     limits = limits_of(engine_config(settings, EPLB, 0, 1, 1), buffers)
-    layout = initial_layout(
-        SimpleNamespace(
-            num_physical_experts=slots,
-            num_logical_experts=weights.experts,
-            moe_layers=range(weights.layers),
-        )
-    )
+    layout = loaded(weights, slots)
     start, drafted = 0.0, None
     for number, window in enumerate(told):
         drafted = draft(window.counts, layout, shape, limits)
@@ -147,7 +151,60 @@ def rebalanced(
         layout = drafted.layout
     assert drafted is not None
     end = mean(imbalance(told[-1].load, layout, shape))
-    return Outcome(buffers, buffers * families[0].slot_bytes, start, end, len(drafted.short))
+    return Outcome(
+        buffers, buffers * families[0].slot_bytes, start, end, len(drafted.short_of_staging)
+    )
+
+
+def loaded(weights: Weights, slots: int) -> Layout:
+    """What vLLM's loader installs."""
+    return initial_layout(
+        SimpleNamespace(
+            num_physical_experts=slots,
+            num_logical_experts=weights.experts,
+            moe_layers=range(weights.layers),
+        )
+    )
+
+
+def planning_times(
+    weights: Weights, ranks: int, slots: int, sigma: float, seed: int
+) -> Iterator[tuple[str, float]]:
+    """CPU seconds of a rank's planner for each window: the plan, its tables and its shipment."""
+    shape = Shape(weights.layers, weights.experts, slots, ranks)
+    config = engine_config(EngineSettings(), EPLB, 0, 1, ranks // NODE)
+    limits = limits_of(config, shape.slots_per_rank)
+    limits = replace(limits, aims=replace(limits.aims, sigma=sigma))
+    freight = Freight(config.parcel, config.nodes, shape.slots_per_rank, 0)
+    loads = Model(
+        layers=weights.layers, experts=weights.experts, ranks=ranks, sub_windows=4, period=3
+    )
+    layout = loaded(weights, slots)
+    for number, window in enumerate(windows(loads, seed, REBALANCES)):
+        began = time.thread_time()
+        proposal = by_ship(draft(window.counts, layout, shape, limits), layout, shape, freight)
+        kind = "start" if number == 0 else "switch" if window.switched else "steady"
+        yield kind, time.thread_time() - began
+        layout = proposal.layout
+
+
+def time_planning(seeds: int) -> None:
+    """Print median and greatest CPU time by shape: the planner has one thread."""
+    for weights in MODELS:
+        for ranks in PLANNED_RANKS:
+            # As few redundant slots as every rank has one of, or as divide among the ranks.
+            slots = -(-max(weights.experts + 1, ranks) // ranks) * ranks
+            for sigma in (0.0, 1.0):
+                found: dict[str, list[float]] = {}
+                for seed in range(seeds):
+                    for kind, seconds in planning_times(weights, ranks, slots, sigma, seed):
+                        found.setdefault(kind, []).append(seconds)
+                told = {
+                    kind: f"{statistics.median(each):.2f} (at most {max(each):.2f})"
+                    for kind, each in found.items()
+                }
+                shape = {"model": weights.name, "ranks": ranks, "slots": slots, "sigma": sigma}
+                sys.stdout.write(PLANNED.format(**shape, **told))
 
 
 def mean(parts: np.ndarray) -> float:  # type: ignore[type-arg]
@@ -183,7 +240,7 @@ def row(weights: Weights, ranks: int, redundant: int, seeds: int) -> Row:
         "all_mib": unlimited[0].nbytes / 2**20,
         "single": middle(single),
         "single_mib": single[0].nbytes / 2**20,
-        "short": statistics.median(each.short for each in single),
+        "short": statistics.median(each.short_of_staging for each in single),
     }
 
 
@@ -196,7 +253,11 @@ def main() -> None:
     """Measure, keep and show."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed; nothing is kept")
+    parser.add_argument("--planning", action="store_true", help="CPU time of plans alone")
     options = parser.parse_args()
+    if options.planning:
+        time_planning(1 if options.quick else SEEDS)
+        return
     rows = []
     for weights in MODELS:
         for ranks in RANKS:

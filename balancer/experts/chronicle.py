@@ -276,7 +276,7 @@ def _record(state: State, report: Report, seconds: dict[str, float]) -> EpochRec
         ended=report.step,
         outcome=report.outcome,
         layers=len(drafted.order) if drafted else 0,
-        short=len(drafted.short) if drafted else 0,
+        short_of_staging=len(drafted.short_of_staging) if drafted else 0,
         lots=len(proposal.changes) if proposal else 0,
         copies=report.slots,
         bytes=report.bytes,

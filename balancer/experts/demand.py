@@ -7,14 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.activity import Active
-from equipoise.balancer.experts.choices import Objective
+from equipoise.balancer.experts.choices import Objective, Policy, default_sigma
 from equipoise.hal.errors import PlacementError
 
 MOST = 2**46 - 1
 """Rows of a layer at most, as the native core counts them."""
 DIMENSIONS = 2, 3
-MANY = 8
-"""Windows from which on they say well enough how load varies for plans to count with it."""
 KEPT = 64
 """Windows that a covariance is taken over at most: more of them say little more, and take time."""
 
@@ -37,10 +35,12 @@ class Demand:
     active: Active | None = None
 
 
-def demand_of(load: npt.ArrayLike, sigma: float | None, objective: Objective) -> Demand:
+def demand_of(
+    load: npt.ArrayLike, sigma: float | None, policy: Policy, objective: Objective
+) -> Demand:
     """From counts (layers, experts) or (windows, layers, experts).
 
-    Without `sigma` it is 1 where there are `MANY` windows or more, else 0.
+    Without `sigma` it is what `default_sigma` says.
 
     Where active experts are planned for, every window is a batch, and counts an expert once if it
     has any rows.
@@ -55,7 +55,7 @@ def demand_of(load: npt.ArrayLike, sigma: float | None, objective: Objective) ->
         active = windows > 0
         windows = active.astype(np.int64)
     if sigma is None:
-        sigma = 1.0 if windows.shape[0] >= MANY else 0.0
+        sigma = default_sigma(windows.shape[0], policy, objective)
     if not 0.0 <= sigma <= 100.0:
         raise PlacementError(f"sigma must be 0 to 100, got {sigma:g}")
     # In floating point, which is exact up to far beyond that: integers might wrap around.

@@ -32,14 +32,15 @@ class Draft:
         before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
             shares for the load planned on.
         predicted: the same of `layout`.
-        short: layers that more staging buffers would bring lower in this epoch, ascending.
+        short_of_staging: layers that more staging buffers would bring lower in this epoch,
+            ascending.
     """
 
     layout: Layout
     order: tuple[int, ...]
     before: npt.NDArray[np.int64]
     predicted: npt.NDArray[np.int64]
-    short: tuple[int, ...] = ()
+    short_of_staging: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,14 @@ def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Dra
     old = imbalance(load, kept, shape)
     gain = old - imbalance(load, fresh, shape)
     gain[frail] = URGENT
-    needs = _needs(installed.placement, fresh.placement, shape)
-    worth = _worth_it(gain, needs, limits)
+    filled = _slots_filled(installed.placement, fresh.placement, shape)
+    worth = _worth_it(gain, filled, limits)
     layout = _mix(kept, fresh, worth)
     check(layout.placement, shape)
     if left := _frail(layout.placement, group):
         LOG.warning("layers %s still do not survive what they have to", ranges(left))
     predicted = imbalance(load, layout, shape)
-    short = _short(windows, installed, needs, predicted, shape, limits)
+    short = _short_of_staging(windows, installed, filled, predicted, shape, limits)
     return Draft(layout, tuple(worth), old, predicted, short)
 
 
@@ -173,17 +174,17 @@ def _planned(
     )
 
 
-def _needs(installed: Placement, proposed: Placement, shape: Shape) -> npt.NDArray[np.int64]:
+def _slots_filled(installed: Placement, proposed: Placement, shape: Shape) -> npt.NDArray[np.int64]:
     """(layers,) the most slots of a layer that any rank would fill: its staging buffers."""
     differs = (installed != proposed).reshape(shape.layers, shape.ranks, shape.slots_per_rank)
-    needs: npt.NDArray[np.int64] = differs.sum(axis=2).max(axis=1)
-    return needs
+    filled: npt.NDArray[np.int64] = differs.sum(axis=2).max(axis=1)
+    return filled
 
 
-def _short(
+def _short_of_staging(
     windows: Load,
     installed: Layout,
-    needs: npt.NDArray[np.int64],
+    filled: npt.NDArray[np.int64],
     predicted: npt.NDArray[np.int64],
     shape: Shape,
     limits: Limits,
@@ -193,7 +194,7 @@ def _short(
     Only a layer whose plan takes every staging buffer of a rank can be one, so only those are
     planned once more.
     """
-    full = (needs >= limits.staging) & (predicted > limits.aims.target * SHARE_ONE)
+    full = (filled >= limits.staging) & (predicted > limits.aims.target * SHARE_ONE)
     layers = np.flatnonzero(full)
     if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
@@ -206,17 +207,17 @@ def _short(
 
 
 def _worth_it(
-    gain: npt.NDArray[np.int64], needs: npt.NDArray[np.int64], limits: Limits
+    gain: npt.NDArray[np.int64], filled: npt.NDArray[np.int64], limits: Limits
 ) -> list[int]:
     """Layers worth moving, best gain first."""
-    worth = (gain > limits.hysteresis) & (needs > 0)
+    worth = (gain > limits.hysteresis) & (filled > 0)
     # Incremental plans fit. One that is planned anew, so that it survives what it has to, may not.
-    if beyond := np.flatnonzero(worth & (needs > limits.staging)).tolist():
+    if beyond := np.flatnonzero(worth & (filled > limits.staging)).tolist():
         LOG.warning(
             "layers %s stay as they are: they would fill up to %d slots of a rank, which has %d "
             "staging buffers",
             ranges(beyond),
-            needs[beyond].max(),
+            filled[beyond].max(),
             limits.staging,
         )
         worth[beyond] = False

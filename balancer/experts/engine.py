@@ -62,9 +62,9 @@ KINDS = 256
 """Reasons of aborts that are counted apart: some name ranks, and there are many sets of ranks."""
 PLANNING = 16
 """A plan may take so many times `patience` steps: it takes seconds at most, whatever a step takes
-(2.8 s for 61 layers of 384 experts with `sigma`), and holds nobody up. Epochs due meanwhile
-are skipped, and the plan is used. Were it given up sooner, it would still run when the next epoch
-is due, which would be aborted for that, and so on for ever."""
+(3.3 s for 60 layers of 384 experts on 320 ranks with `sigma`), and holds nobody up. Epochs due
+meanwhile are skipped, and the plan is used. Were it given up sooner, it would still run when the
+next epoch is due, which would be aborted for that, and so on for ever."""
 OTHERS = "another reason"
 """What further ones are counted as."""
 NEVER = -1
@@ -315,7 +315,7 @@ class ExpertEngine:
 
     def _warn_of_staging(self, epoch: Epoch, proposal: Proposal) -> None:
         """Say once, on one rank, that staging is what bounds the plans."""
-        short = proposal.draft.short
+        short = proposal.draft.short_of_staging
         if not short or self._warned or self._members.place:
             return
         self._warned = True

@@ -129,7 +129,7 @@ class EpochRecord:
         ended: the boundary at which it was committed whole, or left.
         outcome: `committed`, `unchanged`, or the reason of the abort.
         layers: whose placement the plan changes.
-        short: layers that more staging buffers would bring lower in this epoch.
+        short_of_staging: layers that more staging buffers would bring lower in this epoch.
         lots: parts in which the plan is installed.
         copies: that receiving ranks did not hold, over all ranks, of what was committed.
         bytes: their size.
@@ -149,7 +149,7 @@ class EpochRecord:
     ended: int
     outcome: str
     layers: int
-    short: int
+    short_of_staging: int
     lots: int
     copies: int
     bytes: int

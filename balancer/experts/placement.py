@@ -28,8 +28,9 @@ class Shape:
     ranks: int
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.experts, self.slots, self.ranks) < 1:
-            raise PlacementError(f"layers, experts, slots and ranks must be positive: {self}")
+        for name, count in vars(self).items():
+            if count < 1:
+                raise PlacementError(f"{name} must be at least 1, got {count}")
         if self.slots < self.experts:
             raise PlacementError(f"{self.slots} slots cannot hold {self.experts} experts")
         if self.slots % self.ranks:

@@ -27,7 +27,8 @@ gets the same plan. What `plan` takes:
   `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
 - `sigma`: a rank counts with its load and so many standard deviations of it over the windows, so
   that experts which are busy together do not share a rank. 0, and one window, for the load alone;
-  so does `greedy`. By default 1 where there are 8 windows or more, else 0.
+  so does `greedy`. By default 1 where there are 8 windows or more and the objective is tokens,
+  else 0.
 - `capacities` of the ranks, in any unit; None for equal ones. `greedy` packs as if they were equal.
 - `objective`: tokens or active_experts. With the latter all rows of an expert go to one of its
   copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
@@ -213,7 +214,8 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
 
     Raises `PlacementError` when the numbers cannot fit together.
     """
-    demand = demand_of(load, sigma, one_of(Objective, "objective", objective))
+    chosen = one_of(Policy, "policy", policy)
+    demand = demand_of(load, sigma, chosen, one_of(Objective, "objective", objective))
     if demand.active is not None and one_of(Split, "split", split) is Split.EVEN:
         raise PlacementError("active_experts runs an expert on one rank: split must be level")
     layers, experts = demand.load.shape
@@ -225,7 +227,7 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
         demand,
         group,
         _installed(installed, shape),
-        one_of(Policy, "policy", policy),
+        chosen,
         _aims(target, slack, node_cost, demand.sigma, one_of(Split, "split", split)),
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MOST_THREADS),

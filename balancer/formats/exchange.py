@@ -136,7 +136,8 @@ def _recognised(bundle: Bundle, formats: Sequence[Kind], what: str) -> Kind:
         raise bundle.error(f"is a folder, and not {what}")
     for other in known():
         if other.mark in bundle.fields and bundle.suffix in other.reads:
-            raise bundle.error(f"is not {what} but of the format {other.name}: {other.about}")
+            kind = "statistics" if isinstance(other, StatisticsFormat) else "a placement"
+            raise bundle.error(f"is {kind} (format {other.name}), not {what}")
     marks = ", ".join(dict.fromkeys(f.mark for f in formats if bundle.suffix in f.reads))
     if not marks:
         raise bundle.error(f"is not {what}: a {bundle.suffix} file never is")

@@ -135,10 +135,10 @@ def check_layers(layers: tuple[int, ...], expected: int) -> None:
     if len(layers) != expected:
         raise PlacementError(f"{len(layers)} numbers of layers for {expected} layers")
     for before, layer in zip((-1, *layers), layers, strict=False):
-        if layer <= before or layer >= LAYERS_MOST:
-            raise PlacementError(
-                f"layer {layer} comes after layer {before}: they ascend, below {LAYERS_MOST}"
-            )
+        if not 0 <= layer < LAYERS_MOST:
+            raise PlacementError(f"layer {layer} is outside 0 to {LAYERS_MOST - 1}")
+        if layer <= before:
+            raise PlacementError(f"layer {layer} comes after layer {before}: they must ascend")
 
 
 def _check_counts(counts: Counts, axes: tuple[str, ...], layers: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.balancer.formats.files import read_text
-from equipoise.balancer.formats.numbers import short, whole
+from equipoise.balancer.formats.numbers import LAYERS_MOST, short, whole
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import FormatError, PlacementError
 
@@ -36,7 +36,11 @@ def decode_csv(path: Path, data: bytes) -> dict[str, object]:
                     str(path), f"line {reader.line_num} has {len(row)} columns of {len(header)}"
                 )
             for name, value in zip(header, row, strict=True):
-                columns[name].append(_number(path, reader.line_num, name, value))
+                number = _number(path, reader.line_num, name, value)
+                if name == "layer" and number >= LAYERS_MOST:  # said here, where the line is known
+                    what = f"line {reader.line_num}: layer {number} is above {LAYERS_MOST - 1}"
+                    raise FormatError(str(path), what)
+                columns[name].append(number)
     except csv.Error as error:
         raise FormatError(str(path), f"line {reader.line_num} is not CSV: {error}") from None
     return {**columns}

@@ -100,7 +100,7 @@ def fields_of(record: EpochRecord) -> dict[str, object]:
         "opened": record.opened,
         "ended": record.ended,
         "layers": record.layers,
-        "layers_short_of_staging": record.short or None,
+        "layers_short_of_staging": record.short_of_staging or None,
         "lots": record.lots,
         "copies": record.copies,
         "bytes": record.bytes,

@@ -121,7 +121,7 @@ class Metrics:
             return
         if record.outcome == UNCHANGED:
             self._counters["epochs_unchanged"].inc()
-        self._gauges["layers_short_of_staging"].set(record.short)
+        self._gauges["layers_short_of_staging"].set(record.short_of_staging)
         if record.predicted is not None:
             self._gauges["predicted_imbalance"].set(record.predicted)
 

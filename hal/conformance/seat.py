@@ -132,7 +132,7 @@ class Seat:
             bench = _bench(self._backend, around, place.where, case)
             found = resolve(order["property"])
             if found.large:
-                self._meter.swell()
+                self._meter.expect_growth()
             return play_hosts(found, case, bench)
         finally:
             self._meter.look()

@@ -105,15 +105,15 @@ class Meter:
     measure: Callable[[], Usage] = usage
     base: Usage | None = None
     named: set[str] = field(default_factory=set)
-    _swollen: bool = False
+    _growth_expected: bool = False
 
     def look(self) -> None:
         """Take down the names in shared memory, while they are in use."""
         self.named |= self.measure().shared
 
-    def swell(self) -> None:
+    def expect_growth(self) -> None:
         """A case of real sizes was played: what allocators keep of it for later is no leak."""
-        self._swollen = True
+        self._growth_expected = True
 
     def rest(self, patience: float = SETTLING) -> None:
         """To be called when everything was closed. Raises `Violation` of R1."""
@@ -121,10 +121,10 @@ class Meter:
             gc.collect()
             self.base = self.measure()
             return
-        if self._swollen:
+        if self._growth_expected:
             gc.collect()
             self.base = replace(self.base, memory=max(self.base.memory, self.measure().memory))
-            self._swollen = False
+            self._growth_expected = False
         expiry = time.monotonic() + patience
         while excess := self._excess(self.base):
             late = time.monotonic() >= expiry  # asked first: a collection may take seconds

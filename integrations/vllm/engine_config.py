@@ -57,16 +57,16 @@ def staging_budget(settings: EngineSettings, families: Sequence[Family]) -> int:
     return max(int(settings.staging_mb * MIB), least)
 
 
-def node_count(places: Sequence[int]) -> int:
+def node_count(nodes_of_ranks: Sequence[int]) -> int:
     """Nodes that ranks divide among evenly, neighbours together; 1 where they do not.
 
     Args:
-        places: the node of each rank, numbered as they first come.
+        nodes_of_ranks: the node of each rank, numbered as they first come.
     """
-    nodes = max(places) + 1
-    each, rest = divmod(len(places), nodes)
-    even = [rank // each for rank in range(len(places))] if not rest else []
-    return nodes if list(places) == even else 1
+    nodes = max(nodes_of_ranks) + 1
+    each, rest = divmod(len(nodes_of_ranks), nodes)
+    even = [rank // each for rank in range(len(nodes_of_ranks))] if not rest else []
+    return nodes if list(nodes_of_ranks) == even else 1
 
 
 def sub_window_of(window: int, interval: int) -> int:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from equipoise.integrations.vllm.settings import LAST_PORT, EngineSettings
+from equipoise.integrations.vllm.settings import COMMUNICATORS, LAST_PORT, EngineSettings
 
 RAY_GRAPH = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 """0 asks for Ray's compiled graph, which calls the model runner around its worker."""
@@ -24,12 +24,30 @@ def limits(config: Any, settings: EngineSettings) -> list[str]:
     last = (settings.metrics_port or 0) + workers(config) - 1
     if last > LAST_PORT:
         wrong.append(f"metrics_port: the last worker's would be {last}, above {LAST_PORT}")
-    if blocks_itself(config, os.environ):
+    if settings.communicator is not None:
+        wrong += communicator_limits(config.device_config.device_type, settings)
+    if settings.communicator != "gloo" and blocks_itself(config, os.environ):
         wrong.append(
             f"--all2all-backend {config.parallel_config.all2all_backend} and copies over NCCL may "
-            f"wait for each other: set {BLOCKS}, to 8 say"
+            f"wait for each other: set {BLOCKS}, to 8 say, or the engine's communicator to gloo"
         )
     return wrong
+
+
+def communicator_limits(device: str, settings: EngineSettings) -> list[str]:
+    """What is in the way of the communicator that was asked for, on a device of that type."""
+    known = COMMUNICATORS.get(device, ())
+    if settings.communicator not in known:
+        return [
+            f"communicator {settings.communicator} is not for a device of type {device}: "
+            f"{' or '.join(known) or 'no communicator of ours is'}"
+        ]
+    if settings.shares == "exact" and settings.communicator != known[0]:
+        return [
+            f"exact shares sum the rows of a layer on the device, which communicator "
+            f"{settings.communicator} cannot: {known[0]}, or shares that are lagged"
+        ]
+    return []
 
 
 def workers(config: Any) -> int:

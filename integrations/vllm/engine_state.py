@@ -76,7 +76,7 @@ class EngineState:
         group = get_ep_group()
         check_scales(scales(model), group.cpu_group)
         alike = rows_alike(model, group.world_size, get_tp_group().world_size)
-        eplb, nodes = self.parallel_config.eplb_config, node_count(site.places)
+        eplb, nodes = self.parallel_config.eplb_config, node_count(site.nodes_of_ranks)
         config = engine_config(self._settings, eplb, number, alike, nodes)
         couriers = Couriers(config, group.rank_in_group, self._metrics(group.rank_in_group))
         balancers = open_model_balancers(
@@ -173,7 +173,8 @@ class EngineState:
 
     def _met(self) -> Site:
         if self._site is None:
-            self._site = open_site(get_ep_group(), self.device, self._settings.deadline)
+            deadline, communicator = self._settings.deadline, self._settings.communicator
+            self._site = open_site(get_ep_group(), self.device, deadline, communicator)
         return self._site
 
     def _tell(self, model: Any) -> None:

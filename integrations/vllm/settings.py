@@ -22,6 +22,8 @@ LAST_PORT = 65535
 
 T = TypeVar("T")
 
+COMMUNICATORS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo"), "npu": ("hccl", "gloo")}
+"""By type of the engine's device, the default first. On a device gloo goes through the host."""
 
 MOST_IMBALANCE = 1000
 MOST_MIB = 1 << 20
@@ -62,6 +64,8 @@ class EngineSettings:
         metrics_port: worker r answers Prometheus on this port + r, on the loopback interface: by
             rank in the expert-parallel group, stage by stage; None: nobody does.
         deadline: seconds that any wait may last.
+        communicator: carries weights and sums of load: one of `COMMUNICATORS` for the device; None:
+            the first of them.
     """
 
     shares: str = "lagged"
@@ -71,6 +75,7 @@ class EngineSettings:
     gain: float = 0.01
     metrics_port: int | None = None
     deadline: float = 60.0
+    communicator: str | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self, target=MOST_IMBALANCE, gain=MOST_IMBALANCE)
@@ -86,6 +91,11 @@ class EngineSettings:
         port = self.metrics_port
         if port is not None and (type(port) is not int or not 1 <= port <= LAST_PORT):
             raise ConfigError(f"metrics_port must be 1 to {LAST_PORT}, got {port!r}")
+        known = list(dict.fromkeys(name for names in COMMUNICATORS.values() for name in names))
+        if self.communicator is not None and self.communicator not in known:
+            raise ConfigError(
+                f"communicator must be one of {', '.join(sorted(known))}, got {self.communicator!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from equipoise.backends.cpu.store import LOOPBACK, StoreHost
+from equipoise.backends.devices.host_staging import HostStagedFabric
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -27,11 +28,12 @@ from equipoise.integrations.vllm.engine_streams import (
     EngineStreams,
     HostStreams,
 )
+from equipoise.integrations.vllm.settings import COMMUNICATORS
 
 LONGEST_ADDRESS = 256
 """Bytes."""
-BACKENDS = {"cpu": ("cpu", "gloo"), "cuda": ("cuda", "nccl"), "npu": ("ascend", "hccl")}
-"""By type of the engine's device: accelerator and communicator."""
+ACCELERATORS = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
+"""By type of the engine's device."""
 
 
 class Group(Protocol):
@@ -51,7 +53,7 @@ class Site:
         accelerator: the worker's device, with the engine's stream as its compute stream.
         streams: the engine's, which our work comes between.
         fabric: to the other ranks of the group.
-        places: the node of each rank of the group, numbered as they first come.
+        nodes_of_ranks: the node of each rank of the group, numbered as they first come.
         held: the store, on the group's first rank.
         deadline: seconds that any wait may last.
     """
@@ -59,7 +61,7 @@ class Site:
     accelerator: Accelerator
     streams: EngineStreams
     fabric: Fabric
-    places: tuple[int, ...]
+    nodes_of_ranks: tuple[int, ...]
     held: StoreHost | None
     deadline: float
 
@@ -71,27 +73,31 @@ class Site:
             self.held.close()
 
 
-def open_site(group: Group, device: torch.device, deadline: float) -> Site:
+def open_site(
+    group: Group, device: torch.device, deadline: float, communicator: str | None = None
+) -> Site:
     """Meet the ranks of `group`; collective.
 
     Args:
         group: of the engine.
         device: the worker's; the group's own attribute of that name is a number in some engines.
         deadline: seconds that any wait may last.
+        communicator: one of `COMMUNICATORS` for the device; None: the first of them.
 
     Raises:
-        IntegrationError: no backend of ours is for the engine's device.
+        IntegrationError: no backend of ours is for the engine's device, or the communicator is not.
         BackendUnavailable, ControlLost: the backend does not run here; the ranks did not meet.
     """
     kind = device.type
-    if kind not in BACKENDS:
-        raise IntegrationError(f"no backend for a device of type {kind!r}: {', '.join(BACKENDS)}")
-    accelerator_name, communicator_name = BACKENDS[kind]
+    if kind not in ACCELERATORS:
+        known = ", ".join(ACCELERATORS)
+        raise IntegrationError(f"no backend for a device of type {kind!r}: {known}")
+    named = _communicator(kind, communicator)
     with ExitStack() as opened:
-        accelerator, streams = _opened(accelerator_name, device, deadline)
+        accelerator, streams = _opened(ACCELERATORS[kind], device, deadline)
         opened.callback(accelerator.close)
-        places = _places(group)
-        interface = _interface(places)
+        nodes = _nodes_of_ranks(group)
+        interface = _interface(nodes)
         held = StoreHost(interface) if group.rank_in_group == 0 else None
         if held is not None:
             opened.callback(held.close)
@@ -103,14 +109,32 @@ def open_site(group: Group, device: torch.device, deadline: float) -> Site:
             port=port,
             deadline=deadline,
         )
-        fabric = registry.communicator(communicator_name).connect(where)
+        fabric = connected(named, where, accelerator)
         opened.pop_all()
-    return Site(accelerator, streams, fabric, places, held, deadline)
+    return Site(accelerator, streams, fabric, nodes, held, deadline)
+
+
+def connected(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
+    """Meet the other ranks; gloo reaches the tensors of a device through the host."""
+    fabric = registry.communicator(communicator).connect(where)
+    if communicator == "gloo" and accelerator.device.type != "cpu":
+        return HostStagedFabric(fabric, accelerator, where.deadline)
+    return fabric
 
 
 def places(world: Group, group: Group) -> list[int]:
     """The ranks of `group`, numbered as on a fabric among the ranks of `world`."""
     return [world.ranks.index(rank) for rank in group.ranks]
+
+
+def _communicator(kind: str, wanted: str | None) -> str:
+    """Raises `IntegrationError` where what is wanted is not for a device of that type."""
+    known = COMMUNICATORS[kind]
+    if wanted is not None and wanted not in known:
+        raise IntegrationError(
+            f"communicator {wanted} is not for a device of type {kind}: {' or '.join(known)}"
+        )
+    return wanted or known[0]
 
 
 def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerator, EngineStreams]:
@@ -122,7 +146,7 @@ def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerat
     return cast(Accelerator, EngineAccelerator(inner, streams.home)), streams
 
 
-def _places(group: Group) -> tuple[int, ...]:
+def _nodes_of_ranks(group: Group) -> tuple[int, ...]:
     """The node of each rank, numbered as they first come; collective."""
     from vllm.distributed.parallel_state import in_the_same_node_as
 
@@ -137,11 +161,11 @@ def _places(group: Group) -> tuple[int, ...]:
     return tuple(found[rank] for rank in range(group.world_size))
 
 
-def _interface(places: Sequence[int]) -> str:
+def _interface(nodes_of_ranks: Sequence[int]) -> str:
     """Where the store is held: on loopback, if all ranks are on one node."""
     from vllm.utils.network_utils import get_ip
 
-    return str(get_ip()) if max(places) else LOOPBACK
+    return str(get_ip()) if max(nodes_of_ranks) else LOOPBACK
 
 
 def _told(group: Group, held: StoreHost | None) -> tuple[str, int]:

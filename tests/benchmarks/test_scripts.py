@@ -13,6 +13,7 @@ QUICK = {
     "closed loop": "run.py --closed-loop --quick",
     "placement": "placement.py --quick --shapes a",
     "routing": "routing.py --quick",
+    "staging planning": "staging.py --planning --quick",
     "engine_stall": "engine_stall.py --quick",
     "pipeline": "pipeline.py --quick --link loopback",
     "request_routing": "request_routing.py --quick",
@@ -20,6 +21,7 @@ QUICK = {
     "request_ablations": "request_ablations.py --only drafting",
     "proxy": "proxy.py --quick",
     "vllm_policy": "vllm_policy.py --quick",
+    "policy_moves": "policy_moves.py --quick",
     "gpu_speed": "gpu_speed.py --backend cpu",
     "on_hardware": "on_hardware.py --backend virtual --only doctor --out {tmp}/report.tar.gz",
 }

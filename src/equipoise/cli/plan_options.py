@@ -4,17 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.balancer.experts.choices import SIGMA, SIGMA_WINDOWS, default_sigma
 from equipoise.balancer.formats.names import PLACEMENTS
 from equipoise.cli import kinds
 from equipoise.cli.options import Option
 
 SHAPE, AIM, SPARING, OUTPUT = "shape", "what to plan for", "what may move", "output"
-
-ENOUGH = 8
-"""Windows that say something of how load varies."""
-CAUTIOUS = 1.0
-"""Standard deviations where there are so many: a plan for their sum alone levels the sum, and no
-batch."""
 
 OPTIONS = (
     Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N",
@@ -43,10 +38,11 @@ OPTIONS = (
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
     Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z",
-           shown_default=f"{CAUTIOUS:g} where STATS have {ENOUGH} or more windows, else 0",
+           shown_default=f"{SIGMA:g} for tokens where STATS have {SIGMA_WINDOWS} or more windows, "
+           "else 0",
            help="a rank counts with its mean load and so many standard deviations of it over the "
-           "windows, so that experts that are busy together are kept apart; 0: with the sum alone. "
-           "greedy and active_experts know none"),
+           "windows, so that experts that are busy together are kept apart; 0: with the sum alone, "
+           "as greedy always does"),
     Option(key="threads", kind=kinds.WHOLE, group=AIM, metavar="N", shown_default="1",
            help="over layers; the plan is the same with any number"),
     Option(key="installed", kind=kinds.PATH, group=SPARING, metavar="FILE", shown_default="none",
@@ -112,5 +108,4 @@ class PlanRequest:
         """What was asked for, or what suits so many windows of statistics."""
         if self.sigma is not None:
             return self.sigma
-        varied = self.policy != "greedy" and self.objective == "tokens"
-        return CAUTIOUS if varied and windows >= ENOUGH else 0.0
+        return default_sigma(windows, self.policy, self.objective)

@@ -5,7 +5,6 @@ from contextlib import suppress
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import gloo_with
 
-from equipoise.backends.cpu.communicator import GlooCommunicator
 from equipoise.backends.cpu.work import SLACK, GlooWork
 from equipoise.hal.errors import CommunicatorFailed, EquipoiseError
 from equipoise.hal.stream import Stream
@@ -65,18 +64,6 @@ class IgnoresEarlierFailure(GlooWork):
             super().wait(stream)
 
 
-def _with(kind: type[GlooWork]) -> type[GlooCommunicator]:
-    """Communicators whose handles are of that kind."""
-
-    class Broken(GlooCommunicator):
-        def _work(self, natives, what, buffers):  # type: ignore[no-untyped-def]
-            made = super()._work(natives, what, buffers)
-            made.__class__ = kind
-            return made
-
-    return Broken
-
-
 CANCEL = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 WAITS = "a-stream-that-waits-for-what-fails-has-failed"
 MUTANTS = (
@@ -85,7 +72,7 @@ MUTANTS = (
         clause="E4",
         broken="After a cancel the result comes with the deadline, or with the data.",
         property=CANCEL,
-        subject=gloo_with(communicator=_with(CancelWaitsForDeadline)),
+        subject=gloo_with(work=CancelWaitsForDeadline),
         real=True,
     ),
     Mutant(
@@ -93,7 +80,7 @@ MUTANTS = (
         clause="E4",
         broken="After a cancel the result raises nothing.",
         property=CANCEL,
-        subject=gloo_with(communicator=_with(CancelEndsWell)),
+        subject=gloo_with(work=CancelEndsWell),
         real=True,
     ),
     Mutant(
@@ -101,7 +88,7 @@ MUTANTS = (
         clause="E4",
         broken="After a cancel the communicator takes operations as before.",
         property=CANCEL,
-        subject=gloo_with(communicator=_with(CancelKeepsCommunicator)),
+        subject=gloo_with(work=CancelKeepsCommunicator),
         real=True,
     ),
     Mutant(
@@ -109,7 +96,7 @@ MUTANTS = (
         clause="E10",
         broken="A stream that waits for an operation does not hear that it failed.",
         property=WAITS,
-        subject=gloo_with(communicator=_with(IgnoresFailedWork)),
+        subject=gloo_with(work=IgnoresFailedWork),
         real=True,
     ),
     Mutant(
@@ -117,7 +104,7 @@ MUTANTS = (
         clause="E10",
         broken="Waiting for what has failed long ago fails the stream instead of the call.",
         property=WAITS,
-        subject=gloo_with(communicator=_with(FailsStreamNotCall)),
+        subject=gloo_with(work=FailsStreamNotCall),
         real=True,
     ),
     Mutant(
@@ -125,7 +112,7 @@ MUTANTS = (
         clause="E10",
         broken="Waiting for what has failed long ago raises nothing.",
         property=WAITS,
-        subject=gloo_with(communicator=_with(IgnoresEarlierFailure)),
+        subject=gloo_with(work=IgnoresEarlierFailure),
         real=True,
     ),
 )

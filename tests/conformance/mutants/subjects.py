@@ -16,6 +16,7 @@ from equipoise.backends.cpu.kernels import CpuKernels
 from equipoise.backends.cpu.lock import CpuStreamLock
 from equipoise.backends.cpu.slots import CpuSlotStore
 from equipoise.backends.cpu.stream import CpuStream
+from equipoise.backends.cpu.work import GlooWork
 from equipoise.backends.virtual.backend import EVERYTHING, VirtualBackend
 from equipoise.backends.virtual.parts import HEALTHY
 from equipoise.hal.capabilities import Capabilities
@@ -124,11 +125,25 @@ def cpu_with(**parts: type) -> Callable[[], Subject]:
     return lambda: DeviceSubject(BrokenCpu(CpuParts(**parts)))
 
 
-def gloo_with(**parts: type) -> Callable[[], Subject]:
-    """Two ranks on the CPU and gloo, healthy except for these parts."""
+def gloo_with(work: type[GlooWork] | None = None, **parts: type) -> Callable[[], Subject]:
+    """Two ranks on the CPU and gloo, healthy except for these parts or this kind of handle."""
+    if work is not None:
+        parts = {**parts, "communicator": _communicator_of(work)}
 
     def subject() -> Subject:
         made = CpuParts(**parts)
         return ThreadSubject(BrokenCpu(made), BrokenGloo(made.communicator))
 
     return subject
+
+
+def _communicator_of(work: type[GlooWork]) -> type[GlooCommunicator]:
+    """Communicators whose handles are of that kind."""
+
+    class Broken(GlooCommunicator):
+        def _work(self, natives, what, buffers):  # type: ignore[no-untyped-def]
+            made = super()._work(natives, what, buffers)
+            made.__class__ = work
+            return made
+
+    return Broken

@@ -149,18 +149,6 @@ class ResultIgnoresTimeout(GlooWork):
         super().result(ENDLESS)
 
 
-def _with(kind: type[GlooWork]) -> type[GlooCommunicator]:
-    """Communicators whose handles are of that kind."""
-
-    class Broken(GlooCommunicator):
-        def _work(self, natives, what, buffers):  # type: ignore[no-untyped-def]
-            made = super()._work(natives, what, buffers)
-            made.__class__ = kind
-            return made
-
-    return Broken
-
-
 VAIN = "a-wait-that-ends-in-vain-says-so"
 LASTS = "a-wait-lasts-as-long-as-it-may"
 SOFT = "a-soft-wait-that-gives-up-changes-nothing"
@@ -282,7 +270,7 @@ MUTANTS = (
         clause="E3",
         broken="A soft wait returns at its time-out as if the operation had ended.",
         property=SOFT,
-        subject=gloo_with(communicator=_with(ResultReturnsAtTimeout)),
+        subject=gloo_with(work=ResultReturnsAtTimeout),
         real=True,
     ),
     Mutant(
@@ -290,7 +278,7 @@ MUTANTS = (
         clause="E3",
         broken="A soft wait lasts until the operation's own deadline.",
         property=SOFT,
-        subject=gloo_with(communicator=_with(ResultIgnoresTimeout)),
+        subject=gloo_with(work=ResultIgnoresTimeout),
         real=True,
     ),
 )

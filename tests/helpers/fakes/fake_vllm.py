@@ -49,6 +49,7 @@ def configuration(additional: Any = None, **parallel: Any) -> SimpleNamespace:
         parallel_config=SimpleNamespace(**{**usual, **parallel}),
         scheduler_config=SimpleNamespace(policy="fcfs"),
         compilation_config=SimpleNamespace(cudagraph_mode=None),
+        device_config=SimpleNamespace(device_type="cuda"),
         model_config=SimpleNamespace(enable_sleep_mode=False, runner_type="generate"),
         load_config=SimpleNamespace(load_format="auto"),
         weight_transfer_config=None,

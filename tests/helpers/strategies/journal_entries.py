@@ -42,7 +42,7 @@ def record(**other: object) -> EpochRecord:
         ended=9,
         outcome="committed",
         layers=2,
-        short=0,
+        short_of_staging=0,
         lots=1,
         copies=2,
         bytes=2 * SLOT_BYTES,

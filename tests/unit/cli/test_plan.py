@@ -56,7 +56,7 @@ BAD = {
     "counts that are words": (("text.csv", *SHAPE, *OUT), "line 2: count is 'many'"),
     "nothing counted": (("zero.npy", *SHAPE, *OUT), "all counts are 0"),
     "a file of something else": (("words.json", *SHAPE, *OUT), "words.json: is not statistics"),
-    "a placement as statistics": (("installed.json", *SHAPE, *OUT), "of the format equipoise"),
+    "a placement as statistics": (("installed.json", *SHAPE, *OUT), "is a placement (format equip"),
     "no output": (("counts.npy", *SHAPE), "-o is needed"),
     "no ranks": (("counts.npy", "--slots", "12", *OUT), "--ranks is needed"),
     "no slots": (("counts.npy", "--ranks", "4", *OUT), "--slots is needed"),

@@ -51,10 +51,10 @@ BAD = {
     "no rank": (("recorded", "--ranks", "0"), "--ranks must be at least 1"),
     "more ranks than may be": (("recorded", "--ranks", "5000"), "--ranks must be at most 4096"),
     "nothing counted": (("zero.npy", "--ranks", "2"), "all counts are 0"),
-    "a placement as statistics": (("placement.json",), "of the format equipoise"),
+    "a placement as statistics": (("placement.json",), "is a placement (format equip"),
     "statistics as a placement": (
         ("recorded", "--placement", "counts.npz"),
-        "--placement: counts.npz: is not a placement but of the format npz",
+        "--placement: counts.npz: is statistics (format npz), not a placement",
     ),
     "a placement that is missing": (("recorded", "--placement", "no.json"), "no.json: cannot be r"),
     "a placement of unknown ranks": (("recorded", "--placement", "placement.yaml"), "by --ranks"),

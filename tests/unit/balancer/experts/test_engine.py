@@ -118,7 +118,7 @@ def test_rebalance_that_moves_nothing_is_reported_as_unchanged() -> None:
 def test_engine_warns_once_on_one_rank_that_staging_is_short(
     short: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(drafting, "_short", lambda *_: short)
+    monkeypatch.setattr(drafting, "_short_of_staging", lambda *_: short)
     with caplog.at_level(logging.WARNING, engine.LOG.name):
         stories = rebalance(staging=1)
     assert len(stories[0].reports) > 1

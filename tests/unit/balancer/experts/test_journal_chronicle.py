@@ -68,7 +68,7 @@ def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     assert ended.end - ended.begin == 14
     assert (ended.record.before, ended.record.predicted) == (0.5, 0.125)
     assert ended.record.layers == 1
-    assert ended.record.short == 0
+    assert ended.record.short_of_staging == 0
     assert [placement.tolist() for placement in ended.placements] == [
         BEFORE.placement.tolist(),
         AFTER.placement.tolist(),

@@ -37,7 +37,10 @@ def test_contiguous_placement_fills_spare_slots_with_next_experts() -> None:
     [
         (1, 8, 7, 1, "cannot hold"),
         (1, 4, 6, 4, "do not divide"),
-        (0, 4, 4, 1, "positive"),
+        (0, 4, 4, 1, "layers must be at least 1, got 0"),
+        (1, 0, 4, 1, "experts must be at least 1, got 0"),
+        (1, 4, -4, 1, "slots must be at least 1, got -4"),
+        (1, 4, 4, 0, "ranks must be at least 1, got 0"),
     ],
 )
 def test_shape_refuses_impossible_numbers(

@@ -1,5 +1,6 @@
 """`plan`, as an operator calls it: budgets, objectives, and one line for what cannot fit."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from equipoise.balancer.experts import plan
-from equipoise.balancer.experts.choices import Policy
-from equipoise.balancer.experts.planning import whole_layers
+from equipoise.balancer.experts import plan, planning
+from equipoise.balancer.experts.choices import Objective, Policy, Split
+from equipoise.balancer.experts.planning import _aims, whole_layers
+from equipoise.cli.plan_options import PlanRequest
 from equipoise.hal.errors import PlacementError
 
 LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8
@@ -404,3 +406,24 @@ def test_plan_counts_with_deviations_from_eight_windows_on(count: int, sigma: fl
     found = plan(windows, **group)
     assert found.digest == plan(windows, sigma=sigma, **group).digest
     assert (found.moves > 0) == (sigma > 0)
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("windows", [2, 7, 8, 9])
+def test_plan_sigma_default_is_that_of_command_line(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy, objective: Objective, windows: int
+) -> None:
+    used: list[float] = []
+
+    def aims(target: float, slack: float, node_cost: float, sigma: float, split: Split) -> Any:
+        used.append(sigma)
+        return _aims(target, slack, node_cost, sigma, split)
+
+    monkeypatch.setattr(planning, "_aims", aims)
+    load = skewed(3, windows)
+    plan(load, slots=SLOTS, ranks=RANKS, policy=policy, objective=objective)
+    request = PlanRequest(statistics=Path("x.npy"), policy=policy, objective=objective)
+    assert used == [request.sigma_for(windows)]
+    wanted = windows >= 8 and policy != Policy.GREEDY and objective == Objective.TOKENS
+    assert used == [1.0 if wanted else 0.0]

@@ -89,13 +89,13 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
     found = propose(load, start(shape), shape, bound).draft
     free = replace(bound, staging=shape.slots_per_rank)
     unbound = propose(load, start(shape), shape, free).draft
-    assert unbound.short == ()
+    assert unbound.short_of_staging == ()
     lower = found.predicted - unbound.predicted > bound.hysteresis
     above = found.predicted > bound.aims.target * SHARE_ONE
-    assert set(np.flatnonzero(lower & above).tolist()) <= set(found.short)
-    assert set(found.short) <= set(np.flatnonzero(above).tolist())
+    assert set(np.flatnonzero(lower & above).tolist()) <= set(found.short_of_staging)
+    assert set(found.short_of_staging) <= set(np.flatnonzero(above).tolist())
     if staging >= shape.slots_per_rank:
-        assert found.short == ()
+        assert found.short_of_staging == ()
 
 
 def test_proposal_replans_layers_without_required_redundancy_first() -> None:

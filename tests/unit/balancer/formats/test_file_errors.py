@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import files, npy
-from equipoise.hal.errors import FormatError
+from equipoise.balancer.formats.statistics import Statistics
+from equipoise.hal.errors import FormatError, PlacementError
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,8 @@ def test_read_statistics_refuses_text_that_is_not_utf_8(tmp_path: Path) -> None:
         ("layer,expert,count\n3,0,1\n3,1,1\n4,1,1\n", "layer 4 of window 0 has no count of exp"),
         ("layer,expert,count\n0,999999999999,1\n", "layer 0 of window 0 has no count of expert 0"),
         ("layer,expert,count\n-1,0,1\n", "below 0"),
-        ("layer,expert,count\n99999,0,1\n", "layer 99999 comes after layer -1"),
+        ("layer,expert,count\n99999,0,1\n", "line 2: layer 99999 is above 65535"),
+        ("layer,expert,count\n0,0,1\n65536,0,1\n", "line 3: layer 65536 is above 65535"),
         ("layer,expert\n0,0\n", "begins with ['layer', 'expert'], not layer,expert,count"),
         ("layer,expert,count\n", "has no counts"),
         ('layer,expert,count\n"0,0,1\n', "is not CSV"),
@@ -185,12 +187,17 @@ def test_read_statistics_names_rank_and_layer_of_negative_count(tmp_path: Path) 
         formats.read_statistics(folder)
 
 
+def test_statistics_refuse_layers_that_do_not_ascend() -> None:
+    with pytest.raises(PlacementError, match=r"layer 1 comes after layer 3: they must ascend$"):
+        Statistics(np.ones((1, 2, 4), dtype=np.int64), (3, 1))
+
+
 def test_read_refuses_other_kind_of_file_and_names_its_format(tmp_path: Path) -> None:
     path = file_of_statistics(tmp_path, "sglang", ".json")
-    with pytest.raises(FormatError, match="is not a placement but of the format sglang"):
+    with pytest.raises(FormatError, match=r"is statistics \(format sglang\), not a placement"):
         formats.read_placement(path)
     path = file_of_arrangement(tmp_path, "vllm-ascend", ".json")
-    with pytest.raises(FormatError, match="is not statistics but of the format vllm-ascend"):
+    with pytest.raises(FormatError, match=r"is a placement \(format vllm-ascend\), not statistics"):
         formats.read_statistics(path)
 
 

@@ -38,7 +38,7 @@ def two_ranks(path: Path) -> object:
         ([[0, 1, 2, 0], [0, 1, 1, 0]], 2, "layer 1 has no slot for expert 2"),
         ([[0, 1, 2, 0]], 3, "4 slots do not divide among 3 ranks"),
         ([[0, 1, 2, 0]], None, "does not say how many ranks there are"),
-        ([[0, 1, 2, 0]], 0, "must be positive"),
+        ([[0, 1, 2, 0]], 0, "ranks must be at least 1, got 0"),
         ([[0, 1], [0]], 2, "layer 1 has 1 entries, expected 2"),
         ([[0, 5000000000]], 2, "layer 0, slot 1: 5000000000 is out of range"),
     ],
@@ -59,7 +59,8 @@ def test_read_placement_refuses_bad_placement(
         ({"logical_to_physical_map": [[[0, 3], [1, -1]]]}, "is (1, 2, 2), of physical_to_logical_"),
         ({"ranks": 4}, "is for 4 ranks, not 2"),
         ({"layers": [1, 2]}, "2 numbers of layers for 1 layers"),
-        ({"layers": [-1]}, "layer -1 comes after layer -1"),
+        ({"layers": [-1]}, "layer -1 is outside 0 to 65535"),
+        ({"layers": [65536]}, "layer 65536 is outside 0 to 65535"),
     ],
 )
 def test_read_placement_refuses_inconsistent_maps(

@@ -61,8 +61,8 @@ def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixt
 
 
 def test_epoch_line_counts_layers_short_of_staging() -> None:
-    assert fields_of(record(short=7))["layers_short_of_staging"] == 7
-    assert "layers_short_of_staging" not in fields_of(record(short=0))
+    assert fields_of(record(short_of_staging=7))["layers_short_of_staging"] == 7
+    assert "layers_short_of_staging" not in fields_of(record(short_of_staging=0))
 
 
 def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,7 +78,9 @@ def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFix
 def test_observability_page_explains_every_log_key() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     seconds = dict.fromkeys(set(PHASES) - {"barred"}, 0.1)
-    whole = record(outcome="plans differ", short=1, actual=0.1, stall=0.1, seconds=seconds)
+    whole = record(
+        outcome="plans differ", short_of_staging=1, actual=0.1, stall=0.1, seconds=seconds
+    )
     for key in ("engine", *fields_of(whole)):
         assert f"`{key}`" in text, key
 

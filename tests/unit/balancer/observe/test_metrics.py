@@ -78,14 +78,14 @@ def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
 
 def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(Settled(record(short=5)))
+    metrics.note(Settled(record(short_of_staging=5)))
     assert value(registry, "equipoise_layers_short_of_staging") == 5
     assert value(registry, "equipoise_epochs_unchanged_total") == 0
-    metrics.note(Settled(record(outcome=UNCHANGED, short=2)))
+    metrics.note(Settled(record(outcome=UNCHANGED, short_of_staging=2)))
     assert value(registry, "equipoise_epochs_total") == 2
     assert value(registry, "equipoise_epochs_unchanged_total") == 1
     assert value(registry, "equipoise_layers_short_of_staging") == 2
-    metrics.note(Settled(record(outcome="plans differ", short=9)))
+    metrics.note(Settled(record(outcome="plans differ", short_of_staging=9)))
     assert value(registry, "equipoise_layers_short_of_staging") == 2
 
 

@@ -22,7 +22,7 @@ def test_memory_that_grows_between_cases_is_a_leak() -> None:
 def test_memory_kept_after_a_case_of_real_sizes_is_no_leak() -> None:
     looked_at = meter(0, GROWTH, GROWTH, 2 * GROWTH, 2 * GROWTH, 2 * GROWTH)
     looked_at.rest()
-    looked_at.swell()
+    looked_at.expect_growth()
     looked_at.rest()
     with pytest.raises(Violation, match="more bytes of memory"):
         looked_at.rest(patience=0.0)

@@ -118,6 +118,36 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
 
 
 @pytest.mark.parametrize(
+    ("device", "options", "said"),
+    [
+        ("cuda", {}, None),
+        ("cuda", {"communicator": "nccl", "shares": "exact"}, None),
+        ("cuda", {"communicator": "gloo"}, None),
+        ("cuda", {"communicator": "hccl"}, "hccl is not for a device of type cuda: nccl or gloo"),
+        ("cuda", {"communicator": "gloo", "shares": "exact"}, "cannot: nccl, or shares that are"),
+        ("npu", {"communicator": "gloo"}, None),
+        ("npu", {"communicator": "nccl"}, "nccl is not for a device of type npu: hccl or gloo"),
+        ("cpu", {"communicator": "gloo", "shares": "exact"}, None),
+        ("cpu", {"communicator": "nccl"}, "nccl is not for a device of type cpu: gloo"),
+        ("xpu", {"communicator": "gloo"}, "no communicator of ours is"),
+    ],
+)
+def test_plugin_takes_only_communicator_of_device(
+    device: str, options: dict[str, str], said: str | None
+) -> None:
+    config = configuration({KEY: {"engine": options or True}}, enable_eplb=True)
+    config.device_config.device_type = device
+    with nullcontext() if said is None else pytest.raises(IntegrationError, match=said):
+        created(config)
+
+
+def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
+    settings = {KEY: {"engine": {"communicator": "gloo"}}}
+    config = configuration(settings, enable_eplb=True, all2all_backend="deepep_low_latency")
+    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION
+
+
+@pytest.mark.parametrize(
     ("runner", "parallel", "refused"),
     [
         ("generate", {"pipeline_parallel_size": 2}, True),

@@ -86,6 +86,8 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
     [
         ("engine", {"sharez": 1}, "unknown sharez; options are"),
         ("engine", {"shares": "some"}, "shares must be static, lagged or exact"),
+        ("engine", {"communicator": "mpi"}, "communicator must be one of gloo, hccl, nccl, got"),
+        ("engine", {"communicator": []}, "communicator must be one of gloo, hccl, nccl, got"),
         ("engine", {"sub_window": 0}, "sub_window must be a whole number"),
         ("engine", {"metrics_port": 70000}, "metrics_port must be 1 to 65535"),
         ("policy", {"target": -1}, "target must be a number from 0"),

@@ -1,0 +1,262 @@
+"""A communicator of the host for tensors of a device: they are copied to page-locked memory, travel
+from there, and are copied back.
+
+It shares no kernels and no streams with the vendor's collectives, at the price of two copies over
+the link between host and device.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from equipoise.backends.devices.memory import used_on
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Communicator, Exchange, Fabric, Parcel
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import CommunicatorError, ResultPending, StreamTimeout
+from equipoise.hal.stream import Event, Role, Stream
+from equipoise.hal.work import Work
+
+Copies = Sequence[tuple[Tensor, Tensor]]
+"""Tensors of the device, and the host's copies of them."""
+
+
+class HostStagedWork:
+    """An operation between host copies; what it wrote is brought back by whoever asks for its end.
+
+    Args:
+        inner: the operation.
+        outputs: what it writes.
+        accelerator: whose copy stream brings it back.
+        deadline: seconds that `wait` may block the host.
+    """
+
+    def __init__(
+        self, inner: Work, outputs: Copies, accelerator: Accelerator, deadline: float
+    ) -> None:
+        self._inner = inner
+        self._outputs = outputs
+        self._accelerator = accelerator
+        self._deadline = deadline
+        self._back: Event | None = None
+        self._bringing = threading.Lock()
+
+    def done(self) -> bool:
+        """Whether it ended and its outputs are on the device; never blocks."""
+        if not self._inner.done():
+            return False
+        try:
+            self._inner.result(0.0)
+        except CommunicatorError:
+            return True
+        return self._brought().query()
+
+    def wait(self, stream: Stream) -> None:
+        """Order `stream` behind it. Blocks the host until the operation ended: a stream of a device
+        cannot wait for one of the host's. Raises as `result`."""
+        self._inner.result(self._deadline)
+        stream.wait(self._brought())
+
+    def result(self, timeout: float) -> None:
+        """Block until the outputs are on the device; raises as `Work.result`."""
+        end = time.monotonic() + timeout
+        self._inner.result(timeout)
+        try:
+            self._brought().synchronize(max(end - time.monotonic(), 0.0))
+        except StreamTimeout as error:
+            raise ResultPending(f"outputs are not on the device within {timeout:g} s") from error
+
+    def cancel(self) -> None:
+        """See `Work.cancel`."""
+        self._inner.cancel()
+
+    def _brought(self) -> Event:
+        """Behind the copies to the device, which the first caller launches."""
+        with self._bringing:
+            if self._back is None:
+                self._back = _copied(self._accelerator, self._outputs)
+            return self._back
+
+
+class HostStagedCommunicator:
+    """Collectives and messages of tensors on a device, by a communicator of the host.
+
+    Issuing blocks until the inputs are on the host, so that it is for threads that work beside the
+    forward. Inputs have to be there when an operation is issued (`stream_ordered` is false).
+
+    Args:
+        inner: takes tensors of the host.
+        accelerator: whose tensors are given, and whose copy stream and page-locked memory are used.
+        deadline: seconds that copies may take.
+    """
+
+    def __init__(self, inner: Communicator, accelerator: Accelerator, deadline: float) -> None:
+        self._inner = inner
+        self._accelerator = accelerator
+        self._deadline = deadline
+
+    @property
+    def purpose(self) -> str:
+        """See `Communicator`."""
+        return self._inner.purpose
+
+    @property
+    def rank(self) -> int:
+        """See `Communicator`."""
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        """See `Communicator`."""
+        return self._inner.size
+
+    @property
+    def capabilities(self) -> CommunicatorCapabilities:
+        """Those of the host's communicator; no operation follows a stream."""
+        return replace(self._inner.capabilities, stream_ordered=False)
+
+    def all_reduce(self, tensor: Tensor) -> HostStagedWork:
+        """See `Communicator`."""
+        (host,) = self._to_host(tensor)
+        return self._work(self._inner.all_reduce(host), (tensor, host))
+
+    def all_gather(self, out: Tensor, tensor: Tensor) -> HostStagedWork:
+        """See `Communicator`."""
+        into, (host,) = self._like(out), self._to_host(tensor)
+        return self._work(self._inner.all_gather(into, host), (out, into))
+
+    def reduce_scatter(self, out: Tensor, tensor: Tensor) -> HostStagedWork:
+        """See `Communicator`."""
+        into, (host,) = self._like(out), self._to_host(tensor)
+        return self._work(self._inner.reduce_scatter(into, host), (out, into))
+
+    def broadcast(self, tensor: Tensor, source: int) -> HostStagedWork:
+        """See `Communicator`."""
+        (host,) = self._to_host(tensor)
+        return self._work(self._inner.broadcast(host, source), (tensor, host))
+
+    def all_to_all(self, out: Tensor, tensor: Tensor) -> HostStagedWork:
+        """See `Communicator`."""
+        into, (host,) = self._like(out), self._to_host(tensor)
+        return self._work(self._inner.all_to_all(into, host), (out, into))
+
+    def all_to_all_uneven(
+        self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> HostStagedWork:
+        """See `Communicator`."""
+        into, (host,) = self._like(out), self._to_host(tensor)
+        work = self._inner.all_to_all_uneven(into, host, receives, sends)
+        return self._work(work, (out, into))
+
+    def barrier(self) -> HostStagedWork:
+        """See `Communicator`."""
+        return self._work(self._inner.barrier())
+
+    def isend(self, tensor: Tensor, destination: int) -> HostStagedWork:
+        """See `Communicator`."""
+        (host,) = self._to_host(tensor)
+        return self._work(self._inner.isend(host, destination))
+
+    def irecv(self, tensor: Tensor, source: int) -> HostStagedWork:
+        """See `Communicator`."""
+        into = self._like(tensor)
+        return self._work(self._inner.irecv(into, source), (tensor, into))
+
+    def exchange(self, round: Exchange) -> HostStagedWork:
+        """See `Communicator`."""
+        sent = self._to_host(*(parcel.blob for parcel in round.sends))
+        into = [self._like(parcel.blob) for parcel in round.receives]
+        staged = Exchange(
+            sends=_parcels(round.sends, sent), receives=_parcels(round.receives, into)
+        )
+        blobs = [parcel.blob for parcel in round.receives]
+        return self._work(self._inner.exchange(staged), *zip(blobs, into, strict=True))
+
+    def warm(self, links: Sequence[tuple[int, int]]) -> None:
+        """See `Communicator`."""
+        self._inner.warm(links)
+
+    def abort(self) -> None:
+        """See `Communicator`."""
+        self._inner.abort()
+
+    def rebuild(self, ranks: Sequence[int]) -> None:
+        """See `Communicator`."""
+        self._inner.rebuild(ranks)
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        self._inner.close()
+
+    def _to_host(self, *tensors: Tensor) -> list[Tensor]:
+        """Copies on the host. Raises `StreamTimeout`, `StreamFailed`."""
+        hosts = [self._like(tensor) for tensor in tensors]
+        if hosts:
+            copies = tuple(zip(hosts, tensors, strict=True))
+            _copied(self._accelerator, copies).synchronize(self._deadline)
+        return hosts
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        """Page-locked memory of that shape and dtype."""
+        pinned = self._accelerator.pinned(tensor.numel() * tensor.element_size())
+        return pinned.view(tensor.dtype).view(tensor.shape)
+
+    def _work(self, inner: Work, *outputs: tuple[Tensor, Tensor]) -> HostStagedWork:
+        return HostStagedWork(inner, outputs, self._accelerator, self._deadline)
+
+
+class HostStagedFabric:
+    """A fabric of the host whose communicators take tensors of a device.
+
+    Args:
+        inner: of the host.
+        accelerator: see `HostStagedCommunicator`.
+        deadline: likewise.
+    """
+
+    def __init__(self, inner: Fabric, accelerator: Accelerator, deadline: float) -> None:
+        self._inner = inner
+        self._accelerator = accelerator
+        self._deadline = deadline
+
+    @property
+    def control(self) -> ControlPlane:
+        """See `Fabric`."""
+        return self._inner.control
+
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> HostStagedCommunicator:
+        """See `Fabric`."""
+        inner = self._inner.open(purpose, ranks)
+        return HostStagedCommunicator(inner, self._accelerator, self._deadline)
+
+    def close(self) -> None:
+        """See `Fabric`."""
+        self._inner.close()
+
+
+def _copied(accelerator: Accelerator, copies: Copies) -> Event:
+    """Launch copies from the second of each pair to the first; the event is behind them.
+
+    On the copy stream: the mover's blobs come from its allocations, and are packed and unpacked
+    there, so that memory which is used again is never written by two streams at once.
+    """
+    stream = accelerator.stream(Role.COPY)
+
+    def program() -> None:
+        for to, source in copies:
+            to.copy_(source, non_blocking=True)
+
+    stream.launch(program)
+    used_on(stream, *(tensor for pair in copies for tensor in pair))  # whoever drops them (K1)
+    event = accelerator.event()
+    stream.record(event)
+    return event
+
+
+def _parcels(parcels: Sequence[Parcel], blobs: Sequence[Tensor]) -> tuple[Parcel, ...]:
+    """The same peers, other memory."""
+    return tuple(Parcel(parcel.peer, blob) for parcel, blob in zip(parcels, blobs, strict=True))

@@ -1,0 +1,203 @@
+"""Tensors of a device travel over gloo through the host: clauses X4, K3, K5, and the mover."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.harnesses.devices import backend
+from helpers.processes.thread_ranks import Seat, on_ranks
+from torch import Tensor
+
+from equipoise.backends.cpu import BACKEND as CPU
+from equipoise.backends.devices.host_staging import HostStagedCommunicator, HostStagedFabric
+from equipoise.balancer.experts.balancer import open_balancer
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.jobs import finish
+from equipoise.balancer.experts.layout import Layout, even_shares
+from equipoise.balancer.experts.mover import Mover
+from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.shipment import Leg, Local, Receiving, RoundLeg, Sending
+from equipoise.hal import registry
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
+from equipoise.hal.errors import CommunicatorFailed, ResultPending, Unsupported
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+from equipoise.integrations.vllm.site import connected
+
+SOON = 20.0
+SIZE = 2
+Program = Callable[[Seat, Accelerator, HostStagedCommunicator], Any]
+
+
+def on_devices(kind: str, program: Program, deadline: float = SOON) -> list[Any]:
+    """What each of two ranks returned, which share a device and a host."""
+
+    def serve(seat: Seat) -> Any:
+        device = backend(kind).open(0)
+        try:
+            fabric = HostStagedFabric(seat.fabric, device, deadline)
+            return program(seat, device, fabric.open("staged"))
+        finally:
+            device.close()
+
+    return on_ranks(SIZE, serve, deadline)
+
+
+def placed(device: Accelerator, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+    """On the device, and there when this returns: a copy from pageable memory is waited for."""
+    return torch.tensor(values, dtype=dtype).to(device.device)
+
+
+def operations(
+    seat: Seat, device: Accelerator, group: HostStagedCommunicator
+) -> dict[str, list[Any]]:
+    """What this rank has after each operation, issued on what is on the device."""
+    me, peer = seat.rank, 1 - seat.rank
+    sent, summed, shared = (placed(device, [me + 1, 7]) for _ in range(3))
+    gathered, turned, uneven = (placed(device, [[0, 0]] * 2) for _ in range(3))
+    pair = placed(device, [[10 * me, 1], [10 * me + 1, 2]])
+    part, came = placed(device, [0, 0]), placed(device, [0, 0])
+    blob, into = placed(device, [me] * 5, torch.uint8), placed(device, [9] * 5, torch.uint8)
+    group.all_reduce(summed).result(SOON)
+    group.broadcast(shared, 1).result(SOON)
+    group.all_gather(gathered, sent).result(SOON)
+    group.reduce_scatter(part, pair).result(SOON)
+    group.all_to_all(turned, pair).result(SOON)
+    rows = [1, 1]
+    group.all_to_all_uneven(uneven, pair, rows, rows).result(SOON)
+    works = [group.isend(sent, peer), group.irecv(came, peer)]
+    for work in works:
+        work.result(SOON)
+    group.barrier().result(SOON)
+    work = group.exchange(Exchange(sends=(Parcel(peer, blob),), receives=(Parcel(peer, into),)))
+    work.wait(device.stream(Role.COPY))
+    device.stream(Role.COPY).synchronize(SOON)
+    assert work.done()
+    tensors = {
+        "all_reduce": summed,
+        "broadcast": shared,
+        "all_gather": gathered,
+        "reduce_scatter": part,
+        "all_to_all": turned,
+        "all_to_all_uneven": uneven,
+        "irecv": came,
+        "exchange": into,
+    }
+    assert {tensor.device.type for tensor in tensors.values()} == {device.device.type}
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
+
+
+def test_host_staged_operations_equal_their_definitions(kind: str) -> None:
+    for me, found in enumerate(on_devices(kind, operations)):
+        peer = 1 - me
+        turned = [[me, 1 + me], [10 + me, 1 + me]]
+        assert found == {
+            "all_reduce": [3, 14],
+            "broadcast": [2, 7],
+            "all_gather": [[1, 7], [2, 7]],
+            "reduce_scatter": [10 + 2 * me, 2 + 2 * me],
+            "all_to_all": turned,
+            "all_to_all_uneven": turned,
+            "irecv": [peer + 1, 7],
+            "exchange": [peer] * 5,
+        }
+
+
+def test_vllm_site_stages_gloo_through_host_only_on_device(kind: str) -> None:
+    host = registry.communicator("gloo").host()
+    where = Rendezvous(rank=0, size=1, host=host.address[0], port=host.address[1], deadline=SOON)
+    for accelerator, staged in ((backend(kind).open(0), True), (CPU.open(0), False)):
+        fabric = connected("gloo", where, accelerator)
+        assert isinstance(fabric, HostStagedFabric) == staged
+        fabric.close()
+        accelerator.close()
+    host.close()
+
+
+def test_gloo_alone_refuses_tensor_of_device(kind: str) -> None:
+    def program(seat: Seat, device: Accelerator, _: HostStagedCommunicator) -> bool:
+        with pytest.raises(Unsupported, match="a contiguous tensor on cpu is needed"):
+            seat.fabric.open("plain").all_reduce(placed(device, [1]))
+        return True
+
+    assert on_devices(kind, program) == [True, True]
+
+
+def test_host_staged_operation_fails_without_peer(kind: str) -> None:
+    def program(seat: Seat, device: Accelerator, group: HostStagedCommunicator) -> list[int]:
+        if seat.rank:
+            return []
+        kept = placed(device, [5])
+        work = group.irecv(kept, 1)
+        assert not work.done()
+        with pytest.raises(ResultPending):
+            work.result(0.0)
+        with pytest.raises(CommunicatorFailed):
+            work.result(SOON)
+        assert work.done()
+        with pytest.raises(CommunicatorFailed):
+            work.wait(device.stream(Role.COPY))
+        found: list[int] = kept.tolist()
+        return found
+
+    assert on_devices(kind, program, deadline=2.0)[0] == [5]
+
+
+def test_mover_stages_weights_of_device_through_host(kind: str) -> None:
+    def program(seat: Seat, device: Accelerator, group: HostStagedCommunicator) -> Any:
+        weights = placed(device, [[seat.rank + 1.0] * 16] * 4, torch.float32)
+        layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=2)
+        store = device.slot_store(layout)
+        mover = Mover(device, group, store, range(SIZE), SOON)
+        peer = 1 - seat.rank
+        rounds = tuple(
+            RoundLeg(Sending(peer, (at,)), Receiving(peer, (at,), (2 + at,))) for at in range(2)
+        )
+        event, compute = device.event(), device.stream(Role.COMPUTE)
+        compute.record(event)
+        staged = finish(mover.begin(Leg(rounds, Local((), (), ()), ()), event), SOON)
+        store.commit(staged.copies, compute)
+        compute.synchronize(SOON)
+        return staged.sent, staged.received, weights[:, 0].tolist()
+
+    (sent, received, first), (sent_back, received_back, second) = on_devices(kind, program)
+    assert (first, second) == ([1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0])
+    assert (sent, sent_back) == (received_back, received)
+
+
+def test_engine_rebalances_device_through_host(kind: str) -> None:
+    """Loads are summed and experts moved over gloo; every slot then holds its expert's weights."""
+    shape = Shape(layers=1, experts=8, slots=10, ranks=SIZE)
+    config = EngineConfig(
+        label="staged", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
+    )
+    layout = Layout(contiguous(shape), even_shares(contiguous(shape), shape.experts))
+
+    def serve(seat: Seat) -> tuple[list[list[int]], list[float], int]:
+        device = backend(kind).open(0)
+        mine = slice(seat.rank * shape.slots_per_rank, (seat.rank + 1) * shape.slots_per_rank)
+        weights = placed(
+            device, [[float(e)] * 16 for e in layout.placement[0, mine]], torch.float32
+        )
+        store = device.slot_store(SlotLayout(tuple((Segment("w", w),) for w in weights), staging=5))
+        fabric = HostStagedFabric(seat.fabric, device, SOON)
+        balancer = open_balancer(device, fabric, store, shape, layout, config)
+        ids = placed(device, [[1], [2], [1], [2], [1], [3], [2], [1]], torch.int32)
+        compute = device.stream(Role.COMPUTE)
+        for step in range(24):
+            with balancer.step(step):
+                compute.launch(lambda at=step: balancer.router.route(0, at, ids))  # type: ignore[misc]
+            compute.synchronize(SOON)
+        committed = [report for report in balancer.engine.reports if report.slots]
+        placement = balancer.installed.layout.placement.tolist()
+        balancer.close()
+        held: list[float] = weights[:, 0].tolist()
+        device.close()
+        return placement, held, len(committed)
+
+    (placement, first, epochs), (other, second, _) = on_ranks(SIZE, serve, SOON)
+    assert epochs > 0
+    assert placement == other != layout.placement.tolist()
+    assert placement == [[int(expert) for expert in first + second]]
