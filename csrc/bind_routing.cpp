@@ -39,21 +39,22 @@ struct Batch {
     }
 };
 
-std::uint32_t read_seed(std::int64_t rank, std::int64_t layer, std::int64_t step) {
+void require_salt(std::int64_t rank, std::int64_t layer, std::int64_t step) {
     require_range("rank", rank, 0, INT32_MAX);
     require_range("layer", layer, 0, INT32_MAX);
     require_range("step", step, 0, INT64_MAX);
-    return seed32(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(layer),
-                  static_cast<std::uint32_t>(step));
 }
 
 void py_route_hashed(nb::handle ids, nb::handle start, nb::handle replicas, nb::handle cumulative,
                      std::int64_t rank, std::int64_t layer, std::int64_t step, nb::handle slots,
                      nb::handle counts) {
     const Batch batch(ids, start, replicas, cumulative, slots, counts);
-    const std::uint32_t seed = read_seed(rank, layer, step);
+    require_salt(rank, layer, step);
+    const std::uint32_t begin =
+        window_begin(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(layer),
+                     static_cast<std::uint32_t>(step));
     nb::gil_scoped_release unlocked;
-    route_hashed(batch.ids.view(), batch.arrays.table(), seed, batch.slots.span(),
+    route_hashed(batch.ids.view(), batch.arrays.table(), begin, batch.slots.span(),
                  batch.counts.span());
 }
 
@@ -61,7 +62,9 @@ void py_route_apportioned(nb::handle ids, nb::handle start, nb::handle replicas,
                           nb::handle cumulative, std::int64_t rank, std::int64_t layer,
                           nb::handle slots, nb::handle counts) {
     const Batch batch(ids, start, replicas, cumulative, slots, counts);
-    const std::uint32_t seed = read_seed(rank, layer, 0);
+    require_salt(rank, layer, 0);
+    const std::uint32_t seed =
+        seed32(static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(layer), 0);
     nb::gil_scoped_release unlocked;
     route_apportioned(batch.ids.view(), batch.arrays.table(), seed, batch.slots.span(),
                       batch.counts.span());
@@ -74,7 +77,7 @@ void bind_routing(nb::module_& m) {
           "Writes how often each expert occurs; ids outside the range are ignored.");
     m.def("route_hashed", &py_route_hashed, "ids"_a, "start"_a, "replicas"_a, "cumulative"_a,
           "rank"_a, "layer"_a, "step"_a, "slots"_a, "counts"_a,
-          "Slots by the hash of each element's position; semantics in hal/routing.py.");
+          "Slots by the draw of each element's place; semantics in hal/routing.py.");
     m.def("route_apportioned", &py_route_apportioned, "ids"_a, "start"_a, "replicas"_a,
           "cumulative"_a, "rank"_a, "layer"_a, "slots"_a, "counts"_a,
           "Slots by whole quotas of this batch's own counts; semantics in hal/routing.py.");

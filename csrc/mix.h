@@ -34,6 +34,11 @@ inline std::uint32_t mix32(std::uint32_t index, std::uint32_t rank, std::uint32_
     return absorb32(seed32(rank, layer, step), index);
 }
 
+// Where the window of a hashed routing pass begins in the sequence of draws.
+inline std::uint32_t window_begin(std::uint32_t rank, std::uint32_t layer, std::uint32_t step) {
+    return mix32(0, rank, layer, step) & ((1u << 18) - 1);
+}
+
 inline std::uint64_t mix64(std::uint64_t x) {
     x ^= x >> 32;
     x *= 0xC92A4895548C7445u;

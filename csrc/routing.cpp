@@ -59,9 +59,10 @@ void count_experts(Ids ids, Span<std::int32_t> counts) {
         if (is_expert(id, experts)) ++counts[id];
 }
 
-void route_hashed(Ids ids, const Table& table, std::uint32_t seed, Span<std::int32_t> slots,
+void route_hashed(Ids ids, const Table& table, std::uint32_t begin, Span<std::int32_t> slots,
                   Span<std::int32_t> counts) {
     const std::int32_t experts = table.experts();
+    const std::uint32_t sequence = seed32(0, 0, 0);
     std::fill(counts.begin(), counts.end(), 0);
     for (std::size_t j = 0; j < ids.size; ++j) {
         const std::int32_t id = ids[j];
@@ -70,8 +71,9 @@ void route_hashed(Ids ids, const Table& table, std::uint32_t seed, Span<std::int
             continue;
         }
         ++counts[id];
-        const auto draw =
-            static_cast<std::int32_t>(absorb32(seed, static_cast<std::uint32_t>(j)) >> 16);
+        const std::uint32_t position =
+            absorb32(sequence, begin + static_cast<std::uint32_t>(j)) >> 24;
+        const auto draw = static_cast<std::int32_t>(position * 256 + 128);
         std::int32_t replica = table.start[id];
         while (table.cumulative[replica] <= draw) ++replica;
         slots[j] = table.replicas[replica];

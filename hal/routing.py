@@ -13,8 +13,12 @@ index are absorbed in this order into a state that starts at 0,
 `state = finalise((state ^ word) + 0x9E3779B9)`, where finalise(x) is
 `x ^= x >> 16; x *= 0x99F0736B; x ^= x >> 15; x *= 0xCEDA5629; x ^= x >> 16`.
 
-**Hashed.** Element j of a batch, of expert e, draws u = mix32(j, rank, layer, step) >> 16 and goes
-to the first replica of e whose cumulative share is above u.
+**Hashed.** All passes read one sequence of draws, each in a window of its own: the window of a pass
+begins at place mix32(0, rank, layer, step) mod 2**18. Element j of a batch, of expert e, reads
+place k = begin + j, takes position p = mix32(k, 0, 0, 0) >> 24, one of 256, and goes to the first
+replica of e whose cumulative share is above p * 256 + 128, the middle of that position. So a
+replica gets its share rounded to 1 / 256 of the expert, and a device may keep both the sequence and
+the replica of every position as tables, so that nothing but lookups is left for the step.
 
 **Apportioned.** The batch's own count n of expert e is divided into whole quotas: replica i ends at
 occurrence floor((cumulative_i * n + d) / 65536); the dither d = mix32(e, rank, layer, 0) >> 16
@@ -46,6 +50,12 @@ from equipoise.hal.shares import SHARE_BITS as SHARE_BITS
 from equipoise.hal.shares import SHARE_ONE as SHARE_ONE
 from equipoise.hal.shares import SWEEPS as SWEEPS
 
+POSITION_BITS = 8
+POSITIONS = 1 << POSITION_BITS
+"""How many values a draw of a hashed pass can have."""
+POSITION_SHARE = SHARE_ONE // POSITIONS
+WINDOWS = 1 << 18
+"""Places at which the window of a hashed pass may begin."""
 MASK32 = (1 << 32) - 1
 STEP32 = 0x9E3779B9
 
@@ -104,10 +114,33 @@ def _finalise32(x: Word) -> Word:
 
 def mix32(index: Tensor, rank: int, layer: int, step: int) -> Tensor:
     """Hash each entry of `index`, int64 of any shape, to int64 in [0, 2**32)."""
+    return _absorb32(_state32(rank, layer, step), index)
+
+
+def _state32(rank: int, layer: int, step: int) -> int:
     state = 0
     for word in (step, layer, rank):
-        state = _finalise32(((state ^ (word & MASK32)) + STEP32) & MASK32)
-    return _finalise32((((index & MASK32) ^ state) + STEP32) & MASK32)
+        state = _absorb32(state, word)
+    return state
+
+
+def _absorb32(state: int, word: Word) -> Word:
+    return _finalise32((((word & MASK32) ^ state) + STEP32) & MASK32)
+
+
+def window_begin(rank: int, layer: int, step: int) -> int:
+    """The place in the sequence of draws at which the window of a hashed pass begins."""
+    return _absorb32(_state32(rank, layer, step), 0) % WINDOWS
+
+
+def draw_positions(places: Tensor) -> Tensor:
+    """The positions, int64 in [0, 256), that stand at `places`, int64, of the sequence of draws."""
+    return mix32(places, 0, 0, 0) >> (32 - POSITION_BITS)
+
+
+def position_counts(cumulative: Tensor) -> Tensor:
+    """How many positions are below `cumulative`, any integers in units of 1 / 65536."""
+    return (cumulative + (POSITION_SHARE // 2 - 1)) // POSITION_SHARE
 
 
 def build_table(placement: Tensor, shares: Tensor, experts: int) -> RoutingTable:
@@ -151,7 +184,7 @@ def count_experts(ids: Tensor, experts: int) -> Tensor:
 def route_hashed(
     ids: Tensor, table: RoutingTable, rank: int, layer: int, step: int
 ) -> tuple[Tensor, Tensor]:
-    """Route by the hash of each element's position.
+    """Route by the draw of each element's place.
 
     Args:
         ids: int32 [n], expert ids.
@@ -163,7 +196,8 @@ def route_hashed(
     Returns:
         Slots, int32 [n]; tokens per expert, int32 [experts].
     """
-    draw = mix32(torch.arange(ids.numel(), device=ids.device), rank, layer, step) >> 16
+    places = torch.arange(ids.numel(), device=ids.device) + window_begin(rank, layer, step)
+    draw = draw_positions(places) * POSITION_SHARE + POSITION_SHARE // 2
     experts = _owners(table)
     # Runs follow each other, so with an offset per expert one sorted array serves all.
     ends = table.cumulative.long() + experts * SHARE_ONE

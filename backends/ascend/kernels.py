@@ -4,11 +4,15 @@ Made of torch's operators. A Triton-Ascend kernel may replace any function of `r
 values are defined bit for bit (clause G4).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import routing, rules
 from equipoise.backends.ascend.bits import fingerprint
+from equipoise.backends.ascend.replica_tables import ReplicaTables, by_position, replica_tables
+from equipoise.backends.ascend.sequences import Sequences
 from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.devices.memory import copy, used_on
 from equipoise.backends.devices.stream import own_stream
@@ -23,6 +27,7 @@ from equipoise.hal.kernel_operands import (
     check_update,
 )
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.routing import window_begin
 from equipoise.hal.routing_rules import BlockTurns, RowHash, Rule
 from equipoise.hal.stream import Stream
 
@@ -32,9 +37,12 @@ class AscendKernels:
 
     def __init__(self) -> None:
         self._solver = Solver()
+        self._sequences = Sequences()
 
     def warm(self, tables: Tables, stream: Stream) -> None:
-        """Operators are ready as far as torch_npu has them."""
+        """Operators are ready as far as torch_npu has them; the tables of replicas are made."""
+        replica_tables(tables, stream)
+        self._sequences.draws(tables.experts, 0, 0, stream)
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
@@ -42,21 +50,24 @@ class AscendKernels:
 
         def program() -> None:
             used_on(stream, ids, counts)
-            copy(counts, routing.count(ids, counts.numel()))
+            routing.count(ids, counts)
 
         stream.launch(program)
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
-        """Route by the hash of each token's place."""
+        """Route by the draw of each token's place: 6 launches."""
         check_routing(ids, tables, salt.layer, slots, counts)
+        replicas = replica_tables(tables, stream)
+        begin = window_begin(salt.rank, salt.layer, salt.step)
 
         def program() -> None:
             used_on(stream, ids, slots, counts)
-            table = routing.live(tables, salt.layer)
-            copy(slots, routing.hashed(ids, table, salt))
-            copy(counts, routing.count(ids, counts.numel()))
+            replicas.use(stream)
+            draws = self._sequences.draws(tables.experts, begin, ids.numel(), stream)
+            routing.hashed(ids, draws, replicas, salt.layer, slots)
+            routing.count(ids, counts)
 
         stream.launch(program)
 
@@ -77,9 +88,8 @@ class AscendKernels:
         def program() -> None:
             used_on(stream, ids, cumulative, slots, counts)
             table = routing.live(tables, salt.layer)
-            counted = routing.count(ids, counts.numel())
-            copy(slots, routing.apportioned(ids, table, cumulative, counted, salt))
-            copy(counts, counted)
+            routing.count(ids, counts)
+            copy(slots, routing.apportioned(ids, table, cumulative, counts, salt))
 
         stream.launch(program)
 
@@ -96,21 +106,42 @@ class AscendKernels:
         """Route as another engine would."""
         check_routing(ids, tables, layer, slots, counts)
         check_rule(rule, tables)
+        match rule:
+            case RowHash():
+                program = self._by_row(rule, ids, tables, layer, slots, counts, stream)
+            case BlockTurns(offset):
 
-        def program() -> None:
-            used_on(stream, ids, slots, counts)
-            table = routing.live(tables, layer)
-            match rule:
-                case RowHash(top_k, rows):
-                    used_on(stream, rows)
-                    counted = rules.first_rows(ids, top_k, rows, table.experts)
-                    copy(slots, rules.by_row(ids, table, top_k))
-                case BlockTurns(offset):
-                    counted = ids
-                    copy(slots, rules.by_turn(ids, table, offset))
-            copy(counts, routing.count(counted, counts.numel()))
+                def program() -> None:
+                    used_on(stream, ids, slots, counts)
+                    copy(slots, rules.by_turn(ids, routing.live(tables, layer), offset))
+                    routing.count(ids, counts)
 
         stream.launch(program)
+
+    def _by_row(
+        self,
+        rule: RowHash,
+        ids: Tensor,
+        tables: Tables,
+        layer: int,
+        slots: Tensor,
+        counts: Tensor,
+        stream: Stream,
+    ) -> Callable[[], None]:
+        """A pass by vLLM's rule: 11 launches."""
+        replicas = replica_tables(tables, stream)
+        # Every expert has a replica, so that no other run can be longer.
+        longest, size = tables.slots - tables.experts + 1, ids.numel()
+
+        def program() -> None:
+            used_on(stream, ids, slots, counts, rule.rows)
+            replicas.use(stream)
+            turns = self._sequences.turns(rule.top_k, longest, size, stream)
+            numbers = self._sequences.rows(rule.top_k, size, stream)
+            kinds = rules.by_row(ids, turns, replicas, layer, slots)
+            rules.count_rows(kinds, numbers, rule.rows, counts)
+
+        return program
 
     def solve_shares(
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
@@ -140,8 +171,9 @@ class AscendKernels:
         The update is taken at the call.
         """
         check_update(update, tables)
-        block = table_rows(update)
-        stream.launch(lambda: _install(block, tables))
+        block, positions = table_rows(update), by_position(update)
+        replicas = replica_tables(tables, stream)
+        stream.launch(lambda: _install(block, positions, tables, replicas, stream))
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Checksum of a contiguous tensor's bytes."""
@@ -154,10 +186,11 @@ class AscendKernels:
         stream.launch(program)
 
 
-def _install(block: Tensor, tables: Tables) -> None:
+def _install(
+    block: Tensor, positions: Tensor, tables: Tables, replicas: ReplicaTables, stream: Stream
+) -> None:
     """On the routing stream: the idle sets first, the words last (clause G2)."""
-    rows = torch.empty_like(block, device=tables.start.device, pin_memory=False)
-    copy(rows, block)
+    rows, found = (_on_device(part, tables) for part in (block, positions))
     widths = [1, tables.experts + 1, tables.slots, tables.slots]
     numbers, *parts = torch.split(rows, widths, dim=1)
     layers = numbers[:, 0].long()
@@ -165,4 +198,12 @@ def _install(block: Tensor, tables: Tables) -> None:
     places = (words & 1) * tables.layers + layers
     for table, part in zip((tables.start, tables.replicas, tables.cumulative), parts, strict=True):
         table.view(2 * tables.layers, -1).index_copy_(0, places, part)
+    replicas.use(stream)
+    replicas.install(found, parts[0], parts[1], layers, words)
     tables.generation.index_copy_(0, layers, words)
+
+
+def _on_device(block: Tensor, tables: Tables) -> Tensor:
+    made = torch.empty_like(block, device=tables.start.device, pin_memory=False)
+    copy(made, block)
+    return made

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend.bits import mix32, shift
+from equipoise.backends.ascend.replica_tables import ReplicaTables
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.routing import SHARE_BITS, SHARE_ONE, RoutingTable
+from equipoise.hal.routing import SHARE_BITS, RoutingTable
 
 
 def live(tables: Tables, layer: int) -> RoutingTable:
@@ -19,21 +20,38 @@ def live(tables: Tables, layer: int) -> RoutingTable:
     return RoutingTable(*(part[:, layer].index_select(0, word)[0] for part in parts))
 
 
-def count(ids: Tensor, experts: int) -> Tensor:
-    """Tokens per expert, int32 [experts]; padding is counted into one more and left out."""
-    kinds = ids.masked_fill(strays(ids, experts), experts).long()
-    total = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
-    return total.scatter_add_(0, kinds, torch.ones_like(ids))[:experts]
+def count(ids: Tensor, counts: Tensor, first: int = 0) -> None:
+    """Write to `counts`, int32 [experts], how often each of `first`, `first` + 1, ... occurs.
+
+    One launch: a histogram whose ends are the first and the last expert, so that it leaves out
+    everything else. Its bins are (experts - 1) / experts wide, which puts each number into the bin
+    of its own, the last one too, since the upper end counts as inside.
+    """
+    experts = counts.numel()
+    if experts == 1:  # a histogram from a number to itself takes its ends from the data
+        torch.sum(ids == first, 0, keepdim=True, dtype=torch.int32, out=counts)
+    elif experts:
+        torch.histc(ids, experts, first, first + experts - 1, out=counts)
 
 
-def hashed(ids: Tensor, table: RoutingTable, salt: Salt) -> Tensor:
-    """Slots, int32 [n], by the hash of each element's place."""
-    places = torch.arange(ids.numel(), device=ids.device)
-    draw = shift(mix32(places, salt.rank, salt.layer, salt.step), 16)
-    # Runs follow each other, so with an offset per expert one sorted array serves all.
-    ends = table.cumulative.long() + _owners(table) * SHARE_ONE
-    chosen = torch.searchsorted(ends, draw + ids.long() * SHARE_ONE, right=True)
-    return pick(ids, table, chosen)
+def hashed(ids: Tensor, draws: Tensor, tables: ReplicaTables, layer: int, slots: Tensor) -> None:
+    """Write to `slots`, int32 [n], those at the `draws`, int32 [n], of the live set: 5 launches."""
+    entries = torch.addcmul(draws, kinds(ids, tables.experts), live_word(tables, 0, layer))
+    torch.index_select(tables.replicas[layer], 0, entries, out=slots)
+
+
+def kinds(ids: Tensor, experts: int) -> Tensor:
+    """The expert + 1; 0 for padding below and experts + 1 above."""
+    return ids.clamp(-1, experts).add_(1)
+
+
+def live_word(tables: ReplicaTables, which: int, layer: int) -> Tensor:
+    """The word that picks the live set, int32 [1]; taken once.
+
+    A copy, since an operator on many elements reads its operands at many times: a commit on another
+    stream may come between two of them (G1).
+    """
+    return tables.words[which, layer : layer + 1].clone()
 
 
 def apportioned(
@@ -46,9 +64,9 @@ def apportioned(
     dither = shift(mix32(experts, salt.rank, salt.layer, 0), 16)
     quotas = cumulative.long() * counted.index_select(0, owners)
     ends = shift(quotas + dither.index_select(0, owners), SHARE_BITS)
-    kinds = ids.masked_fill(strays(ids, table.experts), table.experts)
+    sorted_by = ids.masked_fill(strays(ids, table.experts), table.experts)
     # As float32, which is exact here: the device sorts no integers but on its own processors.
-    order = torch.argsort(kinds.float(), stable=True)
+    order = torch.argsort(sorted_by.float(), stable=True)
     # Sorted by expert, an element's position is its occurrence plus the experts before it.
     positions = torch.arange(ids.numel(), device=ids.device)
     position = torch.zeros_like(order).index_copy_(0, order, positions)

@@ -14,6 +14,8 @@ from equipoise.integrations.vllm.engine_streams import EngineStreams
 
 PADDING = -1
 """An id that is no expert's: routed nowhere, and not counted (clause G6)."""
+RESIDENT = 1 << 16
+"""Elements of a batch up to which `Places` launches nothing: 8,192 rows of 8 experts."""
 
 
 class Clock:
@@ -29,6 +31,40 @@ class Clock:
         self.announced = 0
 
 
+class Places:
+    """What depends on an element's place in a batch alone, on the device; one for all layers.
+
+    Every layer of every forward reads it: computed anew it was five launches of each.
+
+    Args:
+        slots: of all ranks.
+        device: the worker's.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self._slots = slots
+        self._device = device
+        # Made on the host: no stream can come before it, and no graph makes it anew.
+        self._numbers = torch.arange(RESIDENT, dtype=torch.int32).to(device)
+        self._turns = (torch.arange(RESIDENT, dtype=torch.int32) % slots).to(device)
+        self.padding = torch.tensor(PADDING, dtype=torch.int32).to(device)
+        """int32 scalar."""
+
+    def rows(self, count: int) -> Tensor:
+        """The number of each row, int32 [count, 1]."""
+        if count <= RESIDENT:
+            return self._numbers[:count].view(-1, 1)
+        return torch.arange(count, dtype=torch.int32, device=self._device).view(-1, 1)
+
+    def turns(self, like: Tensor) -> Tensor:
+        """Slots in turn, int32 and of the shape of `like`."""
+        count = like.numel()
+        if count <= RESIDENT:
+            return self._turns[:count].view_as(like)
+        found = torch.arange(count, dtype=torch.int32, device=self._device) % self._slots
+        return found.view_as(like)
+
+
 class RoutedRows:
     """Asks a layer's router.
 
@@ -36,20 +72,20 @@ class RoutedRows:
         router: of the layer.
         clock: tells the step.
         streams: the engine's.
-        slots: of all ranks.
+        places: of the model.
 
     Attributes:
         asked: whether the layer has ever come for slots.
     """
 
     def __init__(
-        self, router: LayerRouter, clock: Clock, streams: EngineStreams, slots: int
+        self, router: LayerRouter, clock: Clock, streams: EngineStreams, places: Places
     ) -> None:
         self.asked = False
         self._router = router
         self._clock = clock
         self._streams = streams
-        self._slots = slots
+        self._places = places
 
     @torch.inference_mode(False)
     def map(self, topk_ids: Tensor, filled: Tensor) -> Tensor:
@@ -65,11 +101,10 @@ class RoutedRows:
         """
         self.asked = True
         ids = topk_ids.to(torch.int32).contiguous()
-        real = (torch.arange(ids.shape[0], device=ids.device) < filled).view(-1, 1)
-        slots = self._routed(torch.where(real, ids, PADDING))
-        turns = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device) % self._slots
+        real = self._places.rows(ids.shape[0]) < filled
+        slots = self._routed(torch.where(real, ids, self._places.padding))
         COUNTERS.add("routed_batches")
-        found = torch.where(real, slots, turns.view_as(slots))
+        found = torch.where(real, slots, self._places.turns(slots))
         return torch.where(ids < 0, ids, found).to(topk_ids.dtype)
 
     def _routed(self, ids: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from equipoise.balancer.experts.tables import rows_update
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.stream import Role, Stream
+from equipoise.integrations.vllm import routed_rows
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.engine_streams import (
     DeviceStreams,
@@ -31,7 +32,7 @@ from equipoise.integrations.vllm.engine_streams import (
     EngineStreams,
     HostStreams,
 )
-from equipoise.integrations.vllm.routed_rows import Clock, RoutedRows
+from equipoise.integrations.vllm.routed_rows import Clock, Places, RoutedRows
 
 SHAPE = Shape(layers=1, experts=4, slots=6, ranks=1)
 SOON = 20.0
@@ -60,7 +61,12 @@ class OneLayer:
         self._tables = Tables.empty(*sizes, ranks=SHAPE.ranks, device=device)
         self._router = TableRouter(accelerator, self._tables, 0, self.counters)
         self.kept: tuple[Tensor, ...] = ()
-        self.rows = RoutedRows(cast(LayerRouter, self), Clock(), streams, SHAPE.slots)
+        self.rows = self.with_places()
+
+    def with_places(self) -> RoutedRows:
+        """With places of its own."""
+        places = Places(SHAPE.slots, self.device)
+        return RoutedRows(cast(LayerRouter, self), Clock(), self.streams, places)
 
     def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """As `LayerRouter`."""
@@ -151,6 +157,46 @@ def test_routed_rows_map_to_experts_and_padding_round_robin(
     assert (layer.counters.cpu() - asked)[0].tolist() == counted(rows[:filled])
     assert layer.rows.asked
     assert COUNTERS.read()["routed_batches"] == before + 1
+
+
+@FEW
+@given(ROWS, PLACEMENT, st.integers(0, 9))
+def test_batches_beyond_resident_places_are_mapped_alike(
+    layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routed_rows, "RESIDENT", 3)
+        layer.rows = layer.with_places()
+        layer.arrange(placement)
+        slots = layer.rows.map(layer.ids(rows), layer.filled(filled))
+    right(slots, rows, placement, min(filled, len(rows)))
+
+
+@pytest.mark.skipif(
+    "NPUSIM_SCHEDULE" not in os.environ, reason="only the simulated driver counts its operators"
+)
+@pytest.mark.parametrize(("dtype", "bar"), [(torch.int32, 5), (torch.int64, 7)])
+def test_routed_rows_take_few_launches_beside_the_router(
+    device: DeviceAccelerator, dtype: torch.dtype, bar: int
+) -> None:
+    """Operators that reach the driver, less those of the router; views are none."""
+    from npusim.selftest.ops import operators
+
+    layer = within(device)
+    layer.arrange(PLAIN)
+    ids, filled = layer.ids([[0, 1], [2, -1]]).to(dtype), layer.filled(1)
+    layer.rows.map(ids, filled)  # what is made once
+
+    def launches(program: Callable[[], object]) -> int:
+        device.synchronize(SOON)
+        before = sum(operators().values())
+        program()
+        device.synchronize(SOON)
+        return sum(operators().values()) - before
+
+    routed = ids.int().contiguous()
+    alone = launches(lambda: layer.streams.forward(lambda stream: layer.route(0, routed, stream)))
+    assert launches(lambda: layer.rows.map(ids, filled)) - alone == bar
 
 
 @FEW

@@ -17,9 +17,15 @@ from equipoise.backends.cuda.kernels.live import (
 from equipoise.backends.cuda.kernels.tally import add_found, draw_ticket, move_totals
 from equipoise.backends.cuda.kernels.workspace import Workspace, bins_of
 from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.routing import POSITION_BITS, POSITION_SHARE, window_begin
+
+SEQUENCE = tl.constexpr(salted(Salt(0, 0, 0)))
+"""The state of mix32 behind which places become draws."""
+SHIFT = tl.constexpr(32 - POSITION_BITS)
+WIDTH = tl.constexpr(POSITION_SHARE)
 
 
-@triton.jit(do_not_specialize=["elements", "layer", "state"])
+@triton.jit(do_not_specialize=["elements", "layer", "begin"])
 def hash_kernel(
     ids: tl.tensor,
     elements: tl.int32,
@@ -28,7 +34,7 @@ def hash_kernel(
     replicas: tl.tensor,
     cumulative: tl.tensor,
     layer: tl.int32,
-    state: tl.int32,
+    begin: tl.int32,
     slots: tl.tensor,
     counts: tl.tensor,
     totals: tl.tensor,
@@ -53,7 +59,9 @@ def hash_kernel(
     first, copies = find_run(start + row * (EXPERTS + 1), expert, inside)
     found = tl.histogram(expert, BINS, mask=inside)
     add_found(found, counts, totals, EXPERTS, BINS, ALONE)
-    draw = (mix32(at, state) >> 16).to(tl.int32)
+    sequence = tl.full((1,), SEQUENCE, tl.int32)
+    position = mix32(at + begin, sequence) >> SHIFT
+    draw = position.to(tl.int32) * WIDTH + WIDTH // 2
     place = search(cumulative + row * SLOTS, first, copies, draw, STEPS)
     slot = pick(replicas + row * SLOTS, place, inside, SLOTS)
     last = draw_ticket(totals + BINS, ALONE)
@@ -84,7 +92,7 @@ def route_hashed(
         tables.replicas,
         tables.cumulative,
         salt.layer,
-        salted(salt),
+        window_begin(salt.rank, salt.layer, salt.step),
         slots,
         counts,
         workspace.totals,

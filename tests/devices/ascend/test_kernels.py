@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.backends.ascend import BACKEND, bits, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
+from equipoise.backends.ascend.replica_tables import replica_tables
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.errors import KernelError, StreamFailed, StreamTimeout
@@ -198,9 +199,12 @@ def test_commit_tables_writes_generation_last(npu: AscendAccelerator) -> None:
                 written.append(args[0].untyped_storage().data_ptr())
             return func(*args, **(kwargs or {}))
 
+    stream = npu.stream(Role.COMPUTE)
+    made = replica_tables(live, stream)
     with Watching():
-        npu.kernels.commit_tables(update(0, table([1] * SLOTS)), live, npu.stream(Role.COMPUTE))
-    parts = (live.start, live.replicas, live.cumulative, live.generation)
+        npu.kernels.commit_tables(update(0, table([1] * SLOTS)), live, stream)
+    sets = (live.start, live.replicas, live.cumulative, made.replicas, made.runs, made.slots)
+    parts = (*sets, made.words, live.generation)
     assert written == [part.untyped_storage().data_ptr() for part in parts]
 
 

@@ -1,5 +1,7 @@
 """The reference itself against the clause, element by element."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -67,7 +69,9 @@ def test_route_hashed_takes_first_replica_above_draw(
             continue
         below = sum(s for at, s in enumerate(shares) if placement[at] == expert and at < slot)
         assert placement[slot] == expert
-        assert below <= slow_mix(j, rank, layer, step) >> 16 < below + shares[slot]
+        begin = slow_mix(0, rank, layer, step) % 2**18
+        draw = (slow_mix(begin + j, 0, 0, 0) >> 24) * 256 + 128
+        assert below <= draw < below + shares[slot]
     assert counts.tolist() == [ids.count(expert) for expert in range(experts)]
 
 
@@ -115,6 +119,19 @@ def test_route_hashed_differs_by_step_layer_and_rank() -> None:
     salts = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     drawn = {tuple(routing.route_hashed(ids, halves(), *salt)[0].tolist()) for salt in salts}
     assert len(drawn) == len(salts)
+
+
+@given(st.integers(0, 65536))
+def test_position_counts_are_positions_whose_middle_is_below(cumulative: int) -> None:
+    below = [p for p in range(256) if p * 256 + 128 < cumulative]
+    assert int(routing.position_counts(torch.tensor(cumulative))) == len(below)
+
+
+def test_window_begin_spreads_ranks_layers_and_steps() -> None:
+    """2,048 windows among 2**18 places: some 8 pairs begin alike, by the birthday problem."""
+    begins = [routing.window_begin(*salt) for salt in product(range(16), range(16), range(8))]
+    assert all(0 <= begin < 2**18 for begin in begins)
+    assert len(set(begins)) > len(begins) - 24
 
 
 def test_route_hashed_follows_shares() -> None:

@@ -77,7 +77,8 @@ def test_route_apportioned_equals_reference(
 @given(WORD, WORD, WORD)
 def test_route_hashed_draw_on_boundary_takes_next_replica(rank: int, layer: int, step: int) -> None:
     ids = torch.zeros(1, dtype=torch.int32)
-    draw = int(routing.mix32(ids.long(), rank, layer, step)) >> 16
+    place = ids.long() + routing.window_begin(rank, layer, step)
+    draw = 256 * int(routing.draw_positions(place)) + 128
     for first, replica in ((draw, 1), (draw + 1, 0)):
         shares = torch.tensor([first, 65536 - first], dtype=torch.int32)
         table = routing.build_table(torch.zeros(2, dtype=torch.int32), shares, 1)

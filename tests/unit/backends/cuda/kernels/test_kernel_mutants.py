@@ -26,7 +26,7 @@ from helpers.harnesses.triton_interpreter import DEVICE
 from helpers.mutants.kernel_mutants import MUTANTS, Mutant
 
 from equipoise.hal.kernels import Tables
-from equipoise.hal.routing import build_table, mix32
+from equipoise.hal.routing import build_table, draw_positions, window_begin
 from equipoise.hal.routing_rules import RowHash
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def hashed(kernels: Launchers) -> None:
 
 def edges(kernels: Launchers) -> None:
     """A share that ends where an element's draw is."""
-    draw = int(mix32(torch.tensor([0]), 2, 0, 9)[0]) >> 16
+    draw = 256 * int(draw_positions(torch.tensor(window_begin(2, 0, 9)))) + 128
     table = build_table(int32([0, 0]), int32([draw, 65536 - draw]), 1)
     check_hashed(kernels, installed(table, 1), int32([0]), 2, 9)
 

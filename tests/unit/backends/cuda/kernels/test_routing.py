@@ -29,7 +29,14 @@ pytest.importorskip("triton", reason="triton is not installed")
 from helpers.harnesses.kernel_launchers import REAL, Launchers, is_clean, on_device
 
 from equipoise.hal.kernels import Salt, Tables
-from equipoise.hal.routing import RoutingTable, build_table, mix32, route_apportioned, route_hashed
+from equipoise.hal.routing import (
+    RoutingTable,
+    build_table,
+    draw_positions,
+    route_apportioned,
+    route_hashed,
+    window_begin,
+)
 from equipoise.hal.routing_rules import BlockTurns, RowHash
 
 pytestmark = pytest.mark.slow
@@ -129,7 +136,8 @@ def test_routing_supports_1024_experts() -> None:
 
 def test_hashed_routing_at_share_boundary_takes_next_replica() -> None:
     ids = torch.zeros(40, dtype=torch.int32)
-    draws = sorted(set((mix32(torch.arange(40), 2, 0, 9) >> 16).tolist()))
+    positions = draw_positions(torch.arange(40) + window_begin(2, 0, 9))
+    draws = sorted({position * 256 + 128 for position in positions.tolist()})
     ends = [*draws, 65536]
     shares = [high - low for low, high in zip([0, *ends], ends, strict=False)]
     table = build_table(torch.zeros(len(shares), dtype=torch.int32), int32(shares), 1)

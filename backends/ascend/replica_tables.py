@@ -1,0 +1,182 @@
+"""Tables that a routing pass looks replicas up in, made when tables are committed.
+
+The device has no fast search, and each launch costs more than its work on a batch of a decode step.
+So a commit also writes what a search would find: for each expert and each of the 256 positions that
+a draw can have, the slot (`equipoise.hal.routing`, "Hashed"). A pass is one multiplication and one
+lookup. Both sets lie in one table, mirrored around a row for padding: row `centre + kind` belongs
+to the first set, row `centre - kind` to the second, where kind is the expert's number + 1, and 0 or
+experts + 1 for padding below and above. So one signed word per layer says which set is live, and
+multiplying by it chooses the set.
+"""
+
+import threading
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.backends.devices.memory import copy, pinned
+from equipoise.backends.devices.stream import own_stream
+from equipoise.hal.errors import KernelError
+from equipoise.hal.kernels import Tables, TableUpdate
+from equipoise.hal.routing import POSITIONS, position_counts
+from equipoise.hal.stream import Stream
+
+
+class ReplicaTables:
+    """What belongs to one `Tables`.
+
+    Attributes:
+        experts: logical experts per layer.
+        replicas: int32 [layers, (2 * experts + 3) * 256], the slot of each kind and position.
+        runs: int32 [layers, 2, 2 * experts + 3], by kind where the expert's run begins in `slots`,
+            and its length, at least 1.
+        slots: int32 [layers, 2 * slots + 1], the runs of both sets, then the invalid slot.
+        words: int32 [2, layers], 256 and 1 while the first set is live, -256 and -1 while the
+            second is.
+        padding: int32 [1], the column of `runs` that is padding's.
+    """
+
+    def __init__(self, tables: Tables, stream: Stream) -> None:
+        layers, invalid = tables.layers, tables.slots
+        self.experts = tables.experts
+        self.centre = tables.experts + 1
+        kinds = 2 * self.centre + 1
+        padding = [0, self.centre, kinds - 1]
+        replicas = torch.zeros(layers, kinds, POSITIONS, dtype=torch.int32)
+        replicas[:, padding] = invalid
+        runs = torch.zeros(layers, 2, kinds, dtype=torch.int32)
+        runs[:, 0, padding] = 2 * invalid
+        runs[:, 1] = 1  # a layer that was never committed has runs of no length
+        slots = torch.zeros(layers, 2 * invalid + 1, dtype=torch.int32)
+        slots[:, -1] = invalid
+        words = torch.tensor([[POSITIONS], [1]], dtype=torch.int32).expand(2, layers)
+        self.replicas = resident(replicas.view(layers, -1), stream)
+        self.runs = resident(runs, stream)
+        self.slots = resident(slots, stream)
+        self.words = resident(words.contiguous(), stream)
+        self.padding = resident(torch.tensor([self.centre], dtype=torch.int32), stream)
+        self._all = (self.replicas, self.runs, self.slots, self.words, self.padding)
+        self._known: set[object] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device."""
+        return sum(table.nbytes for table in self._all)
+
+    def use(self, stream: Stream) -> None:
+        """Tell the device's allocator that `stream` uses these, once per stream."""
+        own = own_stream(stream)
+        if own.capturing:
+            return  # the graph keeps the program, and with it these
+        if own.native not in self._known:
+            for table in self._all:
+                table.record_stream(own.native)
+            self._known.add(own.native)
+
+    def install(
+        self, update: Tensor, start: Tensor, replicas: Tensor, layers: Tensor, words: Tensor
+    ) -> None:
+        """Fill the idle sets, then write the words; on the stream of the commit.
+
+        Args:
+            update: `by_position` of the update, int32 [n, experts * 256], on the device.
+            start: int32 [n, experts + 1], and
+            replicas: int32 [n, slots], of the update.
+            layers: int64 [n], which they are.
+            words: int64 [n], their new generation words.
+        """
+        count = replicas.shape[1]
+        second = (words & 1)[:, None]
+        signs = 1 - 2 * second
+        device = layers.device
+        ranks = torch.arange(1, self.centre, device=device)
+        columns = self.centre + signs * ranks
+        kinds = 2 * self.centre + 1
+        rows = (layers[:, None] * kinds + columns).view(-1)
+        self.replicas.view(-1, POSITIONS).index_copy_(0, rows, update.view(-1, POSITIONS))
+        copies = (start[:, 1:] - start[:, :-1]).clamp(min=1)
+        runs = torch.stack([start[:, :-1] + (second * count).int(), copies], dim=1)
+        places = layers[:, None, None] * 2 + torch.arange(2, device=device)[:, None]
+        places = (places * kinds + columns[:, None]).view(-1)
+        self.runs.view(-1).index_copy_(0, places, runs.view(-1))
+        places = layers[:, None] * self.slots.shape[1] + second * count
+        places = (places + torch.arange(count, device=device)).view(-1)
+        self.slots.view(-1).index_copy_(0, places, replicas.reshape(-1))
+        signed = torch.cat([signs * POSITIONS, signs], dim=1).int().t().contiguous()
+        self.words.index_copy_(1, layers, signed)
+
+
+def by_position(update: TableUpdate) -> Tensor:
+    """The slot of each expert and position, int32 [layers, experts * 256], in page-locked memory.
+
+    A malformed table has whatever comes out, of the right size: what a pass makes of it is not
+    defined, but it must stay inside its tables.
+    """
+    layers, experts = update.start.shape[0], update.start.shape[1] - 1
+    width = experts * POSITIONS
+    block = pinned(layers * width * torch.int32.itemsize).view(torch.int32).view(layers, width)
+    for made, start, replicas, cumulative in zip(
+        block, update.start, update.replicas, update.cumulative, strict=True
+    ):
+        ends = position_counts(cumulative)
+        before = torch.zeros_like(ends)
+        before[1:] = ends[:-1]
+        before[start[:-1].long().clamp(0, len(ends) - 1)] = 0
+        lengths = (ends - before).clamp(0, POSITIONS)
+        # NumPy's is five times as fast as torch's.
+        found = np.repeat(replicas.numpy(), lengths.numpy())[:width]
+        made[: len(found)] = torch.from_numpy(found)
+        made[len(found) :] = 0
+    return block
+
+
+_made: dict[int, ReplicaTables] = {}
+"""By the identity of the generation words, for as long as these live."""
+_making = threading.Lock()
+
+
+def replica_tables(tables: Tables, stream: Stream) -> ReplicaTables:
+    """Those of `tables`, made when they are first asked for.
+
+    Raises `KernelError` in a capture that asks first: a graph would make them anew at each replay.
+    """
+    key = id(tables.generation)
+    found = _made.get(key)
+    if found is not None:
+        return found
+    # The gate first: who launches holds it, and may come here.
+    with own_stream(stream).gate, _making:
+        found = _made.get(key)
+        if found is None:
+            if is_captured(stream):
+                raise KernelError(
+                    "tables: first used while a stream is captured; call `warm` or commit before"
+                )
+            found = _made[key] = ReplicaTables(tables, stream)
+            weakref.finalize(tables.generation, _made.pop, key, None).atexit = False
+    return found
+
+
+def is_captured(stream: Stream) -> bool:
+    """Whether `stream` is being captured, by us or by an engine."""
+    own = own_stream(stream)
+    return own.capturing or own.device.vendor.captured(own.native)
+
+
+def resident(values: Tensor, stream: Stream) -> Tensor:
+    """A copy of host memory on the device of `stream`, there when this returns.
+
+    Copied on a stream of its own, which the host waits for: any stream may read it from now on, and
+    what `stream` holds is not waited for.
+    """
+    own = own_stream(stream)
+    with torch.inference_mode(False), own.gate:
+        staging = pinned(values.nbytes).view(values.dtype).view(values.shape).copy_(values)
+        side = own.device.kept_stream("tables")
+        with own.device.vendor.current(side):
+            made = torch.empty_like(values, device=own.device.torch)
+            copy(made, staging)
+        side.synchronize()
+    return made
