@@ -11,7 +11,7 @@ from equipoise.backends.ascend.byte_verbs import NpuBytes
 from equipoise.backends.ascend.kernels import AscendKernels
 from equipoise.backends.ascend.words import NpuWords
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import Unsupported
 
 

@@ -15,7 +15,7 @@ from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
 from equipoise.backends.devices.collectives.library import Greet, Greeting, Membership
 from equipoise.backends.devices.collectives.operands import MOVED
 from equipoise.backends.devices.collectives.talk import Talk
-from equipoise.backends.devices.vendor import Device, Vendor
+from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.errors import Unsupported
 
@@ -25,7 +25,7 @@ class Hccl:
 
     name = "hccl"
     title = "HCCL"
-    vendor: Vendor = native
+    runtime: DeviceRuntime = native
     one_at_a_time = True
     """The first operation of a group blocks torch_npu's launch queue, the process's, until every
     member has issued it; and the stream of a group is the next one of a pool."""

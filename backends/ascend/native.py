@@ -21,7 +21,7 @@ from equipoise import install_command
 from equipoise.backends.ascend import private_api
 from equipoise.backends.ascend.private_api import MODULE
 from equipoise.backends.devices.kept_streams import KeptStreams
-from equipoise.backends.devices.vendor import first_line
+from equipoise.backends.devices.runtime import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 kind = "npu"

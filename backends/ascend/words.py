@@ -7,7 +7,7 @@ from torch import Tensor
 
 from equipoise.backends.ascend import native
 from equipoise.backends.devices.memory import copy, pinned
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 USE = "signal"
 """The stream that signals are given on; nothing ever waits there, so a signal is never late."""

@@ -11,7 +11,7 @@ from equipoise.backends.cuda import launching, native
 from equipoise.backends.cuda.byte_verbs import CudaBytes
 from equipoise.backends.cuda.words import CudaWords
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.numa import UNKNOWN
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from equipoise.backends.cuda import native
 from equipoise.backends.devices.memory import HOST, copy, used_on
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.backends.devices.table_rows import table_rows
-from equipoise.backends.devices.vendor import Device
 from equipoise.hal.kernel_operands import (
     check_checksum,
     check_count,

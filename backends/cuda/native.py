@@ -1,6 +1,7 @@
 """The one door to torch.cuda and to cuda-bindings; nothing is initialised before its first use.
 
-A module that is a `Vendor`. Everything of the two is typed `Any`: a CPU build of torch has neither.
+A module that is a `DeviceRuntime`. Everything of the two is typed `Any`: a CPU build of torch has
+neither.
 """
 
 import importlib.util
@@ -18,7 +19,7 @@ import torch
 
 from equipoise import install_command
 from equipoise.backends.devices.kept_streams import KeptStreams
-from equipoise.backends.devices.vendor import first_line
+from equipoise.backends.devices.runtime import first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 DRIVER = "cuda.bindings.driver"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.backends.cuda import native
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import torch
 from equipoise.backends.cuda import native
 from equipoise.backends.cuda.own_streams import bind
 from equipoise.backends.devices.memory import pinned
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 LINE = 64
 """Bytes between two words: each has a line of the processors' caches to itself."""

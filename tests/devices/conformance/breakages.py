@@ -17,7 +17,7 @@ from equipoise.backends.devices import event, slots
 from equipoise.backends.devices.collectives import communicator, exchange, work
 from equipoise.backends.devices.collectives.exchange import Round
 from equipoise.backends.devices.collectives.incarnation import Incarnation
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.page_pool import PoolPage
 
 

@@ -4,13 +4,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from equipoise.backends.devices.gate import Gate
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream
-from equipoise.backends.devices.vendor import Device
 from equipoise.hal.stream import Role
 
 
 class AtOnce:
-    """See `equipoise.backends.devices.vendor.Vendor`."""
+    """See `equipoise.backends.devices.runtime.DeviceRuntime`."""
 
     kind = "cpu"
 

@@ -15,7 +15,7 @@ from equipoise.backends.cuda.nccl_api import Api, NcclError
 from equipoise.backends.cuda.nccl_settings import obstacle, sums, takes
 from equipoise.backends.cuda.own_streams import new_stream
 from equipoise.backends.devices.collectives.library import Membership
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.backends.cuda.nccl_api import Comm, NcclError
 from equipoise.backends.cuda.nccl_group import NcclGroup
 from equipoise.backends.cuda.own_streams import OwnStream, OwnStreams
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 HANDLE = 77
 CURRENT = "the current stream"

@@ -9,7 +9,7 @@ import torch
 from equipoise.backends.cuda import native, word
 from equipoise.backends.cuda.word import LINE, PAGE, Shelf, Word
 from equipoise.backends.cuda.words import CudaEmptyWord, CudaFullWord
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 MAPPED = 1 << 40
 """What the driver adds to a host address: a device may see it elsewhere."""

@@ -46,7 +46,7 @@ def stream() -> DeviceStream:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
     """On the host: it has no page-locked memory, and no stream is current."""
     monkeypatch.setattr(table_rows, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
-    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+    monkeypatch.setattr(native, "current", at_once.DEVICE.runtime.current)
     return CudaKernels(at_once.DEVICE)
 
 
@@ -178,7 +178,7 @@ def test_kernel_error_fails_its_stream(
 def test_workspace_is_per_stream_and_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+    monkeypatch.setattr(native, "current", at_once.DEVICE.runtime.current)
     spaces, first, second = Workspaces(at_once.DEVICE), at_once.stream(), at_once.stream()
     sizes = launching._sizes(EXPERTS, SLOTS, RANKS)
     mine = spaces.of(first, sizes)
@@ -188,7 +188,7 @@ def test_workspace_is_per_stream_and_size(
 
 
 def test_workspace_is_freed_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+    monkeypatch.setattr(native, "current", at_once.DEVICE.runtime.current)
     spaces, passing = Workspaces(at_once.DEVICE), at_once.stream()
     space = weakref.ref(spaces.of(passing, launching._sizes(EXPERTS, SLOTS, RANKS)))
     assert space() is not None

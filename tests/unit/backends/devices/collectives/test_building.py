@@ -15,7 +15,7 @@ from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.devices.collectives.building import PENDING_CHANNELS, Builder, Plan
 from equipoise.backends.devices.collectives.channel import Channel
 from equipoise.backends.devices.collectives.library import Greeting, Membership
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 DEADLINE = 20.0

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Vendor(Protocol):
+class DeviceRuntime(Protocol):
     """A binding. Its streams, events and graphs are typed `Any`: no vendor is installed everywhere.
 
     Streams have `query`, `synchronize`, `stream_id`; events `record(stream)`, `wait(stream)`,
@@ -79,22 +79,22 @@ class Device:
     """One device of a vendor's.
 
     Attributes:
-        vendor: whose.
+        runtime: its binding.
         index: which.
     """
 
-    vendor: Vendor
+    runtime: DeviceRuntime
     index: int
 
     @property
     def torch(self) -> torch.device:
         """As torch names it."""
-        return torch.device(self.vendor.kind, self.index)
+        return torch.device(self.runtime.kind, self.index)
 
     def settle(self) -> None:
         """Make it the calling thread's."""
-        self.vendor.settle_thread(self.index)
+        self.runtime.settle_thread(self.index)
 
     def kept_stream(self, use: str) -> Any:
         """The vendor's stream of this process for a use."""
-        return self.vendor.kept_stream(self.index, use)
+        return self.runtime.kept_stream(self.index, use)
