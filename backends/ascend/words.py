@@ -87,7 +87,7 @@ def one_on(device: Device) -> Tensor:
     """The number 1 on that device, int32 [1], there when this returns."""
     if device.index not in _ones:
         stream = device.kept_stream(USE)
-        with native.current(stream):
+        with device.runtime.current(stream):
             made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
         stream.synchronize()
         _ones[device.index] = made

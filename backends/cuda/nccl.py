@@ -79,7 +79,7 @@ class Nccl:
 
     name = "nccl"
     title = "NCCL"
-    runtime: DeviceRuntime = native
+    runtime: DeviceRuntime = native.RUNTIME
     one_at_a_time = False
     """A group is made on a thread and a stream of its own: nothing of it is the process's."""
 
@@ -110,12 +110,12 @@ class Nccl:
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
-        opened = native.chosen()
-        return rank % native.devices() if opened is None else opened
+        opened = self.runtime.chosen()
+        return rank % self.runtime.devices() if opened is None else opened
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured."""
-        return bool(native.cuda().is_current_stream_capturing())
+        return self.runtime.capturing()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """The bytes of every tensor are what its shape says."""

@@ -36,7 +36,7 @@ class NcclHandle:
 
     def ended(self) -> bool:
         """Whether the device has come behind it. After an error of the network it never may."""
-        if self._end.query():
+        if self._group.reached(self._end):
             return True
         if why := self._group.fault():
             raise NcclError(why)
@@ -164,6 +164,11 @@ class NcclGroup:
     def current_stream(self) -> Any:
         """Of the calling thread."""
         return self._device.runtime.current_stream(self._device.index)
+
+    def reached(self, event: Any) -> bool:
+        """Whether the device has come to an event; also while a thread captures."""
+        with self._device.runtime.unrestricted():
+            return bool(event.query())
 
     def fault(self) -> str:
         """Any thread may ask, also while another one launches; nobody once it is given back."""

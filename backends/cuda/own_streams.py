@@ -42,7 +42,7 @@ class OwnStreams:
         """One that is idle. Raises RuntimeError as the driver does."""
         with self._lock:
             for place, spare in enumerate(self._spare):
-                with native.unrestricted():
+                with native.RUNTIME.unrestricted():
                     idle = spare.stream.query()
                 if idle:
                     return self._spare.pop(place)

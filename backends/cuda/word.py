@@ -90,7 +90,7 @@ class Shelf:
 
     def _page(self) -> list[Word]:
         bind(self._device)
-        with native.unrestricted():
+        with self._device.runtime.unrestricted():
             memory = pinned(LINE * PAGE).view(torch.int32).zero_()
         self._pages.append(memory)
         driver = native.driver()

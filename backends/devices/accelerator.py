@@ -49,10 +49,6 @@ class Parts(Protocol):
         """Those of stream locks. Raises `Unsupported`."""
         ...
 
-    def known(self, native_stream: object) -> Any:
-        """The vendor's own object for an engine's stream of this device. Raises `Unsupported`."""
-        ...
-
     def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory in the private format. Raises `Unsupported`."""
         ...
@@ -124,7 +120,7 @@ class DeviceAccelerator:
 
     def adopt(self, native_stream: object) -> DeviceStream:
         """Wrap a stream that an engine owns; the same one for the same stream."""
-        known = self._parts.known(native_stream)
+        known = self._device.runtime.known_stream(self._device.index, native_stream)
         with self._gate:
             for own in (*self._streams.values(), *self._adopted):
                 if own.wraps(known):

@@ -77,7 +77,7 @@ def _send_before_receive(patch: Patch) -> None:
 
 def _wait_on_an_unrecorded_event(patch: Patch) -> None:
     def latest(self: event.DeviceEvent) -> event.Mark:
-        return self._mark or self.renew(Device(native, 0))
+        return self._mark or self.renew(Device(native.RUNTIME, 0))
 
     patch(event.DeviceEvent, "latest", latest)
 

@@ -74,7 +74,7 @@ def current_stream(opened: DeviceAccelerator) -> Any:
 
 def fresh_stream(opened: DeviceAccelerator) -> Any:
     """A stream as an engine makes one."""
-    return type(opened.stream(next(iter(opened._streams))).native)(device=opened.device)
+    return device_of(opened).runtime.module().Stream(device=opened.device)
 
 
 def handle(stream: Any) -> int:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +95,7 @@ class Bench:
             current=self._current,
             current_stream=lambda index: CURRENT,
             event=self._event,
+            unrestricted=nullcontext,
         )
         self.lane = Lane()
         self.streams = OwnStreams(lambda: OwnStream(self.lane, HANDLE))

@@ -20,7 +20,8 @@ from equipoise.hal.errors import CommunicatorFailed
 
 DEADLINE = 20.0
 SHORT = 0.2
-DEVICE = Device(SimpleNamespace(settle_thread=lambda index: None), 0)
+RUNTIME: Any = SimpleNamespace(settle_thread=lambda index: None)
+DEVICE = Device(RUNTIME, 0)
 ENDED: Any = SimpleNamespace(ended=lambda: True, fault=lambda: "")
 
 
