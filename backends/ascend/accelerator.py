@@ -1,7 +1,6 @@
 """One NPU as an accelerator."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from equipoise.backends.ascend.byte_verbs import NpuBytes
 from equipoise.backends.ascend.kernels import AscendKernels
 from equipoise.backends.ascend.words import NpuWords
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import Unsupported
 
 
@@ -28,19 +27,6 @@ class AscendParts:
         if not native.value_waits():
             raise Unsupported(f"this driver lacks {' and '.join(native.VALUE_CALLS)}")
         return NpuWords(self._device)
-
-    def known(self, native_stream: object) -> Any:
-        """A `torch.npu.Stream` of this device.
-
-        Raises `Unsupported` for an external stream, which torch_npu can neither record nor wait on.
-        """
-        stream: Any = native_stream
-        wanted = self._device.torch
-        external = isinstance(stream, native.npu().ExternalStream)
-        if external or not isinstance(stream, torch.Stream) or stream.device != wanted:
-            raise Unsupported(f"not a stream of {wanted} that torch_npu made: {stream!r}")
-        names = ("stream_id", "device_index", "device_type")
-        return native.npu().Stream(**{name: getattr(stream, name) for name in names})
 
     def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory in FRACTAL_NZ."""
@@ -59,5 +45,5 @@ class AscendAccelerator(DeviceAccelerator):
     """The streams of one NPU, and the memory and locks that go with them."""
 
     def __init__(self, index: int) -> None:
-        device = Device(native, index)
+        device = Device(native.RUNTIME, index)
         super().__init__("ascend", device, AscendParts(device))

@@ -24,7 +24,7 @@ class AscendBackend:
             streams=len(Role),
             stream_lock=locks,
             copy_independent_of_launch=locks,
-            graph_capture=not native.uncapturable(),
+            graph_capture=not native.RUNTIME.uncapturable(),
             pinned_memory=True,
             slot_formats=frozenset(SlotFormat),
         )
@@ -35,15 +35,15 @@ class AscendBackend:
 
     def devices(self) -> int:
         """How many devices can be opened."""
-        return 0 if isinstance(self.probe(), Unavailable) else native.devices()
+        return 0 if isinstance(self.probe(), Unavailable) else native.RUNTIME.devices()
 
     def open(self, index: int) -> AscendAccelerator:
         """Open that device, and make it the calling thread's."""
         answer = self.probe()
         if isinstance(answer, Unavailable):
             raise BackendUnavailable(answer.reason)
-        found = native.devices()
+        found = native.RUNTIME.devices()
         if not 0 <= index < found:
             raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
-        native.choose(index)
+        native.RUNTIME.choose(index)
         return AscendAccelerator(index)

@@ -15,7 +15,7 @@ from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
 from equipoise.backends.devices.collectives.library import Greet, Greeting, Membership
 from equipoise.backends.devices.collectives.operands import MOVED
 from equipoise.backends.devices.collectives.talk import Talk
-from equipoise.backends.devices.vendor import Device, Vendor
+from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.errors import Unsupported
 
@@ -25,7 +25,7 @@ class Hccl:
 
     name = "hccl"
     title = "HCCL"
-    vendor: Vendor = native
+    runtime: DeviceRuntime = native.RUNTIME
     one_at_a_time = True
     """The first operation of a group blocks torch_npu's launch queue, the process's, until every
     member has issued it; and the stream of a group is the next one of a pool."""
@@ -49,12 +49,12 @@ class Hccl:
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
-        opened = native.chosen()
-        return rank % native.devices() if opened is None else opened
+        opened = self.runtime.chosen()
+        return rank % self.runtime.devices() if opened is None else opened
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured."""
-        return bool(native.npu().is_current_stream_capturing())
+        return self.runtime.capturing()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Nothing in a private format: its bytes are not what its shape says."""
@@ -78,7 +78,7 @@ class Hccl:
     ) -> tuple[HcclGroup, Greeting]:
         """Make a group; its first operation blocks until every member has called it."""
         store, account = Introduction(talk), lanes(native.npu(), device.index)
-        with HIGH_PRIORITY_STREAMS, native.current(account.aim()):
+        with HIGH_PRIORITY_STREAMS, device.runtime.current(account.aim()):
             group = HcclGroup(make_group(store, membership), store, account)
             greeting = greet(group, membership.rank, len(membership.ranks), device.torch)
         store.forget()

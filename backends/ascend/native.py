@@ -1,4 +1,4 @@
-"""The one door to torch_npu: imported with the first use, and never by importing this module.
+"""What torch_npu has of its own; imported with the first use, and never by importing this module.
 
 Only `torch.npu` is used, never a `torch.cuda` shim. Everything of it is typed `Any` here, so that
 the package is checked on machines without it.
@@ -8,9 +8,8 @@ import ctypes
 import importlib.util
 import os
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -20,12 +19,10 @@ import torch
 from equipoise import install_command
 from equipoise.backends.ascend import private_api
 from equipoise.backends.ascend.private_api import MODULE
-from equipoise.backends.devices.kept_streams import KeptStreams
-from equipoise.backends.devices.vendor import first_line
+from equipoise.backends.devices.runtime import DeviceRuntime, first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
+from equipoise.hal.errors import Unsupported
 
-kind = "npu"
-"""What torch calls its devices."""
 TESTED = "torch_npu 2.13.0"
 SHIM = "torch_npu.contrib.transfer_to_npu"
 """Redirects torch.cuda to the NPU for a whole process."""
@@ -48,7 +45,7 @@ def probe() -> Probe:
             f"torch {torch.__version__} is a CUDA build; torch_npu needs the CPU build of torch"
         )
     try:
-        found, lacking = devices(), private_api.missing()
+        found, lacking = RUNTIME.devices(), private_api.missing()
     except Exception as error:
         return Unavailable(
             f"torch_npu does not import (is CANN's set_env.sh sourced?): {first_line(error)}"
@@ -62,54 +59,53 @@ def probe() -> Probe:
     return Available(_detail(found))
 
 
-def devices() -> int:
-    """How many devices torch_npu sees. Raises what `import torch_npu` raises."""
-    return int(npu().device_count())
-
-
 def shimmed() -> bool:
     """Whether torch.cuda means the NPU in this process, and is not to be trusted."""
     return SHIM in sys.modules
 
 
-def uncapturable() -> str:
-    """Torch_npu refuses with the deepest task queue."""
-    if os.environ.get("TASK_QUEUE_ENABLE") != "2":
-        return ""
-    return "torch_npu captures no graph with TASK_QUEUE_ENABLE=2; use 1 or 0"
+class NpuRuntime(DeviceRuntime):
+    """`torch.npu`, and where it differs."""
+
+    kind = "npu"
+    graph = "NPUGraph"
+
+    def module(self) -> Any:
+        """`torch.npu`. Raises what `import torch_npu` raises."""
+        return npu()
+
+    @contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        """Make it the calling thread's device for a block; a thread that had none keeps it.
+
+        To ask torch for the device of such a thread would give it the first one, with a context on
+        it. A thread with another device than its streams is worse than one without: some of
+        torch_npu's calls go to the launch queue of the thread's device, others to that of the
+        stream or the event, so that an event may be destroyed before the wait for it is launched.
+        """
+        before = private_api.local_device()
+        self.settle_thread(index)
+        try:
+            yield
+        finally:
+            if before not in (-1, index):
+                self.settle_thread(before)
+
+    def known_stream(self, index: int, stream: Any) -> Any:
+        """Not an external stream, which torch_npu can neither record nor wait on."""
+        if isinstance(stream, npu().ExternalStream):
+            raise Unsupported(f"not a stream that torch_npu made: {stream!r}")
+        return super().known_stream(index, stream)
+
+    def uncapturable(self) -> str:
+        """Torch_npu refuses with the deepest task queue."""
+        if os.environ.get("TASK_QUEUE_ENABLE") != "2":
+            return ""
+        return "torch_npu captures no graph with TASK_QUEUE_ENABLE=2; use 1 or 0"
 
 
-def begin_capture() -> Any:
-    """A graph of the current stream; only this thread is forbidden what a capture forbids."""
-    graph = npu().NPUGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    return graph
-
-
-def end_capture(graph: Any) -> None:
-    """Its end."""
-    graph.capture_end()
-
-
-def unrestricted() -> AbstractContextManager[None]:
-    """Nothing is forbidden to a thread that captures but what would synchronise."""
-    return nullcontext()
-
-
-def event() -> Any:
-    """A `torch.npu.Event`."""
-    return npu().Event()
-
-
-def current_stream(index: int) -> Any:
-    """A `torch.npu.Stream`."""
-    return npu().current_stream(index)
-
-
-def free_memory(index: int) -> tuple[int, int]:
-    """As the driver counts it."""
-    free, total = npu().mem_get_info(index)
-    return int(free), int(total)
+RUNTIME = NpuRuntime()
+"""The one of this process."""
 
 
 @cache
@@ -124,80 +120,6 @@ def value_waits() -> bool:
     except Exception:
         return False
     return all(hasattr(driver, name) for name in VALUE_CALLS)
-
-
-def choose(index: int) -> None:
-    """Make it the calling thread's device, and the process's for whoever asks `chosen`."""
-    global _latest
-    npu().set_device(index)
-    _latest = index
-
-
-def chosen() -> int | None:
-    """The device that was chosen last, on whatever thread; None before.
-
-    A thread's own device says nothing: torch_npu leaves the first one behind in a thread that has
-    only used tensors of another.
-    """
-    return _latest
-
-
-_latest: int | None = None
-
-
-class _Settled(threading.local):
-    """The device that the calling thread was given."""
-
-    index = -1
-
-
-_settled = _Settled()
-
-
-def settle_thread(index: int) -> None:
-    """Make it the calling thread's device, once a thread.
-
-    The driver refuses calls of a thread without a device. A thread with another one is worse: some
-    of torch_npu's calls go to the launch queue of the thread's device, others to that of the stream
-    or the event, so that an event may be destroyed before the wait for it is launched. And torch
-    leaves the first device behind in a thread that has only used tensors of another.
-    """
-    if _settled.index != index:
-        if private_api.local_device() != index:
-            npu().set_device(index)
-        _settled.index = index
-
-
-@contextmanager
-def current(stream: Any) -> Iterator[None]:
-    """Make a vendor's stream, and its device, the calling thread's.
-
-    What `torch.npu.stream` does, at a thirtieth of its price: it makes stream objects of what it
-    puts back, which this leaves as the numbers that torch_npu keeps.
-    """
-    device, index = private_api.local_device(), int(stream.device_index)
-    before = private_api.current_numbers(index)
-    npu().set_stream(stream)
-    try:
-        yield
-    finally:
-        private_api.set_current(before)
-        if device not in (-1, index):
-            npu().set_device(device)
-
-
-def captured(stream: Any) -> bool:
-    """Whether a vendor's stream is being captured, by whomever."""
-    with current(stream):
-        return bool(npu().is_current_stream_capturing())
-
-
-_streams = KeptStreams(lambda index: npu().Stream(device=index))
-
-
-def kept_stream(index: int, use: str) -> Any:
-    """The `torch.npu.Stream` of this process for a use, made once."""
-    return _streams.get(index, use)
 
 
 def version() -> str:

@@ -17,8 +17,6 @@ MODULE = "torch_npu"
 GROUP = "_C._distributed_c10d.ProcessGroupHCCL"
 NAMES = (
     "_C._npu_getLocalDevice",
-    "_C._npu_getCurrentStream",
-    "_C._npu_setStream",
     "_C._construct_storage_from_data_pointer",
     "npu._subscribe_report",
     "npu._launch_host_func",
@@ -31,8 +29,6 @@ NAMES = (
     f"{GROUP}.Options.hccl_config",
 )
 """As they are found from the module on."""
-STREAM = ("stream_id", "device_index", "device_type")
-"""By which torch_npu knows a stream."""
 
 
 def missing() -> tuple[str, ...]:
@@ -44,17 +40,6 @@ def missing() -> tuple[str, ...]:
 def local_device() -> int:
     """The device that the calling thread was given; -1 where it has none. Makes no context."""
     return int(_core()._npu_getLocalDevice())
-
-
-def current_numbers(index: int) -> Sequence[int]:
-    """Those of the calling thread's current stream of a device, without an object of it."""
-    numbers: Sequence[int] = _core()._npu_getCurrentStream(index)
-    return numbers
-
-
-def set_current(numbers: Sequence[int]) -> None:
-    """Put a stream back by its numbers."""
-    _core()._npu_setStream(**dict(zip(STREAM, numbers, strict=True)))
 
 
 def storage_at(address: int, device: torch.device, nbytes: int) -> Any:

@@ -114,18 +114,18 @@ def _launch(stream: Any, job: Job) -> None:
 def _captured(job: Job) -> Any:
     """A graph that calls the solver and does nothing else; None while nothing can be captured."""
     with try_turn() as mine:
-        if not mine or native.uncapturable():
+        if not mine or native.RUNTIME.uncapturable():
             return None
         at = job.on.device.kept_stream(USE)
-        with native.current(at):
-            graph = native.begin_capture()
+        with native.RUNTIME.current(at):
+            graph = native.RUNTIME.begin_capture()
             try:
                 _launch(at, job)
             except BaseException:
                 # An open capture outlives this call: the driver would refuse pageable copies and
                 # every other capture of the process (107030, 107027).
                 with suppress(RuntimeError):
-                    native.end_capture(graph)
+                    native.RUNTIME.end_capture(graph)
                 raise
-            native.end_capture(graph)
+            native.RUNTIME.end_capture(graph)
         return graph

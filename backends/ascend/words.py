@@ -7,7 +7,7 @@ from torch import Tensor
 
 from equipoise.backends.ascend import native
 from equipoise.backends.devices.memory import copy, pinned
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 USE = "signal"
 """The stream that signals are given on; nothing ever waits there, so a signal is never late."""
@@ -87,7 +87,7 @@ def one_on(device: Device) -> Tensor:
     """The number 1 on that device, int32 [1], there when this returns."""
     if device.index not in _ones:
         stream = device.kept_stream(USE)
-        with native.current(stream):
+        with device.runtime.current(stream):
             made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
         stream.synchronize()
         _ones[device.index] = made

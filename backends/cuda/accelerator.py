@@ -11,7 +11,7 @@ from equipoise.backends.cuda import launching, native
 from equipoise.backends.cuda.byte_verbs import CudaBytes
 from equipoise.backends.cuda.words import CudaWords
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.numa import UNKNOWN
 
@@ -32,15 +32,6 @@ class CudaParts:
             raise Unsupported(why)
         return CudaWords(self._device)
 
-    def known(self, native_stream: object) -> Any:
-        """A `torch.cuda.Stream` of this device, external ones included."""
-        stream: Any = native_stream
-        wanted = self._device.torch
-        if not isinstance(stream, torch.Stream) or stream.device != wanted:
-            raise Unsupported(f"not a stream of {wanted}: {stream!r}")
-        names = ("stream_id", "device_index", "device_type")
-        return native.cuda().Stream(**{name: getattr(stream, name) for name in names})
-
     def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """CUDA knows none."""
         raise Unsupported(f"no private format is declared for {dtype} {list(shape)}")
@@ -58,7 +49,7 @@ class CudaAccelerator(DeviceAccelerator):
     """The streams of one GPU, and the memory and locks that go with them."""
 
     def __init__(self, index: int) -> None:
-        device = Device(native, index)
+        device = Device(native.RUNTIME, index)
         super().__init__("cuda", device, CudaParts(device))
 
 

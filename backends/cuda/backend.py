@@ -36,15 +36,15 @@ class CudaBackend:
 
     def devices(self) -> int:
         """How many devices can be opened."""
-        return 0 if isinstance(self.probe(), Unavailable) else native.devices()
+        return 0 if isinstance(self.probe(), Unavailable) else native.RUNTIME.devices()
 
     def open(self, index: int) -> CudaAccelerator:
         """Open that device, and make it the calling thread's."""
         answer = self.probe()
         if isinstance(answer, Unavailable):
             raise BackendUnavailable(answer.reason)
-        found = native.devices()
+        found = native.RUNTIME.devices()
         if not 0 <= index < found:
             raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
-        native.choose(index)
+        native.RUNTIME.choose(index)
         return CudaAccelerator(index)

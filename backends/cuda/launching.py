@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from equipoise.backends.cuda import native
 from equipoise.backends.devices.memory import HOST, copy, used_on
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream, own_stream
 from equipoise.backends.devices.table_rows import table_rows
-from equipoise.backends.devices.vendor import Device
 from equipoise.hal.kernel_operands import (
     check_checksum,
     check_count,
@@ -65,8 +64,10 @@ class Workspaces:
         part of the graph, or synchronise a stream that is being captured."""
         made = self._made.setdefault(stream.target, {})
         if sizes not in made:
-            with native.unrestricted(), native.current(self._device.kept_stream(ASIDE)):
-                workspace = programs("workspace").Workspace.make(sizes, self._device.torch)
+            device = self._device
+            runtime = device.runtime
+            with runtime.unrestricted(), runtime.current(device.kept_stream(ASIDE)):
+                workspace = programs("workspace").Workspace.make(sizes, device.torch)
             made[sizes] = workspace
             # Its memory is of the stream aside: whoever forgets it may still run on it.
             used_on(stream, *workspace.tensors)
@@ -181,7 +182,7 @@ class CudaKernels:
         The update is taken at the call.
         """
         check_update(update, tables)
-        with native.unrestricted():
+        with self._device.runtime.unrestricted():
             block = table_rows(update)
 
         def program() -> None:
@@ -240,7 +241,8 @@ def make_kernels(device: Device) -> DeviceKernels:
 
 def _compiling(stream: Stream) -> Any:
     """A kernel that was never launched is loaded now, which a capture forbids where it can."""
-    return native.unrestricted() if own_stream(stream).capturing else nullcontext()
+    own = own_stream(stream)
+    return own.device.runtime.unrestricted() if own.capturing else nullcontext()
 
 
 def _sizes(experts: int, slots: int, ranks: int, elements: int = 1) -> "Sizes":

@@ -1,6 +1,5 @@
-"""The one door to torch.cuda and to cuda-bindings; nothing is initialised before its first use.
-
-A module that is a `Vendor`. Everything of the two is typed `Any`: a CPU build of torch has neither.
+"""What CUDA has of its own, through torch.cuda and cuda-bindings; nothing is initialised before its
+first use. Everything of the two is typed `Any`: a CPU build of torch has neither.
 """
 
 import importlib.util
@@ -9,7 +8,7 @@ import platform
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 import torch
 
 from equipoise import install_command
-from equipoise.backends.devices.kept_streams import KeptStreams
-from equipoise.backends.devices.vendor import first_line
+from equipoise.backends.devices.runtime import DeviceRuntime, first_line
 from equipoise.hal.capabilities import Available, Probe, Unavailable
 
 DRIVER = "cuda.bindings.driver"
@@ -36,8 +34,6 @@ ORDERED = frozenset({"x86_64", "amd64"})
 INITIAL = Path("/proc/self/environ")
 """The environment that this process was started with, whatever was set since."""
 INSTALL = install_command("cuda")
-kind = "cuda"
-"""What torch calls its devices."""
 
 
 def cuda() -> Any:
@@ -59,18 +55,13 @@ def probe() -> Probe:
     if not _installed(KERNELS):
         return Unavailable(f"triton is not installed: {INSTALL}")
     try:
-        found = devices()
+        found = RUNTIME.devices()
     except Exception as error:
         return Unavailable(f"torch.cuda does not answer: {first_line(error)}")
     if not found:
         return Unavailable("torch.cuda sees no device (look at nvidia-smi, CUDA_VISIBLE_DEVICES)")
     said = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {found} device(s)"
     return Available("; ".join((said, *_lacks())))
-
-
-def devices() -> int:
-    """How many devices torch sees; asks without initialising one."""
-    return int(cuda().device_count())
 
 
 def stream_memory() -> str:
@@ -133,21 +124,6 @@ class _Thread(threading.local):
 _this = _Thread()
 
 
-def settle_thread(index: int) -> None:
-    """Make it the calling thread's device, and let others capture whatever a thread of ours calls.
-
-    Engines capture in the mode in which a call that might synchronise, from any thread, ends the
-    capture; to ask an event is such a call, to allocate another. An engine's thread keeps its mode,
-    which checks its own captures: what we ask on it we ask `unrestricted`.
-    """
-    if cuda().current_device() != index:
-        cuda().set_device(index)
-    if not _this.settled:
-        _this.settled = True
-        if threading.current_thread().name.startswith(OWN):
-            _this.relaxed = _relax()
-
-
 def _relax() -> bool:
     """For the calling thread's life; whether that was possible: without cuda-bindings it is not."""
     try:
@@ -159,15 +135,66 @@ def _relax() -> bool:
     return True
 
 
-def choose(index: int) -> None:
-    """Make it the calling thread's device, and the process's for whoever asks `chosen`.
+class CudaRuntime(DeviceRuntime):
+    """`torch.cuda`, and where it differs: the driver ends a capture for what other threads call.
 
-    The first time, the driver is told of as many queues as there can be, unless somebody was first.
+    Engines capture in the mode in which a call that might synchronise, from any thread, ends the
+    capture; to ask an event is such a call, to allocate page-locked memory another. So a thread of
+    ours is relaxed for its life. An engine's thread keeps its mode, which checks its own captures:
+    what we ask on it we ask `unrestricted`. Without cuda-bindings neither is possible.
     """
-    global _latest
-    with _queues_asked(index):
-        settle_thread(index)
-    _latest = index
+
+    kind = "cuda"
+    graph = "CUDAGraph"
+
+    def module(self) -> Any:
+        """`torch.cuda`."""
+        return cuda()
+
+    def choose(self, index: int) -> None:
+        """The first time, the driver is told of as many queues as there can be, unless somebody was
+        first."""
+        with _queues_asked(index):
+            super().choose(index)
+
+    def settle_thread(self, index: int) -> None:
+        """Make it the calling thread's device, and let others capture whatever a thread of ours
+        calls."""
+        super().settle_thread(index)
+        if not _this.settled:
+            _this.settled = True
+            if threading.current_thread().name.startswith(OWN):
+                _this.relaxed = _relax()
+
+    def end_capture(self, graph: Any) -> None:
+        """Its end; one that holds nothing is no reason to warn."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            super().end_capture(graph)
+
+    @contextmanager
+    def unrestricted(self) -> Iterator[None]:
+        """The driver forbids what on some paths would synchronise; nothing of it is a part of the
+        capture."""
+        if _this.relaxed:
+            yield
+            return
+        try:
+            known = driver()
+        except ImportError:
+            yield
+            return
+        exchange = known.cuThreadExchangeStreamCaptureMode
+        relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        (before,) = check(exchange(relaxed), "cuThreadExchangeStreamCaptureMode")
+        try:
+            yield
+        finally:
+            check(exchange(before), "cuThreadExchangeStreamCaptureMode")
+
+
+RUNTIME = CudaRuntime()
+"""The one of this process."""
 
 
 @contextmanager
@@ -185,7 +212,7 @@ def _queues_asked(index: int) -> Iterator[None]:
     os.environ[name] = _queues = before or most
     try:
         yield
-        free_memory(index)  # makes the context, if nothing has yet
+        RUNTIME.free_memory(index)  # makes the context, if nothing has yet
     finally:
         if before is None:
             del os.environ[name]
@@ -209,7 +236,7 @@ def shared_queues() -> str:
     name, most = QUEUES
     asked = _initial(name) or _queues
     if asked is None and not cuda().is_initialized():
-        asked = os.environ.get(name, most)  # as `choose` will
+        asked = os.environ.get(name, most)  # as `RUNTIME.choose` will
     if asked is None:
         return (
             f"CUDA was initialised without {name}={most}, so that streams share queues: "
@@ -234,113 +261,6 @@ _queues: str | None = None
 """How many queues the driver was asked for by this process, before it was initialised."""
 
 
-def chosen() -> int | None:
-    """The device that was chosen last, on whatever thread; None before.
-
-    A thread's own device says nothing: it is the first one until the thread is given another.
-    """
-    return _latest
-
-
-_latest: int | None = None
-
-
-def current(stream: Any) -> AbstractContextManager[None]:
-    """Make a stream, and its device, the calling thread's."""
-    context: AbstractContextManager[None] = cuda().stream(stream)
-    return context
-
-
-def current_stream(index: int) -> Any:
-    """A `torch.cuda.Stream`."""
-    return cuda().current_stream(index)
-
-
-def captured(stream: Any) -> bool:
-    """Whether it is being captured, by whomever."""
-    with current(stream):
-        return bool(cuda().is_current_stream_capturing())
-
-
-_streams = KeptStreams(lambda index: cuda().Stream(device=index))
-
-
-def kept_stream(index: int, use: str) -> Any:
-    """The `torch.cuda.Stream` of this process for a use, made once."""
-    return _streams.get(index, use)
-
-
-class RelaxedEvent:
-    """A `torch.cuda.Event` that keeps no time, and that may be asked while somebody captures."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = cuda().Event()
-
-    def record(self, stream: Any) -> None:
-        """Behind what the stream was given."""
-        self._event.record(stream)
-
-    def wait(self, stream: Any) -> None:
-        """The stream waits for it."""
-        self._event.wait(stream)
-
-    def query(self) -> bool:
-        """Whether the device has come there."""
-        with unrestricted():
-            return bool(self._event.query())
-
-
-def event() -> Any:
-    """A fresh one."""
-    return RelaxedEvent()
-
-
-def uncapturable() -> str:
-    """Every device captures."""
-    return ""
-
-
-def begin_capture() -> Any:
-    """A graph of the current stream; only this thread is forbidden what a capture forbids."""
-    graph = cuda().CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    return graph
-
-
-def end_capture(graph: Any) -> None:
-    """Its end; one that holds nothing is no reason to warn."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
-        graph.capture_end()
-
-
-@contextmanager
-def unrestricted() -> Iterator[None]:
-    """Let the calling thread allocate page-locked memory, or look at events, for a block, also
-    while it or another thread captures.
-
-    The driver forbids that, since on some paths it would synchronise, and ends the capture; nothing
-    of it is a part of the capture. Without cuda-bindings it stays forbidden.
-    """
-    if _this.relaxed:
-        yield
-        return
-    try:
-        known = driver()
-    except ImportError:
-        yield
-        return
-    exchange = known.cuThreadExchangeStreamCaptureMode
-    relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    (before,) = check(exchange(relaxed), "cuThreadExchangeStreamCaptureMode")
-    try:
-        yield
-    finally:
-        check(exchange(before), "cuThreadExchangeStreamCaptureMode")
-
-
 def give_context(index: int) -> None:
     """Let the calling thread use the driver's own functions; asks the device nothing, and so never
     waits for what hangs there."""
@@ -351,12 +271,6 @@ def give_context(index: int) -> None:
     (device,) = check(known.cuDeviceGet(index), "cuDeviceGet")
     (context,) = check(known.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
     check(known.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-
-
-def free_memory(index: int) -> tuple[int, int]:
-    """As the driver counts it."""
-    free, total = cuda().mem_get_info(index)
-    return int(free), int(total)
 
 
 def _lacks() -> tuple[str, ...]:

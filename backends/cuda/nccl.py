@@ -26,7 +26,7 @@ from equipoise.backends.devices.collectives.fabric import DeviceCommunicators
 from equipoise.backends.devices.collectives.library import Greet, Greeting, Group, Membership
 from equipoise.backends.devices.collectives.operands import MOVED
 from equipoise.backends.devices.collectives.talk import Talk
-from equipoise.backends.devices.vendor import Device, Vendor
+from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import Available, CommunicatorCapabilities, Probe, Unavailable
 
 CONNECTED: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
@@ -53,7 +53,7 @@ class WordPromise:
         """The current stream goes on behind the recording."""
         device = self._device
         bind(device)
-        stream = device.vendor.current_stream(device.index)
+        stream = device.runtime.current_stream(device.index)
         with self._lock:
             if self._recorded is None:
                 self._word.enqueue_wait(stream, 1)
@@ -65,7 +65,7 @@ class WordPromise:
         bind(self._device)
         with self._lock:
             self._word.enqueue_write(stream, 1)
-            self._recorded = self._device.vendor.event()
+            self._recorded = self._device.runtime.event()
             self._recorded.record(stream)
 
 
@@ -79,7 +79,7 @@ class Nccl:
 
     name = "nccl"
     title = "NCCL"
-    vendor: Vendor = native
+    runtime: DeviceRuntime = native.RUNTIME
     one_at_a_time = False
     """A group is made on a thread and a stream of its own: nothing of it is the process's."""
 
@@ -110,23 +110,23 @@ class Nccl:
 
     def device(self, rank: int) -> int:
         """What this process has opened, else what the rank's number gives it."""
-        opened = native.chosen()
-        return rank % native.devices() if opened is None else opened
+        opened = self.runtime.chosen()
+        return rank % self.runtime.devices() if opened is None else opened
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured."""
-        return bool(native.cuda().is_current_stream_capturing())
+        return self.runtime.capturing()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """The bytes of every tensor are what its shape says."""
 
     def promise(self, index: int) -> WordPromise:
         """A word of page-locked memory."""
-        return WordPromise(Device(self.vendor, index))
+        return WordPromise(Device(self.runtime, index))
 
     def bell(self, index: int) -> Any:
         """A stream that the driver made for nothing else."""
-        return bell(Device(self.vendor, index)).stream
+        return bell(Device(self.runtime, index)).stream
 
     def takes(self, link: bool) -> int:
         """By the settings: NCCL does not say before it has made one."""
@@ -155,7 +155,7 @@ class Nccl:
             api.abort(comm)
             raise
         try:
-            with device.vendor.current(group.lane):
+            with device.runtime.current(group.lane):
                 memory = () if membership.link else connect(group, size, device.torch)
                 greeting = greet(group, membership.rank, size, device.torch)
             return group, replace(greeting, buffers=(*greeting.buffers, *memory))

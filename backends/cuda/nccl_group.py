@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.backends.cuda.nccl_api import TYPES, Api, Comm, NcclError
 from equipoise.backends.cuda.own_streams import OwnStreams
 from equipoise.backends.devices.polling import poll
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.abroad import ABROAD
 
 Messages: TypeAlias = Sequence[tuple[int, Tensor]]
@@ -36,7 +36,7 @@ class NcclHandle:
 
     def ended(self) -> bool:
         """Whether the device has come behind it. After an error of the network it never may."""
-        if self._end.query():
+        if self._group.reached(self._end):
             return True
         if why := self._group.fault():
             raise NcclError(why)
@@ -85,7 +85,7 @@ class NcclGroup:
         self._own = streams.take()
         self._guard = threading.Lock()
         self._closed = False
-        with device.vendor.current(self.lane):
+        with device.runtime.current(self.lane):
             answers = torch.zeros(2, self._size, dtype=torch.int8).to(device.torch)
         self._given, self._taken = answers
         """Answers that go to each peer, and those that come from it."""
@@ -163,7 +163,12 @@ class NcclGroup:
 
     def current_stream(self) -> Any:
         """Of the calling thread."""
-        return self._device.vendor.current_stream(self._device.index)
+        return self._device.runtime.current_stream(self._device.index)
+
+    def reached(self, event: Any) -> bool:
+        """Whether the device has come to an event; also while a thread captures."""
+        with self._device.runtime.unrestricted():
+            return bool(event.query())
 
     def fault(self) -> str:
         """Any thread may ask, also while another one launches; nobody once it is given back."""
@@ -188,7 +193,7 @@ class NcclGroup:
             launch(self._held(), self._own.handle)
         if not poll(self._launched, self._deadline):
             raise NcclError(f"NCCL did not launch within {self._deadline:g} s")
-        end = self._device.vendor.event()
+        end = self._device.runtime.event()
         end.record(self.lane)
         return NcclHandle(self, end)
 
@@ -215,7 +220,7 @@ class NcclGroup:
 
     def _come(self) -> None:
         """Its own stream comes behind what the current one was given."""
-        ready = self._device.vendor.event()
+        ready = self._device.runtime.event()
         ready.record(self.current_stream())
         ready.wait(self.lane)
 

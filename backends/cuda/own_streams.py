@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.backends.cuda import native
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OwnStreams:
         """One that is idle. Raises RuntimeError as the driver does."""
         with self._lock:
             for place, spare in enumerate(self._spare):
-                with native.unrestricted():
+                with native.RUNTIME.unrestricted():
                     idle = spare.stream.query()
                 if idle:
                     return self._spare.pop(place)

@@ -24,7 +24,7 @@ from equipoise import _native
 from equipoise.backends.cuda import native
 from equipoise.backends.cuda.own_streams import bind
 from equipoise.backends.devices.memory import pinned
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 LINE = 64
 """Bytes between two words: each has a line of the processors' caches to itself."""
@@ -91,7 +91,7 @@ class Shelf:
 
     def _page(self) -> list[Word]:
         bind(self._device)
-        with native.unrestricted():
+        with self._device.runtime.unrestricted():
             memory = pinned(LINE * PAGE).view(torch.int32).zero_()
         self._pages.append(memory)
         driver = native.driver()

@@ -9,7 +9,7 @@ copies deadlocked on exactly such a call, behind a launch that held the driver's
 from typing import Any
 
 from equipoise.backends.cuda.word import shelf
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 NO, YES = 0, 1
 

@@ -18,9 +18,9 @@ from equipoise.backends.devices.gate import Gate
 from equipoise.backends.devices.graph import DeviceGraph, sweep
 from equipoise.backends.devices.lock import DeviceStreamLock
 from equipoise.backends.devices.lock_watch import Watch
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.slots import DeviceSlotStore
 from equipoise.backends.devices.stream import DeviceStream
-from equipoise.backends.devices.vendor import Device
 from equipoise.backends.devices.words import Words
 from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.kernels import Kernels
@@ -47,10 +47,6 @@ class Parts(Protocol):
 
     def words(self) -> Words:
         """Those of stream locks. Raises `Unsupported`."""
-        ...
-
-    def known(self, native_stream: object) -> Any:
-        """The vendor's own object for an engine's stream of this device. Raises `Unsupported`."""
         ...
 
     def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -124,7 +120,7 @@ class DeviceAccelerator:
 
     def adopt(self, native_stream: object) -> DeviceStream:
         """Wrap a stream that an engine owns; the same one for the same stream."""
-        known = self._parts.known(native_stream)
+        known = self._device.runtime.known_stream(self._device.index, native_stream)
         with self._gate:
             for own in (*self._streams.values(), *self._adopted):
                 if own.wraps(known):
@@ -164,7 +160,7 @@ class DeviceAccelerator:
 
     def graph(self) -> DeviceGraph:
         """The vendor's graphs, and between them what only the host can do."""
-        return DeviceGraph(self._device.vendor)
+        return DeviceGraph(self._device.runtime)
 
     def topology(self) -> Topology:
         """The index, the machine and the NUMA node."""
@@ -172,7 +168,7 @@ class DeviceAccelerator:
 
     def memory(self) -> Memory:
         """As the driver counts it."""
-        free, total = self._device.vendor.free_memory(self._device.index)
+        free, total = self._device.runtime.free_memory(self._device.index)
         return Memory(total=total, free=free)
 
     def synchronize(self, timeout: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
@@ -64,7 +64,7 @@ class Capture:
     """
 
     def __init__(self, device: Device) -> None:
-        self._vendor = device.vendor
+        self._runtime = device.runtime
         self._at = device.kept_stream(USE)
         self._parts: list[Part] = []
         self._open: _Open | None = None
@@ -79,7 +79,7 @@ class Capture:
         """Capture what `program` enqueues; it is kept, for the memory that it names."""
         segment = self._begun()
         segment.kept.append(program)
-        with self._vendor.current(self._at):
+        with self._runtime.current(self._at):
             program()
 
     def take(self, verbs: Sequence[Verb]) -> None:
@@ -87,7 +87,7 @@ class Capture:
         for verb in verbs:
             segment = self._begun()
             segment.verbs.append(verb)
-            with self._vendor.current(self._at):
+            with self._runtime.current(self._at):
                 verb.program(self._at)
 
     def keep(self, what: object) -> None:
@@ -116,16 +116,16 @@ class Capture:
 
     def _begun(self) -> _Open:
         if self._open is None:
-            with self._vendor.current(self._at):
-                self._open = _Open(self._vendor.begin_capture())
+            with self._runtime.current(self._at):
+                self._open = _Open(self._runtime.begin_capture())
         return self._open
 
     def _end(self) -> None:
         made, self._open = self._open, None
         if made is None:
             return
-        with self._vendor.current(self._at):
-            self._vendor.end_capture(made.graph)
+        with self._runtime.current(self._at):
+            self._runtime.end_capture(made.graph)
         self._parts.append(Segment(made.graph, tuple(made.verbs), tuple(made.kept)))
 
 

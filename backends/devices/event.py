@@ -3,7 +3,7 @@
 from typing import Any
 
 from equipoise.backends.devices.polling import poll
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event
 
@@ -17,7 +17,7 @@ class Mark:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._event: Any = device.vendor.event()
+        self._event: Any = device.runtime.event()
         self.failure: BaseException | None = None
 
     def record(self, stream: Any) -> None:
@@ -44,7 +44,8 @@ class Mark:
             return True
         self._device.settle()
         try:
-            reached = bool(event.query())
+            with self._device.runtime.unrestricted():
+                reached = bool(event.query())
         except RuntimeError as failure:  # a device error; it stays
             self.fail(failure)
             return True

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from equipoise.backends.devices.capture import Part
 from equipoise.backends.devices.event import DeviceEvent
+from equipoise.backends.devices.runtime import DeviceRuntime
 from equipoise.backends.devices.stream import own_stream
-from equipoise.backends.devices.vendor import Vendor
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
@@ -49,8 +49,8 @@ class DeviceGraph:
     has passed. Raises `Unsupported` where the vendor cannot capture.
     """
 
-    def __init__(self, vendor: Vendor) -> None:
-        if why := vendor.uncapturable():
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        if why := runtime.uncapturable():
             raise Unsupported(why)
         self._body = _Body()
         weakref.finalize(self, _dropped.append, self._body).atexit = False

@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Protocol
 
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.abroad import ABROAD
 
 POLL = 0.005

@@ -9,8 +9,8 @@ from torch import Tensor
 from equipoise.backends.devices.byte_verbs import ByteVerbs
 from equipoise.backends.devices.event import DeviceEvent
 from equipoise.backends.devices.memory import check_reachable, pageable, staged, used_on
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream, own_stream
-from equipoise.backends.devices.vendor import Device
 from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import SlotError
 from equipoise.hal.hazards import Hazards
@@ -215,7 +215,7 @@ class DeviceSlotStore:
         """What a copy may read when its stream comes to it; also in the middle of a capture."""
         if not pageable(source):
             return source
-        with self._device.vendor.unrestricted():
+        with self._device.runtime.unrestricted():
             return staged(source)
 
     def _known(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
@@ -230,7 +230,7 @@ def _zeros(layout: SlotLayout, device: Device) -> tuple[Tensor, DeviceEvent]:
     """The staging, and an event behind the work that makes it zero, on the current stream."""
     shape, born = (layout.staging, layout.slot_bytes), DeviceEvent()
     made = torch.zeros(shape, dtype=torch.uint8, device=device.torch)
-    born.renew(device).record(device.vendor.current_stream(device.index))
+    born.renew(device).record(device.runtime.current_stream(device.index))
     return made, born
 
 

@@ -9,7 +9,7 @@ from equipoise.backends.devices.capture import Capture, Part, capturing
 from equipoise.backends.devices.event import Mark, own_event
 from equipoise.backends.devices.gate import Gate
 from equipoise.backends.devices.polling import poll
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.verb import Verb
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream
@@ -55,7 +55,7 @@ class DeviceStream:
         self._role = role
         self._name = name
         self._device = device
-        self._vendor = device.vendor
+        self._runtime = device.runtime
         self._native = native_stream
         self._gate = gate
         self._adopted = adopted
@@ -109,7 +109,7 @@ class DeviceStream:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make it the vendor's current one: collectives come after what was launched here."""
-        with self._vendor.current(self.native):
+        with self._runtime.current(self.native):
             yield
 
     def launch(self, program: Callable[[], object]) -> None:
@@ -179,7 +179,7 @@ class DeviceStream:
         if self._mine.capture is not None:
             self._mine.capture.take(verbs)
             return
-        if self._vendor.captured(self._native):
+        if self._runtime.captured(self._native):
             raise Unsupported("a capture that is not ours: its replays would come without a word")
         with self._gate, ExitStack() as guards:
             for verb in verbs:
@@ -234,7 +234,7 @@ class DeviceStream:
         """The program of a launch; its exception is heard at the next call, or at once (E7)."""
         self._mine.inside = True
         try:
-            with self._vendor.current(self._native):
+            with self._runtime.current(self._native):
                 program()
         except BaseException as failure:
             if self._adopted and isinstance(failure, Exception):
@@ -267,7 +267,7 @@ class DeviceStream:
         that does not block."""
 
         def ask() -> None:
-            with self._device.vendor.unrestricted():
+            with self._device.runtime.unrestricted():
                 if self._native.query():
                     self._native.synchronize()
 

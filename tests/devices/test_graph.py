@@ -292,18 +292,18 @@ def test_replay_on_failed_stream_raises(
 def test_engine_capture_takes_launches_but_refuses_lock_and_commit(
     device: DeviceAccelerator, number: Tensor
 ) -> None:
-    theirs, vendor = fresh_stream(device), device_of(device).vendor
+    theirs, runtime = fresh_stream(device), device_of(device).runtime
     adopted, lock = device.adopt(theirs), device.stream_lock(SOON)
     store = device.slot_store(SlotLayout(((Segment("w", number),),), 1))
-    with vendor.current(theirs):
-        graph = vendor.begin_capture()
+    with runtime.current(theirs):
+        graph = runtime.begin_capture()
         adopted.launch(partial(append, number, 1))
         with pytest.raises(Unsupported, match="not ours"):
             lock.acquire(adopted)
         assert lock._lent == set()
         with pytest.raises(Unsupported, match="not ours"):
             store.commit([(0, 0)], adopted)
-        vendor.end_capture(graph)
+        runtime.end_capture(graph)
         for _ in range(2):
             graph.replay()
     adopted.synchronize(SOON)

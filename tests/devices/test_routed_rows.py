@@ -131,16 +131,16 @@ def captured(
 
     What it reads belongs to the layer, and stays.
     """
-    vendor, theirs = device_of(device).vendor, fresh_stream(device)
+    runtime, theirs = device_of(device).runtime, fresh_stream(device)
     layer.arrange(PLAIN)
     layer.kept = ids, filled = layer.ids(rows), layer.filled(len(rows))
     device.synchronize(SOON)
-    with vendor.current(theirs):
+    with runtime.current(theirs):
         layer.rows.map(ids, filled)
         theirs.synchronize()
-        graph = vendor.begin_capture()
+        graph = runtime.begin_capture()
         slots = layer.rows.map(ids, filled)
-        vendor.end_capture(graph)
+        runtime.end_capture(graph)
     return graph, slots
 
 
@@ -223,7 +223,7 @@ def test_routed_rows_follow_engine_that_changes_its_stream(
     layer.arrange(PLAIN)
     ids, filled = layer.ids(rows), layer.filled(len(rows))
     device.synchronize(SOON)
-    with device_of(device).vendor.current(fresh_stream(device)):
+    with device_of(device).runtime.current(fresh_stream(device)):
         found = []
         for placement in placements:
             layer.arrange(placement)
@@ -271,7 +271,7 @@ def test_stream_turn_is_ordered_after_and_before_engine_work(
     number = torch.zeros(1, dtype=torch.int64).to(device.device)
     device.synchronize(SOON)
     found = []
-    with device_of(device).vendor.current(fresh_stream(device)):
+    with device_of(device).runtime.current(fresh_stream(device)):
         for digit in (1, 3):
             append(number, digit)
             with streams.turn():

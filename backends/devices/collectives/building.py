@@ -22,7 +22,7 @@ from equipoise.backends.devices.collectives.stranded import STRANDED
 from equipoise.backends.devices.collectives.talk import Talk
 from equipoise.backends.devices.collectives.turn import Turn
 from equipoise.backends.devices.patience import Patience
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.abroad import ABROAD
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, ControlError
 

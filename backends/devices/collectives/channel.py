@@ -13,7 +13,7 @@ from equipoise.backends.devices.collectives.library import (
     Library,
     Membership,
 )
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 Launch = Callable[[Group], Handle]

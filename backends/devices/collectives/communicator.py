@@ -222,11 +222,11 @@ class DeviceCommunicator:
         return Incarnation(self._setting, ranks, name, expiry)
 
     def _check_move(self, *tensors: Tensor) -> None:
-        check_movable(self.capabilities, *tensors, device=self._setting.library.vendor.kind)
+        check_movable(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
         self._check_known(tensors)
 
     def _check_sum(self, *tensors: Tensor) -> None:
-        check_summable(self.capabilities, *tensors, device=self._setting.library.vendor.kind)
+        check_summable(self.capabilities, *tensors, device=self._setting.library.runtime.kind)
         self._check_known(tensors)
 
     def _check_known(self, tensors: Sequence[Tensor]) -> None:

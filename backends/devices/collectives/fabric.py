@@ -10,7 +10,7 @@ from equipoise.backends.devices.collectives.incarnation import Setting
 from equipoise.backends.devices.collectives.library import Library
 from equipoise.backends.devices.collectives.parting import Partings
 from equipoise.backends.devices.collectives.watchdog import Watchdog
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.communicator import Communicator, Rendezvous
 from equipoise.hal.errors import BackendUnavailable, CommunicatorFailed, Unsupported
@@ -58,7 +58,7 @@ class DeviceFabric:
             rank=where.rank,
             deadline=where.deadline,
             library=self._library,
-            device=Device(self._library.vendor, self._library.device(where.rank)),
+            device=Device(self._library.runtime, self._library.device(where.rank)),
             builder=self._builder,
             watchdog=self._watchdog,
             partings=self._partings,

@@ -6,8 +6,8 @@ from enum import Enum, auto
 from torch import Tensor
 
 from equipoise.backends.devices.collectives.library import Handle
+from equipoise.backends.devices.runtime import Device, first_line
 from equipoise.backends.devices.stream import own_stream
-from equipoise.backends.devices.vendor import Device, first_line
 from equipoise.hal.errors import CommunicatorFailed
 from equipoise.hal.stream import Stream
 

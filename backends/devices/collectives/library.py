@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from equipoise.backends.devices.collectives.talk import Talk
-from equipoise.backends.devices.vendor import Device, Vendor
+from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe
 
 
@@ -154,8 +154,8 @@ class Library(Protocol):
         ...
 
     @property
-    def vendor(self) -> Vendor:
-        """Whose devices it is for."""
+    def runtime(self) -> DeviceRuntime:
+        """The binding of the devices that it is for."""
         ...
 
     @property

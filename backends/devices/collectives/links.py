@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.backends.devices.collectives.channel import Channel, Launch
 from equipoise.backends.devices.collectives.work import DeviceWork
 from equipoise.backends.devices.patience import Patience
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.abroad import ABROAD
 from equipoise.hal.errors import CommunicatorFailed
 
@@ -214,7 +214,7 @@ class Link:
 
     def _launch_late(self, channel: Channel, deferred: Deferred) -> str:
         """On the link's own stream, which waits for what the caller's stream had been given."""
-        with self._way.device.vendor.current(channel.lane):
+        with self._way.device.runtime.current(channel.lane):
             try:
                 deferred.ready.wait(channel.lane)
             except RuntimeError as error:
@@ -229,6 +229,6 @@ class Link:
 
     def _deferred(self, work: DeviceWork, tensor: Tensor) -> Deferred:
         device = self._way.device
-        ready = device.vendor.event()
-        ready.record(device.vendor.current_stream(device.index))
+        ready = device.runtime.event()
+        ready.record(device.runtime.current_stream(device.index))
         return Deferred(work, tensor, ready)

@@ -9,8 +9,8 @@ from typing import Any
 from equipoise.backends.devices.collectives.flight import Fate, Flight
 from equipoise.backends.devices.collectives.library import Promise
 from equipoise.backends.devices.polling import poll
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import own_stream
-from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout, ResultPending
 from equipoise.hal.stream import Stream
 

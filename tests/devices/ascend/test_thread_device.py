@@ -1,29 +1,63 @@
 """Threads of a rank whose device is not the first: each call must reach that device's queue."""
 
 import threading
+from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 
-from equipoise.backends.ascend import BACKEND, native
+from equipoise.backends.ascend import BACKEND, native, private_api
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.stream import Role
 
 SOON = 20.0
 
 
-def test_thread_is_switched_to_device_of_its_streams() -> None:
+@pytest.fixture
+def last() -> Iterator[AscendAccelerator]:
+    """The last device, not the first."""
+    made = BACKEND.open(BACKEND.devices() - 1)
+    yield made
+    made.close()
+    native.RUNTIME.choose(0)
+
+
+def on_new_thread(look: Callable[[], list[int]]) -> list[int]:
+    """What it finds there."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(look()))
+    thread.start()
+    thread.join(SOON)
+    return found
+
+
+def test_thread_is_switched_to_device_of_its_streams(last: AscendAccelerator) -> None:
     """Torch leaves it with the first device. Torch_npu would launch a wait from that one's queue
     and the end of the event from the other's: behind it, or before it."""
-    made = BACKEND.open(BACKEND.devices() - 1)
-    try:
-        found: list[int] = []
-        thread = threading.Thread(target=lambda: found.extend(_order(made)))
-        thread.start()
-        thread.join(SOON)
-        assert found == [0, made.device.index, made.device.index]
-    finally:
-        made.close()
-        native.choose(0)
+    index = last.device.index
+    assert on_new_thread(lambda: _order(last)) == [0, index, index]
+
+
+def test_launch_gives_new_thread_device_of_the_stream(last: AscendAccelerator) -> None:
+    """Not the first one, on which the driver would make a context for every such thread."""
+
+    def look() -> list[int]:
+        devices = [private_api.local_device()]
+        last.stream(Role.COMPUTE).launch(lambda: devices.append(private_api.local_device()))
+        return [*devices, private_api.local_device()]
+
+    index = last.device.index
+    assert on_new_thread(look) == [-1, index, index]
+
+
+def test_launch_gives_engine_thread_its_device_back(last: AscendAccelerator) -> None:
+    def look() -> list[int]:
+        native.npu().set_device(1)
+        devices = list[int]()
+        last.stream(Role.COMPUTE).launch(lambda: devices.append(private_api.local_device()))
+        return [*devices, private_api.local_device()]
+
+    assert on_new_thread(look) == [last.device.index, 1]
 
 
 def _order(made: AscendAccelerator) -> list[int]:

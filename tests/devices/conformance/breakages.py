@@ -17,7 +17,7 @@ from equipoise.backends.devices import event, slots
 from equipoise.backends.devices.collectives import communicator, exchange, work
 from equipoise.backends.devices.collectives.exchange import Round
 from equipoise.backends.devices.collectives.incarnation import Incarnation
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.page_pool import PoolPage
 
 
@@ -77,7 +77,7 @@ def _send_before_receive(patch: Patch) -> None:
 
 def _wait_on_an_unrecorded_event(patch: Patch) -> None:
     def latest(self: event.DeviceEvent) -> event.Mark:
-        return self._mark or self.renew(Device(native, 0))
+        return self._mark or self.renew(Device(native.RUNTIME, 0))
 
     patch(event.DeviceEvent, "latest", latest)
 

@@ -40,10 +40,10 @@ def test_more_streams_than_queues_go_on_in_reverse_order(kind: str, streams: int
     values = torch.zeros(streams, dtype=torch.int32).to(device.torch)
     ends = []
     for place, (lane, word) in enumerate(zip(lanes, words, strict=True)):
-        with device.vendor.current(lane):
+        with device.runtime.current(lane):
             word.enqueue_wait(lane, 1)
             values[place : place + 1].add_(place)
-            ends.append(device.vendor.event())
+            ends.append(device.runtime.event())
             ends[-1].record(lane)
     passed = []
     for place in reversed(range(streams)):

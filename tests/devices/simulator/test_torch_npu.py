@@ -5,7 +5,15 @@ from devices.simulator.simulated_program import Outcome, run_program
 
 pytestmark = pytest.mark.deep
 
-ALIKE = ("fresh", "streams", "unrecorded_event", "out_of_memory", "external_event")
+ALIKE = (
+    "fresh",
+    "streams",
+    "unrecorded_event",
+    "out_of_memory",
+    "external_event",
+    "captured_stream",
+    "device_of_new_thread",
+)
 LAUNCHED_AT_ONCE = {"TASK_QUEUE_ENABLE": "0"}
 
 
@@ -38,6 +46,16 @@ def test_torch_npu_survives_out_of_memory_error(seen: Outcome) -> None:
 
 def test_torch_npu_external_event_waits_for_later_record(seen: Outcome) -> None:
     assert seen.facts["external_event"] == [False, True]
+
+
+def test_torch_npu_streams_say_nothing_of_captures(seen: Outcome) -> None:
+    """`torch.Stream.is_capturing` is not what the binding can ask."""
+    assert seen.facts["captured_stream"] == [True, False]
+
+
+def test_torch_accelerator_gives_new_thread_the_first_npu(seen: Outcome) -> None:
+    """So the binding does not ask it for the device of a thread."""
+    assert seen.facts["device_of_new_thread"] == 0
 
 
 def test_torch_npu_capture_forbids_synchronisation() -> None:

@@ -1,25 +1,27 @@
 """A vendor whose device is the host: everything runs where it is launched, and nothing can wait."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from equipoise.backends.devices.gate import Gate
+from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.backends.devices.stream import DeviceStream
-from equipoise.backends.devices.vendor import Device
 from equipoise.hal.stream import Role
 
 
-class AtOnce:
-    """See `equipoise.backends.devices.vendor.Vendor`."""
+class AtOnce(DeviceRuntime):
+    """Calls no module of torch's."""
 
     kind = "cpu"
 
     def settle_thread(self, index: int) -> None:
         """There is one device."""
 
-    def current(self, stream: Any) -> AbstractContextManager[None]:
+    @contextmanager
+    def current(self, stream: Any) -> Iterator[None]:
         """Any stream is as good as another."""
-        return nullcontext()
+        yield
 
     def current_stream(self, index: int) -> Any:
         """One that has nothing to do."""
@@ -29,29 +31,21 @@ class AtOnce:
         """Likewise."""
         return Passed()
 
+    def known_stream(self, index: int, stream: Any) -> Any:
+        """Whatever it is."""
+        return stream
+
     def event(self) -> Any:
         """It has passed."""
         return Passed()
 
-    def captured(self, stream: Any) -> bool:
+    def capturing(self) -> bool:
         """Never."""
         return False
 
     def uncapturable(self) -> str:
         """It runs what it should keep."""
         return "what is launched has run"
-
-    def begin_capture(self) -> Any:
-        """Nobody asks."""
-        raise NotImplementedError
-
-    def end_capture(self, graph: Any) -> None:
-        """Nobody asks."""
-        raise NotImplementedError
-
-    def unrestricted(self) -> AbstractContextManager[None]:
-        """Nothing is forbidden."""
-        return nullcontext()
 
     def free_memory(self, index: int) -> tuple[int, int]:
         """None is counted."""

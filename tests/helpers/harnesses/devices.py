@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Backend, check_room
 from equipoise.hal.errors import UsageError
@@ -69,12 +69,12 @@ def device_of(opened: DeviceAccelerator) -> Device:
 def current_stream(opened: DeviceAccelerator) -> Any:
     """The vendor's stream that is current on the calling thread."""
     device = device_of(opened)
-    return device.vendor.current_stream(device.index)
+    return device.runtime.current_stream(device.index)
 
 
 def fresh_stream(opened: DeviceAccelerator) -> Any:
     """A stream as an engine makes one."""
-    return type(opened.stream(next(iter(opened._streams))).native)(device=opened.device)
+    return device_of(opened).runtime.module().Stream(device=opened.device)
 
 
 def handle(stream: Any) -> int:

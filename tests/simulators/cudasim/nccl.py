@@ -17,7 +17,7 @@ from equipoise.backends.cuda import own_streams
 from equipoise.backends.cuda.nccl import NcclBackend
 from equipoise.backends.cuda.nccl_api import Api
 from equipoise.backends.cuda.own_streams import OwnStream
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 SIZES: tuple[int, ...] = (4, 1 << 12)
 """Of sums that connect algorithms: the stand-in has one for all sizes, and adds on the host."""

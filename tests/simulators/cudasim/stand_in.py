@@ -13,18 +13,15 @@ from equipoise.hal.capabilities import Available, Probe
 def install() -> None:
     """For the whole process; nothing is undone."""
     stand_in: dict[str, Any] = {
-        "kind": "npu",
         "cuda": torch_cuda,
         "driver": lambda: driver,
         "probe": probe,
         "stream_memory": lambda: "",
         "shared_queues": lambda: "",  # each of the simulated device's streams is a queue
-        "settle_thread": npu_native.settle_thread,
-        "current": npu_native.current,
-        "devices": npu_native.devices,
     }
     for name, value in stand_in.items():
         setattr(native, name, value)
+    vars(native.RUNTIME).update(kind="npu", on_device=npu_native.RUNTIME.on_device)
     word._handle = lambda stream: stream.npu_stream
     launching.make_kernels = lambda device: OperatorKernels()
 

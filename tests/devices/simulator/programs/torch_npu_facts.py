@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 
 import torch
@@ -55,6 +56,27 @@ def external_event() -> list[bool]:
     return [before, mark.query()]
 
 
+def captured_stream() -> list[bool]:
+    """Whether a stream is being captured: as torch.npu says of it, as `torch.Stream` does."""
+    stream, graph = npu.Stream(), npu.NPUGraph()
+    with npu.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        said = [npu.is_current_stream_capturing(), stream.is_capturing()]
+        graph.capture_end()
+    return said
+
+
+def device_of_new_thread() -> int:
+    """The one that torch names, and so gives it, in a process that uses another one only."""
+    npu.set_device(1)
+    found = list[int]()
+    thread = threading.Thread(target=lambda: found.append(torch.accelerator.current_device_index()))
+    thread.start()
+    thread.join()
+    npu.set_device(0)
+    return found[0]
+
+
 def synchronisation_in_a_capture() -> str:
     """What it raises."""
     graph = npu.NPUGraph()
@@ -100,6 +122,8 @@ LOOKS: Mapping[str, Callable[[], object]] = {
         unrecorded_event,
         out_of_memory,
         external_event,
+        captured_stream,
+        device_of_new_thread,
         synchronisation_in_a_capture,
         index_out_of_range,
         missing_operator,

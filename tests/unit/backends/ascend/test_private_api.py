@@ -48,11 +48,14 @@ def test_probe_accepts_torch_npu_with_every_private_name() -> None:
     assert BACKEND.probe() == Available("torch_npu 2.15.0, 2 device(s)")
 
 
-@pytest.mark.parametrize("found", [("npu._subscribe_report", "_C._npu_setStream")], indirect=True)
+LACKING = ("npu._subscribe_report", "_C._npu_getLocalDevice")
+
+
+@pytest.mark.parametrize("found", [LACKING], indirect=True)
 @pytest.mark.usefixtures("found")
 def test_probe_refuses_torch_npu_without_private_names() -> None:
     assert BACKEND.probe() == Unavailable(
-        "torch_npu 2.15.0 lacks _C._npu_setStream, npu._subscribe_report: "
+        "torch_npu 2.15.0 lacks _C._npu_getLocalDevice, npu._subscribe_report: "
         "install torch_npu 2.13.0, which was tested"
     )
 

@@ -47,19 +47,19 @@ def test_probe_reports_missing_driver_in_one_line(monkeypatch: pytest.MonkeyPatc
         raise ImportError("libhccl.so: cannot open shared object file\nand more")
 
     pretend(monkeypatch, installed=True)
-    monkeypatch.setattr(native, "devices", fail)
+    monkeypatch.setattr(native.RUNTIME, "devices", fail)
     assert reason().endswith("libhccl.so: cannot open shared object file")
 
 
 def test_probe_reports_machine_without_device(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, installed=True)
-    monkeypatch.setattr(native, "devices", lambda: 0)
+    monkeypatch.setattr(native.RUNTIME, "devices", lambda: 0)
     assert "no device" in reason()
 
 
 def test_probe_mentions_transfer_to_npu_shim(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, installed=True)
-    monkeypatch.setattr(native, "devices", lambda: 2)
+    monkeypatch.setattr(native.RUNTIME, "devices", lambda: 2)
     monkeypatch.setattr(native, "version", lambda: "2.13.0")
     monkeypatch.setitem(sys.modules, native.SHIM, sys)
     answer = BACKEND.probe()

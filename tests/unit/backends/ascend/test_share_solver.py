@@ -40,12 +40,12 @@ def current(stream: Any) -> Iterator[None]:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(native, "begin_capture", made.begin_capture)
-    monkeypatch.setattr(native, "end_capture", made.end_capture)
+    monkeypatch.setattr(native.RUNTIME, "begin_capture", made.begin_capture)
+    monkeypatch.setattr(native.RUNTIME, "end_capture", made.end_capture)
     monkeypatch.setattr(private_api, "subscribe", made.subscribe)
     monkeypatch.setattr(private_api, "launch_host_function", made.launch)
-    monkeypatch.setattr(native, "current", current)
-    monkeypatch.setattr(native, "uncapturable", lambda: "")
+    monkeypatch.setattr(native.RUNTIME, "current", current)
+    monkeypatch.setattr(native.RUNTIME, "uncapturable", lambda: "")
     monkeypatch.setattr(solver, "_subscribed", set())
     return made
 

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from equipoise.backends.cuda import native
+from equipoise.backends.devices.event import Mark
+from equipoise.backends.devices.runtime import Device
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -56,17 +59,14 @@ class Devices:
     def is_initialized(self) -> bool:
         return self.initialised
 
-    def current_device(self) -> int:
-        if not self.initialised:
-            self.asked.append(os.environ.get(QUEUES))
-        self.initialised = True
-        return self.current
-
     def mem_get_info(self, index: int) -> tuple[int, int]:
         self.asked.append(os.environ.get(QUEUES))
         return 1, 1
 
-    def set_device(self, index: int) -> None:
+    def set_device_index(self, index: int) -> None:
+        if not self.initialised:
+            self.asked.append(os.environ.get(QUEUES))
+        self.initialised = True
         self.current = index
 
 
@@ -76,6 +76,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     devices = Devices(made.told)
     monkeypatch.setattr(native, "driver", lambda: made)
     monkeypatch.setattr(native, "cuda", lambda: devices)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", devices.set_device_index)
     monkeypatch.setattr(native, "_this", native._Thread())
     return made
 
@@ -83,7 +84,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         for _ in range(3):
-            one.submit(native.settle_thread, 1).result()
+            one.submit(native.RUNTIME.settle_thread, 1).result()
     assert driver.told == ["relaxed"]
     assert native.cuda().current == 1
 
@@ -91,23 +92,22 @@ def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
 def test_settle_thread_keeps_capture_mode_of_engine_threads(driver: Driver) -> None:
     """It may capture itself, in the mode in which the driver checks for it."""
     with ThreadPoolExecutor(1, thread_name_prefix="engine") as one:
-        one.submit(native.settle_thread, 0).result()
-    native.settle_thread(0)
+        one.submit(native.RUNTIME.settle_thread, 0).result()
+    native.RUNTIME.settle_thread(0)
     assert driver.told == []
 
 
 def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> None:
-    event = native.event()
-    event.record("stream")
+    mark = Mark(Device(native.RUNTIME, 0))
+    mark.record("stream")
     driver.told.clear()
-    assert event.query()
+    assert mark.over()
     assert driver.told == ["relaxed", "asked", "global"]
 
 
 def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
     def look() -> bool:
-        native.settle_thread(0)
-        return bool(native.event().query())
+        return Mark(Device(native.RUNTIME, 0)).over()
 
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         assert one.submit(look).result()
@@ -122,7 +122,7 @@ def test_settle_thread_sets_device_without_driver(
 
     monkeypatch.setattr(native, "driver", missing)
     with ThreadPoolExecutor(1) as one:
-        one.submit(native.settle_thread, 2).result()
+        one.submit(native.RUNTIME.settle_thread, 2).result()
     assert native.cuda().current == 2
 
 
@@ -131,15 +131,15 @@ def devices(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """Nothing is initialised, and nobody has set anything."""
     monkeypatch.delenv(QUEUES, raising=False)
     monkeypatch.setattr(native, "_queues", None)
-    monkeypatch.setattr(native, "_latest", None)
+    monkeypatch.setattr(native.RUNTIME, "_chosen", None)
     monkeypatch.setattr(native, "INITIAL", tmp_path / "environ")
     return native.cuda()
 
 
 def test_choose_asks_for_queues_and_restores_environment(devices: Any) -> None:
     assert native.shared_queues() == ""
-    native.choose(0)
-    native.choose(1)
+    native.RUNTIME.choose(0)
+    native.RUNTIME.choose(1)
     assert devices.asked == ["32"] * 3  # the initialisation, and the context of each device
     assert QUEUES not in os.environ
     assert native.shared_queues() == ""
@@ -149,7 +149,7 @@ def test_queues_are_shared_where_others_initialised_cuda(devices: Any) -> None:
     devices.initialised = True
     assert "CUDA was initialised without CUDA_DEVICE_MAX_CONNECTIONS=32" in native.shared_queues()
     os.environ[QUEUES] = "32"  # too late
-    native.choose(0)
+    native.RUNTIME.choose(0)
     assert "CUDA was initialised without" in native.shared_queues()
 
 
@@ -165,7 +165,7 @@ def test_choose_keeps_fewer_queues_that_the_user_set(
     devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(QUEUES, "8")
-    native.choose(0)
+    native.RUNTIME.choose(0)
     assert set(devices.asked) == {"8"}
     assert os.environ[QUEUES] == "8"
     assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in native.shared_queues()

@@ -15,7 +15,7 @@ from equipoise.backends.cuda.nccl_api import Api, NcclError
 from equipoise.backends.cuda.nccl_settings import obstacle, sums, takes
 from equipoise.backends.cuda.own_streams import new_stream
 from equipoise.backends.devices.collectives.library import Membership
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -138,13 +138,13 @@ def test_nccl_undeclared_capabilities_match_contract() -> None:
 def test_nccl_uses_device_opened_by_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "devices", lambda: 2)
-    monkeypatch.setattr(native, "settle_thread", lambda index: None)
-    monkeypatch.setattr(native, "free_memory", lambda index: (1, 1))
+    monkeypatch.setattr(native.RUNTIME, "devices", lambda: 2)
+    monkeypatch.setattr(native.RUNTIME, "settle_thread", lambda index: None)
+    monkeypatch.setattr(native.RUNTIME, "free_memory", lambda index: (1, 1))
     monkeypatch.setattr(native, "_queues", None)
-    monkeypatch.setattr(native, "_latest", None)
+    monkeypatch.setattr(native.RUNTIME, "_chosen", None)
     assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
-    native.choose(1)
+    native.RUNTIME.choose(1)
     assert Nccl(absent).device(0) == 1
 
 
@@ -259,7 +259,7 @@ def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatc
     members = Membership("pair", (0, 1), 0, link=True, deadline=1.0)
     greet: Any = None
     with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):
-        Nccl(lambda: api).meet(members, Device(native, 0), talk, greet)
+        Nccl(lambda: api).meet(members, Device(native.RUNTIME, 0), talk, greet)
     assert api.calls == ["join 8", "abort comm"]
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.backends.cuda.nccl_api import Comm, NcclError
 from equipoise.backends.cuda.nccl_group import NcclGroup
 from equipoise.backends.cuda.own_streams import OwnStream, OwnStreams
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 HANDLE = 77
 CURRENT = "the current stream"
@@ -95,6 +95,7 @@ class Bench:
             current=self._current,
             current_stream=lambda index: CURRENT,
             event=self._event,
+            unrestricted=nullcontext,
         )
         self.lane = Lane()
         self.streams = OwnStreams(lambda: OwnStream(self.lane, HANDLE))

@@ -19,7 +19,7 @@ from equipoise.hal.errors import BackendUnavailable, Unsupported
 def pretend(monkeypatch: pytest.MonkeyPatch, *installed: str, devices: int = 1) -> None:
     """A CUDA build of torch with these packages beside it."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(native, "devices", lambda: devices)
+    monkeypatch.setattr(native.RUNTIME, "devices", lambda: devices)
     found = {name: object() for name in installed}
     monkeypatch.setattr(importlib.util, "find_spec", found.get)
 
@@ -57,7 +57,7 @@ def test_probe_reports_driver_error_in_one_line(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("driver too old\nand a long story")
 
     pretend(monkeypatch, "triton", "cuda")
-    monkeypatch.setattr(native, "devices", fail)
+    monkeypatch.setattr(native.RUNTIME, "devices", fail)
     assert reason() == "torch.cuda does not answer: driver too old"
 
 

@@ -9,7 +9,7 @@ import torch
 from equipoise.backends.cuda import native, word
 from equipoise.backends.cuda.word import LINE, PAGE, Shelf, Word
 from equipoise.backends.cuda.words import CudaEmptyWord, CudaFullWord
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 
 MAPPED = 1 << 40
 """What the driver adds to a host address: a device may see it elsewhere."""
@@ -58,7 +58,7 @@ def scribe(monkeypatch: pytest.MonkeyPatch) -> Scribe:
     return made
 
 
-DEVICE = Device(native, 0)
+DEVICE = Device(native.RUNTIME, 0)
 STREAM = SimpleNamespace(cuda_stream=77)
 
 
@@ -137,7 +137,7 @@ def test_unrestricted_relaxes_capture_mode_without_stream_memory(
 ) -> None:
     """The mode is relaxed wherever there are bindings, whatever streams can wait for."""
     monkeypatch.setattr(native, "stream_memory", lambda: "CUDA_LAUNCH_BLOCKING=1 is set")
-    with native.unrestricted():
+    with native.RUNTIME.unrestricted():
         assert scribe.mode == "relaxed"
     assert scribe.mode == "global"
 

@@ -9,7 +9,7 @@ from helpers.fakes import synchronous_vendor as at_once
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
-from equipoise.backends.cuda import launching, native
+from equipoise.backends.cuda import launching
 from equipoise.backends.cuda.launching import CudaKernels, Workspaces, programs
 from equipoise.backends.devices import table_rows
 from equipoise.backends.devices.stream import DeviceStream
@@ -46,7 +46,6 @@ def stream() -> DeviceStream:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
     """On the host: it has no page-locked memory, and no stream is current."""
     monkeypatch.setattr(table_rows, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
-    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
     return CudaKernels(at_once.DEVICE)
 
 
@@ -175,10 +174,7 @@ def test_kernel_error_fails_its_stream(
         stream.synchronize(WATCHDOG)
 
 
-def test_workspace_is_per_stream_and_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+def test_workspace_is_per_stream_and_size() -> None:
     spaces, first, second = Workspaces(at_once.DEVICE), at_once.stream(), at_once.stream()
     sizes = launching._sizes(EXPERTS, SLOTS, RANKS)
     mine = spaces.of(first, sizes)
@@ -187,8 +183,7 @@ def test_workspace_is_per_stream_and_size(
     assert spaces.of(first, launching._sizes(EXPERTS, SLOTS, 1)) is not mine
 
 
-def test_workspace_is_freed_with_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "current", at_once.DEVICE.vendor.current)
+def test_workspace_is_freed_with_its_stream() -> None:
     spaces, passing = Workspaces(at_once.DEVICE), at_once.stream()
     space = weakref.ref(spaces.of(passing, launching._sizes(EXPERTS, SLOTS, RANKS)))
     assert space() is not None

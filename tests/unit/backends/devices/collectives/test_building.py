@@ -15,12 +15,13 @@ from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.backends.devices.collectives.building import PENDING_CHANNELS, Builder, Plan
 from equipoise.backends.devices.collectives.channel import Channel
 from equipoise.backends.devices.collectives.library import Greeting, Membership
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 DEADLINE = 20.0
 SHORT = 0.2
-DEVICE = Device(SimpleNamespace(settle_thread=lambda index: None), 0)
+RUNTIME: Any = SimpleNamespace(settle_thread=lambda index: None)
+DEVICE = Device(RUNTIME, 0)
 ENDED: Any = SimpleNamespace(ended=lambda: True, fault=lambda: "")
 
 

@@ -12,8 +12,8 @@ from equipoise.backends.devices.collectives.channel import Channel
 from equipoise.backends.devices.collectives.ledger import LEDGER
 from equipoise.backends.devices.collectives.library import Greeting, Membership
 from equipoise.backends.devices.gate import Gate
+from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream
-from equipoise.backends.devices.vendor import Device
 from equipoise.hal.errors import CommunicatorFailed, StreamFailed
 from equipoise.hal.stream import Role
 

@@ -14,7 +14,7 @@ from equipoise.backends.devices.collectives.flight import Fate, Flight
 from equipoise.backends.devices.collectives.library import Promise
 from equipoise.backends.devices.collectives.watchdog import Watchdog
 from equipoise.backends.devices.collectives.work import Bell, DeviceWork
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed, OperationTimeout
 
 LONG, SHORT = 60.0, 0.02

@@ -14,7 +14,7 @@ from equipoise.backends.devices.collectives.library import Promise
 from equipoise.backends.devices.collectives.links import Link, Way
 from equipoise.backends.devices.collectives.work import Bell, DeviceWork
 from equipoise.backends.devices.patience import Patience
-from equipoise.backends.devices.vendor import Device
+from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 

@@ -1,0 +1,176 @@
+"""Streams, events and graphs of torch's devices: one binding for torch.cuda and torch.npu.
+
+What both modules have under one name is taken from the module of the device, and what torch gives
+for every device from `torch.accelerator`. docs/design/device-backends.md says, with what was
+measured, why not more is taken from there.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from equipoise.hal.errors import Unsupported
+
+
+class DeviceRuntime:
+    """The devices of one kind. A vendor's subclass holds what differs for it, and nothing else.
+
+    Streams, events and graphs are objects of the vendor's module, typed `Any`, because no vendor is
+    installed everywhere. Streams have `query`, `synchronize`, `stream_id`, `device_index`; events
+    `record(stream)`, `wait(stream)`, `query`; graphs `replay`. All of them report what went wrong
+    on the device as a RuntimeError.
+
+    Attributes:
+        kind: the type of the torch devices.
+        graph: the name of the module's class of graphs.
+    """
+
+    kind: str
+    graph: str
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str], Any] = {}
+        self._lock = threading.Lock()
+        self._chosen: int | None = None
+
+    def module(self) -> Any:
+        """Torch's module of the devices: `torch.cuda`, `torch.npu`."""
+        return torch.get_device_module(self.kind)
+
+    def devices(self) -> int:
+        """How many devices torch sees; asks without initialising one."""
+        return int(self.module().device_count())
+
+    def choose(self, index: int) -> None:
+        """Make it the calling thread's device, and the process's for whoever asks `chosen`."""
+        self.settle_thread(index)
+        self._chosen = index
+
+    def chosen(self) -> int | None:
+        """The device that was chosen last, on whatever thread; None before.
+
+        A thread's own device does not say: it is the first one until the thread is given another.
+        """
+        return self._chosen
+
+    def settle_thread(self, index: int) -> None:
+        """Make device `index` the calling thread's.
+
+        A driver refuses calls of a thread without a device, and torch leaves the first one behind
+        in a thread that has only used tensors of another.
+        """
+        torch.accelerator.set_device_index(index)
+
+    def on_device(self, index: int) -> AbstractContextManager[Any]:
+        """Make device `index` the calling thread's for a block."""
+        return torch.accelerator.device_index(index)
+
+    @contextmanager
+    def current(self, stream: Any) -> Iterator[None]:
+        """Make a stream, and its device, the calling thread's current one for a block."""
+        with self.on_device(stream.device_index):
+            before = torch.accelerator.current_stream(stream.device_index)
+            torch.accelerator.set_stream(stream)
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(before)
+
+    def current_stream(self, index: int) -> Any:
+        """The calling thread's current stream of that device."""
+        return self.module().current_stream(index)
+
+    def kept_stream(self, index: int, use: str) -> Any:
+        """The stream of this process for a use, made once: a pool hands out its first stream again
+        after the 32nd, and accelerators are opened and closed often."""
+        with self._lock:
+            if (index, use) not in self._kept:
+                self._kept[index, use] = self.module().Stream(device=index)
+            return self._kept[index, use]
+
+    def known_stream(self, index: int, stream: Any) -> Any:
+        """The module's own object for an engine's stream of that device. Raises `Unsupported`."""
+        wanted = torch.device(self.kind, index)
+        if not isinstance(stream, torch.Stream) or stream.device != wanted:
+            raise Unsupported(f"not a stream of {wanted}: {stream!r}")
+        names = ("stream_id", "device_index", "device_type")
+        return self.module().Stream(**{name: getattr(stream, name) for name in names})
+
+    def event(self) -> Any:
+        """A fresh event. To `query` it is `unrestricted`.
+
+        Not a `torch.Event`: that one holds the interpreter's lock while it is recorded or waited
+        for, which on a full queue lasts until another thread gives a signal.
+        """
+        return self.module().Event()
+
+    def capturing(self) -> bool:
+        """Whether the calling thread's current stream is being captured, by whomever."""
+        return bool(self.module().is_current_stream_capturing())
+
+    def captured(self, stream: Any) -> bool:
+        """Whether a stream is being captured, by whomever."""
+        with self.current(stream):
+            return self.capturing()
+
+    def uncapturable(self) -> str:
+        """Why no graph can be captured; nothing where it can."""
+        return ""
+
+    def begin_capture(self) -> Any:
+        """A graph that captures the current stream from now on.
+
+        Only the calling thread is forbidden what a capture forbids: others go on looking at events.
+        """
+        graph = getattr(self.module(), self.graph)()
+        graph.capture_begin(capture_error_mode="thread_local")
+        return graph
+
+    def end_capture(self, graph: Any) -> None:
+        """Its end, on the same stream."""
+        graph.capture_end()
+
+    def unrestricted(self) -> AbstractContextManager[None]:
+        """Let the calling thread take page-locked memory and ask streams and events for a block,
+        also while it or another thread captures."""
+        return nullcontext()
+
+    def free_memory(self, index: int) -> tuple[int, int]:
+        """Bytes of the device as the driver counts them: free, and all."""
+        free, total = self.module().mem_get_info(index)
+        return int(free), int(total)
+
+
+def first_line(error: BaseException) -> str:
+    """Of what a vendor raised, often with a trace of its own behind; its type where it is mute."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a vendor's.
+
+    Attributes:
+        runtime: its binding.
+        index: which.
+    """
+
+    runtime: DeviceRuntime
+    index: int
+
+    @property
+    def torch(self) -> torch.device:
+        """As torch names it."""
+        return torch.device(self.runtime.kind, self.index)
+
+    def settle(self) -> None:
+        """Make it the calling thread's."""
+        self.runtime.settle_thread(self.index)
+
+    def kept_stream(self, use: str) -> Any:
+        """The stream of this process for a use."""
+        return self.runtime.kept_stream(self.index, use)
