@@ -162,7 +162,7 @@ def replica_tables(tables: Tables, stream: Stream) -> ReplicaTables:
 def is_captured(stream: Stream) -> bool:
     """Whether `stream` is being captured, by us or by an engine."""
     own = own_stream(stream)
-    return own.capturing or own.device.vendor.captured(own.native)
+    return own.capturing or own.device.runtime.captured(own.native)
 
 
 def resident(values: Tensor, stream: Stream) -> Tensor:
@@ -175,7 +175,7 @@ def resident(values: Tensor, stream: Stream) -> Tensor:
     with torch.inference_mode(False), own.gate:
         staging = pinned(values.nbytes).view(values.dtype).view(values.shape).copy_(values)
         side = own.device.kept_stream("tables")
-        with own.device.vendor.current(side):
+        with own.device.runtime.current(side):
             made = torch.empty_like(values, device=own.device.torch)
             copy(made, staging)
         side.synchronize()

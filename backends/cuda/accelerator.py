@@ -28,7 +28,7 @@ class CudaParts:
 
     def words(self) -> CudaWords:
         """Page-locked words that streams wait for and write."""
-        if why := native.lock_obstacle():
+        if why := native.stream_memory():
             raise Unsupported(why)
         return CudaWords(self._device)
 

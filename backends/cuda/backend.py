@@ -21,7 +21,7 @@ class CudaBackend:
         multiprocessor, and leaves the copy engines alone. But it also holds up what stands behind
         it in the same queue of the device: copies are independent only where streams share none.
         """
-        locks = not native.lock_obstacle()
+        locks = not native.stream_memory()
         return Capabilities(
             streams=len(Role),
             stream_lock=locks,

@@ -4,7 +4,6 @@ first use. Everything of the two is typed `Any`: a CPU build of torch has neithe
 
 import importlib.util
 import os
-import platform
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,8 +28,6 @@ SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 """As many of the device's queues as there can be: streams that share one wait for each other, and
 the driver's own default is 8."""
-ORDERED = frozenset({"x86_64", "amd64"})
-"""Processors whose stores are seen in their order."""
 INITIAL = Path("/proc/self/environ")
 """The environment that this process was started with, whatever was set since."""
 INSTALL = install_command("cuda")
@@ -80,25 +77,6 @@ def stream_memory() -> str:
     except ImportError as error:
         return f"cuda-bindings does not import: {first_line(error)}"
     return ""
-
-
-def unordered_stores() -> str:
-    """Why a store of the host may be seen before those that came earlier; nothing where it is not.
-
-    A signal is a plain store behind whatever the mover wrote. x86 keeps the order of stores; other
-    processors need a barrier, which Python has not.
-    """
-    machine = platform.machine()
-    if machine.lower() in ORDERED:
-        return ""
-    return (
-        f"{machine} processors may reorder the host's stores, and a signal is one: no barrier yet"
-    )
-
-
-def lock_obstacle() -> str:
-    """Why there is no stream lock; nothing where there is."""
-    return stream_memory() or unordered_stores()
 
 
 def check(answer: Any, what: str) -> tuple[Any, ...]:
@@ -274,7 +252,7 @@ def give_context(index: int) -> None:
 
 
 def _lacks() -> tuple[str, ...]:
-    if why := lock_obstacle():
+    if why := stream_memory():
         return (f"no stream lock: {why}",)
     if why := shared_queues():
         return (f"copies may wait for a held stream: {why}",)

@@ -26,9 +26,8 @@ class CudaFullWord:
         self._word.enqueue_write(stream, NO)
 
     def give(self) -> None:
-        """Store the 1. What the mover wrote comes before it: a device's copies have ended, and
-        other threads' stores were handed over, when it gives its signal. A plain store: no lock is
-        declared on processors that would need a barrier here (`native.unordered_stores`)."""
+        """Store the 1, after what the mover wrote: a device's copies have ended, other threads'
+        stores were handed over, and those of this thread come before a barrier in the store."""
         self._word.store(YES)
 
     @property

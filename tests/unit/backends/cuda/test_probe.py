@@ -1,19 +1,16 @@
 """What the CUDA backend says of a machine before anything is opened: clauses B1, B2, R4."""
 
 import importlib.util
-import platform
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from equipoise.backends.cuda import BACKEND, native
-from equipoise.backends.cuda.accelerator import CudaParts
 from equipoise.hal.capabilities import Available, Unavailable
-from equipoise.hal.errors import BackendUnavailable, Unsupported
+from equipoise.hal.errors import BackendUnavailable
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *installed: str, devices: int = 1) -> None:
@@ -87,23 +84,6 @@ def test_stream_lock_declared_with_cuda_bindings(monkeypatch: pytest.MonkeyPatch
     answer = BACKEND.probe()
     assert isinstance(answer, Available)
     assert "lock" not in answer.detail
-
-
-def test_stream_lock_undeclared_on_processor_that_reorders_stores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Grace: a signal is a plain store of the host behind what the mover wrote."""
-    pretend(monkeypatch, "triton", "cuda")
-    monkeypatch.setattr(native, "driver", lambda: SimpleNamespace())
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert not BACKEND.capabilities.stream_lock
-    assert not BACKEND.capabilities.copy_independent_of_launch
-    answer = BACKEND.probe()
-    assert isinstance(answer, Available)
-    assert "no stream lock: aarch64 processors may reorder" in answer.detail
-    parts: Any = SimpleNamespace(_device=None)
-    with pytest.raises(Unsupported, match="aarch64 processors may reorder"):
-        CudaParts.words(parts)
 
 
 def test_independent_copies_undeclared_where_streams_share_queues(
