@@ -77,7 +77,7 @@ def test_planner_bits_are_independent_of_compiler_flags(tmp_path: Path) -> None:
     odds = np.exp(rng.standard_normal((2, layers, experts)))
     before, *windows = rng.poisson(1000 * odds[[0, 1, 1, 0, 1]]).astype(np.int64)
     later = np.stack(windows)
-    none = np.zeros(6, dtype=np.int32)
+    none = np.array([0, 0, 0, SHARE_ONE, SHARE_ONE, 0], dtype=np.int32)
     first = shipped(before, None, 1, none, before[None])
     installed = np.array(first[: len(first) // 2], dtype=np.int32).reshape(layers, -1)
     for policy in range(3):
