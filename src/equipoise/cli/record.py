@@ -1,7 +1,6 @@
 """`equipoise record`."""
 
 import os
-import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from equipoise.cli.progress import progress_for
 from equipoise.cli.record_options import BY_KEY, OWN, RecordRequest, resolve
 from equipoise.cli.validation import check_folder, validate_settings
 from equipoise.demo.settings import Balance
+from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.hal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def _served(request: RecordRequest) -> None:
     """Every rank writes its file where nobody else looks; what is whole is then put in place."""
     from equipoise.balancer.formats import read_statistics
 
-    with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-        _run(request, Path(folder))
+    with temporary_folder() as folder:
+        _run(request, folder)
         found = read_statistics(folder)
         _write(request, found, request.settings.ranks)
 

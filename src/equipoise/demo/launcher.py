@@ -1,7 +1,6 @@
 """Starts the ranks of a run, watches them, and ends every one of them whatever happens."""
 
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from equipoise.demo.ranks import Ranks
 from equipoise.demo.record import RunRecord
 from equipoise.demo.record_file import load_record
 from equipoise.demo.settings import Recording, RunSettings
+from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.demo.traffic import load_phases
 from equipoise.demo.worker import Task, rendezvous_from
 from equipoise.hal import registry
@@ -34,8 +34,8 @@ def run_demo(settings: RunSettings, progress: Progress) -> RunRecord | None:
     if is_launched():
         return serve_rank(settings, rendezvous_from(os.environ, settings.deadline), progress)
     load_phases(settings.text)
-    with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-        task = Task(settings, Path(folder) / "record.npz", os.getpid())
+    with temporary_folder() as folder:
+        task = Task(settings, folder / "record.npz", os.getpid())
         _run_ranks(task, progress)
         return load_record(task.record)
 
