@@ -55,7 +55,8 @@ void Fleet::start(std::int32_t r) {
     Worker& worker = workers_[request.worker];
     request.stage = Stage::running;
     request.base = worker.ticks - request.made;
-    ++worker.running;
+    worker.running += request.made == 0;
+    ++worker.ticking;
     expect(request, 0);
 }
 
@@ -63,8 +64,7 @@ void Fleet::pause(std::int32_t r) {
     Request& request = at(r, Stage::running, Stage::running, "pause");
     request.made = age(request);
     request.stage = Stage::bound;
-    --workers_[request.worker].running;
-    expect(request, weight(request));
+    --workers_[request.worker].ticking;
 }
 
 void Fleet::grow(std::int32_t r, std::int64_t tokens) {
@@ -78,8 +78,8 @@ void Fleet::grow(std::int32_t r, std::int64_t tokens) {
 void Fleet::tick(std::int32_t w) {
     Worker& worker = workers_[w];
     ++worker.ticks;
-    worker.load += worker.running;
-    made_ += worker.running;
+    worker.load += worker.ticking;
+    made_ += worker.ticking;
 }
 
 std::int64_t Fleet::leave(std::int32_t r) {
@@ -268,7 +268,8 @@ void Fleet::detach(std::int32_t r) {
     Request& request = requests_[r];
     Worker& worker = workers_[request.worker];
     worker.load -= weight(request);
-    worker.running -= request.stage == Stage::running;
+    worker.running -= request.stage == Stage::running || request.made > 0;
+    worker.ticking -= request.stage == Stage::running;
     --worker.count;
     expect(request, 0);
     const std::int32_t last = worker.members.back();

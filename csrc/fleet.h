@@ -38,6 +38,7 @@ struct Worker {
     std::int64_t load = 0;     // KV tokens of this front end's requests, those that wait there too
     std::int64_t count = 0;    // of its requests
     std::int64_t running = 0;  // of those, with a token
+    std::int64_t ticking = 0;  // of those, that make one with every tick: not put back into a queue
     std::int64_t pending = 0;  // prompt tokens to compute, of the others
     std::int64_t ticks = 0;    // tokens made by a request that has run from the beginning
     // Other front ends' part: by the last report, or, before the first, as much as ours for each.
@@ -98,7 +99,9 @@ class Fleet {
     // Events. Each raises RequestRefused or WorkerRefused where it cannot happen in the state that things are in.
     std::int32_t arrive(Request request);
     void start(std::int32_t request);
-    void pause(std::int32_t request);  // its worker has put it back into its queue
+    // Its worker has put it back into its queue. Front ends are not told of that: what they know of
+    // it stays, but that it makes tokens.
+    void pause(std::int32_t request);
     void grow(std::int32_t request, std::int64_t tokens);
     void tick(std::int32_t worker);  // every running request of it made one token
     std::int64_t leave(std::int32_t request);

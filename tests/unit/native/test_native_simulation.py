@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from helpers.strategies.simulation_comparison import difference, scenarios, workloads
+from helpers.strategies.simulation_comparison import BLOCK, difference, scenarios, workloads
 from hypothesis import given, settings
 
-from equipoise.balancer.requests.rules import RULES
-from equipoise.balancer.requests.simulation import Scenario
+from equipoise.balancer.requests.cluster import Cluster, StepTime
+from equipoise.balancer.requests.rules import RULES, PolicySettings
+from equipoise.balancer.requests.simulation import Saturated, Scenario
 from equipoise.balancer.requests.workload import Workload
 
 pytestmark = pytest.mark.slow
@@ -21,3 +23,25 @@ def test_native_simulation_equals_python_specification(
 ) -> None:
     chosen = replace(scenario, policy=replace(scenario.policy, name=name))
     assert difference(workload, chosen) is None
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_front_ends_are_not_told_of_preemption(name: str) -> None:
+    """A request that is put back still has its tokens: its prompt does not count as pending."""
+    prompts = [1, 26, 22, 1, 1, 1, 1, 17, 2, 1, 1, 1, 1, 1]
+    workload = Workload(
+        name="one is preempted while others are bound",
+        arrivals=np.zeros(len(prompts)),
+        prompts=np.array(prompts),
+        outputs=np.array([2 if number in (2, 8) else 1 for number in range(len(prompts))]),
+        hashes=None,
+        block=BLOCK,
+    )
+    scenario = Scenario(
+        cluster=Cluster(workers=2, slots=2, kv_tokens=25, step=StepTime(per_token=0.125)),
+        policy=PolicySettings(name=name, prompt_weight=0.0),
+        arrivals=Saturated(None),
+        patience=0.1,
+        trajectory=1 << 20,
+    )
+    assert difference(workload, scenario) is None
