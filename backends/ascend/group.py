@@ -94,6 +94,10 @@ class HcclGroup:
         """Rows of the first dimension; empty lists mean even parts."""
         return HcclHandle(self._group.alltoall_base(out, tensor, list(receives), list(sends)))
 
+    def message(self, way: str, blob: Tensor, peer: int) -> HcclHandle:
+        """One message."""
+        return self.batch([way], [blob], [peer])
+
     def batch(
         self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
     ) -> HcclHandle:

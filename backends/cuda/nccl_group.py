@@ -51,8 +51,10 @@ class NcclGroup:
     """A communicator that is made, and that this object owns.
 
     NCCL ends a small send as soon as it lies in a buffer of the receiver's, whether anybody
-    receives it or not. So every message is answered by a byte, in the same launch: a send ends when
-    its receive was launched, and one that nobody receives never does (clause P3).
+    receives it or not. So a message is answered by a byte, in the same launch: a send ends when its
+    receive was launched, and one that nobody receives never does (clause P3). A round is not: its
+    messages go both ways, and NCCL, which matches by order alone, would take the answer to one for
+    another that never came.
 
     The communicator is non-blocking: NCCL launches on a thread of its own, where it connects first,
     which waits for other ranks, whatever was not connected yet. So a launch is waited for, up to
@@ -86,9 +88,8 @@ class NcclGroup:
         self._guard = threading.Lock()
         self._closed = False
         with device.runtime.current(self.lane):
-            answers = torch.zeros(2, self._size, dtype=torch.int8).to(device.torch)
-        self._given, self._taken = answers
-        """Answers that go to each peer, and those that come from it."""
+            self._answer = torch.zeros(1, dtype=torch.int8).to(device.torch)
+        """The byte that answers a message, sent or received."""
 
     @property
     def lane(self) -> Any:
@@ -131,20 +132,28 @@ class NcclGroup:
 
         return self._fly(launch)
 
+    def message(self, way: str, blob: Tensor, peer: int) -> NcclHandle:
+        """A message and its answer, as one launch."""
+        there, back = [(peer, blob)], [(peer, self._answer)]
+        received, sent = (there, back) if way == "irecv" else (back, there)
+
+        def launch(comm: Comm, to: int) -> None:
+            with self._api.group(comm):
+                self._move(received, sent, comm, to)
+
+        return self._fly(launch)
+
     def batch(
         self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]
     ) -> NcclHandle:
-        """Messages as one launch, and behind them their answers: for each pair and direction both
-        ends call in the same order."""
+        """A round of messages as one launch."""
         messages = list(zip(peers, blobs, strict=True))
         leaving = [m for m, way in zip(messages, ways, strict=True) if way == "isend"]
         arriving = [m for m, way in zip(messages, ways, strict=True) if way == "irecv"]
-        heard, said = self._answers(arriving, leaving)
 
         def launch(comm: Comm, to: int) -> None:
             with self._api.group(comm):
                 self._move(arriving, leaving, comm, to)
-                self._move(heard, said, comm, to)
 
         return self._fly(launch)
 
@@ -174,11 +183,6 @@ class NcclGroup:
         """Any thread may ask, also while another one launches; nobody once it is given back."""
         with self._guard:
             return "" if self._comm is None else self._api.async_error(self._comm)
-
-    def _answers(self, arriving: Messages, leaving: Messages) -> tuple[Messages, Messages]:
-        """A byte from whoever is sent something, and one to whoever sends."""
-        heard = [(peer, self._taken[peer : peer + 1]) for peer, _ in leaving]
-        return heard, [(peer, self._given[peer : peer + 1]) for peer, _ in arriving]
 
     def _move(self, arriving: Messages, leaving: Messages, comm: Comm, to: int) -> None:
         for peer, part in arriving:

@@ -34,7 +34,7 @@ def greet_all(group: Group, rank: int, size: int, device: Any) -> Greeting:
 def greet_peer(group: Group, rank: int, size: int, device: Any) -> Greeting:
     """Send a byte from rank 0 to rank 1."""
     byte = _zeros(1, torch.int8, device)
-    sent = group.batch(["isend" if rank == 0 else "irecv"], [byte], [1 - rank])
+    sent = group.message("isend" if rank == 0 else "irecv", byte, 1 - rank)
     return Greeting(sent, (byte,), byte)
 
 

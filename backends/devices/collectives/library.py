@@ -85,10 +85,17 @@ class Group(Protocol):
         """Bytes to and from each rank, int8; no counts at all mean even parts."""
         ...
 
-    def batch(self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]) -> Handle:
-        """Messages, at most one a peer and direction, `isend` or `irecv`; one handle for all.
+    def message(self, way: str, blob: Tensor, peer: int) -> Handle:
+        """One message, `isend` or `irecv`, of a group in which messages go one way only.
 
         A send ends when its receive does, or later: one that nobody receives never ends (P3).
+        """
+        ...
+
+    def batch(self, ways: Sequence[str], blobs: Sequence[Tensor], peers: Sequence[int]) -> Handle:
+        """A round of messages, at most one a peer and direction; one handle for all of them.
+
+        It ends when this rank has received everything; what it sends may be received later.
         """
         ...
 

@@ -225,7 +225,7 @@ class Link:
         """An empty message travels as a byte that nobody wants: libraries end an empty one at once,
         whether its other end comes or not."""
         moved = tensor if tensor.numel() else channel.scratch
-        return lambda group: group.batch([self._way.word], [moved], [self._way.peer])
+        return lambda group: group.message(self._way.word, moved, self._way.peer)
 
     def _deferred(self, work: DeviceWork, tensor: Tensor) -> Deferred:
         device = self._way.device

@@ -14,7 +14,23 @@ from equipoise.backends.devices.collectives.incarnation import Incarnation
 
 
 def _unanswered_message(patch: Patch) -> None:
-    patch(nccl_group.NcclGroup, "_answers", lambda self, arriving, leaving: ([], []))
+    alone: Any = lambda self, way, blob, peer: self.batch([way], [blob], [peer])  # noqa: E731
+    patch(nccl_group.NcclGroup, "message", alone)
+
+
+def _answered_round(patch: Patch) -> None:
+    # NCCL matches by order alone, so that an answer may be taken for a message that never came.
+    def batch(self: Any, ways: Any, blobs: Any, peers: Any) -> Any:
+        def launch(comm: Any, to: int) -> None:
+            with self._api.group(comm):
+                for way, blob, peer in zip(ways, blobs, peers, strict=True):
+                    there, back = [(peer, blob)], [(peer, self._answer)]
+                    received, sent = (there, back) if way == "irecv" else (back, there)
+                    self._move(received, sent, comm, to)
+
+        return self._fly(launch)
+
+    patch(nccl_group.NcclGroup, "batch", batch)
 
 
 def _launch_ahead_of_its_inputs(patch: Patch) -> None:
@@ -59,8 +75,15 @@ BREAKAGES = (
     Breakage(
         name="unanswered_message",
         broken="a send ends when its bytes lie in a buffer, whether anybody receives them or not",
-        property="a-soft-wait-that-gives-up-changes-nothing",
+        property="what-nobody-answers-fails-its-communicator-by-name-and-no-other",
         plant=_unanswered_message,
+        ranks=2,
+    ),
+    Breakage(
+        name="answered_round",
+        broken="messages of a round are answered on the way of the round's own messages",
+        property="what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        plant=_answered_round,
         ranks=2,
     ),
     Breakage(
