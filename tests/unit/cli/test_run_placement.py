@@ -72,7 +72,7 @@ def test_run_placement_is_reported_in_table_and_figures(
 
 BAD = {
     "missing": (("none.json",), "--placement: none.json: cannot be read"),
-    "statistics": (("counts.npz",), "--placement: counts.npz: is not a placement"),
+    "statistics": (("counts.npz",), "--placement: counts.npz: is statistics (format npz)"),
     "other ranks": (("eight.json",), "--placement: eight.json: is for 8 ranks, not 4"),
     "other ranks asked for": (("good.json", "--ranks", "2"), "is for 4 ranks, not 2"),
     "other experts": (("few.json",), "few.json: places 16 experts, and the model has 32 a layer"),

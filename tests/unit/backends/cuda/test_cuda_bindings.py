@@ -29,12 +29,12 @@ from equipoise.backends.cuda import native, own_streams, word
 from equipoise.backends.cuda.own_streams import new_stream
 from equipoise.backends.cuda.words import CudaEmptyWord, CudaFullWord
 
-device = SimpleNamespace(index=0, settle=lambda: None)
+device = SimpleNamespace(index=0, settle=lambda: None, runtime=native.RUNTIME)
 word.pinned = lambda nbytes: torch.ones(nbytes, dtype=torch.uint8)
 native.cuda = lambda: SimpleNamespace(
     ExternalStream=lambda handle, device: SimpleNamespace(cuda_stream=handle)
 )
-with native.unrestricted():
+with native.RUNTIME.unrestricted():
     pass
 own = new_stream(device)
 full, empty = CudaFullWord(device), CudaEmptyWord(device)
