@@ -72,20 +72,28 @@ def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]
     }
 
 
-def regroup(fabric: Fabric, times: int, epochs: int) -> list[int]:
-    """Make the group anew over and over; how many questions the store holds each time."""
-    assert isinstance(fabric.control, StoreControlPlane)
-    held = []
+def regroup(fabric: Fabric, times: int, epochs: int, slack: int, settling: int) -> tuple[int, int]:
+    """Make the group anew over and over; how many questions the store holds at first and at last.
+
+    An epoch asks once a step, and a busy machine takes more steps over its plan, so that what is
+    held for the moment depends on time. What may go is let go of a few at a vote: so it is counted
+    at the end after each of up to `settling` more epochs, until it is no more than `slack` above
+    the first count.
+    """
     with _serving(fabric, CommitMode.BOUNDARY) as (balancer, loop):
-        for _ in range(times):
+        first = last = 0
+        for number in range(times):
             loop.run(balancer, epochs)
             balancer = balancer.reconfigure(range(SHAPE.ranks), loop.step)
-            loop.meet()
-            keys = fabric.control.store.list_keys()
-            held.append(sum(key.startswith(("ballot/", "decision/")) for key in keys))
-            loop.meet()
+            last = loop.questions(fabric)
+            first = first if number else last
+        for _ in range(settling):
+            if last <= first + slack:
+                break
+            loop.run(balancer, 1)
+            last = loop.questions(fabric)
         balancer.close()
-    return held
+    return first, last
 
 
 @contextmanager
@@ -141,9 +149,15 @@ class Loop:
             self._tokens.all_reduce(flag).result(WAIT)
             self.step += 1
 
-    def meet(self) -> None:
-        """Wait for the other rank."""
+    def questions(self, fabric: Fabric) -> int:
+        """How many the store holds: counted by both ranks, while neither asks any."""
+        assert isinstance(fabric.control, StoreControlPlane)
         self._tokens.barrier().result(WAIT)
+        keys = fabric.control.store.list_keys()
+        held = torch.tensor([sum(key.startswith(("ballot/", "decision/")) for key in keys)])
+        # One number for both, so that both go on or stop.
+        self._tokens.broadcast(held, 0).result(WAIT)
+        return int(held)
 
     def _tell(self, balancer: ExpertBalancer) -> None:
         for report in [r for r in list(balancer.engine.reports)[-2:] if r.number > self._told]:
