@@ -16,6 +16,6 @@ void bind_shipment(nanobind::module_& m);
 void bind_copier(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 void bind_simulation(nanobind::module_& m);
-void bind_words(nanobind::module_& m);
+void bind_ordered_store(nanobind::module_& m);
 
 }  // namespace equipoise

@@ -14,5 +14,5 @@ NB_MODULE(_native, m) {
     equipoise::bind_copier(m);
     equipoise::bind_router(m);
     equipoise::bind_simulation(m);
-    equipoise::bind_words(m);
+    equipoise::bind_ordered_store(m);
 }

@@ -105,7 +105,10 @@ class Communicator(Protocol):
         ...
 
     def exchange(self, round: Exchange) -> Work:
-        """One round of blobs, receives posted before sends."""
+        """One round of blobs, receives posted before sends.
+
+        A rank that only sends may be through before the others come, as in a collective.
+        """
         ...
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend import routing, rules
+from equipoise.backends.ascend.batch_indices import BatchIndices
 from equipoise.backends.ascend.bits import fingerprint
-from equipoise.backends.ascend.replica_tables import ReplicaTables, by_position, replica_tables
-from equipoise.backends.ascend.sequences import Sequences
+from equipoise.backends.ascend.replica_tables import (
+    ReplicaTables,
+    replica_tables,
+    slots_by_position,
+)
 from equipoise.backends.ascend.solver import Solver
 from equipoise.backends.devices.memory import copy, used_on
 from equipoise.backends.devices.stream import own_stream
@@ -37,12 +41,12 @@ class AscendKernels:
 
     def __init__(self) -> None:
         self._solver = Solver()
-        self._sequences = Sequences()
+        self._indices = BatchIndices()
 
     def warm(self, tables: Tables, stream: Stream) -> None:
         """Operators are ready as far as torch_npu has them; the tables of replicas are made."""
         replica_tables(tables, stream)
-        self._sequences.draws(tables.experts, 0, 0, stream)
+        self._indices.draws(tables.experts, 0, 0, stream)
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
@@ -65,7 +69,7 @@ class AscendKernels:
         def program() -> None:
             used_on(stream, ids, slots, counts)
             replicas.use(stream)
-            draws = self._sequences.draws(tables.experts, begin, ids.numel(), stream)
+            draws = self._indices.draws(tables.experts, begin, ids.numel(), stream)
             routing.hashed(ids, draws, replicas, salt.layer, slots)
             routing.count(ids, counts)
 
@@ -136,8 +140,8 @@ class AscendKernels:
         def program() -> None:
             used_on(stream, ids, slots, counts, rule.rows)
             replicas.use(stream)
-            turns = self._sequences.turns(rule.top_k, longest, size, stream)
-            numbers = self._sequences.rows(rule.top_k, size, stream)
+            turns = self._indices.turns(rule.top_k, longest, size, stream)
+            numbers = self._indices.rows(rule.top_k, size, stream)
             kinds = rules.by_row(ids, turns, replicas, layer, slots)
             rules.count_rows(kinds, numbers, rule.rows, counts)
 
@@ -171,7 +175,7 @@ class AscendKernels:
         The update is taken at the call.
         """
         check_update(update, tables)
-        block, positions = table_rows(update), by_position(update)
+        block, positions = table_rows(update), slots_by_position(update)
         replicas = replica_tables(tables, stream)
         stream.launch(lambda: _install(block, positions, tables, replicas, stream))
 

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.devices.memory import copy, pinned
+from equipoise.backends.devices.polling import poll
 from equipoise.backends.devices.stream import own_stream
-from equipoise.hal.errors import KernelError
+from equipoise.hal.errors import KernelError, StreamTimeout
 from equipoise.hal.kernels import Tables, TableUpdate
 from equipoise.hal.routing import POSITIONS, position_counts
 from equipoise.hal.stream import Stream
+
+COPY_SECONDS = 60.0
+"""Within which tables of some MiB are on the device, whatever else it has to do."""
 
 
 class ReplicaTables:
@@ -52,11 +56,11 @@ class ReplicaTables:
         slots = torch.zeros(layers, 2 * invalid + 1, dtype=torch.int32)
         slots[:, -1] = invalid
         words = torch.tensor([[POSITIONS], [1]], dtype=torch.int32).expand(2, layers)
-        self.replicas = resident(replicas.view(layers, -1), stream)
-        self.runs = resident(runs, stream)
-        self.slots = resident(slots, stream)
-        self.words = resident(words.contiguous(), stream)
-        self.padding = resident(torch.tensor([self.centre], dtype=torch.int32), stream)
+        self.replicas = copy_to_device(replicas.view(layers, -1), stream)
+        self.runs = copy_to_device(runs, stream)
+        self.slots = copy_to_device(slots, stream)
+        self.words = copy_to_device(words.contiguous(), stream)
+        self.padding = copy_to_device(torch.tensor([self.centre], dtype=torch.int32), stream)
         self._all = (self.replicas, self.runs, self.slots, self.words, self.padding)
         self._known: set[object] = set()
 
@@ -81,7 +85,7 @@ class ReplicaTables:
         """Fill the idle sets, then write the words; on the stream of the commit.
 
         Args:
-            update: `by_position` of the update, int32 [n, experts * 256], on the device.
+            update: `slots_by_position` of the update, int32 [n, experts * 256], on the device.
             start: int32 [n, experts + 1], and
             replicas: int32 [n, slots], of the update.
             layers: int64 [n], which they are.
@@ -108,7 +112,7 @@ class ReplicaTables:
         self.words.index_copy_(1, layers, signed)
 
 
-def by_position(update: TableUpdate) -> Tensor:
+def slots_by_position(update: TableUpdate) -> Tensor:
     """The slot of each expert and position, int32 [layers, experts * 256], in page-locked memory.
 
     A malformed table has whatever comes out, of the right size: what a pass makes of it is not
@@ -165,11 +169,11 @@ def is_captured(stream: Stream) -> bool:
     return own.capturing or own.device.runtime.captured(own.native)
 
 
-def resident(values: Tensor, stream: Stream) -> Tensor:
+def copy_to_device(values: Tensor, stream: Stream) -> Tensor:
     """A copy of host memory on the device of `stream`, there when this returns.
 
     Copied on a stream of its own, which the host waits for: any stream may read it from now on, and
-    what `stream` holds is not waited for.
+    what `stream` holds is not waited for. Raises `StreamTimeout` after `COPY_SECONDS`.
     """
     own = own_stream(stream)
     with torch.inference_mode(False), own.gate:
@@ -178,5 +182,6 @@ def resident(values: Tensor, stream: Stream) -> Tensor:
         with own.device.runtime.current(side):
             made = torch.empty_like(values, device=own.device.torch)
             copy(made, staging)
-        side.synchronize()
+        if not poll(side.query, COPY_SECONDS):
+            raise StreamTimeout(f"tables of replicas: not copied within {COPY_SECONDS:g} s")
     return made

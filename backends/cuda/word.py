@@ -51,7 +51,7 @@ class Word:
 
     def store(self, value: int) -> None:
         """From the host, after all that its thread stored before, as the device sees it."""
-        _native.store_word(self._cell, value)
+        _native.store_release_system(self._cell, value)
 
     def enqueue_wait(self, stream: Any, value: int) -> None:
         """The stream goes on once the word has that value."""

@@ -21,7 +21,7 @@ from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.engine_routing import LayerState
 from equipoise.integrations.vllm.engine_streams import EngineStreams
-from equipoise.integrations.vllm.routed_rows import Clock, Places, RoutedRows
+from equipoise.integrations.vllm.routed_rows import BatchIndices, Clock, RoutedRows
 
 EVERY_ROW = torch.iinfo(torch.int32).max
 
@@ -118,11 +118,11 @@ class Served:
 
     def route(self, model: Any) -> None:
         """Have the model's layers ask this balancer for slots."""
-        places = Places(model.num_physical_experts, self.filled[0].device)
+        indices = BatchIndices(model.num_physical_experts, self.filled[0].device)
         for number, layer in enumerate(model.moe_layers):
             layer.eplb_state.num_unpadded_tokens_tensors = self.filled
             router = self.balancer.router(number)
-            self.layers.append(RoutedRows(router, self.clock, self.streams, places))
+            self.layers.append(RoutedRows(router, self.clock, self.streams, indices))
             layer.router.eplb_state = LayerState(self.layers[-1], layer.eplb_state)
 
     def open_step(self) -> None:

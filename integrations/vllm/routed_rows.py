@@ -15,7 +15,7 @@ from equipoise.integrations.vllm.engine_streams import EngineStreams
 PADDING = -1
 """An id that is no expert's: routed nowhere, and not counted (clause G6)."""
 RESIDENT = 1 << 16
-"""Elements of a batch up to which `Places` launches nothing: 8,192 rows of 8 experts."""
+"""Elements of a batch up to which `BatchIndices` launches nothing: 8,192 rows of 8 experts."""
 
 
 class Clock:
@@ -31,8 +31,8 @@ class Clock:
         self.announced = 0
 
 
-class Places:
-    """What depends on an element's place in a batch alone, on the device; one for all layers.
+class BatchIndices:
+    """What depends on an element's index in a batch alone, on the device; one for all layers.
 
     Every layer of every forward reads it: computed anew it was five launches of each.
 
@@ -72,20 +72,20 @@ class RoutedRows:
         router: of the layer.
         clock: tells the step.
         streams: the engine's.
-        places: of the model.
+        indices: of the model.
 
     Attributes:
         asked: whether the layer has ever come for slots.
     """
 
     def __init__(
-        self, router: LayerRouter, clock: Clock, streams: EngineStreams, places: Places
+        self, router: LayerRouter, clock: Clock, streams: EngineStreams, indices: BatchIndices
     ) -> None:
         self.asked = False
         self._router = router
         self._clock = clock
         self._streams = streams
-        self._places = places
+        self._indices = indices
 
     @torch.inference_mode(False)
     def map(self, topk_ids: Tensor, filled: Tensor) -> Tensor:
@@ -101,10 +101,10 @@ class RoutedRows:
         """
         self.asked = True
         ids = topk_ids.to(torch.int32).contiguous()
-        real = self._places.rows(ids.shape[0]) < filled
-        slots = self._routed(torch.where(real, ids, self._places.padding))
+        real = self._indices.rows(ids.shape[0]) < filled
+        slots = self._routed(torch.where(real, ids, self._indices.padding))
         COUNTERS.add("routed_batches")
-        found = torch.where(real, slots, self._places.turns(slots))
+        found = torch.where(real, slots, self._indices.turns(slots))
         return torch.where(ids < 0, ids, found).to(topk_ids.dtype)
 
     def _routed(self, ids: Tensor) -> Tensor:

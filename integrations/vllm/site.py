@@ -109,12 +109,12 @@ def open_site(
             port=port,
             deadline=deadline,
         )
-        fabric = connected(named, where, accelerator)
+        fabric = connect_fabric(named, where, accelerator)
         opened.pop_all()
     return Site(accelerator, streams, fabric, nodes, held, deadline)
 
 
-def connected(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
+def connect_fabric(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
     """Meet the other ranks; gloo reaches the tensors of a device through the host."""
     fabric = registry.communicator(communicator).connect(where)
     if communicator == "gloo" and accelerator.device.type != "cpu":

@@ -24,7 +24,7 @@ from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
 from equipoise.hal.errors import CommunicatorFailed, ResultPending, Unsupported
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
-from equipoise.integrations.vllm.site import connected
+from equipoise.integrations.vllm.site import connect_fabric
 
 SOON = 20.0
 SIZE = 2
@@ -109,7 +109,7 @@ def test_vllm_site_stages_gloo_through_host_only_on_device(kind: str) -> None:
     host = registry.communicator("gloo").host()
     where = Rendezvous(rank=0, size=1, host=host.address[0], port=host.address[1], deadline=SOON)
     for accelerator, staged in ((backend(kind).open(0), True), (CPU.open(0), False)):
-        fabric = connected("gloo", where, accelerator)
+        fabric = connect_fabric("gloo", where, accelerator)
         assert isinstance(fabric, HostStagedFabric) == staged
         fabric.close()
         accelerator.close()

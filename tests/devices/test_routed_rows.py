@@ -32,7 +32,7 @@ from equipoise.integrations.vllm.engine_streams import (
     EngineStreams,
     HostStreams,
 )
-from equipoise.integrations.vllm.routed_rows import Clock, Places, RoutedRows
+from equipoise.integrations.vllm.routed_rows import BatchIndices, Clock, RoutedRows
 
 SHAPE = Shape(layers=1, experts=4, slots=6, ranks=1)
 SOON = 20.0
@@ -61,12 +61,12 @@ class OneLayer:
         self._tables = Tables.empty(*sizes, ranks=SHAPE.ranks, device=device)
         self._router = TableRouter(accelerator, self._tables, 0, self.counters)
         self.kept: tuple[Tensor, ...] = ()
-        self.rows = self.with_places()
+        self.rows = self.with_indices()
 
-    def with_places(self) -> RoutedRows:
-        """With places of its own."""
-        places = Places(SHAPE.slots, self.device)
-        return RoutedRows(cast(LayerRouter, self), Clock(), self.streams, places)
+    def with_indices(self) -> RoutedRows:
+        """With indices of its own."""
+        indices = BatchIndices(SHAPE.slots, self.device)
+        return RoutedRows(cast(LayerRouter, self), Clock(), self.streams, indices)
 
     def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
         """As `LayerRouter`."""
@@ -166,7 +166,7 @@ def test_batches_beyond_resident_places_are_mapped_alike(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routed_rows, "RESIDENT", 3)
-        layer.rows = layer.with_places()
+        layer.rows = layer.with_indices()
         layer.arrange(placement)
         slots = layer.rows.map(layer.ids(rows), layer.filled(filled))
     right(slots, rows, placement, min(filled, len(rows)))

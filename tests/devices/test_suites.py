@@ -107,7 +107,7 @@ def test_nccl_communicator_keeps_the_contract(judge: Judge, schedule: str) -> No
         "ascend",
         *(
             pytest.param(kind, marks=pytest.mark.deep)
-            for kind in ("ascend-verbs", "cuda-verbs", "nccl")
+            for kind in ("ascend-kernels-and-slots", "cuda-slots", "nccl")
         ),
     ],
 )

@@ -54,7 +54,7 @@ class TablesAtTheCall(VirtualKernels):
                 part()
 
 
-class SynchronousCount(AnyKernels):
+class CountWaitsForStream(AnyKernels):
     """Counting waits until the stream has drained."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
@@ -62,7 +62,7 @@ class SynchronousCount(AnyKernels):
         stream.synchronize(1.0)
 
 
-class IdsOfTheCall(AnyKernels):
+class CopiesIdsAtCall(AnyKernels):
     """Routing takes a copy of the ids at the call."""
 
     def route_and_count(
@@ -71,7 +71,7 @@ class IdsOfTheCall(AnyKernels):
         super().route_and_count(ids.clone(), tables, salt, slots, counts, stream)
 
 
-class WholeWords(AnyKernels):
+class ChecksumsWholeWords(AnyKernels):
     """A checksum leaves out the last bytes that fill no word."""
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
@@ -79,7 +79,7 @@ class WholeWords(AnyKernels):
         super().checksum(flat[: flat.numel() // 4 * 4], out, stream)
 
 
-class TheTablesShares(AnyKernels):
+class IgnoresSolvedShares(AnyKernels):
     """Apportioning takes the table's shares for those that it is given."""
 
     def route_apportioned(
@@ -153,7 +153,7 @@ class RuleWordByWord(VirtualKernels):
         own_stream(stream).perform(steps)
 
 
-class NoOffset(AnyKernels):
+class IgnoresRankOffset(AnyKernels):
     """All ranks begin their turns at the first replica."""
 
     def route_by_rule(
@@ -170,7 +170,7 @@ class NoOffset(AnyKernels):
         super().route_by_rule(alike, ids, tables, layer, slots, counts, stream)
 
 
-class ElementsForRows(AnyKernels):
+class HashesElementsForRows(AnyKernels):
     """vLLM's hash takes the element's place for its row's."""
 
     def route_by_rule(
@@ -187,7 +187,7 @@ class ElementsForRows(AnyKernels):
         super().route_by_rule(single, ids, tables, layer, slots, counts, stream)
 
 
-class EveryRowCounts(AnyKernels):
+class CountsEveryRow(AnyKernels):
     """Rows that only fill a batch up are counted too."""
 
     def route_by_rule(
@@ -204,7 +204,7 @@ class EveryRowCounts(AnyKernels):
         self.count(ids, counts, stream)
 
 
-class SmallerBlocks(AnyKernels):
+class BlocksOf512(AnyKernels):
     """Turns begin anew after 512 elements."""
 
     def route_by_rule(
@@ -261,28 +261,28 @@ MUTATIONS = (
         clause="G3",
         broken="A kernel drains its stream before it returns.",
         property=FOLLOWING,
-        kernels=SynchronousCount,
+        kernels=CountWaitsForStream,
     ),
     Mutation(
         name="ids-are-copied-at-the-call",
         clause="G3",
         broken="Routing reads what the ids were when it was issued, or captured.",
         property=FOLLOWING,
-        kernels=IdsOfTheCall,
+        kernels=CopiesIdsAtCall,
     ),
     Mutation(
         name="a-checksum-ends-with-the-last-whole-word",
         clause="G4",
         broken="The last one to three bytes are left out.",
         property=VALUES,
-        kernels=WholeWords,
+        kernels=ChecksumsWholeWords,
     ),
     Mutation(
         name="solved-shares-are-ignored",
         clause="G4",
         broken="Quotas follow the table's shares, not those that were solved for this batch.",
         property=VALUES,
-        kernels=TheTablesShares,
+        kernels=IgnoresSolvedShares,
     ),
     Mutation(
         name="padding-goes-to-a-real-slot",
@@ -296,28 +296,28 @@ MUTATIONS = (
         clause="G8",
         broken="TensorRT-LLM's rule is kept without the rank's offset.",
         property=RULES,
-        kernels=NoOffset,
+        kernels=IgnoresRankOffset,
     ),
     Mutation(
         name="blocks-are-smaller",
         clause="G8",
         broken="TensorRT-LLM's turns begin anew after 512 elements.",
         property=RULES,
-        kernels=SmallerBlocks,
+        kernels=BlocksOf512,
     ),
     Mutation(
         name="the-elements-of-a-row-part",
         clause="G8",
         broken="vLLM's hash takes the number of the element for the number of its row.",
         property=RULES,
-        kernels=ElementsForRows,
+        kernels=HashesElementsForRows,
     ),
     Mutation(
         name="rows-that-fill-up-are-counted",
         clause="G8",
         broken="All rows are counted, not the first ones only.",
         property=RULES,
-        kernels=EveryRowCounts,
+        kernels=CountsEveryRow,
     ),
 )
 MUTANTS = (

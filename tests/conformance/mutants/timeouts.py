@@ -125,7 +125,7 @@ class PoolRaisesStreamTimeout(PagePool):
         return page
 
 
-class FifthOfDeadline(GlooCommunicator):
+class TimesOutAtFifthOfDeadline(GlooCommunicator):
     """Operations fail after a fifth of their deadline."""
 
     def __init__(
@@ -262,7 +262,7 @@ MUTANTS = (
         clause="E11",
         broken="An operation fails after a fifth of its deadline.",
         property="an-operation-has-all-of-its-deadline",
-        subject=gloo_with(communicator=FifthOfDeadline),
+        subject=gloo_with(communicator=TimesOutAtFifthOfDeadline),
         real=True,
     ),
     Mutant(

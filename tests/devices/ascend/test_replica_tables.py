@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.backends.ascend import BACKEND, native, replica_tables, sequences
+from equipoise.backends.ascend import BACKEND, batch_indices, native, replica_tables
 from equipoise.backends.ascend.accelerator import AscendAccelerator
 from equipoise.hal.errors import KernelError
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
@@ -197,7 +197,7 @@ def test_captured_pass_follows_commits_and_larger_batches(
 ) -> None:
     """A batch that is larger than any before is captured all the same; a graph keeps what it reads
     when sequences grow."""
-    monkeypatch.setattr(sequences, "LEAST", 8)
+    monkeypatch.setattr(batch_indices, "LEAST", 8)
     stream, live, graph = npu.stream(Role.COMPUTE), empty_tables(npu, 5, 9), npu.graph()
     npu.kernels.warm(live, stream)
     ids = torch.arange(-1, 59, dtype=torch.int32) % 7 - 1

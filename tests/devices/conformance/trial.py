@@ -34,8 +34,8 @@ from equipoise.hal.conformance.subject import Subject
 FAULTS = "NPUSIM_FAULTS"
 KINDS = {
     "ascend": "devices.conformance.broken_backends",
-    "ascend-verbs": "devices.conformance.broken_ascend_verbs",
-    "cuda-verbs": "cudasim.broken_verbs",
+    "ascend-kernels-and-slots": "devices.conformance.broken_ascend_kernels_and_slots",
+    "cuda-slots": "cudasim.broken_slots",
     "nccl": "cudasim.broken_nccl_backends",
 }
 """Modules that have the healthy backends of a kind as `SOUND`, its breakages as `BREAKAGES`, what

@@ -1,7 +1,7 @@
 """Streams of an engine's: an exception in one program does not end them (clause E7)."""
 
 import pytest
-from helpers.fakes import synchronous_vendor as at_once
+from helpers.fakes import synchronous_runtime as at_once
 
 from equipoise.hal.errors import StreamFailed
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.fakes import synchronous_vendor as at_once
+from helpers.fakes import synchronous_runtime as at_once
 from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.devices.lock import DeviceStreamLock

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from helpers.fakes import synchronous_vendor as at_once
+from helpers.fakes import synchronous_runtime as at_once
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Sequences that depend on an element's place alone, kept on the device.
+"""Sequences of numbers that depend on an element's index in its batch alone, kept on the device.
 
 A pass takes a slice of one, which launches nothing. They grow to the largest batch; what was
 outgrown is kept, since streams and graphs may still read it.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.ascend.bits import mix32, shift
-from equipoise.backends.ascend.replica_tables import is_captured, resident
+from equipoise.backends.ascend.replica_tables import copy_to_device, is_captured
 from equipoise.backends.devices.stream import own_stream
 from equipoise.hal.routing import MASK32, POSITION_BITS, POSITIONS, WINDOWS
 from equipoise.hal.routing_rules import KNUTH32
@@ -28,8 +28,8 @@ Make = Callable[[Tensor], Tensor]
 """From places, int64 [n], to what stands there; on any device, without a scalar from the host."""
 
 
-class Sequences:
-    """Those of one accelerator."""
+class BatchIndices:
+    """Draws, rows and turns by index, of one accelerator."""
 
     def __init__(self) -> None:
         self._latest: dict[object, Tensor] = {}
@@ -74,7 +74,7 @@ class Sequences:
             size = windows + LEAST
             while size < end:
                 size = windows + 2 * (size - windows)
-            self._latest[key] = made = resident(make(torch.arange(size)), stream)
+            self._latest[key] = made = copy_to_device(make(torch.arange(size)), stream)
             return made
 
 

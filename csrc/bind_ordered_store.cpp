@@ -18,7 +18,7 @@ void order_stores() {
 #endif
 }
 
-void py_store_word(nb::handle word, std::int32_t value) {
+void py_store_release_system(nb::handle word, std::int32_t value) {
     const Array<std::int32_t> cell("word", word, 1);
     require_size("word", cell.size(), 1);
     order_stores();
@@ -27,8 +27,8 @@ void py_store_word(nb::handle word, std::int32_t value) {
 
 }  // namespace
 
-void bind_words(nb::module_& m) {
-    m.def("store_word", &py_store_word, "word"_a, "value"_a,
+void bind_ordered_store(nb::module_& m) {
+    m.def("store_release_system", &py_store_release_system, "word"_a, "value"_a,
           "Store into an int32 [1] after all stores before it, for processors and devices.");
 }
 

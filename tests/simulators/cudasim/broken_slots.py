@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from devices.conformance.breakage import Sound
-from devices.conformance.verb_breakages import cuda_breakages
+from devices.conformance.kernel_and_slot_breakages import cuda_breakages
 
 SOUND = Sound("cudasim:BACKEND", "cudasim.nccl:NCCL")
 BREAKAGES = tuple(cuda_breakages())

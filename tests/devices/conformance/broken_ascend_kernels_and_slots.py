@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from devices.conformance.breakage import Sound
-from devices.conformance.verb_breakages import ascend_breakages
+from devices.conformance.kernel_and_slot_breakages import ascend_breakages
 
 SOUND = Sound("equipoise.backends.ascend:BACKEND", "equipoise.backends.ascend:HCCL")
 BREAKAGES = tuple(ascend_breakages())

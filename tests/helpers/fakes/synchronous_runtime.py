@@ -1,4 +1,4 @@
-"""A vendor whose device is the host: everything runs where it is launched, and nothing can wait."""
+"""A runtime whose device is the host: everything runs where it is launched, nothing can wait."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.stream import Role
 
 
-class AtOnce(DeviceRuntime):
+class SynchronousRuntime(DeviceRuntime):
     """Calls no module of torch's."""
 
     kind = "cpu"
@@ -69,7 +69,7 @@ class Passed:
         """Nothing is ahead."""
 
 
-DEVICE = Device(AtOnce(), 0)
+DEVICE = Device(SynchronousRuntime(), 0)
 
 
 def stream(adopted: bool = False) -> DeviceStream:

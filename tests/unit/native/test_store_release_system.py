@@ -10,10 +10,10 @@ from equipoise import _native
 
 
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(-(2**31), 2**31 - 1))
-def test_store_word_writes_its_own_word_only(size: int, place: int, value: int) -> None:
+def test_store_release_writes_its_own_word_only(size: int, place: int, value: int) -> None:
     words = np.zeros(size, dtype=np.int32)
     place %= size
-    _native.store_word(words[place : place + 1], value)
+    _native.store_release_system(words[place : place + 1], value)
     assert words.tolist() == [value * (number == place) for number in range(size)]
 
 
@@ -22,7 +22,7 @@ def test_store_word_writes_its_own_word_only(size: int, place: int, value: int) 
     [np.zeros(2, np.int32), np.zeros(1, np.int64), np.zeros((1, 1), np.int32)],
     ids=["two words", "int64", "two dimensions"],
 )
-def test_store_word_refuses_other_shapes_and_dtypes(word: NDArray[np.int32]) -> None:
+def test_store_release_refuses_other_shapes_and_dtypes(word: NDArray[np.int32]) -> None:
     with pytest.raises(ValueError, match=r"^word: expected "):
-        _native.store_word(word, 1)
+        _native.store_release_system(word, 1)
     assert not word.any()
