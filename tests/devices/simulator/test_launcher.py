@@ -5,6 +5,7 @@ import sys
 import pytest
 from devices.simulator.simulated_program import PROGRAMS, launch, run_program
 from npusim.launch import FAULTY
+from npusim.process import TIMER_SLACK
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,11 @@ def test_launcher_help_names_schedules_and_exit_codes() -> None:
 def test_launcher_returns_exit_code_of_faultless_command() -> None:
     outcome = launch("--schedule", "lazy", "--", "sh", "-c", "exit 3")
     assert (outcome.code, outcome.out, outcome.err) == (3, "", "")
+
+
+def test_launcher_gives_command_and_grandchildren_its_timer_slack() -> None:
+    outcome = launch("--schedule", "lazy", "--", "sh", "-c", "cat /proc/self/timerslack_ns; true")
+    assert outcome.out.split() == [str(TIMER_SLACK)]
 
 
 @pytest.mark.parametrize("code", ["0", "3"])
