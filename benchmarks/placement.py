@@ -38,8 +38,7 @@ from report import show
 
 from equipoise import _native
 from equipoise.balancer.experts import Plan, plan
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement
+from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Placement, even_shares
 from equipoise.hal.routing import SWEEPS
 
 WINDOWS, BATCHES = 13, 2

@@ -27,13 +27,18 @@ from lib.loads import Model, Window, windows
 from lib.results import Row, save
 from report import show
 
-from equipoise.balancer.experts.budget import divided
-from equipoise.balancer.experts.drafting import draft, limits_of
-from equipoise.balancer.experts.expert_model import Family, LayerColumns, families_of
-from equipoise.balancer.experts.layout import Layout, imbalance
-from equipoise.balancer.experts.placement import SHARE_ONE, Shape
-from equipoise.balancer.experts.planner import Freight, by_ship
-from equipoise.balancer.experts.slot_tensors import Place, column, strided
+from equipoise.balancer.experts.open import divided
+from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Shape, imbalance
+from equipoise.balancer.experts.planning.proposal import Freight, by_ship
+from equipoise.balancer.experts.planning.rebalance_plan import draft, limits_of
+from equipoise.balancer.experts.weights.expert_weights import (
+    Family,
+    LayerColumns,
+    Place,
+    column,
+    families_of,
+    strided,
+)
 from equipoise.integrations.vllm.engine_config import engine_config, staging_budget
 from equipoise.integrations.vllm.engine_model import initial_layout
 from equipoise.integrations.vllm.settings import EngineSettings

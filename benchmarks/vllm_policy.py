@@ -41,13 +41,19 @@ from torch import Tensor
 from vllm.distributed.eplb.eplb_state import _commit_eplb_maps_for_layer, compute_logical_maps
 from vllm.distributed.eplb.policy import AbstractEplbPolicy, DefaultEplbPolicy
 
-from equipoise.balancer.experts.change import Change, change_of
-from equipoise.balancer.experts.choices import Split
-from equipoise.balancer.experts.config import Aims, EngineConfig
-from equipoise.balancer.experts.drafting import Limits, draft
-from equipoise.balancer.experts.installed import Copies, Installed
-from equipoise.balancer.experts.layout import Layout, even_shares, solve_shares
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, contiguous
+from equipoise.balancer.experts.config import Aims, EngineConfig, Split
+from equipoise.balancer.experts.engine.serving_state import Copies, Installed
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    Layout,
+    Placement,
+    Shape,
+    contiguous,
+    even_shares,
+    solve_shares,
+)
+from equipoise.balancer.experts.planning.rebalance_plan import Limits, draft
+from equipoise.balancer.experts.routing.layer_update import Change, change_of
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.slots import Segment, SlotLayout

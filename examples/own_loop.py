@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.layout import Layout, even_shares
 from equipoise.balancer.experts.model_balancer import ModelBalancer
-from equipoise.balancer.experts.model_set import ModelSet
-from equipoise.balancer.experts.opening import Start, open_model_balancers
-from equipoise.balancer.experts.placement import Placement, Shape, contiguous
-from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.balancer.experts.open import Start, open_model_balancers
+from equipoise.balancer.experts.placement import Layout, Placement, Shape, contiguous, even_shares
+from equipoise.balancer.experts.weights.memory_spans import ModelSet
+from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator, open_for
 from equipoise.hal.communicator import Fabric, Rendezvous

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equipoise.balancer.experts.demand import MOST
+from equipoise.balancer.experts.planning.inputs import MOST
 from equipoise.hal.errors import PlacementError
 
 Given: TypeAlias = torch.Tensor | npt.ArrayLike

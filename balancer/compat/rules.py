@@ -3,7 +3,8 @@
 `best`, from what is installed where the caller says what that is, moves what the target needs.
 Without it, for each layer, the most level of a few plans, none with two copies of an expert on a
 rank. `connected` is for engines that solve shares on each batch: see
-`equipoise.balancer.experts.planning`. `greedy` is the rule that DeepSeek's EPLB and TensorRT-LLM
+`equipoise.balancer.experts.planning.planner`.
+`greedy` is the rule that DeepSeek's EPLB and TensorRT-LLM
 publish, ties to the larger expert id, and may put two copies on a rank. Where there are more slots
 than every expert on every rank needs, copies have to share ranks, and all three are `greedy`.
 """
@@ -16,9 +17,9 @@ import numpy.typing as npt
 
 from equipoise import _native
 from equipoise.balancer.compat.counts import Counts
-from equipoise.balancer.experts.choices import one_of
+from equipoise.balancer.experts.config import one_of
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, check
-from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.planning.planner import plan
 from equipoise.hal.errors import PlacementError
 
 TARGET = 0.02

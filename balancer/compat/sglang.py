@@ -15,8 +15,7 @@ import torch
 from equipoise.balancer.compat.counts import Counts, Given, integers, whole
 from equipoise.balancer.compat.deepseek import check_groups
 from equipoise.balancer.compat.rules import Rule, Wish, place
-from equipoise.balancer.experts.logical_maps import logical_maps
-from equipoise.balancer.experts.placement import Placement
+from equipoise.balancer.experts.placement import Placement, logical_maps
 from equipoise.hal.errors import PlacementError
 
 Tensors: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -13,8 +13,7 @@ import numpy as np
 from equipoise.balancer.compat.counts import Counts, Given, array_of, whole
 from equipoise.balancer.compat.packing import packed
 from equipoise.balancer.compat.rules import Rule, Wish, place
-from equipoise.balancer.experts.logical_maps import logical_maps
-from equipoise.balancer.experts.placement import Placement
+from equipoise.balancer.experts.placement import Placement, logical_maps
 from equipoise.hal.errors import PlacementError
 
 

@@ -11,7 +11,7 @@ import torch
 from equipoise.balancer.compat.counts import Counts, Given, integers, whole
 from equipoise.balancer.compat.deepseek import check_groups
 from equipoise.balancer.compat.rules import Rule, Wish, place
-from equipoise.balancer.experts.logical_maps import logical_maps
+from equipoise.balancer.experts.placement import logical_maps
 from equipoise.hal.errors import PlacementError
 
 

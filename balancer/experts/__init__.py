@@ -6,7 +6,7 @@ from equipoise.balancer.experts import Plan, plan
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equipoise.balancer.experts.planning import Plan, plan
+    from equipoise.balancer.experts.planning.planner import Plan, plan
 
 __all__ = ["Plan", "plan"]
 
@@ -15,6 +15,6 @@ def __getattr__(name: str) -> object:
     # Only when asked for: a command line reads the configuration and needs no numpy.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from equipoise.balancer.experts import planning
+    from equipoise.balancer.experts.planning import planner
 
-    return getattr(planning, name)
+    return getattr(planner, name)

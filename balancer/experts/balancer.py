@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from equipoise.balancer.experts.accord import Opening, agree
-from equipoise.balancer.experts.assembly import (
+from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.builder import (
     BY_BOUNDARY,
     Assembly,
     AtBoundary,
@@ -19,19 +19,18 @@ from equipoise.balancer.experts.assembly import (
     assemble_still,
 )
 from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.gates import StepKind
-from equipoise.balancer.experts.group import bearable
-from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Hire
-from equipoise.balancer.experts.journal import SILENT, Journal
-from equipoise.balancer.experts.layout import Layout, imbalance
-from equipoise.balancer.experts.load import LoadWindow
-from equipoise.balancer.experts.members import Members
-from equipoise.balancer.experts.placement import SHARE_ONE, Shape
-from equipoise.balancer.experts.router import Router
-from equipoise.balancer.experts.salvage import agree as agree_to_go_on
-from equipoise.balancer.experts.salvage import refill, rewrite, salvage
-from equipoise.balancer.experts.staff import threads
+from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.load_window import LoadWindow
+from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Shape, imbalance
+from equipoise.balancer.experts.planning.topology import bearable
+from equipoise.balancer.experts.recovery import agree as agree_to_go_on
+from equipoise.balancer.experts.recovery import refill, rewrite, salvage
+from equipoise.balancer.experts.routing.routers import Router
+from equipoise.balancer.experts.runtime.events import SILENT, Journal
+from equipoise.balancer.experts.runtime.jobs import Hire
+from equipoise.balancer.experts.runtime.workers import threads
+from equipoise.balancer.experts.startup_check import Opening, agree
+from equipoise.balancer.experts.transfer.layer_locks import StepKind
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EngineError, PlacementError

@@ -1,20 +1,157 @@
-"""The balancer of one model on one rank: its families of layers, by one step counter."""
+"""A family of a model's layers on this rank, and the store that holds its slots.
 
-from collections.abc import Iterator, Sequence
+The balancer of one family of a model's layers.
+
+The balancer of one model on one rank: its families of layers, by one step counter.
+
+All models of a rank, balanced: one engine a family of layers, one step counter a model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from torch import Tensor
 
-from equipoise.balancer.experts.endings import abandon, close_all
-from equipoise.balancer.experts.expert_model import ExpertModel
-from equipoise.balancer.experts.family_balancer import FamilyBalancer, LayerRouter, lost_of
-from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.ledger import Ledger, Rounds, model_ledger
-from equipoise.hal.errors import ExpertsLost
-from equipoise.hal.slots import Reader
+from equipoise.balancer.experts.balancer import ExpertBalancer
+from equipoise.balancer.experts.closing import abandon, close_all
+from equipoise.balancer.experts.placement import Layout
+from equipoise.balancer.experts.transfer.layer_locks import OPEN
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, Family, ranges
+from equipoise.balancer.experts.weights.memory_report import Ledger, Rounds, model_ledger
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.errors import EquipoiseError, ExpertsLost, UsageError
+from equipoise.hal.slots import Reader, SlotStore
 from equipoise.hal.stream import Stream
+
+
+@dataclass(frozen=True, eq=False)
+class Berth:
+    """What a commit path is made for.
+
+    Attributes:
+        accelerator: this rank's device.
+        model: whose family it is.
+        number: of the family, among those of the model.
+        store: its slots. Their numbers are row * slots_per_rank + local slot, where *row* counts
+            the layers of this family alone.
+    """
+
+    accelerator: Accelerator
+    model: ExpertModel
+    number: int
+    store: SlotStore
+
+    @property
+    def family(self) -> Family:
+        """Layers with slots of one descriptor."""
+        return self.model.families[self.number]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The model's own number of the layer of each row."""
+        return tuple(self.model.numbers[row] for row in self.family.layers)
+
+    @property
+    def entries(self) -> dict[int, int]:
+        """By row: how often every step enters the layer."""
+        return {row: self.model.entries[at] for row, at in enumerate(self.family.layers)}
+
+    @property
+    def name(self) -> str:
+        """For errors: an engine counts the layers of its family from 0."""
+        return name_of(self.model, self.number)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors that are raised inside say whose they are."""
+        try:
+            yield
+        except EquipoiseError as error:
+            raise self.mark(error)  # noqa: B904 - it is the same error
+
+    def mark(self, error: EquipoiseError) -> EquipoiseError:
+        """The same error, which says whose it is, once."""
+        if not str(error).startswith(self.name):
+            error.args = (f"{self.name}: {error}", *error.args[1:])
+        return error
+
+
+def name_of(model: ExpertModel, number: int) -> str:
+    """Model and layers of a family."""
+    own = ranges([model.numbers[row] for row in model.families[number].layers])
+    return f"model {model.name!r}, layers {own} counted from 0"
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyBalancer:
+    """Says in every error whose it is."""
+
+    berth: Berth
+    inner: ExpertBalancer
+
+    def boundary(self, step: int) -> None:
+        """See `ExpertEngine.boundary`."""
+        # Every step comes by: a context manager would cost more than the boundary.
+        try:
+            self.inner.engine.boundary(step)
+        except EquipoiseError as error:
+            raise self.berth.mark(error)  # noqa: B904 - it is the same error
+
+    def launched(self) -> None:
+        """See `ExpertEngine.launched`."""
+        self.inner.engine.launched()
+
+    def reading(self, row: int, step: int) -> AbstractContextManager[None]:
+        """See `Gates.reading`."""
+        try:
+            gate = self.inner.reading(row, step)
+        except EquipoiseError as error:
+            raise self.berth.mark(error)  # noqa: B904 - it is the same error
+        return gate if gate is OPEN else self._named(gate)
+
+    def close(self) -> None:
+        """See `ExpertBalancer.close`."""
+        with self.berth.named():
+            self.inner.close()
+
+    def reconfigure(self, active_ranks: Sequence[int], step: int) -> "FamilyBalancer":
+        """See `ExpertBalancer.reconfigure`; layers of `ExpertsLost` are the model's own numbers."""
+        try:
+            with self.berth.named():
+                return FamilyBalancer(self.berth, self.inner.reconfigure(active_ranks, step))
+        except ExpertsLost as lost:
+            own = {self.berth.layers[row]: experts for row, experts in lost.gone.items()}
+            raise lost_of(self.berth.model.name, own) from lost
+
+    @contextmanager
+    def _named(self, gate: AbstractContextManager[None]) -> Iterator[None]:
+        with self.berth.named(), gate:
+            yield
+
+
+@dataclass(frozen=True)
+class LayerRouter:
+    """The router of one layer."""
+
+    family: FamilyBalancer
+    row: int
+
+    def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
+        """See `Router.route`: slot ids, int32 [n, top_k], for expert ids of the same shape."""
+        return self.family.inner.router.route(self.row, step, ids, on)
+
+    @property
+    def generation(self) -> int:
+        """Of the tables by which it routes: what a dispatch carries, so that peers can compare."""
+        return self.family.inner.installed.generation(self.row)
+
+
+def lost_of(model: str, gone: dict[int, tuple[int, ...]]) -> ExpertsLost:
+    """Experts that a model has lost, by its own numbers of layers."""
+    return ExpertsLost(gone, f"model {model!r}: ")
 
 
 @dataclass(frozen=True)
@@ -155,3 +292,53 @@ class ModelBalancer:
             for family in self.families
             for row, layer in enumerate(family.berth.family.layers)
         }
+
+
+@dataclass(frozen=True, eq=False)
+class ModelBalancers:
+    """Balancers of several models, by name, in one order on every rank."""
+
+    balancers: Mapping[str, ModelBalancer]
+
+    def __iter__(self) -> Iterator[ModelBalancer]:
+        return iter(self.balancers.values())
+
+    def __getitem__(self, name: str) -> ModelBalancer:
+        if name not in self.balancers:
+            raise UsageError(f"no model is named {name!r}; there are: {', '.join(self.balancers)}")
+        return self.balancers[name]
+
+    @property
+    def ledger(self) -> Ledger:
+        """What all of them take of this rank's device."""
+        return sum((balancer.ledger for balancer in self), Ledger())
+
+    def close(self) -> None:
+        """End all engines; bounded."""
+        close_all(self)
+
+    def reconfigure(
+        self, active_ranks: Sequence[int], steps: Mapping[str, int]
+    ) -> "ModelBalancers":
+        """Go on without the ranks that are gone; collective among `active_ranks`.
+
+        These balancers are closed, whatever comes of it.
+
+        Args:
+            active_ranks: numbers on the control plane of those that are left.
+            steps: of each model, the next boundary to come.
+
+        Raises:
+            UsageError: other models than these; nothing has happened.
+            EquipoiseError: as `ExpertBalancer.reconfigure` does, for the first model that cannot.
+        """
+        if set(steps) != set(self.balancers):
+            raise UsageError(f"steps of {sorted(steps)}, not of {sorted(self.balancers)}")
+        made: dict[str, ModelBalancer] = {}
+        for name, balancer in self.balancers.items():
+            try:
+                made[name] = balancer.reconfigure(active_ranks, steps[name])
+            except BaseException:
+                abandon([*made.values(), *list(self)[len(made) + 1 :]])
+                raise
+        return ModelBalancers(made)

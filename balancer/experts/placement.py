@@ -1,12 +1,20 @@
-"""Which expert sits in which slot."""
+"""Which expert sits in which slot.
+
+A placement with its shares, and what a load makes of it.
+
+From slots to the maps of logical experts that engines keep beside them.
+"""
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise import _native
 from equipoise.hal.errors import PlacementError
+from equipoise.hal.shares import SWEEPS
 
 SHARE_ONE = 1 << 16
 """A whole expert, in units of shares."""
@@ -77,3 +85,77 @@ def digest(placement: Placement, shares: Shares) -> str:
         state.update(np.asarray(array.shape, dtype="<i8").tobytes())
         state.update(np.ascontiguousarray(array, dtype="<i4").tobytes())
     return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A placement and its shares: what is installed, or what is proposed.
+
+    Attributes:
+        placement: int32 (layers, slots), the expert in each slot.
+        shares: int32 (layers, slots).
+    """
+
+    placement: Placement
+    shares: Shares
+
+    @property
+    def digest(self) -> str:
+        """Equal on two ranks exactly when the layouts are."""
+        return digest(self.placement, self.shares)
+
+
+def even_shares(placement: Placement, experts: int) -> Shares:
+    """Every replica takes the same part; the remainder goes to lower slots."""
+    zeros = np.zeros((placement.shape[0], experts), dtype=np.int64)
+    return _native.solve_shares(zeros, placement, 1)
+
+
+def solve_shares(load: Load, placement: Placement, shape: Shape) -> Shares:
+    """Shares that minimise the largest rank load (water-filling)."""
+    return _native.solve_shares(load, placement, shape.ranks, SWEEPS)
+
+
+def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]:
+    """(layers,): (max - mean) / mean over ranks in parts per 65536, in integers throughout."""
+    rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
+    ranks = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    total = ranks.sum(axis=1)
+    excess: npt.NDArray[np.int64] = ranks.max(axis=1) * shape.ranks - total
+    parts: npt.NDArray[np.int64] = excess // np.maximum(total // SHARE_ONE, 1)
+    return parts
+
+
+Ids = npt.NDArray[np.int64]
+ABSENT = -1
+"""Where an expert has fewer slots than the map is wide; and a slot that holds nothing."""
+
+
+class Maps(NamedTuple):
+    """Both int64.
+
+    Attributes:
+        slots: (layers, experts, width), the slots of each expert, ascending, then -1.
+        counts: (layers, experts), how many slots it has.
+    """
+
+    slots: Ids
+    counts: Ids
+
+
+def logical_maps(placement: Ids | Placement, experts: int, width: int | None = None) -> Maps:
+    """Maps of `placement` (layers, slots); slots of -1 hold nothing.
+
+    `width` is the largest number of copies by default.
+    """
+    layers = placement.shape[0]
+    layer, slot = np.nonzero(placement >= 0)
+    key = layer * experts + placement[layer, slot].astype(np.int64)
+    order = np.argsort(key, kind="stable")
+    counts = np.bincount(key, minlength=layers * experts)
+    first = np.cumsum(counts) - counts
+    copy = np.arange(key.size) - first[key[order]]
+    wide = max(int(counts.max()), 1) if width is None else width
+    found = np.full((layers * experts, wide), ABSENT, dtype=np.int64)
+    found[key[order], copy] = slot[order]
+    return Maps(found.reshape(layers, experts, wide), counts.reshape(layers, experts))

@@ -5,8 +5,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from equipoise.balancer.experts.layout import even_shares
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, Shares, digest
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    Placement,
+    Shape,
+    Shares,
+    digest,
+    even_shares,
+)
 from equipoise.balancer.formats.statistics import check_layers
 from equipoise.hal.errors import PlacementError
 

@@ -12,7 +12,7 @@ files are our own: JSON, npz or safetensors with these fields, and `ranks` and `
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.logical_maps import ABSENT, logical_maps
+from equipoise.balancer.experts.placement import ABSENT, logical_maps
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.bundle import ARRAY, Bundle
 from equipoise.balancer.formats.numbers import place

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.demand import MOST
+from equipoise.balancer.experts.planning.inputs import MOST
 from equipoise.balancer.formats.iterations import Iterations
 from equipoise.balancer.formats.numbers import LAYERS_MOST, place
 from equipoise.hal.errors import PlacementError

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from equipoise.balancer.experts.journal import Entry, Journal, Lost
+from equipoise.balancer.experts.runtime.events import Entry, Journal, Lost
 from equipoise.balancer.observe.digest import Digest
 
 CAPACITY = 65_536

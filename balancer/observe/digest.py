@@ -11,7 +11,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.journal import (
+from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Load, Placement, Shape
+from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     Balance,
     Closed,
@@ -25,8 +26,6 @@ from equipoise.balancer.experts.journal import (
     Summed,
     now,
 )
-from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.placement import SHARE_ONE, Load, Placement, Shape
 
 USUAL = 65
 """Steps outside epochs whose median is the usual length of a step."""

@@ -5,7 +5,7 @@ import logging
 import math
 
 from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.journal import (
+from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     Balance,
     Entry,

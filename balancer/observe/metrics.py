@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from equipoise import install_command
-from equipoise.balancer.experts.journal import (
+from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     UNCHANGED,
     Balance,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Any
 
-from equipoise.balancer.experts.journal import (
+from equipoise.balancer.experts.runtime.events import (
     Balance,
     Entry,
     EpochRecord,

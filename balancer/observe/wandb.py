@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from equipoise import install_command
-from equipoise.balancer.experts.journal import Balance, Entry, Settled
+from equipoise.balancer.experts.runtime.events import Balance, Entry, Settled
 from equipoise.balancer.observe.lines import fields_of
 from equipoise.hal.errors import UsageError
 

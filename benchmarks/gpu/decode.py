@@ -27,19 +27,25 @@ import numpy as np
 import torch
 from lib.results import spread
 
-from equipoise.balancer.experts.assembly import AtBoundary, CommitPath, Means, UnderLock, assemble
+from equipoise.balancer.experts.agreement.members import Members
 from equipoise.balancer.experts.balancer import ExpertBalancer
+from equipoise.balancer.experts.builder import AtBoundary, CommitPath, Means, UnderLock, assemble
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.drafting import Draft
-from equipoise.balancer.experts.gates import Gates
-from equipoise.balancer.experts.journal import COMPLETED
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.members import Members
-from equipoise.balancer.experts.placement import Load, Placement, Shape, contiguous
-from equipoise.balancer.experts.planner import Freight, Proposal, by_groups, by_ship
-from equipoise.balancer.experts.staff import threads
-from equipoise.balancer.experts.states import Committing, Moving, Observing, Updating
-from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.balancer.experts.engine.states import Committing, Moving, Observing, Updating
+from equipoise.balancer.experts.placement import (
+    Layout,
+    Load,
+    Placement,
+    Shape,
+    contiguous,
+    even_shares,
+)
+from equipoise.balancer.experts.planning.proposal import Freight, Proposal, by_groups, by_ship
+from equipoise.balancer.experts.planning.rebalance_plan import Draft
+from equipoise.balancer.experts.runtime.events import COMPLETED
+from equipoise.balancer.experts.runtime.workers import threads
+from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.balancer.experts.transfer.layer_locks import Gates
 from equipoise.hal import registry
 from equipoise.hal.checksum import MASK64
 from equipoise.hal.communicator import Fabric, Rendezvous

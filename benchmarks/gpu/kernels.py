@@ -35,9 +35,8 @@ from lib.results import spread
 from torch import Tensor
 
 from equipoise.balancer.experts import plan
-from equipoise.balancer.experts.change import change_of
-from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import Layout, Shape
+from equipoise.balancer.experts.routing.layer_update import change_of
 from equipoise.hal.kernels import Kernels, Salt, Tables
 from equipoise.hal.stream import Role, Stream
 from gpu.stopwatch import MICRO, Clock, Place, in_turns, paired, repeated, scaled

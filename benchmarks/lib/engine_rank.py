@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from equipoise.balancer.experts.config import ShareMode
-from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.placement import Layout
 from equipoise.hal import registry
 from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.errors import GenerationMismatch

@@ -19,19 +19,18 @@ import torch
 
 from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock, open_balancer
-from equipoise.balancer.experts.change import Change, change_of
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.drafting import Draft
-from equipoise.balancer.experts.installed import Installed
-from equipoise.balancer.experts.jobs import Job, Task, ThreadWorker, finish
-from equipoise.balancer.experts.journal import COMPLETED
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.mover import Mover, Staged
-from equipoise.balancer.experts.placement import Load, Shape, contiguous
-from equipoise.balancer.experts.planner import Freight, Proposal, by_groups, by_ship
-from equipoise.balancer.experts.router import Router, TableRouter
-from equipoise.balancer.experts.shipment import Shipment, ship
-from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.placement import Layout, Load, Shape, contiguous, even_shares
+from equipoise.balancer.experts.planning.migration import Shipment, ship
+from equipoise.balancer.experts.planning.proposal import Freight, Proposal, by_groups, by_ship
+from equipoise.balancer.experts.planning.rebalance_plan import Draft
+from equipoise.balancer.experts.routing.layer_update import Change, change_of
+from equipoise.balancer.experts.routing.routers import Router, TableRouter
+from equipoise.balancer.experts.runtime.events import COMPLETED
+from equipoise.balancer.experts.runtime.jobs import Job, Task, ThreadWorker, finish
+from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.balancer.experts.transfer.p2p import Mover, Staged
 from equipoise.hal import registry
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role

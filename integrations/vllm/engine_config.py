@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
-from equipoise.balancer.experts.expert_model import Family
 from equipoise.balancer.experts.placement import SHARE_ONE
+from equipoise.balancer.experts.weights.expert_weights import Family
 from equipoise.integrations.vllm.settings import EngineSettings
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.expert_model import ExpertModel
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.balancer.experts.placement import Layout, even_shares
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel
+from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.errors import IntegrationError
 
 EXCUSED = {

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts import journal
-from equipoise.balancer.experts.berth import Berth
 from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.journal import Entry, Journal, Settled
-from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.model_balancer import Berth, ModelBalancer
+from equipoise.balancer.experts.runtime import events
+from equipoise.balancer.experts.runtime.events import Entry, Journal, Settled
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.lines import lines_for
 from equipoise.balancer.observe.metrics import Metrics
@@ -34,10 +33,10 @@ class CountedEpochs:
         if not isinstance(entry, Settled):
             return
         match entry.record.outcome:
-            case journal.COMMITTED:
+            case events.COMMITTED:
                 COUNTERS.add("epochs")
                 COUNTERS.add("moves", entry.record.copies)
-            case journal.UNCHANGED:
+            case events.UNCHANGED:
                 COUNTERS.add("unchanged_epochs")
 
     def close(self) -> None:

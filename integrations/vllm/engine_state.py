@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_ep_group, get_pp_group, get_tp_group
 
-from equipoise.balancer.experts.endings import close_all
-from equipoise.balancer.experts.model_set import ModelSet
-from equipoise.balancer.experts.opening import Start, open_model_balancers
+from equipoise.balancer.experts.closing import close_all
+from equipoise.balancer.experts.open import Start, open_model_balancers
+from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.observe import metrics
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.engine_config import engine_config, node_count, staging_budget

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from equipoise.balancer.compat.counts import Counts
 from equipoise.balancer.compat.rules import Wish, peaks, place
-from equipoise.balancer.experts.logical_maps import logical_maps
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
-from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, logical_maps
+from equipoise.balancer.experts.planning.planner import plan
 from equipoise.integrations.vllm.settings import PolicySettings
 
 

@@ -8,7 +8,7 @@ enters the hash is the one of the capture.
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.family_balancer import LayerRouter
+from equipoise.balancer.experts.model_balancer import LayerRouter
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.engine_streams import EngineStreams
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
-from equipoise.balancer.experts.layout import even_shares
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.router import TableRouter
-from equipoise.balancer.experts.tables import rows_update
+from equipoise.balancer.experts.placement import Shape, even_shares
+from equipoise.balancer.experts.routing.layer_update import rows_update
+from equipoise.balancer.experts.routing.routers import TableRouter
 from equipoise.demo.captured import CapturedDecode, EverySlot
 from equipoise.demo.model import (
     Batch,

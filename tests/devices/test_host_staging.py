@@ -13,11 +13,10 @@ from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.devices.host_staging import HostStagedCommunicator, HostStagedFabric
 from equipoise.balancer.experts.balancer import open_balancer
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.jobs import finish
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.mover import Mover
-from equipoise.balancer.experts.placement import Shape, contiguous
-from equipoise.balancer.experts.shipment import Leg, Local, Receiving, RoundLeg, Sending
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.planning.migration import Leg, Local, Receiving, RoundLeg, Sending
+from equipoise.balancer.experts.runtime.jobs import finish
+from equipoise.balancer.experts.transfer.p2p import Mover
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Exchange, Parcel, Rendezvous

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.devices.accelerator import DeviceAccelerator
-from equipoise.balancer.experts.family_balancer import LayerRouter
-from equipoise.balancer.experts.layout import even_shares
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.router import TableRouter
-from equipoise.balancer.experts.tables import rows_update
+from equipoise.balancer.experts.model_balancer import LayerRouter
+from equipoise.balancer.experts.placement import Shape, even_shares
+from equipoise.balancer.experts.routing.layer_update import rows_update
+from equipoise.balancer.experts.routing.routers import TableRouter
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.stream import Role, Stream

@@ -1,7 +1,8 @@
 """Device memory that balancing takes in the demo, worked out before anything is allocated."""
 
 from equipoise.balancer.experts.config import CommitMode, ShareMode
-from equipoise.balancer.experts.ledger import (
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.weights.memory_report import (
     COUNTER_BYTES,
     Entry,
     Ledger,
@@ -10,7 +11,6 @@ from equipoise.balancer.experts.ledger import (
     packed_why,
     tables_bytes,
 )
-from equipoise.balancer.experts.placement import Shape
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.settings import Balance, RunSettings, staging_buffers
 from equipoise.hal import registry

@@ -160,12 +160,12 @@ def _capacities(request: PlanRequest) -> tuple[float, ...] | None:
 def _planned(
     request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
 ) -> "Plan":
-    from equipoise.balancer.experts import planning
+    from equipoise.balancer.experts.planning import planner
 
     assert request.ranks is not None
     assert request.slots is not None
     with refused(), _by_option():
-        return planning.plan(
+        return planner.plan(
             statistics.counts,
             slots=request.slots,
             ranks=request.ranks,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipoise.balancer.experts.choices import SIGMA, SIGMA_WINDOWS, default_sigma
+from equipoise.balancer.experts.config import SIGMA, SIGMA_WINDOWS, default_sigma
 from equipoise.balancer.formats.names import PLACEMENTS
 from equipoise.cli import kinds
 from equipoise.cli.options import Option

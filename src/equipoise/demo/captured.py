@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.router import Router
+from equipoise.balancer.experts.routing.routers import Router
 from equipoise.demo.model import Decoder, KVCache, ModelWeights, MoeLayer, combine_in_order
 from equipoise.demo.model.cache import SLOT_BLOCK
 from equipoise.demo.model.experts import expert_rows

@@ -5,12 +5,17 @@ from contextlib import contextmanager
 
 from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock
 from equipoise.balancer.experts.config import CommitMode
-from equipoise.balancer.experts.expert_model import Family
-from equipoise.balancer.experts.host.layout import PoolLayout
-from equipoise.balancer.experts.host_copier import HostCopier
-from equipoise.balancer.experts.host_pool import ExpertPool, neighbours
+from equipoise.balancer.experts.host_pool.layout import PoolLayout
+from equipoise.balancer.experts.host_pool.pool import ExpertPool, neighbours
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.writers import HostWriter, SlotWriter, StreamWriter, Supply
+from equipoise.balancer.experts.transfer.copy_threads import HostCopier
+from equipoise.balancer.experts.transfer.host_writes import (
+    HostWriter,
+    SlotWriter,
+    StreamWriter,
+    Supply,
+)
+from equipoise.balancer.experts.weights.expert_weights import Family
 from equipoise.demo.site import Site
 from equipoise.hal import registry
 from equipoise.hal.slots import SlotStore

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from equipoise.balancer.experts.layout import Layout
+from equipoise.balancer.experts.placement import Layout
 from equipoise.balancer.formats import Arrangement, read_placement
 from equipoise.demo.model import ModelConfig
 from equipoise.demo.settings import RunSettings

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.expert_model import Family
-from equipoise.balancer.experts.registration import ModelRegistry
-from equipoise.balancer.experts.router import Router
+from equipoise.balancer.experts.routing.routers import Router
+from equipoise.balancer.experts.weights.expert_weights import Family
+from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.demo.carriers import Carrier
 from equipoise.demo.model import (
     HOST,

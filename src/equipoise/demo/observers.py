@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.journal import Journal
+from equipoise.balancer.experts.runtime.events import Journal
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.lines import BALANCEDNESS, EPOCHS, lines_for
 from equipoise.balancer.observe.metrics import Exporter, Metrics, export

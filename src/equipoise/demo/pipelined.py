@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.journal import Journal, Stepped, now
+from equipoise.balancer.experts.runtime.events import Journal, Stepped, now
 from equipoise.demo.course import HIDDEN, Course
 from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
 from equipoise.demo.model.plan import plan_rows

@@ -10,8 +10,8 @@ from itertools import takewhile
 import torch
 
 from equipoise import __version__
-from equipoise.balancer.experts.engine import EpochReport
-from equipoise.balancer.experts.journal import EpochRecord
+from equipoise.balancer.experts.engine.engine import EpochReport
+from equipoise.balancer.experts.runtime.events import EpochRecord
 from equipoise.balancer.formats import Recorder
 from equipoise.balancer.observe.spans import Traced
 from equipoise.demo.gather import Gatherer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from equipoise.balancer.experts.journal import SILENT, Journal, Span, Stepped, Track, now
+from equipoise.balancer.experts.runtime.events import SILENT, Journal, Span, Stepped, Track, now
 from equipoise.demo.model import Decoder, KVCache, ModelWeights, MoeLayer
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk, capacity

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from equipoise.balancer.experts.config import CommitMode, Locality
+from equipoise.balancer.experts.config import CommitMode, Locality, RoutingRule
 from equipoise.balancer.experts.config import ShareMode as Shares
-from equipoise.balancer.experts.routing_rule import RoutingRule
 from equipoise.balancer.formats.iterations import Iterations
 
 __all__ = [

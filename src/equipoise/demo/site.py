@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import Layout, Shape
 from equipoise.demo.grid import Grid
 from equipoise.demo.model import ModelWeights
 from equipoise.demo.observers import Observers

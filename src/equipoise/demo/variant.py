@@ -13,12 +13,18 @@ from equipoise.balancer.experts.balancer import (
     open_static,
 )
 from equipoise.balancer.experts.config import Aims, EngineConfig, Locality, ShareMode
-from equipoise.balancer.experts.engine import EpochReport
-from equipoise.balancer.experts.expert_model import Family
-from equipoise.balancer.experts.journal import Journal
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, contiguous
-from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.engine.engine import EpochReport
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    Layout,
+    Placement,
+    Shape,
+    contiguous,
+    even_shares,
+)
+from equipoise.balancer.experts.planning.planner import plan
+from equipoise.balancer.experts.runtime.events import Journal
+from equipoise.balancer.experts.weights.expert_weights import Family
 from equipoise.balancer.observe.spans import SpanBook
 from equipoise.demo.carriage import carriage
 from equipoise.demo.carriers import (

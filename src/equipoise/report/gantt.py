@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from equipoise.balancer.experts.journal import Track
+from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.observe.spans import Traced
 from equipoise.demo.record import Epoch, RunRecord
 from equipoise.report.canvas import Picture, draw

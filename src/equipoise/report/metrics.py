@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.journal import COMMITTED
+from equipoise.balancer.experts.runtime.events import COMMITTED
 from equipoise.demo.record import Counts, VariantRecord
 from equipoise.report.noise import noise_floor
 

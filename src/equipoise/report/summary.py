@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 
-from equipoise.balancer.experts.journal import COMMITTED, COMPLETED, UNCHANGED
+from equipoise.balancer.experts.runtime.events import COMMITTED, COMPLETED, UNCHANGED
 from equipoise.demo.record import Epoch, RunRecord, VariantRecord
 from equipoise.demo.settings import VariantName
 from equipoise.demo.told import Told, is_ours

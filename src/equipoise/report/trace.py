@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from equipoise.balancer.experts.journal import Track
+from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.observe.spans import Level, Traced
 from equipoise.demo.record import RunRecord
 

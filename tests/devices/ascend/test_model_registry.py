@@ -5,7 +5,7 @@ import torch
 
 from equipoise.backends.ascend import formats, native
 from equipoise.backends.ascend.accelerator import AscendAccelerator
-from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import RegistrationError
 from equipoise.hal.stream import Role

@@ -14,16 +14,13 @@ from exploration.engine.records import After
 
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World
-from equipoise.balancer.experts.assembly import Means, assemble
+from equipoise.balancer.experts.agreement.members import Members
 from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.engine import ExpertEngine
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.members import Members
-from equipoise.balancer.experts.placement import contiguous
-from equipoise.balancer.experts.standing import outcome_of
-from equipoise.balancer.experts.states import Voting
-from equipoise.balancer.experts.waits import Reached
+from equipoise.balancer.experts.builder import Means, assemble
+from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.engine.states import Voting, outcome_of
+from equipoise.balancer.experts.placement import Layout, contiguous, even_shares
+from equipoise.balancer.experts.runtime.jobs import Job, Reached
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Event, Role
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from equipoise.backends.virtual.stream import VirtualStream
-from equipoise.balancer.experts.gates import Guard
 from equipoise.balancer.experts.placement import Placement, Shape
+from equipoise.balancer.experts.transfer.layer_locks import Guard
 from equipoise.hal.kernels import Tables
 from equipoise.hal.slots import Segment, SlotLayout
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from equipoise.balancer.experts.jobs import Dismissed, Job
-from equipoise.balancer.experts.waits import Gathered, Wait
+from equipoise.balancer.experts.runtime.jobs import Dismissed, Gathered, Job, Wait
 
 T = TypeVar("T")
 

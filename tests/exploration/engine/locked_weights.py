@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
 from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.writers import SlotWriter, StreamWriter, Supply
+from equipoise.balancer.experts.runtime.jobs import Job
+from equipoise.balancer.experts.transfer.host_writes import SlotWriter, StreamWriter, Supply
 from equipoise.hal.checksum import checksum
 from equipoise.hal.slots import SlotStore
 

@@ -10,8 +10,8 @@ from exploration.engine.forward_model import HALF, Sight, mark
 from exploration.engine.lane import Planted
 from exploration.engine.records import Record, Story
 
-from equipoise.balancer.experts.engine import PLANNING
-from equipoise.balancer.experts.journal import COMPLETED
+from equipoise.balancer.experts.engine.engine import PLANNING
+from equipoise.balancer.experts.runtime.events import COMPLETED
 from equipoise.hal.errors import AgreementLost, CommunicatorError, StreamError
 
 Property = Callable[[Record], Iterator[str]]

@@ -5,9 +5,8 @@ from random import Random
 
 import numpy as np
 
-from equipoise.balancer.experts.drafting import Draft, Limits
-from equipoise.balancer.experts.layout import Layout, solve_shares
-from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.balancer.experts.placement import Layout, Load, Shape, solve_shares
+from equipoise.balancer.experts.planning.rebalance_plan import Draft, Limits
 
 Row = list[int]
 

@@ -16,14 +16,12 @@ from exploration.engine.records import Record, Story
 from exploration.engine.world_profiles import WORLDS
 
 from equipoise.backends.virtual.world import World
-from equipoise.balancer.experts.change import Change
-from equipoise.balancer.experts.drafting import Draft, Limits, draft
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.lots import ReadyLot, ready_lot
-from equipoise.balancer.experts.mover import Staged
-from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.states import Draining, Observing
+from equipoise.balancer.experts.engine.states import Draining, Observing
+from equipoise.balancer.experts.placement import Layout, Load, Shape
+from equipoise.balancer.experts.planning.rebalance_plan import Draft, Limits, draft
+from equipoise.balancer.experts.routing.layer_update import Change
+from equipoise.balancer.experts.runtime.jobs import Job
+from equipoise.balancer.experts.transfer.p2p import ReadyLot, Staged, ready_lot
 
 OTHERWISE = 0x5EED
 """What a rank that plans otherwise adds to the script."""

@@ -6,7 +6,7 @@ import time
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.copy_profile import UNLIMITED, Profile
+from equipoise.balancer.experts.transfer.copy_threads import UNLIMITED, Profile
 
 SOON = 20.0
 GUARD = 251

@@ -9,9 +9,9 @@ from helpers.processes.thread_control_plane import ThreadControl, meet
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
-from equipoise.balancer.experts.host.layout import PoolLayout
-from equipoise.balancer.experts.host.memory import LABEL
-from equipoise.balancer.experts.host_pool import ExpertPool
+from equipoise.balancer.experts.host_pool.layout import PoolLayout
+from equipoise.balancer.experts.host_pool.pool import ExpertPool
+from equipoise.balancer.experts.host_pool.shared_memory import LABEL
 from equipoise.hal.checksum import checksum
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import EquipoiseError

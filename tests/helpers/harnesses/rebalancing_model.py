@@ -16,12 +16,11 @@ from equipoise.balancer.experts.balancer import (
     open_balancer,
 )
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
-from equipoise.balancer.experts.jobs import at_once
-from equipoise.balancer.experts.journal import SILENT, Journal
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Shape, contiguous
-from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.balancer.experts.engine.engine import EpochReport, ExpertEngine
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.runtime.events import SILENT, Journal
+from equipoise.balancer.experts.runtime.jobs import at_once
+from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
 from equipoise.hal import registry as hal
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.checksum import checksum

@@ -10,18 +10,15 @@ from helpers.processes.thread_ranks import Seat
 from helpers.strategies.expert_tensors import Part, tensors_of
 from torch import Tensor
 
-from equipoise.balancer.experts.assembly import AtBoundary, CommitPath, UnderLock
-from equipoise.balancer.experts.berth import Berth
+from equipoise.balancer.experts.builder import AtBoundary, CommitPath, UnderLock
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.expert_model import ExpertModel
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.model_balancers import ModelBalancers
-from equipoise.balancer.experts.model_set import ModelSet
-from equipoise.balancer.experts.opening import Start, Way, open_model_balancers
-from equipoise.balancer.experts.placement import Shape, contiguous
-from equipoise.balancer.experts.registration import ModelRegistry
-from equipoise.balancer.experts.slot_tensors import SlotTensors
-from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.balancer.experts.model_balancer import Berth, ModelBalancers
+from equipoise.balancer.experts.open import Start, Way, open_model_balancers
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, SlotTensors
+from equipoise.balancer.experts.weights.memory_spans import ModelSet
+from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal import registry as hal
 from equipoise.hal.checksum import checksum
 

@@ -23,11 +23,10 @@ from helpers.harnesses.two_family_model import (
 )
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.engine import EpochReport, ExpertEngine
-from equipoise.balancer.experts.jobs import at_once as one_call
-from equipoise.balancer.experts.model_balancer import ModelBalancer
-from equipoise.balancer.experts.model_balancers import ModelBalancers
-from equipoise.balancer.experts.opening import Way
+from equipoise.balancer.experts.engine.engine import EpochReport, ExpertEngine
+from equipoise.balancer.experts.model_balancer import ModelBalancer, ModelBalancers
+from equipoise.balancer.experts.open import Way
+from equipoise.balancer.experts.runtime.jobs import at_once as one_call
 from equipoise.hal.stream import Role
 
 STEPS = 26

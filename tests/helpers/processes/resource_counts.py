@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from equipoise.balancer.experts.host.memory import LABEL
+from equipoise.balancer.experts.host_pool.shared_memory import LABEL
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CONTAINERS = (dict, list, set, deque, Counter)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric

@@ -35,14 +35,13 @@ from equipoise.balancer.experts.balancer import (
     UnderLock,
     open_balancer,
 )
-from equipoise.balancer.experts.change import Change
 from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
-from equipoise.balancer.experts.engine import ExpertEngine
-from equipoise.balancer.experts.installed import Copies
-from equipoise.balancer.experts.journal import COMMITTED
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.writers import StreamWriter, Supply
+from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.engine.serving_state import Copies
+from equipoise.balancer.experts.placement import Layout, Shape, even_shares
+from equipoise.balancer.experts.routing.layer_update import Change
+from equipoise.balancer.experts.runtime.events import COMMITTED
+from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator, open_for
 from equipoise.hal.checksum import checksum

@@ -17,15 +17,13 @@ from equipoise.balancer.experts.balancer import (
     open_balancer,
 )
 from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
-from equipoise.balancer.experts.copy_profile import PLAIN
-from equipoise.balancer.experts.engine import ExpertEngine
-from equipoise.balancer.experts.host.layout import PoolLayout
-from equipoise.balancer.experts.host_copier import HostCopier
-from equipoise.balancer.experts.host_pool import ExpertPool
-from equipoise.balancer.experts.journal import COMMITTED
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Shape, contiguous
-from equipoise.balancer.experts.writers import HostWriter, Supply
+from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.host_pool.layout import PoolLayout
+from equipoise.balancer.experts.host_pool.pool import ExpertPool
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.runtime.events import COMMITTED
+from equipoise.balancer.experts.transfer.copy_threads import PLAIN, HostCopier
+from equipoise.balancer.experts.transfer.host_writes import HostWriter, Supply
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.lines import BalancednessLines, EpochLines
 from equipoise.hal import registry

@@ -11,11 +11,10 @@ from helpers.harnesses.host_pool import LAYOUT, fill, holdings, holds, opened, s
 from helpers.rank_programs.call_outcome import Outcome, outcome
 from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.host import memory
-from equipoise.balancer.experts.host.council import Council
-from equipoise.balancer.experts.host.memory import Mapping
-from equipoise.balancer.experts.host.offer import Offer
-from equipoise.balancer.experts.host_pool import ExpertPool
+from equipoise.balancer.experts.host_pool import shared_memory
+from equipoise.balancer.experts.host_pool.pool import ExpertPool
+from equipoise.balancer.experts.host_pool.rendezvous import Council, Offer
+from equipoise.balancer.experts.host_pool.shared_memory import Mapping
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import ForeignMemory
@@ -43,7 +42,7 @@ def keep(fabric: Fabric) -> int:
     """The inode of a pool that stays open."""
     KEPT.append(sealed(fabric.control))
     with open("/proc/self/maps") as maps:
-        return next(int(line.split()[4]) for line in maps if memory.LABEL in line)
+        return next(int(line.split()[4]) for line in maps if shared_memory.LABEL in line)
 
 
 def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.balancer.experts.slot_tensors import SlotTensors
+from equipoise.balancer.experts.weights.expert_weights import SlotTensors
 
 DTYPES = (
     torch.bfloat16,

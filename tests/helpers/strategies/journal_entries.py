@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.balancer.experts.journal import (
+from equipoise.balancer.experts.placement import (
+    Layout,
+    Load,
+    Placement,
+    Shape,
+    contiguous,
+    even_shares,
+)
+from equipoise.balancer.experts.runtime.events import (
     Ended,
     Entered,
     Entry,
@@ -12,8 +20,6 @@ from equipoise.balancer.experts.journal import (
     Stepped,
     Summed,
 )
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Load, Placement, Shape, contiguous
 
 SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
 SUB_WINDOW = 2

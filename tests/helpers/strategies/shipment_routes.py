@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.placement import Placement, Shape
-from equipoise.balancer.experts.shipment import Shipment, ship
+from equipoise.balancer.experts.planning.migration import Shipment, ship
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from helpers.harnesses.host_pool import holdings
 from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import host_pool as pools
 
-from equipoise.balancer.experts.host.memory import LABEL
+from equipoise.balancer.experts.host_pool.shared_memory import LABEL
 
 WORDS = {
     0: ("layout", "offer", "reserved", "filled", "sealed", "verified"),

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from equipoise.balancer import formats
-from equipoise.balancer.experts import Plan, plan, planning
-from equipoise.balancer.experts.choices import Objective, Policy, Split
+from equipoise.balancer.experts import Plan, plan
+from equipoise.balancer.experts.config import Objective, Policy, Split
 from equipoise.balancer.formats import names
 from equipoise.cli import kinds, plan_options
 from equipoise.cli.plan_options import PlanRequest
@@ -303,7 +303,7 @@ def test_plan_options_reach_planner(
         seen.update(wanted)
         return plan(counts, **wanted | {"objective": "tokens"})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(planning, "plan", planner)  # which takes not all of them together
+    monkeypatch.setattr(planner, "plan", planner)  # which takes not all of them together
     told: dict[str, object] = {
         "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
         "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even", "byte_budget": 3 << 20,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from equipoise.balancer.experts.balancer import open_static
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.layout import Layout, solve_shares
-from equipoise.balancer.experts.placement import Placement, Shape
+from equipoise.balancer.experts.placement import Layout, Placement, Shape, solve_shares
 from equipoise.demo.carriers import Carrier, FixedCarrier, PortableCarrier, fixed_exchange
 from equipoise.demo.model import (
     Batch,

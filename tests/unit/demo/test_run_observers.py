@@ -12,7 +12,7 @@ from helpers.strategies.journal_entries import ended
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.journal import Closed
+from equipoise.balancer.experts.runtime.events import Closed
 from equipoise.balancer.observe.lines import BALANCEDNESS, EPOCHS
 from equipoise.demo.observers import Observers
 from equipoise.demo.settings import RunSettings

@@ -6,10 +6,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
-from equipoise.balancer.experts.group import group_of
+from equipoise.balancer.experts.config import Aims, EngineConfig, RoutingRule, ShareMode
 from equipoise.balancer.experts.placement import Shape, check
-from equipoise.balancer.experts.routing_rule import RoutingRule
+from equipoise.balancer.experts.planning.topology import group_of
 from equipoise.demo.grid import Grid
 from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
 from equipoise.demo.site import Site

@@ -10,7 +10,7 @@ from helpers.harnesses.trace_format import faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.journal import Track
+from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.observe.spans import Level, Traced
 from equipoise.demo.record import RunRecord
 from equipoise.report.trace import render_trace, trace_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.balancer.experts.planning import Plan, plan
+from equipoise.balancer.experts.planning.planner import Plan, plan
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.report.advice.movement import Copies, Move, Pace, incoming, move
 from equipoise.report.advice.question import Question, Told, unheard

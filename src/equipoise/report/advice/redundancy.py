@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.report.advice.question import Question, Told, unheard
 from equipoise.report.advice.step import step_seconds

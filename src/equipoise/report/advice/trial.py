@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balancer.experts.placement import Placement
-from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.report.advice.chance import floor

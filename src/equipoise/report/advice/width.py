@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from equipoise.balancer.experts.planning import plan
+from equipoise.balancer.experts.planning.planner import plan
 from equipoise.balancer.formats.arrangement import Arrangement
 from equipoise.report.advice.question import Question, Told, unheard
 from equipoise.report.advice.redundancy import connectable, fewest

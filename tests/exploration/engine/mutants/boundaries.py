@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from exploration.engine.lane import LaneTask
 from exploration.engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.ballot import Verdict, Wait
-from equipoise.balancer.experts.engine import ExpertEngine
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.renewal import LaggedShares, Resting, Solving
-from equipoise.balancer.experts.states import Draining, Observing, State, Voting
+from equipoise.balancer.experts.agreement.ballot import Verdict, Wait
+from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.engine.share_refresh import LaggedShares, Resting, Solving
+from equipoise.balancer.experts.engine.states import Draining, Observing, State, Voting
+from equipoise.balancer.experts.runtime.jobs import Job
 
 
 class LateVerdicts(ExpertEngine):

@@ -6,16 +6,21 @@ from typing import Any
 
 from exploration.engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.ballot import Ballot, Commit, Stand, Verdict, Wait, judge
-from equipoise.balancer.experts.change import Change
-from equipoise.balancer.experts.installed import Copies, Installed
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.lots import ReadyLot
-from equipoise.balancer.experts.mover import Mover, Staged
-from equipoise.balancer.experts.shipment import Leg
-from equipoise.balancer.experts.states import Barred, Committing, Landed, Moving, Travelling, Voyage
-from equipoise.balancer.experts.voyages import Voyages
-from equipoise.balancer.experts.waits import all_of
+from equipoise.balancer.experts.agreement.ballot import Ballot, Commit, Stand, Verdict, Wait, judge
+from equipoise.balancer.experts.engine.serving_state import Copies, Installed
+from equipoise.balancer.experts.engine.staged_path import Voyages
+from equipoise.balancer.experts.engine.states import (
+    Barred,
+    Committing,
+    Landed,
+    Moving,
+    Travelling,
+    Voyage,
+)
+from equipoise.balancer.experts.planning.migration import Leg
+from equipoise.balancer.experts.routing.layer_update import Change
+from equipoise.balancer.experts.runtime.jobs import Job, all_of
+from equipoise.balancer.experts.transfer.p2p import Mover, ReadyLot, Staged
 from equipoise.hal.slots import Reader
 from equipoise.hal.stream import Stream
 

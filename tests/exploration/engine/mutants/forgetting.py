@@ -4,10 +4,9 @@ from contextlib import suppress
 
 from exploration.engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.archive import ArchiveHere
-from equipoise.balancer.experts.ballot import Ballot, Verdict, Wait
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.vote import Question, vote
+from equipoise.balancer.experts.agreement.ballot import Ballot, Question, Verdict, Wait, vote
+from equipoise.balancer.experts.agreement.key_collector import ArchiveHere
+from equipoise.balancer.experts.runtime.jobs import Job
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import ControlLost
 

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from exploration.engine.case import FaultKind
 from exploration.engine.mutants.mutant import Mutant, with_fault
 
-from equipoise.balancer.experts.change import Change
-from equipoise.balancer.experts.gates import Gates
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.layout import Layout
-from equipoise.balancer.experts.states import Updating
-from equipoise.balancer.experts.updates import Updates
-from equipoise.balancer.experts.waits import Released
-from equipoise.balancer.experts.writers import Supply
+from equipoise.balancer.experts.engine.in_place_path import Updates
+from equipoise.balancer.experts.engine.states import Updating
+from equipoise.balancer.experts.placement import Layout
+from equipoise.balancer.experts.routing.layer_update import Change
+from equipoise.balancer.experts.runtime.jobs import Job, Released
+from equipoise.balancer.experts.transfer.host_writes import Supply
+from equipoise.balancer.experts.transfer.layer_locks import Gates
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.slots import SlotStore

@@ -6,19 +6,20 @@ from dataclasses import replace
 
 from exploration.engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.ballot import (
+from equipoise.balancer.experts.agreement.ballot import (
     Abort,
     Ballot,
     Commit,
     LotMark,
+    Question,
     Verdict,
     Wait,
+    _wish,
     judge,
     to_decision,
+    vote,
 )
-from equipoise.balancer.experts.jobs import Job
-from equipoise.balancer.experts.vote import Question, _wish, vote
-from equipoise.balancer.experts.waits import Gathered
+from equipoise.balancer.experts.runtime.jobs import Gathered, Job
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.backends.cpu.numa import numa_node
-from equipoise.balancer.experts.numa import available_cpus, near_cpus
+from equipoise.balancer.experts.transfer.copy_threads import available_cpus, near_cpus
 from equipoise.hal import registry
 from equipoise.hal.numa import UNKNOWN
 

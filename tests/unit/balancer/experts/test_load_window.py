@@ -2,10 +2,9 @@ import numpy as np
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.jobs import ThreadWorker, finish
-from equipoise.balancer.experts.load import LoadWindow
+from equipoise.balancer.experts.load_window import LoadWindow, SubWindows
 from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.sub_windows import SubWindows
+from equipoise.balancer.experts.runtime.jobs import ThreadWorker, finish
 from equipoise.hal.stream import Role
 
 SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)

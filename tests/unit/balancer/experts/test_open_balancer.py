@@ -11,9 +11,8 @@ from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
 from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
-from equipoise.balancer.experts.journal import Entry
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.placement import Shape, contiguous
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.runtime.events import Entry
 from equipoise.hal.errors import AgreementLost, EquipoiseError
 from equipoise.hal.slots import Segment, SlotLayout
 

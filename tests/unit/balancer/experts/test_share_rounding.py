@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.balancer.experts.layout import solve_shares
-from equipoise.balancer.experts.placement import Placement, Shape, Shares
-from equipoise.balancer.experts.tables import rows_update
+from equipoise.balancer.experts.placement import Placement, Shape, Shares, solve_shares
+from equipoise.balancer.experts.routing.layer_update import rows_update
 from equipoise.hal.routing import POSITIONS, position_counts
 
 SIZES = (

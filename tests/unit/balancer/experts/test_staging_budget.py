@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.budget import divided
-from equipoise.balancer.experts.expert_model import ExpertModel
-from equipoise.balancer.experts.registration import ModelRegistry
+from equipoise.balancer.experts.open import divided
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel
+from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.errors import EngineError
 
 

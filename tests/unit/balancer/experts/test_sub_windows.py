@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.sub_windows import SubWindows
+from equipoise.balancer.experts.load_window import SubWindows
 
 COUNTS = st.integers(1, 5)
 MORE = st.integers(0, 6)

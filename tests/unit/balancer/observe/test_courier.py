@@ -7,7 +7,7 @@ import pytest
 from helpers.strategies.journal_entries import Kept, ended, entered, rows, steps, summed
 from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.journal import Balance, Entry, Lost, Settled, Stepped
+from equipoise.balancer.experts.runtime.events import Balance, Entry, Lost, Settled, Stepped
 from equipoise.balancer.observe.courier import Courier
 
 

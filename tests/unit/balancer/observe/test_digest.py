@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise import _native
-from equipoise.balancer.experts.journal import Balance, Closed, Entry, Settled, Stalled
-from equipoise.balancer.experts.layout import Layout, imbalance
-from equipoise.balancer.experts.placement import SHARE_ONE, Shape
+from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Shape, imbalance
+from equipoise.balancer.experts.runtime.events import Balance, Closed, Entry, Settled, Stalled
 from equipoise.balancer.observe.digest import FEWEST, Digest, arrivals, balance_of, rank_loads
 
 

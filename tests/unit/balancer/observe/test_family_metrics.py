@@ -11,12 +11,11 @@ from helpers.harnesses.two_family_model import BUDGET, PER_RANK, RANKS, TARGET, 
 from helpers.paths import ROOT
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.berth import Berth
-from equipoise.balancer.experts.journal import Stepped, now
-from equipoise.balancer.experts.layout import Layout, even_shares
-from equipoise.balancer.experts.model_set import ModelSet
-from equipoise.balancer.experts.opening import Start, open_model_balancers
-from equipoise.balancer.experts.placement import contiguous
+from equipoise.balancer.experts.model_balancer import Berth
+from equipoise.balancer.experts.open import Start, open_model_balancers
+from equipoise.balancer.experts.placement import Layout, contiguous, even_shares
+from equipoise.balancer.experts.runtime.events import Stepped, now
+from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.metrics import Metrics
 from equipoise.balancer.observe.spans import SpanBook
@@ -78,7 +77,7 @@ def test_observability_page_imports_exist() -> None:
         for name in line.names
         if str(line.module).startswith("equipoise.")
     ]
-    assert ("equipoise.balancer.experts.journal", "Stepped") in named
+    assert ("equipoise.balancer.experts.runtime.events", "Stepped") in named
     for module, name in named:
         assert hasattr(import_module(module), name), f"{module}.{name}"
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.journal import UNCHANGED, Balance, Settled
+from equipoise.balancer.experts.runtime.events import UNCHANGED, Balance, Settled
 from equipoise.balancer.observe.lines import (
     BALANCEDNESS,
     EPOCHS,

@@ -11,7 +11,7 @@ from helpers.paths import ROOT
 from helpers.strategies.journal_entries import record
 from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.journal import (
+from equipoise.balancer.experts.runtime.events import (
     UNCHANGED,
     Balance,
     Lost,
@@ -167,7 +167,7 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
 
 
 def test_metrics_phases_equal_epoch_states() -> None:
-    from equipoise.balancer.experts import states
+    from equipoise.balancer.experts.engine import states
 
     held = (*states.Voting.__args__, states.Updating)
     assert {state.__name__.lower() for state in held} == set(PHASES)

@@ -5,7 +5,7 @@ import time
 import pytest
 from helpers.strategies.journal_entries import record
 
-from equipoise.balancer.experts.journal import Balance, Passed, Settled, Span, Track, now
+from equipoise.balancer.experts.runtime.events import Balance, Passed, Settled, Span, Track, now
 from equipoise.balancer.observe.spans import SpanBook, Traced, wall_clock_lead
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.strategies.journal_entries import entered, record
 
-from equipoise.balancer.experts.journal import Balance, Settled
+from equipoise.balancer.experts.runtime.events import Balance, Settled
 from equipoise.balancer.observe.wandb import WandbJournal, WandbMissing
 
 

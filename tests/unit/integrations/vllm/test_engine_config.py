@@ -5,9 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.budget import divided
-from equipoise.balancer.experts.expert_model import Family, LayerColumns, families_of
-from equipoise.balancer.experts.slot_tensors import Place, column, strided
+from equipoise.balancer.experts.open import divided
+from equipoise.balancer.experts.weights.expert_weights import (
+    Family,
+    LayerColumns,
+    Place,
+    column,
+    families_of,
+    strided,
+)
 from equipoise.integrations.vllm.engine_config import node_count, staging_budget
 from equipoise.integrations.vllm.settings import EngineSettings
 

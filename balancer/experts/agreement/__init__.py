@@ -1,0 +1,1 @@
+"""How the ranks of a group agree on what to do."""

@@ -1,0 +1,218 @@
+"""What a rank says at a boundary of an epoch, and what all ranks together make of it.
+
+One vote: cast this rank's ballot, gather everybody's, and settle what they come to.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from equipoise.balancer.experts.runtime.jobs import Gathered, Job
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
+
+WORD = (1 << 64) - 1
+"""Fingerprints are added modulo 2**64."""
+
+
+class Stand(StrEnum):
+    """How far a rank is."""
+
+    PLANNING = "planning"
+    """The planner still runs."""
+    PLANNED = "planned"
+    """It has a proposal; the ballot carries its digest."""
+    MOVING = "moving"
+    """Weights travel; the ballot says which lots are staged."""
+    FAILED = "failed"
+    """It cannot go on; the ballot carries the reason."""
+
+
+@dataclass(frozen=True)
+class LotMark:
+    """What a rank knows of a lot that it has staged.
+
+    Attributes:
+        sent: sum, modulo 2**64, of the fingerprints of all parcels that it read.
+        received: the same of all parcels that it staged. Over all ranks the two sums are equal
+            exactly when every parcel arrived as it was read (to 1 in 2**64).
+        tables: digest of the tables that go with the lot, equal on all ranks.
+    """
+
+    sent: int
+    received: int
+    tables: str
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """One rank's word.
+
+    Attributes:
+        stand: how far it is.
+        digest: of the proposal, once there is one.
+        staged: marks of the lots that it has staged and not committed yet, in order.
+        reason: why it failed.
+    """
+
+    stand: Stand
+    digest: str = ""
+    staged: tuple[LotMark, ...] = ()
+    reason: str = ""
+
+    def to_bytes(self) -> bytes:
+        """JSON, keys sorted."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @staticmethod
+    def from_bytes(text: bytes) -> "Ballot":
+        """Raises `AgreementLost` when a peer speaks another language."""
+        try:
+            fields = json.loads(text)
+            staged = tuple(LotMark(**mark) for mark in fields.pop("staged"))
+            return Ballot(**{**fields, "stand": Stand(fields["stand"]), "staged": staged})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise AgreementLost(f"unreadable ballot {text[:80]!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Somebody is still busy."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Everybody has the same plan."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The next `lots` lots are staged everywhere, and are what their sources hold."""
+
+    lots: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The epoch ends here; what it has not committed stays as installed. `reason` is counted."""
+
+    reason: str
+
+
+Verdict = Wait | Move | Commit | Abort
+Settled = Move | Commit | Abort
+"""A verdict that is made final by a decision."""
+
+
+def judge(ballots: Sequence[Ballot]) -> Verdict:
+    """The one verdict that every rank reaches from the same ballots, in rank order."""
+    failed = [ballot.reason for ballot in ballots if ballot.stand is Stand.FAILED]
+    if failed:
+        return Abort(failed[0])
+    if len({ballot.digest for ballot in ballots if ballot.digest}) > 1:
+        return Abort("plans differ")
+    stands = {ballot.stand for ballot in ballots}
+    if stands == {Stand.PLANNED}:
+        return Move()
+    if stands == {Stand.MOVING}:
+        return _judge_lots(ballots)
+    if Stand.MOVING in stands:
+        return Abort("ranks out of step")
+    return Wait()
+
+
+def _judge_lots(ballots: Sequence[Ballot]) -> Verdict:
+    """Commit what everybody has staged, if it is right."""
+    lots = min(len(ballot.staged) for ballot in ballots)
+    for lot in range(lots):
+        marks = [ballot.staged[lot] for ballot in ballots]
+        if len({mark.tables for mark in marks}) > 1:
+            return Abort("tables differ")
+        if (sum(mark.sent for mark in marks) - sum(mark.received for mark in marks)) & WORD:
+            return Abort("staged bytes differ")
+    return Commit(lots) if lots else Wait()
+
+
+def to_decision(verdict: Settled) -> bytes:
+    """What is written under the question that the verdict settles."""
+    match verdict:
+        case Move():
+            return b"move"
+        case Commit(lots):
+            return b"commit %d" % lots
+        case Abort(reason):
+            return b"abort " + reason.encode()
+
+
+def from_decision(text: bytes) -> Settled:
+    """The reverse. Raises `AgreementLost` for anything else."""
+    word, _, rest = text.partition(b" ")
+    if text == b"move":
+        return Move()
+    if word == b"commit" and rest.isdigit():
+        return Commit(int(rest))
+    if word == b"abort":
+        return Abort(rest.decode(errors="replace"))
+    raise AgreementLost(f"unreadable decision {text[:80]!r}")
+
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        ballots: names the vote; a rank casts one ballot on it.
+        outcome: names what the vote may settle. Several votes ask for one outcome until one of
+            them settles it, for good.
+        ranks: who votes.
+        last: whether to give up where the vote would come to waiting on.
+    """
+
+    ballots: str
+    outcome: str
+    last: bool
+    ranks: tuple[int, ...]
+
+
+def vote(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+    """The verdict on `question`, the same on all ranks unless it is to wait.
+
+    The first answer to `question.outcome` wins. So a rank that misses ballots may wish for an
+    abort at any time: if a peer that saw them all has settled otherwise, this rank does as settled.
+
+    Raises:
+        AgreementLost: the outcome cannot be learnt, or a peer speaks another language.
+    """
+    try:
+        control.cast(question.ballots, ballot.to_bytes())
+        wish = yield from _wish(control, question)
+        if isinstance(wish, Wait):
+            return wish
+        return from_decision(control.decide(question.outcome, to_decision(wish)))
+    except ControlLost as error:
+        raise AgreementLost(f"the vote {question.ballots}: {error}") from error
+
+
+def _wish(control: ControlPlane, question: Question) -> Job[Wait | Settled]:
+    try:
+        texts = yield Gathered(control, question.ballots, question.ranks)
+    except BallotIncomplete as error:
+        return Abort(f"no ballot from rank(s) {', '.join(map(str, error.missing))}")
+    verdict = judge([Ballot.from_bytes(text) for text in texts])
+    if isinstance(verdict, Wait) and question.last:
+        return Abort("out of patience")
+    return verdict
+
+
+def decline(control: ControlPlane, ballots: str, ballot: Ballot) -> Job[None]:
+    """Cast a ballot on a vote whose outcome does not concern this rank."""
+    yield from ()
+    try:
+        control.cast(ballots, ballot.to_bytes())
+    except ControlLost as error:
+        LOG.warning("the vote %s was not declined: %s", ballots, error)

@@ -1,0 +1,157 @@
+"""What an engine has asked on the control plane, kept until nobody can need it, then forgotten.
+
+A store keeps every ballot and every decision until it is told to forget them (C9). An epoch asks
+some dozens of questions, so a store would grow for as long as a model serves. When a question may
+go is argued on `docs/design/engine.md`: once every member is seen to vote, in good health, in an
+epoch, nobody will ever read or write what was asked in the epochs before it.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from equipoise.balancer.experts.agreement.ballot import Ballot, Stand
+from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.runtime.jobs import Job, Titled, Worker
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import BallotIncomplete, ControlLost
+
+BEFORE = -1
+"""The epoch of what was asked before the first one."""
+PORTION = 4
+"""Questions that are forgotten behind a vote at most: more than a vote adds, so that none are left
+over, and few, so that the next ballot comes in time."""
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Filed:
+    """A question of an epoch.
+
+    Attributes:
+        epoch: in which it was asked.
+        name: of the question.
+        ranks: whose ballots there may be on it; empty where it was only decided.
+    """
+
+    epoch: int
+    name: str
+    ranks: tuple[int, ...] = ()
+
+
+class Archive(Protocol):
+    """Told what an engine asks."""
+
+    def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
+        """Members may cast ballots on these questions, and settle this one; returns at once."""
+        ...
+
+    def tidy(self, epoch: int, ballots: str) -> None:
+        """Forget what may go, once the vote on these ballots, begun just now, has ended."""
+        ...
+
+    @property
+    def leavings(self) -> tuple[Filed, ...]:
+        """What is not forgotten yet, for who comes after; asked when the clerk is dismissed."""
+        ...
+
+
+class ArchiveElsewhere:
+    """Another member keeps it."""
+
+    leavings: tuple[Filed, ...] = ()
+
+    def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
+        """It knows."""
+
+    def tidy(self, epoch: int, ballots: str) -> None:
+        """It does."""
+
+
+class ArchiveHere:
+    """This member forgets for all, so that the store is asked once.
+
+    Args:
+        control: where it was asked.
+        ranks: who is asked.
+        clerk: carries out votes, and forgets behind them.
+        leavings: of a group before this one, whose last vote all of `ranks` have left behind.
+    """
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        ranks: tuple[int, ...],
+        clerk: Worker,
+        leavings: Sequence[Filed] = (),
+    ) -> None:
+        self._control = control
+        self._ranks = ranks
+        self._clerk = clerk
+        # Filled by the step's thread and emptied by the clerk's; all else is the clerk's alone.
+        self._asked = deque(leavings)
+        self._kept: dict[str, Filed] = {}
+        self._free: deque[Filed] = deque()
+
+    def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
+        """See `Archive`."""
+        self._asked.extend(Filed(epoch, name, self._ranks) for name in ballots)
+        self._asked.append(Filed(epoch, outcome))
+
+    def tidy(self, epoch: int, ballots: str) -> None:
+        """See `Archive`."""
+        self._clerk.start(Titled(self._tidying(epoch, ballots), "forget", epoch=epoch))
+
+    @property
+    def leavings(self) -> tuple[Filed, ...]:
+        """See `Archive`."""
+        self._take()
+        kept = (*self._free, *self._kept.values())
+        return tuple(replace(filed, epoch=BEFORE) for filed in kept)
+
+    def _tidying(self, epoch: int, ballots: str) -> Job[None]:
+        yield from ()
+        try:
+            self._release(epoch, ballots)
+            for _ in range(min(PORTION, len(self._free))):
+                filed = self._free.popleft()
+                self._control.forget(filed.name, filed.ranks)
+        except ControlLost as error:
+            # Whether the rank can go on is for the next vote to say.
+            LOG.warning("what was asked before epoch %d was not forgotten: %s", epoch, error)
+
+    def _release(self, epoch: int, ballots: str) -> None:
+        """What earlier epochs asked may go if every member is in this one."""
+        self._take()
+        old = [filed for filed in self._kept.values() if filed.epoch < epoch]
+        if old and self._all_in(ballots):
+            self._free.extend(old)
+            for filed in old:
+                del self._kept[filed.name]
+
+    def _all_in(self, ballots: str) -> bool:
+        """Whether each member votes in this epoch, and none only says that it cannot.
+
+        Who says so may still be in an epoch before.
+        """
+        try:
+            texts = self._control.collect(ballots, 0.0, self._ranks)
+        except BallotIncomplete:
+            return False
+        return all(Ballot.from_bytes(text).stand is not Stand.FAILED for text in texts)
+
+    def _take(self) -> None:
+        while self._asked:
+            filed = self._asked.popleft()
+            self._kept[filed.name] = filed
+
+
+def archive_of(
+    control: ControlPlane, members: Members, clerk: Worker, leavings: Sequence[Filed]
+) -> Archive:
+    """The lowest member keeps it."""
+    if members.place:
+        return ArchiveElsewhere()
+    return ArchiveHere(control, members.ranks, clerk, leavings)

@@ -1,0 +1,387 @@
+"""The parts of one rank's balancer, put together."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from equipoise.balancer.experts.agreement.key_collector import (
+    Archive,
+    ArchiveElsewhere,
+    Filed,
+    archive_of,
+)
+from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.closing import abandon
+from equipoise.balancer.experts.config import EngineConfig, Locality, RoutingRule, ShareMode
+from equipoise.balancer.experts.engine.engine import EpochReport, ExpertEngine, Group, Path
+from equipoise.balancer.experts.engine.in_place_path import Updates
+from equipoise.balancer.experts.engine.recorder import UNWRITTEN, Chronicle, Subject, Written
+from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.engine.share_refresh import KeepShares, LaggedShares, ShareRenewal
+from equipoise.balancer.experts.engine.staged_path import Voyages
+from equipoise.balancer.experts.engine.traced_worker import timed
+from equipoise.balancer.experts.load_window import LoadWindow, SubWindows
+from equipoise.balancer.experts.placement import Layout, Shape
+from equipoise.balancer.experts.routing.local_first import LocalRouter
+from equipoise.balancer.experts.routing.routers import (
+    BatchRouter,
+    BlockTurnRouter,
+    Router,
+    RowHashRouter,
+    TableRouter,
+)
+from equipoise.balancer.experts.runtime.events import SILENT, Journal
+from equipoise.balancer.experts.runtime.jobs import Hire, Worker, all_of, finish
+from equipoise.balancer.experts.runtime.workers import HeldWorker, Staff
+from equipoise.balancer.experts.transfer.host_writes import Supply
+from equipoise.balancer.experts.transfer.layer_locks import Gates, Guard, NoGates
+from equipoise.balancer.experts.transfer.p2p import Mover
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.capabilities import Capabilities
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.errors import EngineError, Unsupported
+from equipoise.hal.slots import SlotStore
+from equipoise.hal.stream import Role
+
+
+class Engine(Protocol):
+    """What happens at boundaries."""
+
+    @property
+    def reports(self) -> Sequence[EpochReport]:
+        """How each epoch so far ended."""
+        ...
+
+    @property
+    def aborts(self) -> Mapping[str, int]:
+        """Aborted epochs by reason."""
+        ...
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """Layers whose slots may hold anything."""
+        ...
+
+    def boundary(self, step: int) -> None:
+        """Between two steps."""
+        ...
+
+    def launched(self) -> None:
+        """The forward behind the last boundary is on its way."""
+        ...
+
+    def close(self) -> None:
+        """End what runs in the background; bounded."""
+        ...
+
+
+class StillEngine:
+    """Static mode: the start layout stays; loads are observed all the same."""
+
+    def __init__(
+        self,
+        load: LoadWindow,
+        installed: Installed,
+        teller: HeldWorker,
+        deadline: float,
+        chronicle: Chronicle,
+    ) -> None:
+        self._load = load
+        self._teller = teller
+        self._layout = installed.layout
+        self._deadline = deadline
+        self._chronicle = chronicle
+        self._closed = False
+        self.reports: tuple[EpochReport, ...] = ()
+        self.aborts: dict[str, int] = {}
+        self.unsettled: tuple[int, ...] = ()
+
+    def boundary(self, step: int) -> None:
+        """Take and close sub-windows. Raises `EngineError` behind `close`."""
+        if self._closed:
+            raise EngineError(f"boundary {step} of an engine that was closed")
+        self._teller.go()
+        if finish(self._load.advance(step), self._deadline):
+            self._chronicle.summed(step - 1, self._load.latest, self._layout)
+
+    def launched(self) -> None:
+        """Let the sum of loads begin."""
+        self._teller.go()
+
+    def close(self) -> None:
+        """Wait for a sum under way. Again is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._teller.go()
+        try:
+            finish(self._load.drain(), self._deadline)
+        finally:
+            self._teller.close()
+            self._chronicle.close()
+
+
+@dataclass(frozen=True)
+class AtBoundary:
+    """Weights come from peers, beside the forward, and are committed between two steps.
+
+    Attributes:
+        spare: where else weights are to be had when ranks are lost that held the last copies;
+            empty where they are nowhere else.
+    """
+
+    spare: tuple[Supply, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnderLock:
+    """Weights come from the host's memory, and layers are rewritten in place, a few a step.
+
+    Attributes:
+        supply: the weights, and who writes them.
+        capabilities: of the accelerator's backend, which has to have what this takes.
+        entries: by layer, how often every step enters it; once where nothing is said.
+    """
+
+    supply: Supply
+    capabilities: Capabilities
+    entries: Mapping[int, int] = field(default_factory=dict)
+
+
+CommitPath = AtBoundary | UnderLock
+BY_BOUNDARY = AtBoundary()
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a rank balances with, whatever is installed.
+
+    Attributes:
+        accelerator: this rank's device.
+        fabric: this rank's connection to the others.
+        store: this rank's slots.
+        config: cadence, bounds and share mode.
+        path: how weights come into slots.
+        hire: makes who works beside the forward.
+        members: the ranks among which experts are spread.
+        first: the step of the first boundary.
+        journal: told what happens; returns at once and never raises.
+        leavings: what a group before this one has asked, and nobody needs any more.
+        watched: whether any rank has a journal: then all ranks sum every sub-window, since a sum
+            takes all of them.
+    """
+
+    accelerator: Accelerator
+    fabric: Fabric
+    store: SlotStore
+    config: EngineConfig
+    path: CommitPath
+    hire: Hire
+    members: Members
+    first: int = 0
+    journal: Journal = SILENT
+    leavings: tuple[Filed, ...] = ()
+    watched: bool = False
+
+    def open(self, what: str) -> Communicator:
+        """A communicator among the members; collective."""
+        name = f"{self.members.named(self.config.label)}.{what}"
+        return self.fabric.open(name, self.members.ranks)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Router for the step path, engine for the boundaries, and what is installed.
+
+    Attributes:
+        means: what it was put together from.
+        guard: says which layers a step reads under a lock.
+        communicators: all that were opened for it.
+        archive: what the engine has asked, and is not forgotten.
+    """
+
+    means: Means
+    installed: Installed
+    load: LoadWindow
+    router: Router
+    engine: Engine
+    guard: Guard
+    communicators: tuple[Communicator, ...]
+    archive: Archive
+
+    def close(self) -> None:
+        """End what works beside, then give the communicators back, whatever becomes of the first.
+
+        Raises as the last of them did that raised. Any number of times.
+        """
+        with ExitStack() as ends:
+            for communicator in reversed(self.communicators):
+                ends.callback(communicator.close)
+            ends.callback(self._settle)
+            ends.callback(self.engine.close)
+
+    def retire(self) -> None:
+        """The same behind a loss: communicators and streams may have failed, and that is known."""
+        abandon([self])
+
+    def _settle(self) -> None:
+        """Wait until the compute stream has left the communicators.
+
+        Exact shares put a sum a layer on it, which a program may only issue when the stream comes
+        to it: a group that was given back before would fail the stream.
+        """
+        means = self.means
+        compute = means.accelerator.stream(Role.COMPUTE)
+        all_of(means.accelerator, compute).take(means.config.deadline)
+
+
+def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
+    """With an engine. Raises `Unsupported` where the accelerator lacks what the path needs.
+
+    Where anything raises, what was opened by then is closed.
+    """
+    installed = Installed(means.accelerator, means.store, shape, layout)
+    guard = _guard(means, installed, shape)
+    with ExitStack() as undoing:
+        loads, *others = opened = _communicators(means, undoing)
+        staff = Staff.hired(_hire(means, undoing))
+        load = _window(means, loads, shape, _period(means), staff.teller)
+        renewal = _renewal(means, installed, load, shape, staff)
+        router = _router(means, installed, load, others)
+        path = _path(means, installed, guard, others, staff, shape)
+        control = means.fabric.control
+        archive = archive_of(control, means.members, staff.clerk, means.leavings)
+        group = Group(control, means.members, means.first, archive)
+        chronicle = _chronicle(means, shape, router)
+        engine = ExpertEngine(installed, load, path, renewal, group, means.config, staff, chronicle)
+        undoing.pop_all()
+    return Assembly(means, installed, load, router, engine, guard, tuple(opened), archive)
+
+
+def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
+    """Without epochs: `layout` stays, its shares too. Leaves as little behind as `assemble`."""
+    installed = Installed(means.accelerator, means.store, shape, layout)
+    with ExitStack() as undoing:
+        loads = means.open("loads")
+        undoing.callback(loads.close)
+        teller = HeldWorker(_hire(means, undoing)("teller"))
+        load = _window(means, loads, shape, means.config.window_size, teller)
+        router = _router(means, installed, load, ())
+        chronicle = _chronicle(means, shape, router)
+        still = StillEngine(load, installed, teller, means.config.deadline, chronicle)
+        undoing.pop_all()
+    elsewhere = ArchiveElsewhere()
+    return Assembly(means, installed, load, router, still, NoGates(), (loads,), elsewhere)
+
+
+def _hire(means: Means, undoing: ExitStack) -> Hire:
+    """Workers whose work is noted, where anybody wants to know."""
+    hire = means.hire if means.journal is SILENT else timed(means.hire, means.journal)
+
+    def hired(kind: str) -> Worker:
+        worker = hire(kind)
+        undoing.callback(worker.close)
+        return worker
+
+    return hired
+
+
+def _chronicle(means: Means, shape: Shape, router: Router) -> Chronicle:
+    """What boundaries are told to."""
+    if means.journal is SILENT:
+        return UNWRITTEN
+    slot_bytes, sub_window = means.store.layout.slot_bytes, means.config.sub_window
+    subject = Subject(shape, means.members.place, slot_bytes, sub_window, router.shares)
+    return Written(means.journal, subject)
+
+
+def _communicators(means: Means, undoing: ExitStack) -> list[Communicator]:
+    """One a purpose: loads; then, as configured, moves and routing. All ranks open alike."""
+    wanted = ["loads"]
+    if isinstance(means.path, AtBoundary):
+        wanted.append("moves")
+    if means.config.shares is ShareMode.EXACT:
+        wanted.append("routing")
+    opened = []
+    for what in wanted:
+        opened.append(means.open(what))
+        undoing.callback(opened[-1].close)
+    return opened
+
+
+def _guard(means: Means, installed: Installed, shape: Shape) -> Guard:
+    """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
+    path, accelerator = means.path, means.accelerator
+    if isinstance(path, AtBoundary):
+        return NoGates()
+    if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
+        # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
+        # for the copy.
+        raise Unsupported(
+            f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
+            "copy_independent_of_launch"
+        )
+    deadline, entries = means.config.deadline, path.entries
+    return Gates(accelerator, shape.layers, installed.readers, deadline, entries)
+
+
+def _window(
+    means: Means, loads: Communicator, shape: Shape, period: int, teller: Worker
+) -> LoadWindow:
+    config = means.config
+    cadence = config.sub_window, config.window_size, period, config.phase
+    parts = SubWindows(*cadence, first=means.first)
+    return LoadWindow(means.accelerator, loads, shape, parts, teller)
+
+
+def _period(means: Means) -> int:
+    """Steps from one window of load to the next: all are summed where others look than plans."""
+    config = means.config
+    looked_at = config.shares is ShareMode.LAGGED or means.watched
+    return config.window_size if looked_at else config.step_interval
+
+
+def _renewal(
+    means: Means, installed: Installed, load: LoadWindow, shape: Shape, staff: Staff
+) -> ShareRenewal:
+    if means.config.shares is ShareMode.LAGGED:
+        return LaggedShares(installed, load, shape, means.config.hysteresis, staff.solver)
+    return KeepShares(installed, shape)
+
+
+def _router(
+    means: Means, installed: Installed, load: LoadWindow, opened: Sequence[Communicator]
+) -> Router:
+    accelerator, tables, counters = means.accelerator, installed.tables, load.counters
+    place = means.members.place // means.config.rows_alike
+    match means.config.rule, means.config.shares:
+        case RoutingRule.ROW_HASH, _:
+            return RowHashRouter(accelerator, tables, counters)
+        case RoutingRule.BLOCK_TURNS, _:
+            return BlockTurnRouter(accelerator, tables, place, counters)
+        case _, ShareMode.EXACT:
+            if means.config.locality is Locality.PREFER:
+                return LocalRouter(accelerator, opened[-1], tables, counters)
+            return BatchRouter(accelerator, opened[-1], tables, place, counters)
+    return TableRouter(accelerator, tables, place, counters)
+
+
+def _path(
+    means: Means,
+    installed: Installed,
+    guard: Guard,
+    opened: Sequence[Communicator],
+    staff: Staff,
+    shape: Shape,
+) -> Path:
+    place, config = means.members.place, means.config
+    match means.path, guard:
+        case UnderLock(supply), Gates():
+            return Updates(
+                means.accelerator, installed, guard, supply, staff.mover, place, shape, config
+            )
+    ranks, journal = means.members.ranks, means.journal
+    ends = means.accelerator, opened[0], means.store
+    mover = Mover(*ends, ranks, config.deadline, journal, config.parcel)
+    return Voyages(installed, mover, staff.mover, place, shape, config)

@@ -1,0 +1,412 @@
+"""The engine: rebalances while the model serves, in lockstep with every other rank.
+
+`boundary(step)` is called before every step on every rank, and `launched()` when the step's forward
+is on its way. Within an epoch each boundary settles the vote that was begun behind the boundary
+before; the next one is begun behind the launch. Expert parallelism makes
+that free of waiting: a rank that has come through a step knows that every peer has begun it, hence
+has begun its vote. States: `balancer/experts/engine/states.py`; protocol: `docs/design/engine.md`.
+"""
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from equipoise.balancer.experts.agreement.ballot import (
+    Abort,
+    Ballot,
+    Commit,
+    Move,
+    Question,
+    Stand,
+    Verdict,
+    Wait,
+    decline,
+    vote,
+)
+from equipoise.balancer.experts.agreement.key_collector import Archive
+from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.engine.recorder import UNWRITTEN, Chronicle
+from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.engine.share_refresh import ShareRenewal
+from equipoise.balancer.experts.engine.states import (
+    MOVE,
+    Agreeing,
+    Barred,
+    Committing,
+    Draining,
+    Epoch,
+    Landed,
+    Moving,
+    Observing,
+    Planning,
+    State,
+    Travelling,
+    Updating,
+    Voting,
+    Voyage,
+    ballot_of,
+    copies_of,
+    outcome_of,
+    since,
+    voyage_of,
+    work_of,
+)
+from equipoise.balancer.experts.load_window import LoadWindow
+from equipoise.balancer.experts.placement import Layout, Load
+from equipoise.balancer.experts.planning.proposal import Proposal
+from equipoise.balancer.experts.runtime.events import COMMITTED, UNCHANGED
+from equipoise.balancer.experts.runtime.jobs import Completed, Job, Task, Titled, at_once, finish
+from equipoise.balancer.experts.runtime.workers import Staff
+from equipoise.balancer.experts.weights.expert_weights import ranges
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import AgreementLost, EngineError
+
+KEPT = 1024
+"""Reports of epochs that are kept."""
+KINDS = 256
+"""Reasons of aborts that are counted apart: some name ranks, and there are many sets of ranks."""
+PLANNING = 16
+"""A plan may take so many times `patience` steps: it takes seconds at most, whatever a step takes
+(3.3 s for 60 layers of 384 experts on 320 ranks with `sigma`), and holds nobody up. Epochs due
+meanwhile are skipped, and the plan is used. Were it given up sooner, it would still run when the
+next epoch is due, which would be aborted for that, and so on for ever."""
+OTHERS = "another reason"
+"""What further ones are counted as."""
+NEVER = -1
+"""Less than any step: what comes behind the end is looked at."""
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part, and since when.
+
+    Attributes:
+        control: ballots and decisions.
+        members: the ranks.
+        first: the step of the first boundary.
+        archive: of what they ask each other.
+    """
+
+    control: ControlPlane
+    members: Members
+    first: int
+    archive: Archive
+
+
+class Path(Protocol):
+    """How an epoch that was agreed on comes into slots: by the boundary, or under a lock."""
+
+    def propose(self, windows: Load, layout: Layout) -> Proposal:
+        """Plan for the load of these windows, on a worker."""
+        ...
+
+    def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Updating | Landed:
+        """Every rank has the same proposal, at the boundary before `step`."""
+        ...
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        """What this rank's own part has become."""
+        ...
+
+    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+        """The next `lots` lots are staged everywhere, and are right."""
+        ...
+
+    def advance(self, state: Updating, step: int) -> Updating | Landed:
+        """The next boundary of an update that nobody votes on."""
+        ...
+
+    def mend(self, reason: str) -> tuple[Task[None], ...]:
+        """Begin to mend what broke an epoch that all ranks abort for `reason`."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """How an epoch ended, at the boundary before `step`.
+
+    Attributes:
+        number: of the epoch.
+        opened: the boundary at which its load window was closed.
+        step: the boundary at which it ended.
+        outcome: `committed`, `unchanged` where the plan left every slot as it was, or the reason
+            of the abort.
+        slots: copies that the receiving ranks did not hold, over all ranks, that were committed.
+        bytes: their size.
+    """
+
+    number: int
+    opened: int
+    step: int
+    outcome: str
+    slots: int
+    bytes: int
+
+
+class ExpertEngine:
+    """Epochs for one rank.
+
+    Args:
+        installed: what this rank holds.
+        load: global loads.
+        path: how what was agreed on comes into slots.
+        renewal: what becomes of shares between epochs.
+        group: who takes part, and since when.
+        config: cadence and bounds.
+        staff: works beside the forward.
+        chronicle: told what happens at boundaries that have something to do.
+    """
+
+    def __init__(
+        self,
+        installed: Installed,
+        load: LoadWindow,
+        path: Path,
+        renewal: ShareRenewal,
+        group: Group,
+        config: EngineConfig,
+        staff: Staff,
+        chronicle: Chronicle = UNWRITTEN,
+    ) -> None:
+        self._installed = installed
+        self._load = load
+        self._path = path
+        self._renewal = renewal
+        self._control = group.control
+        self._members = group.members
+        self._archive = group.archive
+        self._config = config
+        self._staff = staff
+        self._chronicle = chronicle
+        self._state: State = Observing()
+        self._vote: Task[Verdict] | None = None
+        self._next = group.first
+        self._behind: int | None = None
+        self._closed = False
+        self._warned = False
+        self.reports: deque[EpochReport] = deque(maxlen=KEPT)
+        self.aborts: Counter[str] = Counter()
+
+    @property
+    def state(self) -> State:
+        """Where the engine is."""
+        return self._state
+
+    @property
+    def unsettled(self) -> tuple[int, ...]:
+        """Layers whose slots may hold old weights, new ones, or a part of each.
+
+        Only while they are rewritten in place, and only of use to whoever leaves that half done.
+        """
+        if not isinstance(self._state, Updating):
+            return ()
+        begun = self._state.proposal.changes[: len(self._state.writing)]
+        return tuple(layer for change in begun for layer in change.layers)
+
+    def boundary(self, step: int) -> None:
+        """Between two steps, before `step`: settle what is due, and act on it.
+
+        Most boundaries have nothing to do, and cost a comparison. What the forward need not wait
+        for is done when `launched` says that it is on its way, at the next boundary at the latest.
+        One thread calls both.
+
+        Raises:
+            AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
+            EngineError: a boundary was left out, or the engine was closed.
+        """
+        if step < self._next:
+            return
+        if self._closed:
+            raise EngineError(f"boundary {step} of an engine that was closed")
+        self.launched()
+        if step >= self._next:
+            finish(self.passage(step), self._config.deadline)
+
+    def launched(self) -> None:
+        """The forward behind the last boundary is on its way: prepare the next boundary.
+
+        An epoch is opened, if one is due; this rank looks how far its own work has come, and votes;
+        what works beside begins. Does nothing where the boundary had nothing to do.
+        """
+        if self._behind is None:
+            return
+        step, self._behind = self._behind, None
+        if self._due(step):
+            self._state = self._open(self._state, step)
+        if isinstance(self._state, Voting):
+            self._state = self._progress(self._state)
+            self._cast(self._state, step + 1)
+        self._next = self._when(step)
+        self._chronicle.prepared(self._state, self._installed.layout)
+        self._staff.go()
+
+    def passage(self, step: int) -> Job[None]:
+        """A boundary behind `launched`, for whoever wants to do the waiting."""
+        if step > self._next:
+            raise EngineError(f"boundary {self._next} was left out: now comes {step}")
+        self._chronicle.begin(step)
+        summed = yield from self._load.advance(step)
+        if summed:
+            self._chronicle.summed(step - 1, self._load.latest, self._installed.layout)
+        yield from self._renewal.boundary(summed)
+        if isinstance(self._state, Updating):
+            self._state = self._landing(self._path.advance(self._state, step), step)
+        elif isinstance(self._state, Voting):
+            self._state = yield from self._settle(self._state, step)
+        if isinstance(self._state, Draining) and self._state.done:
+            self._state = Observing()
+        self._behind, self._next = step, step + 1
+        self._chronicle.end(self._state, self._installed.layout)
+
+    def close(self) -> None:
+        """End what works beside; each wait under way lasts as long as its own deadline.
+
+        Again is harmless; a boundary behind it is an error.
+        """
+        if self._closed:
+            return
+        self._closed, self._behind, self._next = True, None, NEVER
+        self._staff.teller.go()
+        try:
+            finish(self._load.drain(), self._config.deadline)
+        finally:
+            self._staff.close()
+            self._chronicle.close()
+
+    def _when(self, step: int) -> int:
+        """The next boundary at which there is something to do."""
+        if isinstance(self._state, Observing) and not self._renewal.pending:
+            return self._load.due(step)
+        return step + 1
+
+    def _due(self, step: int) -> bool:
+        """Whether the window that closed one step ago opens an epoch here."""
+        behind = (step - 1) % self._config.step_interval
+        return step > 1 and behind == self._config.phase and self._load.full
+
+    def _open(self, state: State, step: int) -> State:
+        epoch = Epoch(step // self._config.step_interval, step)
+        match state:
+            case Draining():
+                return Barred(epoch, "a rank still drains an aborted epoch", state)
+            case Observing():
+                return self._plan(epoch)
+        # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
+        # Under locks each leaves alone, when its own streams have read what was written.
+        self._chronicle.skipped(step)
+        self._decline(epoch, step + 1, "a rank is still in the epoch before")
+        return state
+
+    def _plan(self, epoch: Epoch) -> Planning:
+        windows, layout = self._load.windows, self._installed.layout
+        plan = at_once(lambda: self._path.propose(windows, layout))
+        job = Titled(plan, "plan", epoch=epoch.number)
+        return Planning(epoch, self._staff.planner.start(job))
+
+    def _progress(self, state: Voting) -> Voting:
+        """What this rank's own work has become since the last boundary."""
+        match state:
+            case Planning(epoch, plan) if plan.done():
+                if (error := plan.exception()) is not None:
+                    LOG.warning("epoch %d: planner failed: %s", epoch.number, error)
+                    return Barred(epoch, "planner failed", state)
+                proposal = plan.result()
+                self._warn_of_staging(epoch, proposal)
+                return Agreeing(epoch, proposal)
+            case Moving(voyage) | Committing(voyage, _):
+                return self._path.look(voyage)
+        return state
+
+    def _warn_of_staging(self, epoch: Epoch, proposal: Proposal) -> None:
+        """Say once, on one rank, that staging is what bounds the plans."""
+        short = proposal.draft.short_of_staging
+        if not short or self._warned or self._members.place:
+            return
+        self._warned = True
+        LOG.warning(
+            "epoch %d: each rank has %d staging buffers; with more, layers %s would come lower at "
+            "once, and what is left waits for later epochs. A staging budget of a layer's slots "
+            "moves all in one. Said once; the metric layers_short_of_staging keeps count",
+            epoch.number,
+            self._installed.store.layout.staging,
+            ranges(list(short)),
+        )
+
+    def _cast(self, state: Voting, due: int) -> None:
+        """Begin the vote that is settled at boundary `due`."""
+        question = Question(
+            ballots=self._question(state.epoch, due),
+            outcome=self._question(state.epoch, outcome_of(state)),
+            last=due - since(state) > self._patience(state),
+            ranks=self._members.ranks,
+        )
+        self._file(state.epoch, due, outcome_of(state))
+        job = vote(self._control, question, ballot_of(state))
+        titled = Titled(job, "vote", epoch=state.epoch.number, step=due)
+        self._vote = self._staff.clerk.start(titled)
+        self._archive.tidy(state.epoch.number, question.ballots)
+
+    def _patience(self, state: Voting) -> int:
+        """Steps that the epoch may stay where it is."""
+        planned = voyage_of(state) is not None
+        return self._config.patience * (1 if planned else PLANNING)
+
+    def _settle(self, state: Voting, step: int) -> Job[State]:
+        """Act on the vote that is due at this boundary."""
+        assert self._vote is not None
+        try:
+            verdict = yield Completed(self._vote)
+        except TimeoutError as error:
+            raise AgreementLost(f"epoch {state.epoch.number}: no verdict in time") from error
+        match verdict, state:
+            case Wait(), _:
+                return state
+            case Move(), Agreeing(epoch, proposal):
+                self._renewal.planned(proposal.layout)
+                return self._landing(self._path.embark(epoch, proposal, step), step)
+            case Commit(lots), Committing():
+                return self._landing(self._path.commit(state, lots, step), step)
+            case Abort(reason), _:
+                return self._abort(state, step, reason)
+        raise AgreementLost(f"told to {verdict} in {type(state).__name__}")
+
+    def _landing(self, state: Moving | Updating | Landed, step: int) -> State:
+        """End the epoch where everything is installed."""
+        match state:
+            case Landed(epoch, layers, copies):
+                self._report(epoch, step, COMMITTED if layers else UNCHANGED, copies)
+                return Observing()
+        return state
+
+    def _abort(self, state: Voting, step: int, reason: str) -> State:
+        """Leave the epoch; what it has not committed stays as installed, on every rank."""
+        self.aborts[reason if reason in self.aborts or len(self.aborts) < KINDS else OTHERS] += 1
+        self._report(state.epoch, step, reason, copies_of(state))
+        # Whoever judged to wait where this rank missed a ballot asks again, and is told.
+        self._decline(state.epoch, step + 1, reason)
+        return Draining((*work_of(state), *self._path.mend(reason)))
+
+    def _decline(self, epoch: Epoch, due: int, reason: str) -> None:
+        """Say, on a vote that others may have begun, that this rank takes no part."""
+        self._file(epoch, due, MOVE)
+        ballot = Ballot(Stand.FAILED, reason=reason)
+        job = decline(self._control, self._question(epoch, due), ballot)
+        self._staff.clerk.start(Titled(job, "decline", epoch=epoch.number, step=due))
+
+    def _file(self, epoch: Epoch, due: int, outcome: str) -> None:
+        """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
+        votes = [self._question(epoch, due), self._question(epoch, due + 1)]
+        self._archive.file(epoch.number, votes, self._question(epoch, outcome))
+
+    def _question(self, epoch: Epoch, what: int | str) -> str:
+        """The vote that is due at a boundary, or what votes may settle."""
+        return f"{self._members.named(self._config.label)}/{epoch.number}/{what}"
+
+    def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
+        size = copies * self._installed.store.layout.slot_bytes
+        report = EpochReport(epoch.number, epoch.opened, step, outcome, copies, size)
+        self.reports.append(report)
+        self._chronicle.ended(self._state, report)

@@ -1,0 +1,175 @@
+"""The locked path: layers are rewritten in place, from the host's memory, a few a step.
+
+Every rank writes its own slots, so nothing travels between ranks, and no staging is needed. What
+was agreed on, placement, shares, tables, and the weights' checksums, is what the vote compares;
+behind it there is no abort: a write that goes wrong is repeated once, then this rank stops.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from equipoise import _native
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.engine.states import (
+    Barred,
+    Committing,
+    Epoch,
+    Landed,
+    Moving,
+    Travelling,
+    Updating,
+    Voyage,
+)
+from equipoise.balancer.experts.placement import Layout, Load, Placement, Shape
+from equipoise.balancer.experts.planning.proposal import Proposal, by_groups
+from equipoise.balancer.experts.planning.rebalance_plan import draft, limits_of
+from equipoise.balancer.experts.routing.layer_update import Change
+from equipoise.balancer.experts.runtime.jobs import Job, Released, Task, Titled, Worker
+from equipoise.balancer.experts.transfer.host_writes import Supply, write_checked
+from equipoise.balancer.experts.transfer.layer_locks import Gates
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.errors import AgreementLost, LockPoisoned
+
+
+class Updates:
+    """Rewrites layers under their locks, on one rank.
+
+    Group k of an epoch that was agreed on at boundary s is handed over in step s + k, and its
+    tables are installed at boundary s + k + 1; all ranks count alike, so no further word is needed.
+
+    Args:
+        accelerator: whose copy stream sums what was written.
+        installed: what this rank holds.
+        gates: the locks of its layers.
+        supply: the weights, and who writes them.
+        worker: writes one group after another.
+        rank: this rank.
+        shape: how many of everything.
+        config: bounds and cadence.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        installed: Installed,
+        gates: Gates,
+        supply: Supply,
+        worker: Worker,
+        rank: int,
+        shape: Shape,
+        config: EngineConfig,
+    ) -> None:
+        self._accelerator = accelerator
+        self._installed = installed
+        self._gates = gates
+        self._supply = supply
+        self._worker = worker
+        self._mine = slice(rank * shape.slots_per_rank, (rank + 1) * shape.slots_per_rank)
+        self._shape = shape
+        self._config = config
+        self._before = installed.layout.placement
+
+    def propose(self, windows: Load, layout: Layout) -> Proposal:
+        """Plan; runs beside the forward. Raises `PlacementError`."""
+        limits = limits_of(self._config, self._shape.slots_per_rank)
+        drafted = draft(windows, layout, self._shape, limits)
+        return by_groups(drafted, self._shape, self._config.layer_updates_per_iter)
+
+    def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Updating | Landed:
+        """Every rank has the same proposal, at the boundary before `step`: hand over group 0."""
+        first = {
+            layer: step + group
+            for group, change in enumerate(proposal.changes)
+            for layer in change.layers
+        }
+        self._gates.schedule(first)
+        self._before = self._installed.layout.placement
+        return self.advance(Updating(epoch, proposal, step, ()), step)
+
+    def advance(self, state: Updating, step: int) -> Updating | Landed:
+        """Install the tables of the group whose second step this is, and hand over the next.
+
+        Raises:
+            AgreementLost: a write failed, or came too late: the last step's output is void, and
+                this rank stops.
+        """
+        self._check(state)
+        group, changes = step - state.start, state.proposal.changes
+        if 0 < group <= len(changes):
+            self._installed.commit(changes[group - 1], ())
+        if group < len(changes):
+            return self._hand_over(state, changes[group])
+        if group > len(changes) and self._drained(state):
+            self._gates.schedule({})
+            proposal = state.proposal
+            return Landed(state.epoch, len(proposal.draft.order), self._copies(proposal))
+        return state
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        """Nothing travels on this path."""
+        raise AgreementLost(f"epoch {voyage.epoch.number} travels on a path that has no staging")
+
+    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+        """Nothing is staged on this path."""
+        raise AgreementLost(f"told to commit {lots} lots on a path that has no staging")
+
+    def mend(self, reason: str) -> tuple[Task[None], ...]:
+        """Nothing of this path breaks in an epoch that is aborted."""
+        return ()
+
+    def _check(self, state: Updating) -> None:
+        """Raise for what has gone wrong behind the decision."""
+        for task in state.writing:
+            if task.done() and (error := task.exception()) is not None:
+                raise AgreementLost(f"epoch {state.epoch.number}: write failed: {error}") from error
+        try:
+            self._gates.check()
+        except LockPoisoned as error:
+            raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
+
+    def _hand_over(self, state: Updating, change: Change) -> Updating:
+        """Let the step that begins read these layers once more; they are written behind it.
+
+        The first signals are given here and not by the worker, which may still wait for a layer
+        that this very step reads later.
+        """
+        epochs = {layer: self._gates.locks[layer].epoch for layer in change.layers}
+        for layer, epoch in epochs.items():
+            self._gates.locks[layer].signal(epoch)
+        job = self._rewrite(change, epochs, state.proposal.layout)
+        layers = list(change.layers)
+        task = self._worker.start(Titled(job, "move", epoch=state.epoch.number, layers=layers))
+        return replace(state, writing=(*state.writing, task))
+
+    def _drained(self, state: Updating) -> bool:
+        """Whether all that was written has been read once, so that the locks are as at first."""
+        if not all(task.done() for task in state.writing):
+            return False
+        layers = [layer for change in state.proposal.changes for layer in change.layers]
+        return all(self._gates.drained(layer) for layer in layers)
+
+    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        """Write each layer of a group once its step has read it, and let the next step read it."""
+        try:
+            for layer in change.layers:
+                yield Released(self._gates.locks[layer])
+                yield from self._fill(layer, layout.placement)
+                self._gates.locks[layer].signal(epochs[layer])
+        except BaseException:
+            self._gates.poison(change.layers)
+            raise
+
+    def _fill(self, layer: int, placement: Placement) -> Job[None]:
+        """Write what changes of this rank's slots of a layer."""
+        mine = placement[layer, self._mine]
+        places = np.flatnonzero(mine != self._before[layer, self._mine])
+        slots = (layer * self._shape.slots_per_rank + places).tolist()
+        store, experts = self._installed.store, mine[places].tolist()
+        return write_checked(self._accelerator, store, self._supply, layer, slots, experts)
+
+    def _copies(self, proposal: Proposal) -> int:
+        """Copies that a rank did not hold, over all ranks."""
+        return _native.count_moves(self._before, proposal.layout.placement, self._shape.ranks)

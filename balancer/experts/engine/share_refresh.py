@@ -1,0 +1,146 @@
+"""What becomes of shares between two epochs."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.load_window import LoadWindow
+from equipoise.balancer.experts.placement import Layout, Load, Shape
+from equipoise.balancer.experts.routing.drift import Follower
+from equipoise.balancer.experts.routing.layer_update import Change, change_of
+from equipoise.balancer.experts.runtime.jobs import Completed, Job, Task, Worker, at_once
+from equipoise.hal.errors import AgreementLost
+
+
+class ShareRenewal(Protocol):
+    """Called at every boundary at which there is something to do, on every rank alike."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether the next boundary has to be told of."""
+        ...
+
+    def boundary(self, summed: bool) -> Job[None]:
+        """`summed`: a new sub-window's load has just been taken."""
+        ...
+
+    def planned(self, layout: Layout) -> None:
+        """An epoch was agreed on that has shares for layers whose placement stays, too."""
+        ...
+
+
+class KeepShares:
+    """Static and exact modes: the tables' shares change only with an epoch.
+
+    Args:
+        installed: what this rank holds.
+        shape: how many of everything.
+    """
+
+    pending = False
+
+    def __init__(self, installed: Installed, shape: Shape) -> None:
+        self._installed = installed
+        self._shape = shape
+
+    def boundary(self, summed: bool) -> Job[None]:
+        """Nothing to do."""
+        yield from ()
+
+    def planned(self, layout: Layout) -> None:
+        """Layers that keep their placement get the plan's shares, which cost no weight."""
+        change = renewed(self._installed.layout, layout, self._shape)
+        if change is not None:
+            self._installed.commit(change, ())
+
+
+@dataclass(frozen=True)
+class Resting:
+    """No solution is under way."""
+
+
+@dataclass(frozen=True)
+class Solving:
+    """Shares are being solved; due at the next boundary."""
+
+    better: Task[Change | None]
+
+
+class LaggedShares:
+    """Solves shares again from each summed sub-window, off the step path.
+
+    The solution is taken one boundary after its sum on every rank, from the same integers, so all
+    ranks renew at the same step without a vote; layers that an epoch has changed in between keep
+    what the epoch gave them, again everywhere.
+
+    Args:
+        installed: what this rank holds.
+        load: global loads.
+        shape: how many of everything.
+        hysteresis: parts per 65536 that installed shares may miss before traffic has changed.
+        worker: solves.
+    """
+
+    def __init__(
+        self,
+        installed: Installed,
+        load: LoadWindow,
+        shape: Shape,
+        hysteresis: int,
+        worker: Worker,
+    ) -> None:
+        self._installed = installed
+        self._load = load
+        self._shape = shape
+        self._follower = Follower(shape, hysteresis, planned=load.sums.maxlen or 1)
+        self._state: Resting | Solving = Resting()
+        self._worker = worker
+
+    @property
+    def pending(self) -> bool:
+        """Whether a solution is due at the next boundary."""
+        return isinstance(self._state, Solving)
+
+    def boundary(self, summed: bool) -> Job[None]:
+        """Install the solution that is due, then start on the new sum.
+
+        Raises `AgreementLost` where the solution does not come.
+        """
+        yield from self._take()
+        if summed:
+            load, layout = self._load.latest, self._installed.layout
+            solve = at_once(lambda: self._solve(load, layout))
+            self._state = Solving(self._worker.start(solve))
+
+    def planned(self, layout: Layout) -> None:
+        """Shares of layers that keep their placement are fresher than the plan's."""
+
+    def _solve(self, load: Load, layout: Layout) -> Change | None:
+        shares = self._follower.better(load, layout)
+        if shares is None:
+            return None
+        return renewed(layout, replace(layout, shares=shares), self._shape)
+
+    def _take(self) -> Job[None]:
+        if not isinstance(self._state, Solving):
+            return
+        try:
+            change = yield Completed(self._state.better)
+        except Exception as error:
+            # Other ranks may have renewed theirs, and nobody votes on it: this rank cannot go on.
+            why = "not in time" if isinstance(error, TimeoutError) else str(error)
+            raise AgreementLost(f"shares were not solved on this rank: {why}") from error
+        self._state = Resting()
+        fitting = None if change is None else change.where_placed(self._installed.layout)
+        if fitting is not None:
+            self._installed.commit(fitting, ())
+
+
+def renewed(installed: Layout, wanted: Layout, shape: Shape) -> Change | None:
+    """Other shares for the layers that keep their placement; None where there are none."""
+    stays = (installed.placement == wanted.placement).all(axis=1)
+    differs = (installed.shares != wanted.shares).any(axis=1)
+    layers = np.flatnonzero(stays & differs).tolist()
+    return change_of(wanted, shape, layers) if layers else None

@@ -1,0 +1,1 @@
+"""Expert weights in memory that the ranks of a host share."""

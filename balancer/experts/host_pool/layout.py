@@ -1,0 +1,179 @@
+"""Where each expert's weights lie in the memory of a pool.
+
+The weights and their checksums in the memory of a pool, as tensors.
+"""
+
+import hashlib
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from equipoise import _native
+from equipoise.balancer.experts.transfer.copy_threads import LINE
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.checksum import MASK64, as_int64
+from equipoise.hal.errors import ExpertPoolError, Unsupported
+from equipoise.hal.slots import SegmentType
+
+SUM = 8
+"""Bytes of a checksum."""
+
+
+def round_up(nbytes: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-nbytes // unit) * unit
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """A page for the header, a table of checksums, then expert by expert within layer by layer.
+
+    An expert begins at a page, so that a rank that reserves its own touches no other's memory; a
+    segment begins at a cache line, so that copies of it are cut where a line begins.
+
+    Attributes:
+        descriptor: segments of an expert, as a slot has them.
+        layers: how many.
+        experts: of each layer.
+    """
+
+    descriptor: tuple[SegmentType, ...]
+    layers: int
+    experts: int
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.experts < 1 or not self.descriptor:
+            raise ExpertPoolError(
+                f"no pool of {self.layers} layers of {self.experts} experts with "
+                f"{len(self.descriptor)} segments"
+            )
+        for segment in self.descriptor:
+            if segment.format is not SlotFormat.STRIDED:
+                # What a device's own format stores, host memory cannot say as a tensor.
+                raise Unsupported(f"segment {segment.name!r}: no private format in host memory")
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each segment begins within its expert."""
+        found, at = [], 0
+        for segment in self.descriptor:
+            found.append(at)
+            at += round_up(segment.nbytes, LINE)
+        return tuple(found)
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """From the first byte of an expert to behind its last."""
+        return self.offsets[-1] + self.descriptor[-1].nbytes
+
+    @cached_property
+    def stride(self) -> int:
+        """From one expert to the next."""
+        return max(mmap.PAGESIZE, round_up(self.expert_bytes, mmap.PAGESIZE))
+
+    @property
+    def sums(self) -> int:
+        """Where the table of checksums begins, int64 [layers, experts]."""
+        return mmap.PAGESIZE
+
+    @cached_property
+    def first(self) -> int:
+        """Where the first expert begins: behind all that is about the pool itself."""
+        return self.sums + round_up(self.layers * self.experts * SUM, mmap.PAGESIZE)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole pool."""
+        return self.first + self.layers * self.experts * self.stride
+
+    def number(self, layer: int, expert: int) -> int:
+        """Which of all experts it is. Raises `ExpertPoolError`."""
+        if not (0 <= layer < self.layers and 0 <= expert < self.experts):
+            raise ExpertPoolError(
+                f"no expert {expert} of layer {layer} in a pool of {self.layers} layers "
+                f"of {self.experts} experts"
+            )
+        return layer * self.experts + expert
+
+    def at(self, layer: int, expert: int) -> int:
+        """Where an expert begins. Raises `ExpertPoolError`."""
+        return self.first + self.number(layer, expert) * self.stride
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that are equal for equal layouts on equal machines."""
+        words = [f"{self.layers} {self.experts} {mmap.PAGESIZE} {LINE}"]
+        words += [
+            f"{segment.name!r} {segment.dtype} {segment.shape} {math.prod(segment.shape)}"
+            for segment in self.descriptor
+        ]
+        return hashlib.sha256("\n".join(words).encode()).digest()
+
+
+class Contents:
+    """What stands where in `data`, uint8 [layout.total]."""
+
+    def __init__(self, layout: PoolLayout, data: Tensor) -> None:
+        self._layout = layout
+        self._data: Tensor | None = data
+        count = layout.layers * layout.experts
+        self._sums: Tensor | None = data[layout.sums : layout.sums + count * SUM].view(torch.int64)
+
+    def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
+        """An expert's segments, in place. Raises `ExpertPoolError`."""
+        at, data, found = self._layout.at(layer, expert), self._data, []
+        if data is None:
+            raise ExpertPoolError("the pool's memory was let go")
+        for segment, offset in zip(self._layout.descriptor, self._layout.offsets, strict=True):
+            part = data[at + offset : at + offset + segment.nbytes]
+            found.append(part.view(segment.dtype).reshape(segment.shape))
+        return tuple(found)
+
+    def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
+        """Copy an expert's segments in, and note the checksum of what they are copied from.
+
+        Raises:
+            ExpertPoolError: before any effect, if they are not what the layout says.
+        """
+        places, sums = self.view(layer, expert), self._noted()
+        self.check(tensors)
+        sources = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        for place, source in zip(places, sources, strict=True):
+            place.copy_(source)
+        number = self._layout.number(layer, expert)
+        sums[number] = as_int64(fingerprint(sources))
+
+    def noted(self, layer: int, expert: int) -> int:
+        """The checksum of what was written."""
+        return int(self._noted()[self._layout.number(layer, expert)]) & MASK64
+
+    def intact(self, layer: int, expert: int) -> bool:
+        """Whether an expert's bytes still have the checksum that was noted."""
+        return fingerprint(self.view(layer, expert)) == self.noted(layer, expert)
+
+    def release(self) -> None:
+        """Hold the memory no longer; whoever writes by then writes on, to what nobody reads."""
+        self._data = self._sums = None
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Raise `ExpertPoolError` unless they are what the layout says."""
+        found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        wanted = [(segment.shape, segment.dtype) for segment in self._layout.descriptor]
+        if found != wanted:
+            raise ExpertPoolError(f"tensors are {found}, the descriptor says {wanted}")
+
+    def _noted(self) -> Tensor:
+        if self._sums is None:
+            raise ExpertPoolError("the pool's memory was let go")
+        return self._sums
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> int:
+    """Checksum of contiguous host tensors back to back, as a slot store has it of a slot."""
+    parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    return _native.checksum(parts[0] if len(parts) == 1 else torch.cat(parts))

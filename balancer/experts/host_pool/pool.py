@@ -1,0 +1,473 @@
+"""The states of a pool, one type each.
+
+    Filling -> Sealed -> Closed
+    Filling -> Closed               given up, or sealing failed
+
+All ranks of a node leave `Filling` together, in `seal`; each closes for itself.
+
+From memory that a node's ranks hold to a pool that all may read and nobody may write.
+
+Every expert's weights once per node, in shared memory that no name leads to.
+
+The ranks of a node fill it together, each its part, and seal it; from then on the kernel lets
+nobody write, every part has been read back against the checksum of what was written, and every
+rank reads all of it. The memory ends with the last process that holds it, however that ends.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from torch import Tensor
+
+from equipoise.balancer.experts.host_pool import shared_memory
+from equipoise.balancer.experts.host_pool.layout import Contents, PoolLayout
+from equipoise.balancer.experts.host_pool.rendezvous import Council, Gathered, gather
+from equipoise.balancer.experts.host_pool.shared_memory import HugePages, Mapping
+from equipoise.hal.accelerator import Topology
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import ExpertPoolError, PoolDamaged, PoolIncomplete, PoolLeased
+
+
+@dataclass(frozen=True)
+class Filling:
+    """Mapped to be written; each rank fills its part.
+
+    Attributes:
+        council: where the ranks of the node meet.
+        descriptor: of the memory, this rank's own.
+        mapping: of the whole pool.
+        contents: over the mapping.
+        users: who is writing.
+        filled: numbers of the experts that this rank has begun to fill; guarded by `lock`.
+    """
+
+    council: Council
+    descriptor: int
+    mapping: Mapping
+    contents: Contents
+    users: "Users" = field(default_factory=lambda: Users())
+    filled: set[int] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def claim(self, number: int, name: str) -> None:
+        """Fill `number`, once. Raises `ExpertPoolError`."""
+        with self.lock:
+            if number in self.filled:
+                raise ExpertPoolError(f"{name} was filled before")
+            self.filled.add(number)
+
+    def release(self) -> None:
+        """Let go of the memory, which ends with the last that holds it."""
+        self.contents.release()
+        self.mapping.abandon()
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Nobody can write any more; everybody reads all of it."""
+
+    mapping: Mapping
+    contents: Contents
+    users: "Users"
+
+    def release(self) -> None:
+        """Let go of the memory, which ends with the last that holds it."""
+        self.contents.release()
+        self.mapping.abandon()
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Nothing is held, except by tensors that somebody has kept."""
+
+
+class Users:
+    """How many use the memory by now."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._closing = False
+        self._changed = threading.Condition()
+
+    def enter(self) -> None:
+        """One more. Raises `ExpertPoolError` once `drain` was called."""
+        with self._changed:
+            if self._closing:
+                raise ExpertPoolError("the pool takes no more users")
+            self._count += 1
+
+    def leave(self) -> None:
+        """One less."""
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def drain(self, timeout: float) -> None:
+        """Let nobody in, and wait until everybody has left.
+
+        Raises:
+            PoolLeased: not within `timeout` seconds.
+        """
+        with self._changed:
+            self._closing = True
+            if not self._changed.wait_for(lambda: self._count == 0, timeout):
+                raise PoolLeased(f"{self._count} user(s) did not end within {timeout:g} s")
+
+
+class PoolLease:
+    """Experts that are being read: until `release` their memory stays mapped where it is.
+
+    A copy that the host waits for needs none, since it holds the tensors. One that a device makes
+    on its own does: it holds addresses.
+    """
+
+    def __init__(self, users: Users, sources: Sequence[tuple[Tensor, ...]]) -> None:
+        users.enter()
+        self._users = users
+        self._lock = threading.Lock()
+        self._held = [tuple(sources)]
+
+    @property
+    def sources(self) -> tuple[tuple[Tensor, ...], ...]:
+        """The segments of each expert, in the order in which they were asked for.
+
+        Raises `ExpertPoolError` after `release`.
+        """
+        with self._lock:
+            if not self._held:
+                raise ExpertPoolError("the lease was given back")
+            return self._held[0]
+
+    def release(self) -> None:
+        """Everything has been read. Any number of times; only the first counts."""
+        with self._lock:
+            if not self._held:
+                return
+            self._held.clear()
+        self._users.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+Ranks = tuple[int, ...]
+SHOWN = 3
+"""How many experts a complaint names."""
+
+
+def owned(layout: PoolLayout, place: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Each (layer, expert) that the rank at `place` of `parts` fills.
+
+    Every so many-th, so that the memory of every layer is spread over the NUMA nodes of the ranks
+    that touch it first.
+    """
+    for layer in range(layout.layers):
+        for expert in range(place, layout.experts, parts):
+            yield layer, expert
+
+
+def prepare(council: Council, layout: PoolLayout, gathered: Gathered) -> Filling:
+    """Map the memory and reserve this rank's part; so does every rank that holds it.
+
+    Raises:
+        PoolIncomplete: on every rank, if one could not.
+    """
+    try:
+        return _prepare(council, layout, gathered)
+    except BaseException:
+        os.close(gathered.descriptor)
+        raise
+
+
+def _prepare(council: Council, layout: PoolLayout, gathered: Gathered) -> Filling:
+    try:
+        mapping = Mapping.to_write(gathered.descriptor, layout.total)
+    except ExpertPoolError as error:
+        council.agree("reserved", str(error), gathered.ranks, PoolIncomplete)
+        raise
+    try:
+        complaint = _reserve(council, layout, gathered, mapping)
+        council.agree("reserved", complaint, gathered.ranks, PoolIncomplete)
+        return Filling(council, gathered.descriptor, mapping, Contents(layout, mapping.tensor()))
+    except BaseException:
+        mapping.abandon()
+        raise
+
+
+def _reserve(council: Council, layout: PoolLayout, gathered: Gathered, mapping: Mapping) -> str:
+    """Take this rank's pages, expert by expert; what went wrong, or ""."""
+    place, parts = gathered.ranks.index(council.rank), len(gathered.ranks)
+    for layer, expert in owned(layout, place, parts):
+        if council.left() <= 0.0:
+            return f"had no time to reserve expert {expert} of layer {layer} and later ones"
+        at = layout.at(layer, expert)
+        if mapping.huge_pages is HugePages.ADVISED:
+            mapping.populate(at, layout.stride)
+        try:
+            shared_memory.reserve(gathered.descriptor, at, layout.stride)
+        except PoolIncomplete as error:
+            return str(error)
+    return ""
+
+
+def seal(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) -> Sealed:
+    """From filling to sealed, on all of `ranks` together; each step begins when all did the last.
+
+    Raises as `ExpertPool.seal`; the memory is released then.
+    """
+    council = state.council
+    council.renew(timeout)
+    try:
+        _finish(state, layout, ranks)
+        _forbid(state, ranks)
+        mapping = _map(state, layout, ranks)
+    except BaseException:
+        state.release()
+        raise
+    os.close(state.descriptor)
+    contents = Contents(layout, mapping.tensor())
+    try:
+        council.agree("verified", _verify(council, layout, ranks, contents), ranks, PoolDamaged)
+    except BaseException:
+        contents.release()
+        mapping.abandon()
+        raise
+    return Sealed(mapping, contents, Users())
+
+
+def _finish(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
+    """Everything is written, and mapped to be written by nobody."""
+    council = state.council
+    mine = owned(layout, ranks.index(council.rank), len(ranks))
+    missing = [which for which in mine if layout.number(*which) not in state.filled]
+    complaint = f"has not filled {_named(missing)}" if missing else ""
+    try:
+        state.users.drain(0.0)
+        state.contents.release()
+        state.mapping.close()
+    except PoolLeased as error:
+        complaint = complaint or f"is still filling: {error}"
+    council.agree("filled", complaint, ranks, PoolIncomplete)
+
+
+def _forbid(state: Filling, ranks: Ranks) -> None:
+    """The first rank seals; the kernel does it only if no process could still write."""
+    council, complaint = state.council, ""
+    if council.rank == ranks[0]:
+        try:
+            shared_memory.seal(state.descriptor)
+        except ExpertPoolError as error:
+            complaint = str(error)
+        council.say("sealed", complaint)
+    told = council.hear("sealed", ranks[:1])[ranks[0]]
+    if told:
+        raise ExpertPoolError(f"rank {ranks[0]}: {told}")
+
+
+def _map(state: Filling, layout: PoolLayout, ranks: Ranks) -> Mapping:
+    """To be read, once this rank has seen the seal itself. A failure is told to the others."""
+    try:
+        if not shared_memory.seals(state.descriptor) & shared_memory.READ_ONLY:
+            raise ExpertPoolError("the pool is not sealed though its first rank said so")
+        return Mapping.to_read(state.descriptor, layout.total)
+    except ExpertPoolError as error:
+        state.council.agree("verified", str(error), ranks, PoolDamaged)
+        raise
+
+
+def _verify(council: Council, layout: PoolLayout, ranks: Ranks, contents: Contents) -> str:
+    """Read this rank's part back, now that it cannot change; what is wrong with it, or ""."""
+    wrong = []
+    for layer, expert in owned(layout, ranks.index(council.rank), len(ranks)):
+        if council.left() <= 0.0:
+            return f"had no time to verify expert {expert} of layer {layer} and later ones"
+        if not contents.intact(layer, expert):
+            wrong.append((layer, expert))
+    return f"other bytes than were written in {_named(wrong)}" if wrong else ""
+
+
+def _named(experts: list[tuple[int, int]]) -> str:
+    named = [f"expert {expert} of layer {layer}" for layer, expert in experts[:SHOWN]]
+    more = len(experts) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+CLOSING = 10.0
+"""Seconds that leases get to be given back."""
+
+
+class ExpertPool:
+    """One rank's hold on its node's pool; made by `open`. Any thread may fill and read."""
+
+    def __init__(self, layout: PoolLayout, ranks: tuple[int, ...], state: Filling) -> None:
+        self._layout = layout
+        self._ranks = ranks
+        self._place = ranks.index(state.council.rank)
+        self._huge_pages = state.mapping.huge_pages
+        self._state: Filling | Sealed | Closed = state
+
+    @classmethod
+    def open(
+        cls,
+        control: ControlPlane,
+        local_ranks: Sequence[int],
+        layout: PoolLayout,
+        *,
+        name: str,
+        timeout: float,
+    ) -> Self:
+        """A fresh pool with as many of `local_ranks` as can share memory.
+
+        All of them call it, with the same arguments, within `timeout` seconds of each other, which
+        also bounds how long a rank takes to reserve its part. The pages are taken here.
+
+        Args:
+            control: where the ranks meet.
+            local_ranks: this rank and those that may be on its machine: `neighbours` knows.
+            layout: what is to be stored.
+            name: of the model, say; no two pools of one control plane share one.
+            timeout: seconds.
+
+        Raises:
+            NoRoom: the machine has not so much memory; before any of it was taken.
+            PoolIncomplete: a rank could not reserve its part.
+            ExpertPoolError: layouts differ, or the memory could not be made. All of these are
+                raised on every rank alike.
+            ControlError: a rank did not answer in time.
+        """
+        council = Council(control, local_ranks, name, timeout)
+        _compare(council, layout)
+        gathered = gather(council, layout)
+        return cls(layout, gathered.ranks, prepare(council, layout, gathered))
+
+    @property
+    def layout(self) -> PoolLayout:
+        """What is stored, and where."""
+        return self._layout
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that share the memory, this one included."""
+        return self._ranks
+
+    @property
+    def huge_pages(self) -> HugePages:
+        """Whether the system was willing to use them."""
+        return self._huge_pages
+
+    def mine(self) -> Iterator[tuple[int, int]]:
+        """Each (layer, expert) that this rank has to fill."""
+        return owned(self._layout, self._place, len(self._ranks))
+
+    def fill(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
+        """Store an expert of this rank's part: a tensor per segment, of any device and stride.
+
+        Raises:
+            ExpertPoolError: before any effect. The expert is another rank's or was filled before,
+                the tensors do not fit, or the pool is not being filled.
+        """
+        state = self._state
+        if not isinstance(state, Filling):
+            raise ExpertPoolError("the pool is not being filled")
+        number, name = self._layout.number(layer, expert), f"expert {expert} of layer {layer}"
+        if expert % len(self._ranks) != self._place:
+            owner = self._ranks[expert % len(self._ranks)]
+            raise ExpertPoolError(f"{name} is to be filled by rank {owner}")
+        state.contents.check(tensors)
+        with state.users:
+            state.claim(number, name)
+            state.contents.write(layer, expert, tensors)
+
+    def seal(self, timeout: float) -> None:
+        """End the filling, on all ranks that share the memory: they call it together.
+
+        When it returns, every rank has filled its part, nobody can write to it any more, and every
+        byte has been read back. When it raises, the pool is closed.
+
+        Raises:
+            PoolIncomplete: a rank has not filled all its experts.
+            PoolDamaged: bytes are not those that were written.
+            ExpertPoolError: the kernel refused to seal. All of these on every rank alike.
+            ControlError: a rank did not answer within `timeout` seconds.
+        """
+        state = self._state
+        if not isinstance(state, Filling):
+            raise ExpertPoolError("the pool is not being filled")
+        self._state = Closed()
+        self._state = seal(state, self._layout, self._ranks, timeout)
+
+    def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
+        """An expert's segments in place, in the order of the descriptor, only to be read.
+
+        The kernel kills a process that writes to them. They keep the memory mapped, also after
+        `close`. Raises `ExpertPoolError` unless the pool is sealed.
+        """
+        return self._sealed().contents.view(layer, expert)
+
+    def lease(self, experts: Sequence[tuple[int, int]]) -> PoolLease:
+        """Views of each (layer, expert) that `close` waits for. Raises as `view` does."""
+        state = self._sealed()
+        return PoolLease(state.users, [state.contents.view(*which) for which in experts])
+
+    def checksum(self, layer: int, expert: int) -> int:
+        """`equipoise.hal.checksum` of an expert's bytes, segments back to back.
+
+        That of what was written, which sealing compared with what is stored. Raises as `view`.
+        """
+        return self._sealed().contents.noted(layer, expert)
+
+    def close(self, timeout: float = CLOSING) -> None:
+        """Let go of the memory; the other ranks keep it. Any number of times.
+
+        Raises:
+            PoolLeased: a lease was not given back within `timeout` seconds. Nobody gets another,
+                and the memory stays until a later `close` succeeds.
+        """
+        state = self._state
+        if isinstance(state, Sealed):
+            state.users.drain(timeout)
+        self._state = Closed()
+        if not isinstance(state, Closed):
+            state.release()
+
+    def _sealed(self) -> Sealed:
+        if not isinstance(self._state, Sealed):
+            raise ExpertPoolError(f"the pool is not sealed but {type(self._state).__name__}")
+        return self._state
+
+
+def neighbours(
+    control: ControlPlane, topology: Topology, *, name: str, timeout: float
+) -> tuple[int, ...]:
+    """Ranks whose topology names the same node as this rank's; every rank calls it.
+
+    A name may be shared by machines or containers that cannot share memory: `ExpertPool.open`
+    finds out. Raises as `ControlPlane.collect`.
+    """
+    question = f"pool/{name}/node"
+    control.cast(question, topology.node.encode())
+    nodes = control.collect(question, timeout)
+    return tuple(rank for rank, node in enumerate(nodes) if node == topology.node.encode())
+
+
+def _compare(council: Council, layout: PoolLayout) -> None:
+    """Raise `ExpertPoolError` on every rank if one has another layout."""
+    council.say("layout", layout.digest.hex())
+    heard = council.hear("layout", council.ranks)
+    first = council.ranks[0]
+    others = [str(rank) for rank, digest in heard.items() if digest != heard[first]]
+    if others:
+        raise ExpertPoolError(f"rank {', '.join(others)}: another layout than rank {first}'s")

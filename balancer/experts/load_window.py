@@ -1,0 +1,221 @@
+"""Which sub-windows of load are summed over ranks.
+
+Integer loads: counted on the device, summed over ranks one sub-window at a time.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.placement import Load, Shape
+from equipoise.balancer.experts.runtime.jobs import Completed, Ended, Job, Reached, Task, Worker
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.errors import ResultPending
+from equipoise.hal.stream import Event, Role
+from equipoise.hal.work import Work
+
+
+@dataclass(frozen=True)
+class SubWindows:
+    """Steps in which load is counted to be summed; all numbers are steps.
+
+    A plan is made from the last window before its boundary. Where nothing else needs loads, only
+    the sub-windows of such windows are summed, and what is counted before is forgotten.
+
+    Attributes:
+        every: length of a sub-window.
+        window: length of a window, a multiple of `every`.
+        period: from the end of one window to the end of the next, a multiple of `every`; at least
+            `window`, and then every sub-window is summed.
+        phase: windows end this much behind multiples of `period`; a multiple of `every`.
+        first: the step with which counting begins. A sub-window that began before it is short, and
+            not summed: its load would count as that of a whole one.
+
+    Raises:
+        ValueError: they are not multiples, or windows overlap.
+    """
+
+    every: int
+    window: int
+    period: int
+    phase: int = 0
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window % self.every or self.period % self.every or self.phase % self.every:
+            raise ValueError(
+                f"a window of {self.window} steps, one in {self.period} at {self.phase}, is not "
+                f"made of {self.every}-step parts"
+            )
+        if self.period < self.window:
+            raise ValueError(f"windows of {self.window} steps overlap, one in {self.period}")
+
+    def ends(self, step: int) -> bool:
+        """Whether a sub-window that is summed ends before `step`."""
+        whole = step % self.every == 0 and step - self.every >= self.first
+        return whole and self._left(step) < self.window
+
+    def opens(self, step: int) -> bool:
+        """Whether what is counted from `step` on is summed, and what was counted before is not."""
+        left = self._left(step)
+        short = step % self.every == 0 and step - self.every < self.first < step
+        return (short and left < self.window) or (self.window < self.period and left == self.window)
+
+    def following(self, step: int) -> int:
+        """The first step behind `step` before which one of both is due."""
+        found = (step // self.every + 1) * self.every
+        found += max(0, self._left(found) - self.window)
+        return found if self.ends(found) or self.opens(found) else self.following(found)
+
+    def _left(self, step: int) -> int:
+        """Steps to the end of the next window."""
+        return (self.phase - step) % self.period
+
+
+@dataclass(frozen=True)
+class Idle:
+    """No sum is under way."""
+
+
+@dataclass(frozen=True)
+class Summing:
+    """A sub-window's sum over ranks is under way; due at the next boundary."""
+
+    counts: Tensor
+    work: Work
+
+
+@dataclass(frozen=True)
+class Telling:
+    """The same, waited for by a worker."""
+
+    sum: Task[Load]
+
+
+class LoadWindow:
+    """The last few sub-windows of global load.
+
+    Every rank closes a sub-window before the same step and takes its sum before the next one, so
+    all ranks see the same integers at the same step.
+
+    Where the communicator comes behind the stream's launches, the sum is issued at the boundary,
+    and nobody waits. Where it does not, somebody has to wait for the stream first: the worker does,
+    beside the forward, if groups are independent, and otherwise the boundary itself (P4).
+
+    Args:
+        accelerator: where the counters live.
+        communicator: used for nothing else.
+        shape: how many of everything.
+        parts: which sub-windows are summed.
+        worker: sums.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        communicator: Communicator,
+        shape: Shape,
+        parts: SubWindows,
+        worker: Worker,
+    ) -> None:
+        self._accelerator = accelerator
+        self._communicator = communicator
+        self._worker = worker
+        self._parts = parts
+        self.sums: deque[Load] = deque(maxlen=parts.window // parts.every)
+        """Global rows of the last sub-windows that were summed, oldest first."""
+        self._state: Idle | Summing | Telling = Idle()
+        zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
+        self.counters = zeros.to(accelerator.device)
+        """This rank's rows in the open sub-window; routing adds to it on the compute stream."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the window has all its sub-windows."""
+        return len(self.sums) == self.sums.maxlen
+
+    @property
+    def windows(self) -> Load:
+        """(sub-windows, layers, experts): rows of each over all ranks, oldest first."""
+        return np.stack(self.sums)
+
+    @property
+    def total(self) -> Load:
+        """(layers, experts): rows over the window and all ranks."""
+        total: Load = self.windows.sum(axis=0)
+        return total
+
+    @property
+    def latest(self) -> Load:
+        """(layers, experts): rows over the last summed sub-window and all ranks."""
+        return self.sums[-1]
+
+    def due(self, step: int) -> int:
+        """The first boundary behind that of `step` at which there is something to do."""
+        if not isinstance(self._state, Idle):
+            return step + 1
+        return self._parts.following(step)
+
+    def advance(self, step: int) -> Job[bool]:
+        """Before `step`: take the sum that is due, then close the sub-window that ends here.
+
+        Returns whether a new sum was taken.
+        """
+        taken = yield from self.drain()
+        if self._parts.ends(step):
+            yield from self._close()
+        elif self._parts.opens(step):
+            self._accelerator.stream(Role.COMPUTE).launch(self.counters.zero_)
+        return taken
+
+    def drain(self) -> Job[bool]:
+        """Take a sum that is under way; whether there was one."""
+        match self._state:
+            case Idle():
+                return False
+            case Summing(counts, work):
+                yield Ended(work)
+                self.sums.append(counts.cpu().numpy())
+            case Telling(told):
+                self.sums.append((yield from _told(told)))
+        self._state = Idle()
+        return True
+
+    def _close(self) -> Job[None]:
+        compute = self._accelerator.stream(Role.COMPUTE)
+        counts = torch.empty(self.counters.shape, dtype=torch.int64, device=self.counters.device)
+
+        def program() -> None:
+            counts.copy_(self.counters)
+            self.counters.zero_()
+
+        compute.launch(program)
+        capabilities = self._communicator.capabilities
+        if not capabilities.stream_ordered:
+            closed = self._accelerator.event()
+            compute.record(closed)
+            if capabilities.independent_groups:
+                self._state = Telling(self._worker.start(self._sum(counts, closed)))
+                return
+            yield Reached(closed)
+        with compute.current():
+            self._state = Summing(counts, self._communicator.all_reduce(counts))
+
+    def _sum(self, counts: Tensor, closed: Event) -> Job[Load]:
+        """Beside the forward."""
+        yield Reached(closed)
+        yield Ended(self._communicator.all_reduce(counts))
+        summed: Load = counts.cpu().numpy()
+        return summed
+
+
+def _told(told: Task[Load]) -> Job[Load]:
+    try:
+        summed: Load = yield Completed(told)
+    except TimeoutError as error:
+        raise ResultPending("the sum of a sub-window's loads has not come") from error
+    return summed

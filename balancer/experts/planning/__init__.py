@@ -1,0 +1,1 @@
+"""Planning: from load to a placement, a migration plan and a proposal."""

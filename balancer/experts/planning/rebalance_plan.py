@@ -1,0 +1,237 @@
+"""What to install, given a load, within what an epoch may cost."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.experts.config import Aims, EngineConfig, Policy, RoutingRule, Split
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    Layout,
+    Load,
+    Placement,
+    Shape,
+    check,
+    imbalance,
+)
+from equipoise.balancer.experts.planning.planner import Plan, plan
+from equipoise.balancer.experts.planning.topology import Group, group_of
+from equipoise.balancer.experts.weights.expert_weights import ranges
+from equipoise.hal.errors import PlacementError
+
+LOG = logging.getLogger(__name__)
+URGENT = 1 << 62
+"""The gain of a layer that would not survive what it has to; above any imbalance."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a plan promises.
+
+    Attributes:
+        layout: what shall be installed.
+        order: layers whose slots change, best gain first.
+        before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
+            shares for the load planned on.
+        predicted: the same of `layout`.
+        short_of_staging: layers that more staging buffers would bring lower in this epoch,
+            ascending.
+    """
+
+    layout: Layout
+    order: tuple[int, ...]
+    before: npt.NDArray[np.int64]
+    predicted: npt.NDArray[np.int64]
+    short_of_staging: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an epoch may cost.
+
+    Attributes:
+        hysteresis: parts per 65536 of imbalance that a layer must gain to be moved at all.
+        staging: slots of a layer that a rank may fill in one epoch: its staging buffers, where
+            weights pass through them. What needs more is done over several epochs.
+        aims: what the plan aims at.
+        nodes: that the ranks divide among.
+        split: how rows are divided among copies.
+    """
+
+    hysteresis: int
+    staging: int
+    aims: Aims
+    nodes: int
+    split: Split
+
+
+def limits_of(config: EngineConfig, staging: int) -> Limits:
+    """As configured, for so many staging buffers."""
+    split = Split.LEVEL if config.rule is RoutingRule.SHARES else Split.EVEN
+    return Limits(
+        hysteresis=config.hysteresis,
+        staging=staging,
+        aims=config.aims,
+        nodes=config.nodes,
+        split=split,
+    )
+
+
+def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
+    """Plan an epoch incrementally; every rank gets the same answer from the same load.
+
+    Layers that would not survive what they have to, as at the start or when ranks were lost, come
+    first, and are planned anew.
+
+    Args:
+        windows: (windows, layers, experts), int64, summed over ranks.
+        installed: what is installed now.
+        shape: how many of everything.
+        limits: what it may cost.
+
+    Raises:
+        PlacementError: the planner returned a malformed placement.
+    """
+    group = group_of(shape, limits.nodes, limits.aims.survive, None)
+    frail = _frail(installed.placement, group)
+    kept = _kept(windows, installed, shape, limits)
+    fresh = _fresh(windows, kept, frail, shape, limits)
+    load: Load = windows.sum(axis=0)
+    old = imbalance(load, kept, shape)
+    gain = old - imbalance(load, fresh, shape)
+    gain[frail] = URGENT
+    filled = _slots_filled(installed.placement, fresh.placement, shape)
+    worth = _worth_it(gain, filled, limits)
+    layout = _mix(kept, fresh, worth)
+    check(layout.placement, shape)
+    if left := _frail(layout.placement, group):
+        LOG.warning("layers %s still do not survive what they have to", ranges(left))
+    predicted = imbalance(load, layout, shape)
+    short = _short_of_staging(windows, installed, filled, predicted, shape, limits)
+    return Draft(layout, tuple(worth), old, predicted, short)
+
+
+def _frail(placement: Placement, group: Group) -> list[int]:
+    """Layers that would not survive what they have to: at the start, or since ranks were lost."""
+    return sorted({*group.frail(placement)[:, 0].tolist()})
+
+
+def _kept(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Layout:
+    """What is installed, with the best shares for this load."""
+    found = _planned(windows, installed.placement, shape, limits, survive=0, max_copies=0)
+    return replace(installed, shares=found.shares)
+
+
+def _fresh(
+    windows: Load, kept: Layout, frail: Sequence[int], shape: Shape, limits: Limits
+) -> Layout:
+    """The best that a few copies make of it; of frail layers, what survives, whatever it takes."""
+    whole = [layer for layer in range(shape.layers) if layer not in set(frail)]
+    placement, shares = kept.placement.copy(), kept.shares.copy()
+    for layers, policy in _parts(whole, frail):
+        before, survive = kept.placement[layers], limits.aims.survive
+        try:
+            found = _planned(windows[:, layers], before, shape, limits, survive, policy=policy)
+        except PlacementError as error:
+            if policy is Policy.INCREMENTAL:
+                raise
+            LOG.warning("layer %d stays as it is: %s", layers[0], error)
+            continue
+        placement[layers], shares[layers] = found.placement, found.shares
+    return Layout(placement, shares)
+
+
+def _parts(whole: list[int], frail: Sequence[int]) -> Iterator[tuple[list[int], Policy]]:
+    """What is planned together; a frail layer alone, since it may be that no plan mends it."""
+    if whole:
+        yield whole, Policy.INCREMENTAL
+    for layer in frail:
+        yield [layer], Policy.CONNECTED
+
+
+def _planned(
+    windows: Load,
+    before: Placement,
+    shape: Shape,
+    limits: Limits,
+    survive: int,
+    policy: Policy = Policy.INCREMENTAL,
+    max_copies: int | None = None,
+) -> Plan:
+    aims = limits.aims
+    return plan(
+        windows,
+        slots=shape.slots,
+        ranks=shape.ranks,
+        nodes=limits.nodes,
+        installed=before,
+        policy=policy,
+        target=aims.target,
+        slack=aims.slack,
+        survive=survive,
+        sigma=aims.sigma,
+        split=limits.split,
+        max_copies=max_copies,
+        max_copies_per_rank=limits.staging if policy is Policy.INCREMENTAL else None,
+    )
+
+
+def _slots_filled(installed: Placement, proposed: Placement, shape: Shape) -> npt.NDArray[np.int64]:
+    """(layers,) the most slots of a layer that any rank would fill: its staging buffers."""
+    differs = (installed != proposed).reshape(shape.layers, shape.ranks, shape.slots_per_rank)
+    filled: npt.NDArray[np.int64] = differs.sum(axis=2).max(axis=1)
+    return filled
+
+
+def _short_of_staging(
+    windows: Load,
+    installed: Layout,
+    filled: npt.NDArray[np.int64],
+    predicted: npt.NDArray[np.int64],
+    shape: Shape,
+    limits: Limits,
+) -> tuple[int, ...]:
+    """Layers that a plan without the bound would bring lower, by more than is worth a move.
+
+    Only a layer whose plan takes every staging buffer of a rank can be one, so only those are
+    planned once more.
+    """
+    full = (filled >= limits.staging) & (predicted > limits.aims.target * SHARE_ONE)
+    layers = np.flatnonzero(full)
+    if limits.staging >= shape.slots_per_rank or not layers.size:
+        return ()
+    told, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
+    found = _planned(told, installed.placement[layers], shape, free, limits.aims.survive)
+    reached = imbalance(
+        told.sum(axis=0), Layout(found.placement, found.shares), replace(shape, layers=layers.size)
+    )
+    return tuple(layers[predicted[layers] - reached > limits.hysteresis].tolist())
+
+
+def _worth_it(
+    gain: npt.NDArray[np.int64], filled: npt.NDArray[np.int64], limits: Limits
+) -> list[int]:
+    """Layers worth moving, best gain first."""
+    worth = (gain > limits.hysteresis) & (filled > 0)
+    # Incremental plans fit. One that is planned anew, so that it survives what it has to, may not.
+    if beyond := np.flatnonzero(worth & (filled > limits.staging)).tolist():
+        LOG.warning(
+            "layers %s stay as they are: they would fill up to %d slots of a rank, which has %d "
+            "staging buffers",
+            ranges(beyond),
+            filled[beyond].max(),
+            limits.staging,
+        )
+        worth[beyond] = False
+    return [layer for layer in np.argsort(-gain, kind="stable").tolist() if worth[layer]]
+
+
+def _mix(kept: Layout, fresh: Layout, changed: Sequence[int]) -> Layout:
+    placement, shares = kept.placement.copy(), kept.shares.copy()
+    rows = list(changed)
+    placement[rows] = fresh.placement[rows]
+    shares[rows] = fresh.shares[rows]
+    return Layout(placement, shares)

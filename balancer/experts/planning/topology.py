@@ -1,0 +1,115 @@
+"""The ranks that a plan is for, and what of them may be lost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
+from equipoise.balancer.experts.planning.inputs import MOST
+from equipoise.hal.errors import PlacementError
+
+MOST_UNLIKE = 1024
+"""Capacity of the largest rank, in smallest ones: beyond, a rank is better left out."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part.
+
+    Attributes:
+        shape: how many of everything.
+        capacity: int32 (ranks,), in 1 / 65536 of an ordinary rank.
+        nodes: of as many ranks each.
+        survive: 0 nothing, 1 the loss of a rank, 2 of a node.
+    """
+
+    shape: Shape
+    capacity: npt.NDArray[np.int32]
+    nodes: int
+    survive: int
+
+    def spares(self, row: Placement, slot: int) -> bool:
+        """Whether the expert in a slot of a layer can do without it, and survive what is to be."""
+        others = np.flatnonzero(row == row[slot])
+        homes = others[others != slot] // self._home
+        return bool(homes.size) and (not self.survive or bool((homes != homes[0]).any()))
+
+    @property
+    def _home(self) -> int:
+        """Slots that are lost at once."""
+        return self.shape.slots // (self.nodes if self.survive == 2 else self.shape.ranks)
+
+    def frail(self, placement: Placement) -> npt.NDArray[np.int64]:
+        """int64 [n, 2]: (layer, expert) of those that would be lost with what is to be survived."""
+        if not self.survive:
+            return np.zeros((0, 2), dtype=np.int64)
+        shape = self.shape
+        homes = np.broadcast_to(np.arange(shape.slots) // self._home, placement.shape)
+        at = np.arange(shape.layers)[:, None], placement
+        first = np.full((shape.layers, shape.experts), shape.ranks)
+        last = np.full_like(first, -1)
+        np.minimum.at(first, at, homes)
+        np.maximum.at(last, at, homes)
+        found: npt.NDArray[np.int64] = np.argwhere(first == last)
+        return found
+
+    def check_survival(self, placement: Placement) -> None:
+        """Raise `PlacementError` where an expert would be lost with what has to be survived."""
+        alone, kind = self.frail(placement), "rank" if self.survive == 1 else "node"
+        if alone.size:
+            layer, expert = alone[0].tolist()
+            raise PlacementError(
+                f"survive={self.survive}: layer {layer} has expert {expert} on one {kind} only; "
+                "the policy `connected` plans otherwise"
+            )
+
+
+def group_of(shape: Shape, nodes: int, survive: int, capacities: Sequence[float] | None) -> Group:
+    """The group, its numbers checked. Raises `PlacementError`."""
+    if nodes < 1 or shape.ranks % nodes:
+        raise PlacementError(f"{shape.ranks} ranks do not divide among {nodes} nodes")
+    if survive not in (0, 1, 2):
+        raise PlacementError(f"survive must be 0, 1 or 2, got {survive}")
+    if survive and shape.slots < 2 * shape.experts:
+        raise PlacementError(
+            f"survive={survive} needs two slots an expert: {2 * shape.experts}, not {shape.slots}"
+        )
+    if survive > min(1, shape.ranks - 1) + min(1, nodes - 1):
+        raise PlacementError(
+            f"survive={survive} needs more than {shape.ranks} ranks, {nodes} nodes"
+        )
+    return Group(shape, _capacity(capacities, shape.ranks), nodes, survive)
+
+
+def most_rows(capacity: npt.NDArray[np.int32]) -> int:
+    """Rows of a layer at most, so that all of them on the smallest rank fit into 64 bits there."""
+    return MOST * min(int(capacity.min()), SHARE_ONE) // SHARE_ONE
+
+
+def bearable(shape: Shape, nodes: int, survive: int) -> int:
+    """The most, up to `survive`, that so many slots, ranks and nodes allow to survive."""
+    enough = shape.slots >= 2 * shape.experts
+    if survive == 2 and enough and nodes > 1:
+        return 2
+    return min(survive, 1) if enough and shape.ranks > 1 else 0
+
+
+def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.int32]:
+    if capacities is None:
+        return np.full(ranks, SHARE_ONE, dtype=np.int32)
+    try:
+        given = np.asarray(capacities, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise PlacementError(f"capacities must be {ranks} positive numbers") from None
+    if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
+        raise PlacementError(f"capacities must be {ranks} positive numbers")
+    if given.max() > MOST_UNLIKE * given.min():
+        raise PlacementError(
+            f"capacities must be within a factor of {MOST_UNLIKE}, got {given.min():g} to "
+            f"{given.max():g}"
+        )
+    parts = np.maximum(np.rint(given / given.mean() * SHARE_ONE), 1).astype(np.int32)
+    capacity: npt.NDArray[np.int32] = parts
+    return capacity

@@ -1,0 +1,1 @@
+"""Routing tables, and the routers that read them."""

@@ -1,0 +1,112 @@
+"""From a layout to the tables that the routing kernel reads.
+
+Another layout for some layers, ready to be installed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from equipoise import _native
+from equipoise.balancer.experts.placement import Layout, Placement, Shape, Shares
+from equipoise.hal.kernels import TableUpdate
+
+
+def table_update(layout: Layout, shape: Shape, layers: Sequence[int]) -> TableUpdate:
+    """Routing tables of `layers`, on the host. Raises `ValueError` for a malformed layout."""
+    rows = list(layers)
+    return rows_update(layout.placement[rows], layout.shares[rows], shape, rows)
+
+
+def rows_update(
+    placement: Placement, shares: Shares, shape: Shape, layers: Sequence[int]
+) -> TableUpdate:
+    """The same from the rows of `layers` alone.
+
+    Args:
+        placement: int32 (len(layers), slots).
+        shares: likewise.
+        shape: how many of everything.
+        layers: which they are.
+
+    Raises `ValueError` for a malformed layout.
+    """
+    start = np.empty((len(layers), shape.experts + 1), dtype=np.int32)
+    replicas, cumulative = np.empty((2, len(layers), shape.slots), dtype=np.int32)
+    _native.build_tables(placement, shares, shape.experts, start, replicas, cumulative)
+    return TableUpdate(
+        layers=tuple(layers),
+        start=torch.from_numpy(start),
+        replicas=torch.from_numpy(replicas),
+        cumulative=torch.from_numpy(cumulative),
+    )
+
+
+def table_digests(update: TableUpdate) -> tuple[int, ...]:
+    """Of each of its layers a fingerprint below 2**64; equal where the tables are.
+
+    It is `equipoise.hal.checksum` of the bytes of start, replicas and cumulative.
+    """
+    parts = (update.start.numpy(), update.replicas.numpy(), update.cumulative.numpy())
+    return tuple(_native.digest_tables(*parts).tolist())
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another layout for some layers, with its tables: made beside the forward, then installed.
+
+    Attributes:
+        placement: int32 (len(layers), slots).
+        shares: int32 (len(layers), slots).
+        update: their tables, on the host; says which layers.
+    """
+
+    placement: Placement
+    shares: Shares
+    update: TableUpdate
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Which layers change."""
+        return self.update.layers
+
+    @property
+    def digest(self) -> str:
+        """Equal on two ranks exactly when the tables are."""
+        words = np.array([*self.layers, *table_digests(self.update)], dtype="<u8")
+        return blake2b(words.tobytes(), digest_size=16).hexdigest()
+
+    def on(self, layout: Layout) -> Layout:
+        """The layout with these layers changed."""
+        placement, shares = layout.placement.copy(), layout.shares.copy()
+        for row, layer in enumerate(self.layers):  # mostly one: quicker than by a list
+            placement[layer] = self.placement[row]
+            shares[layer] = self.shares[row]
+        return Layout(placement, shares)
+
+    def where_placed(self, layout: Layout) -> "Change | None":
+        """The part for layers placed as in `layout`; None where there is none."""
+        fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
+        if fits.all():
+            return self
+        kept = np.flatnonzero(fits)
+        if not kept.size:
+            return None
+        rows, old = torch.from_numpy(kept), self.update
+        update = TableUpdate(
+            layers=tuple(old.layers[row] for row in kept.tolist()),
+            start=old.start[rows],
+            replicas=old.replicas[rows],
+            cumulative=old.cumulative[rows],
+        )
+        return Change(self.placement[kept], self.shares[kept], update)
+
+
+def change_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Change:
+    """The change that brings `layers` to what `layout` says. Raises as `table_update` does."""
+    rows = list(layers)
+    placement, shares = layout.placement[rows], layout.shares[rows]
+    return Change(placement, shares, rows_update(placement, shares, shape, rows))

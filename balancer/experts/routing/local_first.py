@@ -1,0 +1,209 @@
+"""Rows stay on their rank as far as level ranks allow.
+
+Where the counts of every rank are known, the shares of the batch say how many rows of an expert
+each of its replicas takes, and not from whom. So a rank's own rows go to its own replicas first,
+up to what those take; what is left over of the ranks, in their order, fills what is left over of
+the replicas, in theirs (the north-west corner rule of the transportation problem). No other
+division keeps more rows at home, for that is the most that each rank's own replicas can take of its
+own rows; and every replica takes what it would have, to the row.
+
+Every rank finds the same division from the same counts, in integers, and nobody tells anybody.
+Nothing synchronises the host: the tensors are on the device, and of fixed shapes.
+
+Exact shares under which rows stay on their rank, as far as level ranks allow.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.placement import Layout, Load, Shape, Shares, solve_shares
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.communicator import Communicator
+from equipoise.hal.kernels import Salt, Tables
+from equipoise.hal.routing import MASK32, SHARE_BITS, SHARE_ONE, mix32
+from equipoise.hal.stream import Role, Stream
+
+EXACT_BELOW = SHARE_ONE
+"""Rows of one expert in one rank's batch, up to which its division is exact; beyond, a row or two
+of each 65536 may go to the next replica."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A layer's slots by expert, and which of them lie on one rank.
+
+    Attributes:
+        owner: int64 [slots], the expert of each entry.
+        home: int64 [slots], the rank of each entry's slot.
+        first: bool [slots], whether an entry is the first of its expert.
+        nearest: bool [slots], whether it is the first of its expert on its rank.
+    """
+
+    owner: Tensor
+    home: Tensor
+    first: Tensor
+    nearest: Tensor
+
+    @staticmethod
+    def of(start: Tensor, replicas: Tensor, ranks: int) -> "Runs":
+        """From a layer's table: int32 [experts + 1] and [slots]."""
+        slots = replicas.numel()
+        place = torch.arange(slots, device=replicas.device)
+        owner = torch.searchsorted(start[1:].long(), place, right=True)
+        home = torch.div(replicas.long(), slots // ranks, rounding_mode="floor")
+        first = place == start.long()[owner]
+        moved = torch.ones_like(first)
+        moved[1:] = home[1:] != home[:-1]
+        return Runs(owner, home, first, first | moved)
+
+    def ends(self, amounts: Tensor) -> Tensor:
+        """Inclusive sums of int64 [slots] within each expert."""
+        return self._since(amounts, self.first)
+
+    def before_at_home(self, amounts: Tensor) -> Tensor:
+        """Sums of what earlier entries of the same expert on the same rank have."""
+        return self._since(amounts, self.nearest) - amounts
+
+    def _since(self, amounts: Tensor, marks: Tensor) -> Tensor:
+        sums = amounts.cumsum(0)
+        before = torch.where(marks, sums - amounts, 0).cummax(0).values
+        return sums - before
+
+
+def local_cumulative(
+    counts: Tensor, start: Tensor, replicas: Tensor, cumulative: Tensor, salt: Salt
+) -> Tensor:
+    """Shares by which one rank divides its batch so that rows stay on it, as far as they can.
+
+    Args:
+        counts: int64 [ranks, experts], rows of every rank's batch.
+        start: int32 [experts + 1], and
+        replicas: int32 [slots], of the layer's table; slots lie on ranks contiguously.
+        cumulative: int32 [slots], the shares that level the ranks.
+        salt: of this rank and layer, as the batch will be routed with.
+
+    Returns:
+        int32 [slots], for `route_apportioned` with the same salt.
+    """
+    runs = Runs.of(start, replicas, counts.shape[0])
+    quotas = _quotas(counts.sum(0), runs, cumulative, salt.layer)
+    taken = _taken_at_home(counts, runs, quotas)
+    mine = _rest_of(counts, runs, quotas, taken, salt.rank)
+    mine = mine + torch.where(runs.home == salt.rank, taken, 0)
+    return _as_shares(runs.ends(mine), counts[salt.rank], runs, cumulative, salt)
+
+
+def _quotas(total: Tensor, runs: Runs, cumulative: Tensor, layer: int) -> Tensor:
+    """Rows that each replica takes of all ranks': as `route_apportioned` would of one batch."""
+    # The same on all ranks, and another one a layer: so that roundings do not add up.
+    dither = _dither(total, MASK32, layer)
+    ends = (cumulative.long() * total[runs.owner] + dither[runs.owner]) >> SHARE_BITS
+    before = torch.zeros_like(ends)
+    before[1:] = ends[:-1]
+    return ends - torch.where(runs.first, 0, before)
+
+
+def _taken_at_home(counts: Tensor, runs: Runs, quotas: Tensor) -> Tensor:
+    """Rows that each replica takes of its own rank's."""
+    there = counts[runs.home, runs.owner] - runs.before_at_home(quotas)
+    return torch.minimum(there.clamp(min=0), quotas)
+
+
+def _rest_of(counts: Tensor, runs: Runs, quotas: Tensor, taken: Tensor, rank: int) -> Tensor:
+    """Rows that each replica takes of what one rank cannot keep."""
+    kept = torch.zeros_like(counts).view(-1)
+    kept.index_add_(0, runs.home * counts.shape[1] + runs.owner, taken)
+    left = counts - kept.view_as(counts)
+    begins = left[:rank].sum(0)[runs.owner]
+    ends = begins + left[rank][runs.owner]
+    rest = quotas - taken
+    filled = runs.ends(rest)
+    return (torch.minimum(ends, filled) - torch.maximum(begins, filled - rest)).clamp(min=0)
+
+
+def _as_shares(ends: Tensor, own: Tensor, runs: Runs, cumulative: Tensor, salt: Salt) -> Tensor:
+    """Shares that the kernel divides `own` by at exactly these places.
+
+    It ends a replica's part at floor((share * n + dither) / 65536), so the least share that ends it
+    at `end` is ceil((end * 65536 - dither) / n).
+    """
+    rows = own[runs.owner]
+    dither = _dither(own, salt.rank, salt.layer)[runs.owner]
+    some = rows.clamp(min=1)
+    least = torch.div(ends * SHARE_ONE - dither + some - 1, some, rounding_mode="floor")
+    shares = torch.where(ends == rows, SHARE_ONE, least.clamp(0, SHARE_ONE))
+    return torch.where(rows == 0, cumulative.long(), shares).int()
+
+
+def _dither(like: Tensor, rank: int, layer: int) -> Tensor:
+    experts = torch.arange(like.numel(), device=like.device)
+    return mix32(experts, rank, layer, 0) >> SHARE_BITS
+
+
+class LocalRouter:
+    """As `BatchRouter`, but the counts of all ranks are gathered instead of summed.
+
+    Args:
+        accelerator: whose kernels and compute stream are used.
+        communicator: used for nothing else; its ranks are those that the slots lie on, in order.
+        tables: the installed tables; their shares are not read.
+        counters: int32 [layers, experts], to which every batch is added.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        communicator: Communicator,
+        tables: Tables,
+        counters: Tensor,
+    ) -> None:
+        self._kernels = accelerator.kernels
+        self._compute = accelerator.stream(Role.COMPUTE)
+        self._communicator = communicator
+        self._tables = tables
+        self._counters = counters
+        device, experts = counters.device, tables.experts
+        # On the host first: no stream can come before that.
+        self._counts = torch.zeros(experts, dtype=torch.int32).to(device)
+        self._every = torch.zeros(tables.ranks, experts, dtype=torch.int32).to(device)
+        self._total = torch.zeros(experts, dtype=torch.int64).to(device)
+        self._cumulative = torch.zeros(tables.slots, dtype=torch.int32).to(device)
+
+    def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
+        """Count, gather over ranks, solve, keep at home what can be; then apportion."""
+        stream = on or self._compute
+        flat, slots = ids.view(-1), torch.empty_like(ids)
+        salt = Salt(self._communicator.rank, layer, step)
+        self._kernels.count(flat, self._counts, stream)
+        self._communicator.all_gather(self._every, self._counts).wait(stream)
+        stream.launch(self._sum)
+        self._kernels.solve_shares(self._total, self._tables, layer, self._cumulative, stream)
+        stream.launch(lambda: self._keep_at_home(salt))
+        self._kernels.route_apportioned(
+            flat,
+            self._tables,
+            self._cumulative,
+            salt,
+            slots.view(-1),
+            self._counts,
+            stream,
+        )
+        stream.launch(lambda: self._counters[layer].add_(self._counts))
+        return slots
+
+    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+        """As solved on the load itself."""
+        return solve_shares(load, layout.placement, shape)
+
+    def _sum(self) -> None:
+        torch.sum(self._every, 0, dtype=torch.int64, out=self._total)
+
+    def _keep_at_home(self, salt: Salt) -> None:
+        tables, layer = self._tables, salt.layer
+        live = (tables.generation[layer] & 1).view(1)
+        start = tables.start[:, layer].index_select(0, live)[0]
+        replicas = tables.replicas[:, layer].index_select(0, live)[0]
+        counts = self._every.long()
+        self._cumulative.copy_(local_cumulative(counts, start, replicas, self._cumulative, salt))

@@ -1,0 +1,1 @@
+"""Jobs, workers and events of the engine."""

@@ -1,0 +1,264 @@
+"""What an engine tells of itself, to whoever writes it down.
+
+An engine notes *entries*: small frozen records of what happened, with times. A journal takes them.
+It must not keep the step waiting, so what lies behind it works on a thread of its own
+(`balancer/observe/courier.py`); the default journal forgets everything.
+
+All times are seconds of one clock, `now()`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import perf_counter
+from typing import Protocol
+
+from equipoise.balancer.experts.placement import Layout, Load, Placement, Shape, Shares
+
+COMMITTED = "committed"
+"""Outcome of an epoch that changed what slots hold."""
+UNCHANGED = "unchanged"
+"""Outcome of an epoch whose plan left every slot as it was; not counted as committed."""
+COMPLETED = COMMITTED, UNCHANGED
+"""Outcomes of epochs that were not aborted."""
+
+
+def now() -> float:
+    """Seconds of a clock that never goes back; all processes of one machine read the same."""
+    return perf_counter()
+
+
+class Track(StrEnum):
+    """Who did something: a thread or a stream, as the host sees it."""
+
+    COMPUTE = "compute stream"
+    COPY = "copy stream"
+    BOUNDARY = "boundary"
+    EPOCH = "epoch"
+    PLANNER = "planner"
+    MOVER = "mover"
+    CLERK = "clerk"
+    SOLVER = "solver"
+    TELLER = "teller"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that lasted from `begin` to `end`.
+
+    Attributes:
+        details: numbers and words to go with it.
+    """
+
+    name: str
+    track: Track
+    begin: float
+    end: float
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step of the model, its boundary included; told by whoever drives the steps."""
+
+    step: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The boundary before `step`, which had something to do."""
+
+    step: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The engine came into another state at the boundary before `step`.
+
+    Attributes:
+        state: its name in lower case.
+        epoch: number of the epoch that the state is of; None outside.
+    """
+
+    step: int
+    at: float
+    state: str
+    epoch: int | None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An epoch was due behind the boundary before `step`; the one before was still open here."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The load of a sub-window, over all ranks, is known.
+
+    Attributes:
+        closed: the boundary at which the sub-window ended.
+        steps: in it.
+        load: (layers, experts) rows.
+        layout: installed when the sum was taken.
+        shape: how many of everything.
+        shares: those that the router applied, for a load and a layout.
+    """
+
+    closed: int
+    steps: int
+    load: Load
+    layout: Layout
+    shape: Shape
+    shares: Callable[[Load, Layout, Shape], Shares]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord:
+    """How an epoch went.
+
+    Attributes:
+        number: of the epoch.
+        opened: the boundary at which its load window was closed.
+        ended: the boundary at which it was committed whole, or left.
+        outcome: `committed`, `unchanged`, or the reason of the abort.
+        layers: whose placement the plan changes.
+        short_of_staging: layers that more staging buffers would bring lower in this epoch.
+        lots: parts in which the plan is installed.
+        copies: that receiving ranks did not hold, over all ranks, of what was committed.
+        bytes: their size.
+        here: bytes of those that came to this rank.
+        seconds: by phase; a phase is a state of the engine.
+        before: imbalance (max/mean - 1, mean over layers) of the placement that was installed, for
+            the load planned on and with its best shares; None where no plan was made.
+        predicted: the same of the plan.
+        actual: imbalance in the first whole sub-window behind the epoch, with the shares applied;
+            None until it is known, and where it never was.
+        stall: seconds by which its steps were longer than those outside epochs; None where no
+            step was told.
+    """
+
+    number: int
+    opened: int
+    ended: int
+    outcome: str
+    layers: int
+    short_of_staging: int
+    lots: int
+    copies: int
+    bytes: int
+    here: int
+    seconds: Mapping[str, float]
+    before: float | None
+    predicted: float | None
+    actual: float | None = None
+    stall: float | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An epoch has just ended.
+
+    Attributes:
+        record: of it; `here`, `actual` and `stall` are not known yet.
+        begin: when it was opened.
+        end: when it ended.
+        placements: what slots held when it was opened, and when it ended; -1 is nothing.
+        place: of this rank among those that the slots are divided among.
+        shape: how many of everything.
+        slot_bytes: of one slot.
+    """
+
+    record: EpochRecord
+    begin: float
+    end: float
+    placements: tuple[Placement, Placement]
+    place: int
+    shape: Shape
+    slot_bytes: int
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The engine was closed: nothing more comes from it."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """All is known of an epoch that ended before."""
+
+    record: EpochRecord
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How even the sub-window was that was closed at the boundary before `step`.
+
+    Attributes:
+        step: the boundary.
+        at: when it was worked out.
+        imbalance: max/mean - 1 over ranks, mean over layers.
+        balancedness: mean/max over ranks, both summed over layers first.
+        average: rows of a rank, summed over layers, a step.
+        largest: rows of the fullest rank of each layer, summed over layers, a step.
+    """
+
+    step: int
+    at: float
+    imbalance: float
+    balancedness: float
+    average: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """A step within an epoch took `seconds` longer than steps outside usually do."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """So many entries were dropped, because journals did not keep up."""
+
+    entries: int
+
+
+Told = Span | Stepped | Passed | Entered | Skipped | Summed | Ended | Closed
+"""What happens."""
+Derived = Settled | Balance | Stalled | Lost
+"""What it comes to."""
+Entry = Told | Derived
+
+
+class Journal(Protocol):
+    """Takes entries."""
+
+    def note(self, entry: Entry) -> None:
+        """Take one; returns at once where an engine calls."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes; bounded."""
+        ...
+
+
+class Silent:
+    """Forgets everything."""
+
+    def note(self, entry: Entry) -> None:
+        """Forget it."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+SILENT = Silent()
+"""The journal of whoever asks for none."""

@@ -1,0 +1,261 @@
+"""Jobs of the engine, what they wait for, and who carries them out.
+
+A job is a generator. It yields what it waits for, a `Wait`, is sent what came, and returns its
+result; what a wait raises is raised at its `yield`. A worker thread carries a job out by blocking
+on every wait; a test carries it out step by step, in an order that it chooses.
+"""
+
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import BallotIncomplete, ControlLost, StreamTimeout
+from equipoise.hal.lock import StreamLock
+from equipoise.hal.stream import Event, Stream
+from equipoise.hal.work import Work
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Wait(Protocol[T_co]):
+    """Something that comes."""
+
+    def ready(self) -> bool:
+        """Whether it has come, or has failed; never blocks."""
+        ...
+
+    def take(self, timeout: float) -> T_co:
+        """Block until it has come, at most `timeout` seconds; raises what it failed with."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An operation of a communicator has ended; its own deadline bounds it as well."""
+
+    work: Work
+
+    def ready(self) -> bool:
+        """Whether it has."""
+        return self.work.done()
+
+    def take(self, timeout: float) -> None:
+        """Raises as `Work.result` does."""
+        self.work.result(timeout)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A stream has come to where an event was recorded."""
+
+    event: Event
+
+    def ready(self) -> bool:
+        """Whether it has."""
+        return self.event.query()
+
+    def take(self, timeout: float) -> None:
+        """Raises as `Event.synchronize` does."""
+        self.event.synchronize(timeout)
+
+
+def all_of(accelerator: Accelerator, stream: Stream) -> Reached:
+    """Everything that was launched on `stream` so far has run."""
+    event = accelerator.event()
+    stream.record(event)
+    return Reached(event)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Every one of these ranks has cast its ballot on a question."""
+
+    control: ControlPlane
+    question: str
+    ranks: tuple[int, ...]
+
+    def ready(self) -> bool:
+        """Whether they have; asks the store."""
+        try:
+            self.control.collect(self.question, 0.0, self.ranks)
+        except BallotIncomplete:
+            return False
+        except ControlLost:
+            return True
+        return True
+
+    def take(self, timeout: float) -> tuple[bytes, ...]:
+        """The ballots, in the order of the ranks. Raises as `ControlPlane.collect` does."""
+        return self.control.collect(self.question, timeout, self.ranks)
+
+
+class Released:
+    """The stream has released a lock: the slots behind it are the mover's.
+
+    Args:
+        lock: whose stream; the release is due in the epoch that it is in now.
+    """
+
+    def __init__(self, lock: StreamLock) -> None:
+        self._lock = lock
+        self.epoch = lock.epoch
+        self._taken = False
+
+    def ready(self) -> bool:
+        """Whether it has. The lock counts a successful look as the wait, so it is kept."""
+        try:
+            self.take(0.0)
+        except StreamTimeout:
+            return False
+        return True
+
+    def take(self, timeout: float) -> None:
+        """Raises as `StreamLock.wait` does."""
+        if not self._taken:
+            self._lock.wait(self.epoch, timeout)
+            self._taken = True
+
+
+T = TypeVar("T")
+Job: TypeAlias = Generator[Wait[Any], Any, T]
+
+
+class Titled(Generator[Wait[Any], Any, T]):
+    """A job that says what it is, for whoever notes jobs; carried out as the one inside.
+
+    Args:
+        job: not begun.
+        name: one word.
+        details: numbers and words to go with it.
+    """
+
+    def __init__(self, job: Job[T], name: str, **details: object) -> None:
+        self._job = job
+        self.name = name
+        self.details = details
+
+    def send(self, value: object) -> Wait[Any]:
+        """As a generator does."""
+        return self._job.send(value)
+
+    def throw(self, *given: Any) -> Wait[Any]:
+        """As a generator does."""
+        return self._job.throw(*given)
+
+    def close(self) -> None:
+        """As a generator does."""
+        self._job.close()
+
+
+class Task(Protocol[T_co]):
+    """A job that was started."""
+
+    def done(self) -> bool:
+        """Whether it has ended, by whatever end."""
+        ...
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """What it returned; raises what it raised, and `TimeoutError` after `timeout` seconds."""
+        ...
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it raised, if anything."""
+        ...
+
+
+class Worker(Protocol):
+    """Carries jobs out one after another, in the order in which they were started."""
+
+    def start(self, job: Job[T]) -> Task[T]:
+        """Begin `job` when those before it have ended."""
+        ...
+
+    def close(self) -> None:
+        """Give up what has not begun, and end what has at its next wait; bounded."""
+        ...
+
+
+Hire: TypeAlias = Callable[[str], Worker]
+"""Makes a worker of that name."""
+
+
+class Dismissed(Exception):
+    """The worker was closed while the job waited."""
+
+
+class ThreadWorker:
+    """A thread.
+
+    Args:
+        name: of the thread.
+        deadline: seconds that each wait of a job may last.
+    """
+
+    def __init__(self, name: str, deadline: float) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._threads.submit(int)  # to have the thread: making it later would cost a step
+        self._deadline = deadline
+        self._open = True
+
+    def start(self, job: Job[T]) -> Future[T]:
+        """See `Worker`."""
+        return self._threads.submit(finish, job, self._deadline, self._check)
+
+    def close(self) -> None:
+        """See `Worker`; lasts at most as long as the wait that is under way."""
+        self._open = False
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _check(self) -> None:
+        if not self._open:
+            raise Dismissed
+
+
+def finish(job: Job[T], timeout: float, check: Callable[[], object] = lambda: None) -> T:
+    """Carry `job` out on the calling thread, and return its result.
+
+    Args:
+        job: to be carried out.
+        timeout: seconds that each of its waits may last.
+        check: called before each wait; what it raises is raised in the job.
+
+    Raises:
+        Exception: what the job raises.
+    """
+    go_on: Callable[[], Wait[Any]] = partial(next, job)
+    while True:
+        try:
+            wait = go_on()
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            check()
+            go_on = partial(job.send, wait.take(timeout))
+        except Exception as error:
+            go_on = partial(job.throw, error)
+
+
+def at_once(call: Callable[[], T]) -> Job[T]:
+    """A job that waits for nothing."""
+    yield from ()
+    return call()
+
+
+@dataclass(frozen=True)
+class Completed(Generic[T_co]):
+    """A task has ended: what a boundary waits for when it comes before what it needs."""
+
+    task: Task[T_co]
+
+    def ready(self) -> bool:
+        """Whether it has."""
+        return self.task.done()
+
+    def take(self, timeout: float) -> T_co:
+        """Its result; raises as `Task.result` does."""
+        return self.task.result(timeout)

@@ -1,0 +1,132 @@
+"""A worker whose jobs begin only when the forward has been launched.
+
+A job that begins between two steps takes the interpreter's lock, and perhaps the core, from the
+thread that is about to launch the forward; the device then waits for both. Behind the launch
+nobody waits for the host.
+
+Who works for an engine beside the forward.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic
+
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.runtime.jobs import Hire, Job, T, Task, ThreadWorker, Worker
+
+
+class HeldTask(Generic[T]):
+    """A job that was started with a worker that keeps it back.
+
+    Args:
+        job: not begun.
+    """
+
+    def __init__(self, job: Job[T]) -> None:
+        self._job = job
+        self._task: Task[T] | None = None
+
+    def go(self, worker: Worker) -> None:
+        """Let it begin."""
+        self._task = worker.start(self._job)
+
+    def done(self) -> bool:
+        """See `Task`."""
+        return self._task is not None and self._task.done()
+
+    def result(self, timeout: float | None = None) -> T:
+        """See `Task`; raises `TimeoutError` at once where it has not begun."""
+        return self._begun().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `Task`; raises `TimeoutError` at once where it has not begun."""
+        return self._begun().exception(timeout)
+
+    def _begun(self) -> Task[T]:
+        """Who starts jobs also lets them go and waits for them: waiting here would be for ever."""
+        if self._task is None:
+            raise TimeoutError("the job has not begun")
+        return self._task
+
+
+class HeldWorker:
+    """Keeps jobs back until they are let go; then they begin in the order in which they came.
+
+    One thread starts jobs, lets them go, and asks for their ends.
+
+    Args:
+        inner: carries the jobs out.
+    """
+
+    def __init__(self, inner: Worker) -> None:
+        self._inner = inner
+        self._held: list[HeldTask[object]] = []
+
+    def start(self, job: Job[T]) -> Task[T]:
+        """See `Worker`; begins at the next `go`."""
+        task = HeldTask(job)
+        self._held.append(task)  # type: ignore[arg-type]
+        return task
+
+    def go(self) -> None:
+        """Let begin what was kept back."""
+        if not self._held:
+            return
+        held, self._held = self._held, []
+        for task in held:
+            task.go(self._inner)
+
+    def close(self) -> None:
+        """See `Worker`."""
+        self._held.clear()
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class Staff:
+    """One worker a kind of work, so that none waits for another; all begin at `go`.
+
+    Attributes:
+        planner: plans epochs.
+        mover: stages lots, one after another.
+        clerk: votes.
+        solver: solves shares.
+        teller: sums loads.
+    """
+
+    planner: HeldWorker
+    mover: HeldWorker
+    clerk: HeldWorker
+    solver: HeldWorker
+    teller: HeldWorker
+
+    @staticmethod
+    def hired(hire: Hire) -> "Staff":
+        """One of each."""
+        kinds = ("planner", "mover", "clerk", "solver", "teller")
+        return Staff(*(HeldWorker(hire(kind)) for kind in kinds))
+
+    def go(self) -> None:
+        """Let begin what was started."""
+        for worker in self._everybody:
+            worker.go()
+
+    def close(self) -> None:
+        """Dismiss all; bounded by the waits that are under way."""
+        for worker in self._everybody:
+            worker.close()
+
+    @cached_property  # every step asks
+    def _everybody(self) -> tuple[HeldWorker, ...]:
+        """Most urgent first."""
+        return (self.clerk, self.teller, self.solver, self.mover, self.planner)
+
+
+def threads(config: EngineConfig) -> Hire:
+    """A thread each; the clerk's patience is less than what a peer's collective has."""
+
+    def hire(kind: str) -> Worker:
+        deadline = config.vote_deadline if kind == "clerk" else config.deadline
+        return ThreadWorker(f"equipoise.{config.label}.{kind}", deadline)
+
+    return hire

@@ -1,0 +1,114 @@
+"""Before anything is opened: a start that can work here, and that means the same on every rank.
+
+What is not alike would show later as epochs that abort for ever, as hangs, or not at all: a row
+that is sent to a rank which nobody is goes nowhere.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from equipoise.balancer.experts.builder import AtBoundary, CommitPath
+from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.placement import Layout, Shape, check
+from equipoise.balancer.experts.planning.topology import group_of
+from equipoise.hal.control import ControlPlane
+from equipoise.hal.errors import AgreementLost, EngineError, PlacementError
+from equipoise.hal.slots import SlotStore
+
+Words = Mapping[str, str]
+"""What a rank means, by what it is about."""
+WATCHED = "watched"
+"""Each rank's own business: all are told."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a balancer is to be opened with.
+
+    Attributes:
+        store: this rank's slots.
+        shape: how many of everything.
+        layout: what the slots hold.
+        config: cadence, bounds and share mode.
+        path: how weights come into slots; None where they never do.
+    """
+
+    store: SlotStore
+    shape: Shape
+    layout: Layout
+    config: EngineConfig
+    path: CommitPath | None
+
+    def check(self, ranks: int) -> None:
+        """See that it can work on so many ranks.
+
+        Raises:
+            PlacementError: the layout is not of the shape, the shape not of these ranks, or there
+                are too few slots, ranks or nodes to survive what the aims say.
+            EngineError: the store has other slots, or no staging where weights come from peers.
+        """
+        shape, slots, staging = self.shape, self.store.layout.slots, self.store.layout.staging
+        if shape.ranks != ranks:
+            raise PlacementError(f"the shape is of {shape.ranks} ranks, the group of {ranks}")
+        check(self.layout.placement, shape)
+        group_of(shape, self.config.nodes, self.config.aims.survive, None)
+        wanted = shape.layers * shape.slots_per_rank
+        if len(slots) != wanted:
+            raise EngineError(
+                f"the store has {len(slots)} slots; {shape.layers} layers of "
+                f"{shape.slots_per_rank} slots a rank take {wanted}"
+            )
+        if isinstance(self.path, AtBoundary) and not staging:
+            raise EngineError("weights that come by the boundary need a store with staging")
+
+    def said(self) -> Words:
+        """What has to be alike."""
+        return {
+            "shape": str(self.shape),
+            "layout": self.layout.digest,
+            "config": alike(self.config),
+            "path": type(self.path).__name__,
+            "staging": str(self.store.layout.staging),
+        }
+
+
+def agree(control: ControlPlane, opening: Opening, watched: str) -> bool:
+    """See that all ranks open the same; whether any of them is watched.
+
+    Args:
+        control: of the ranks.
+        opening: what this rank opens.
+        watched: not empty where this rank has a journal: then all ranks sum what it is told.
+
+    Raises:
+        AgreementLost: a rank means something else; nothing has been opened.
+        BallotIncomplete: a rank does not come.
+    """
+    config, mine = opening.config, {**opening.said(), WATCHED: watched}
+    told = ask(control, f"{config.label}/opened", config.deadline, [mine])
+    for rank, (theirs,) in enumerate(told):
+        if (what := differs(mine, theirs)) is not None:
+            raise AgreementLost(
+                f"balancer {config.label!r}: rank {rank} has {what} {theirs.get(what)}, rank "
+                f"{control.rank} has {mine[what]}"
+            )
+    return any(theirs.get(WATCHED) for (theirs,) in told)
+
+
+def alike(config: EngineConfig) -> str:
+    """What ranks have to configure alike; who writes lines to a log is each one's own business."""
+    return repr(replace(config, log_balancedness=False, log_balancedness_interval=1))
+
+
+def ask(
+    control: ControlPlane, question: str, deadline: float, mine: Sequence[Words]
+) -> list[list[Words]]:
+    """What every rank says to a question, by rank. Raises `BallotIncomplete`."""
+    control.cast(question, json.dumps([dict(words) for words in mine]).encode())
+    return [json.loads(ballot) for ballot in control.collect(question, deadline)]
+
+
+def differs(mine: Words, theirs: Words) -> str | None:
+    """What two ranks mean differently; None where all is alike."""
+    return next((what for what in mine if what != WATCHED and theirs.get(what) != mine[what]), None)

@@ -1,0 +1,1 @@
+"""Weights move between ranks, and from the memory of the host."""

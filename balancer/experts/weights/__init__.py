@@ -1,0 +1,1 @@
+"""Which tensors are the experts', and where they lie."""

@@ -1,0 +1,204 @@
+"""All tensors that a model holds, by name.
+
+Whether everything that an expert has is registered.
+
+A tensor *looks like experts'* if its leading dimension is the number of slots of a rank or of
+logical experts, or if it lies in a list of so many modules (`experts.0.w1`, `experts.1.w1`, ...).
+Tensors are compared by their memory, never by name: a kernel may hold the same bytes under another.
+Rather once too often: what is named wrongly is excused with a pattern and a reason, in sight of
+everybody; what is forgotten shows only as wrong answers, after the first move.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from equipoise.balancer.experts.weights.memory_spans import Claims, Span
+from equipoise.hal.errors import ModelIncomplete, RegistrationError
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of the model.
+
+    Attributes:
+        name: dotted.
+        tensor: with plain memory; of a tensor that wraps others, one of these.
+        span: its memory.
+    """
+
+    name: str
+    tensor: Tensor
+    span: Span
+
+    def __str__(self) -> str:
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        return f"{self.name} {dtype} {list(self.tensor.shape)}"
+
+
+def held_tensors(model: nn.Module | Iterable[tuple[str, Tensor]]) -> tuple[Held, ...]:
+    """Parameters, buffers, and attributes that are tensors or lists, tuples, dicts of them.
+
+    Kernels often read tensors that were derived after loading and hang on a module as plain
+    attributes; they have to move like any parameter. What is kept elsewhere is not seen: give
+    pairs of name and tensor then. Tensors without elements, and those not yet made, are left out.
+    """
+    pairs = _of_module(model) if isinstance(model, nn.Module) else model
+    plain = [inner for name, tensor in pairs for inner in _unwrapped(name, tensor)]
+    return tuple(
+        Held(name, tensor, Span.of(tensor))
+        for name, tensor in plain
+        if not nn.parameter.is_lazy(tensor) and tensor.numel()
+    )
+
+
+def _of_module(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, module in model.named_modules():
+        own = (module._parameters, module._buffers, vars(module))
+        for key, value in (item for values in own for item in values.items()):
+            if value is not None and key not in ("_parameters", "_buffers", "_modules"):
+                yield from _tensors(f"{name}.{key}" if name else key, value)
+
+
+def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    """A tensor, or those of one list, tuple or dict."""
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    elif isinstance(value, Mapping):
+        items = value.items()
+    for key, item in items:
+        if isinstance(item, Tensor):
+            yield f"{name}.{key}", item
+
+
+def _unwrapped(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A wrapper has no memory of its own, or none that can be told: look into it."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield name, tensor
+        return
+    for part in flatten()[0]:
+        yield from _unwrapped(f"{name}.{part}", getattr(tensor, part))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """By what numbers tensors of experts are known."""
+
+    slots_per_rank: int
+    experts: int
+
+    @property
+    def counts(self) -> frozenset[int]:
+        """Either of them."""
+        return frozenset({self.slots_per_rank, self.experts})
+
+
+def check_complete(
+    model: str,
+    held: Sequence[Held],
+    claims: Claims,
+    expected: Expected,
+    ignore: Mapping[str, str],
+) -> tuple[str, ...]:
+    """What was excused, and which patterns excused nothing; one line each.
+
+    Raises:
+        ModelIncomplete: a tensor looks like experts' and is not registered, or one is registered
+            that the model does not hold.
+        RegistrationError: a pattern has no reason.
+    """
+    for pattern, reason in ignore.items():
+        if not reason.strip():
+            raise RegistrationError(f"model {model!r}: ignoring {pattern!r} needs a reason")
+    loose = _unregistered(held, claims, expected)
+    missing = [one for one in loose if not _patterns(one, ignore)]
+    strangers = _strangers(held, claims)
+    idle = [p for p in ignore if not any(fnmatchcase(one.name, p) for one in loose)]
+    if missing or strangers:
+        text = _complaint(model, missing, strangers, idle, claims)
+        names = tuple(one.name for one in missing)
+        raise ModelIncomplete(text, names, strangers)
+    excused = (f"{one} stays: {ignore[_patterns(one, ignore)[0]]}" for one in loose)
+    return (*excused, *(f"ignored pattern {p!r} matches nothing that is left out" for p in idle))
+
+
+def _unregistered(held: Sequence[Held], claims: Claims, expected: Expected) -> list[Held]:
+    lists = _expert_lists(held, claims, expected)
+    return [
+        one
+        for one in held
+        if (_leads(one, expected) or any(outer in lists for outer, _ in _numbered(one.name)))
+        and claims.covered(one.span) < one.span.nbytes
+    ]
+
+
+def _leads(one: Held, expected: Expected) -> bool:
+    return one.tensor.dim() > 0 and one.tensor.shape[0] in expected.counts
+
+
+def _expert_lists(held: Sequence[Held], claims: Claims, expected: Expected) -> set[str]:
+    """Names of lists with as many numbered members as there are experts.
+
+    A list of layers may have as many. It is known by a registered tensor that lies, with all its
+    slots, in one member of the list.
+    """
+    members: dict[str, set[str]] = defaultdict(set)
+    for one in held:
+        for outer, number in _numbered(one.name):
+            members[outer].add(number)
+    return {
+        outer for outer, numbers in members.items() if len(numbers) in expected.counts
+    } - _layer_lists(held, claims, expected)
+
+
+def _layer_lists(held: Sequence[Held], claims: Claims, expected: Expected) -> set[str]:
+    spread: dict[tuple[int, str, str], set[str]] = defaultdict(set)
+    for one in held:
+        owners = {(claim.place.layer, claim.place.tensor) for claim in claims.touching(one.span)}
+        for outer, number in _numbered(one.name):
+            for layer, tensor in owners:
+                spread[layer, tensor, outer].add(number)
+    if expected.slots_per_rank == 1:
+        return set()
+    return {outer for (_, _, outer), numbers in spread.items() if len(numbers) == 1}
+
+
+def _numbered(name: str) -> list[tuple[str, str]]:
+    """Every list that a name goes through, and the number of the member: (`experts`, `3`)."""
+    parts = name.split(".")
+    return [(".".join(parts[:place]), part) for place, part in enumerate(parts) if part.isdecimal()]
+
+
+def _strangers(held: Sequence[Held], claims: Claims) -> tuple[str, ...]:
+    """Registered tensors of which the model holds no byte: copies, which nobody reads."""
+    found = {id(claim) for one in held for claim in claims.touching(one.span)}
+    return tuple(dict.fromkeys(str(claim.place) for claim in claims if id(claim) not in found))
+
+
+def _patterns(one: Held, ignore: Mapping[str, str]) -> list[str]:
+    return [pattern for pattern in ignore if fnmatchcase(one.name, pattern)]
+
+
+def _complaint(
+    model: str,
+    missing: Sequence[Held],
+    strangers: Sequence[str],
+    idle: Sequence[str],
+    claims: Claims,
+) -> str:
+    lines = [f"model {model!r}: its experts are not registered as it holds them"]
+    for one in missing:
+        part = claims.covered(one.span)
+        some = f" ({part} of {one.span.nbytes} bytes are)" if part else ""
+        lines.append(f"  {one} is not registered{some}")
+    lines += [f"  {place} is registered, but the model does not hold it" for place in strangers]
+    lines += [f"  ignored pattern {pattern!r} matches nothing that is left out" for pattern in idle]
+    return "\n".join(lines)

@@ -1,0 +1,419 @@
+"""From the tensors of a layer to the segments of its slots.
+
+What a model gives is *stacked*, one tensor with the slots in front, or a *sequence*, one tensor a
+slot. What a slot store takes are contiguous segments of equal descriptors. Nothing is copied: a
+segment is a view of the model's own memory, since it is that memory which kernels and captured
+graphs read.
+
+The expert weights of one model on one rank, as the engine sees them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.placement import Shape
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.errors import PlacementError, RegistrationError
+from equipoise.hal.slots import Segment, SegmentType, SlotLayout
+
+SlotTensors = Tensor | Iterable[Tensor]
+"""Stacked, [slots_per_rank, ...], or one tensor a slot."""
+FormatOf = Callable[[Tensor], SlotFormat]
+"""Says how the bytes of a tensor are laid out; only the accelerator's side knows."""
+
+
+def strided(tensor: Tensor) -> SlotFormat:
+    """The format of everything, where there are no private ones."""
+    return SlotFormat.STRIDED
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor belongs; every refusal names it."""
+
+    model: str
+    layer: int
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"layer {self.layer}, tensor {self.tensor!r}"
+
+    def refusal(self, what: str) -> RegistrationError:
+        """The error that says what is wrong here, in one line."""
+        return RegistrationError(f"model {self.model!r}, {self}: {what}")
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One named tensor of a layer, slot by slot.
+
+    Attributes:
+        place: where it belongs.
+        segments: by local slot.
+        order: the model's dimensions in the order in which memory holds them, outermost first.
+            Scales are often kept column by column; their bytes are dense all the same.
+    """
+
+    place: Place
+    segments: tuple[Segment, ...]
+    order: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.segments[0].data.device
+
+    def arranged(self, tensor: Tensor) -> Tensor:
+        """A tensor of one expert, shaped as the model has it, as a segment holds it."""
+        return tensor.detach().permute(self.order).contiguous()
+
+
+def column(place: Place, given: SlotTensors, slots_per_rank: int, format_of: FormatOf) -> Column:
+    """The slots' segments of one named tensor. Raises `RegistrationError`."""
+    # A view that is made in inference mode cannot be written outside of it, and the worker that
+    # commits an epoch is outside.
+    with torch.inference_mode(False), torch.no_grad():
+        tensors = _by_slot(place, given, slots_per_rank, format_of)
+        for number, tensor in enumerate(tensors):
+            if tensor.device != tensors[0].device:
+                here, there = tensor.device, tensors[0].device
+                raise place.refusal(f"slot {number} is on {here}, slot 0 on {there}")
+            _check_kind(place, tensor)
+            _check_alike(place, tensor, number, tensors[0])
+        order = memory_order(tensors[0])
+        segments = tuple(_segment(place, tensor, order, format_of) for tensor in tensors)
+    for number, segment in enumerate(segments):
+        if segment.type != segments[0].type:
+            raise place.refusal(f"slot {number} is {segment.type}, slot 0 is {segments[0].type}")
+    return Column(place, segments, order)
+
+
+def is_on(at: torch.device, wanted: torch.device) -> bool:
+    """Whether `at` is the device that is wanted; one without an index is any of its kind."""
+    return at.type == wanted.type and wanted.index in (None, at.index)
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions by falling stride; those of one element, whose strides mean nothing, last."""
+    if tensor.is_contiguous():
+        return tuple(range(tensor.dim()))
+    steps = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: -steps[dim]))
+
+
+def _by_slot(
+    place: Place, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
+) -> tuple[Tensor, ...]:
+    if not isinstance(given, Tensor):
+        return _each(place, given, slots_per_rank)
+    _check_kind(place, given)
+    if given.dim() == 0:
+        raise place.refusal(f"is one number, not one for each of {slots_per_rank} slots")
+    if given.shape[0] != slots_per_rank:
+        raise place.refusal(f"stacks {given.shape[0]} slots, a rank has {slots_per_rank}")
+    if format_of(given) is not SlotFormat.STRIDED:
+        # A private format cannot be cut: it needs offset 0 and a storage to itself (clause A6).
+        raise place.refusal(f"is stacked in a {format_of(given)} format; register one a slot")
+    if slots_per_rank > 1 and given.stride(0) == 0:
+        raise place.refusal("is expanded: all its slots are the same memory")
+    return given.detach().unbind(0)
+
+
+def _each(place: Place, given: Iterable[Tensor], slots_per_rank: int) -> tuple[Tensor, ...]:
+    if not isinstance(given, Iterable):
+        raise place.refusal(f"is a {type(given).__name__}, neither a tensor nor one a slot")
+    tensors = tuple(given)
+    if len(tensors) != slots_per_rank:
+        raise place.refusal(f"has {len(tensors)} tensors, a rank has {slots_per_rank} slots")
+    for number, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise place.refusal(f"slot {number} is a {type(tensor).__name__}, not a tensor")
+    return tensors
+
+
+def _check_kind(place: Place, tensor: Tensor) -> None:
+    """Refuse what has no plain memory of its own, or none that the model would read again."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        raise place.refusal(f"is a {type(tensor).__name__}; register the tensors that it wraps")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise place.refusal(f"is {tensor.layout} of {tensor.dtype}; only plain tensors can move")
+    if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
+        raise place.refusal("has no memory yet; register after the weights are loaded")
+    if tensor.is_conj() or tensor.is_neg():
+        raise place.refusal("is a lazy conjugate or negative; its memory holds other values")
+    if tensor.grad_fn is not None and not tensor._is_view():
+        raise place.refusal("is the result of a computation, not what the model holds")
+    if tensor.numel() == 0:
+        raise place.refusal(f"of shape {list(tensor.shape)} holds nothing; leave it out")
+
+
+def _check_alike(place: Place, tensor: Tensor, number: int, first: Tensor) -> None:
+    """Equal bytes must mean equal values in every slot."""
+    for what, mine, other in (
+        ("of shape", list(tensor.shape), list(first.shape)),
+        ("of", tensor.dtype, first.dtype),
+        ("in memory order", memory_order(tensor), memory_order(first)),
+    ):
+        if mine != other:
+            raise place.refusal(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
+
+
+def _segment(place: Place, tensor: Tensor, order: tuple[int, ...], format_of: FormatOf) -> Segment:
+    form = format_of(tensor)
+    data = _normal(tensor.detach()).permute(order)
+    if not data.is_contiguous():
+        shape, strides = list(tensor.shape), list(tensor.stride())
+        raise place.refusal(f"a slot of shape {shape} and strides {strides} is not dense")
+    if form is SlotFormat.PRIVATE and data.storage_offset() != 0:
+        raise place.refusal("a private format needs storage offset 0 and a storage to itself")
+    segment = Segment(place.tensor, data, form)
+    if form is SlotFormat.STRIDED:
+        _check_bytes(place, segment)
+    return segment
+
+
+def _check_bytes(place: Place, segment: Segment) -> None:
+    """Better now than at the first copy."""
+    try:
+        shown = segment.bytes
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise place.refusal(f"{segment.data.dtype} cannot be shown as bytes: {why}") from error
+    if shown.data_ptr() != segment.data.data_ptr():
+        raise place.refusal(f"{segment.data.dtype} shows its bytes only in a copy")
+
+
+def _normal(tensor: Tensor) -> Tensor:
+    """The same memory, writable outside inference mode too."""
+    if not tensor.is_inference():
+        return tensor
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    storage = tensor.untyped_storage()
+    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+Kind = tuple[tuple[SegmentType, tuple[int, ...]], ...]
+"""What the layers of a family have in common: each segment's type and order in memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerColumns:
+    """One layer's tensors, by name.
+
+    Attributes:
+        number: the model's own number of the layer.
+        columns: sorted by name, so that every rank packs a slot alike whatever the order of
+            registration was.
+    """
+
+    number: int
+    columns: tuple[Column, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """Slots of layers of one kind can be kept in one slot store."""
+        return tuple((column.segments[0].type, column.order) for column in self.columns)
+
+    @property
+    def slots(self) -> tuple[tuple[Segment, ...], ...]:
+        """Segments by local slot."""
+        return tuple(zip(*(column.segments for column in self.columns), strict=True))
+
+    def is_memory_of(self, other: "LayerColumns") -> bool:
+        """Whether both are the same weights: every slot of every tensor at the same address."""
+        return self.kind == other.kind and self._addresses == other._addresses
+
+    @property
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(segment.data.data_ptr() for slot in self.slots for segment in slot)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A slot: which family's store holds it, and its number there."""
+
+    family: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Layers whose slots have one descriptor, and so one slot store.
+
+    Attributes:
+        layers: rows of a placement, ascending.
+        slots: segments by number: place in `layers` * slots_per_rank + local slot.
+        columns: of its first layer, for the shapes that the model has.
+    """
+
+    layers: tuple[int, ...]
+    slots: tuple[tuple[Segment, ...], ...]
+    columns: tuple[Column, ...]
+
+    def layout(self, staging: int) -> SlotLayout:
+        """What `Accelerator.slot_store` takes, with so many staging buffers."""
+        return SlotLayout(self.slots, staging)
+
+    @property
+    def descriptor(self) -> tuple[SegmentType, ...]:
+        """Segment types of a slot, in order."""
+        return tuple(segment.type for segment in self.slots[0])
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return sum(segment.nbytes for segment in self.descriptor)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its slots."""
+        return self.slot_bytes * len(self.slots)
+
+    def sources(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """One expert's tensors by name, shaped as the model has them, for `SlotStore.write`.
+
+        Raises:
+            RegistrationError: other names than those that were registered.
+        """
+        names = [column.place.tensor for column in self.columns]
+        if set(tensors) != set(names):
+            raise RegistrationError(f"an expert has {names}, got {sorted(tensors)}")
+        return tuple(column.arranged(tensors[column.place.tensor]) for column in self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertModel:
+    """What `ModelRegistry.finalize` gives. Layers are rows of a placement, 0, 1, ...
+
+    Streams that read the slots are not its business: each is attached to the slot store of every
+    family that it reads, `SlotStore.attach`, for as long as it does.
+
+    Attributes:
+        name: among the models of one engine.
+        experts: logical experts a layer.
+        slots_per_rank: slots of this rank, per layer.
+        device: where all the weights are.
+        numbers: the model's own number of each layer, ascending.
+        entries: how often a step enters each layer, under all its numbers.
+        repeats: numbers that stand for the same weights as another, and that other number.
+        families: by descriptor, in the order of their first layers.
+        notes: what `finalize` excused, one line each.
+    """
+
+    name: str
+    experts: int
+    slots_per_rank: int
+    device: torch.device
+    numbers: tuple[int, ...]
+    entries: tuple[int, ...]
+    repeats: Mapping[int, int]
+    families: tuple[Family, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def layers(self) -> int:
+        """How many layers are placed; a repeat adds none."""
+        return len(self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots of this rank."""
+        return sum(family.nbytes for family in self.families)
+
+    def shape(self, ranks: int) -> Shape:
+        """Of its placements. Raises `PlacementError` where the slots cannot hold the experts."""
+        return Shape(self.layers, self.experts, self.slots_per_rank * ranks, ranks)
+
+    def layer(self, number: int) -> int:
+        """The row of a placement for the model's own number of a layer.
+
+        A repeat has the row of what it repeats. Raises `RegistrationError` for an unknown number.
+        """
+        found = self._rows.get(self.repeats.get(number, number))
+        if found is None:
+            raise RegistrationError(f"model {self.name!r} has no layer {number} registered")
+        return found
+
+    def locate(self, layer: int, slot: int) -> Location:
+        """Where the weights of a local slot of a layer are. Raises `PlacementError`."""
+        if not (0 <= layer < self.layers and 0 <= slot < self.slots_per_rank):
+            raise PlacementError(
+                f"model {self.name!r}: no slot {slot} in layer {layer}, it has "
+                f"{self.layers} layers of {self.slots_per_rank} slots a rank"
+            )
+        home = self._homes[layer]
+        return Location(home.family, home.number + slot)
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal; equal on ranks whose slots can be exchanged."""
+        state = blake2b(digest_size=16)
+        counts = (self.experts, self.slots_per_rank)
+        words = (self.name, counts, self.numbers, self.entries, sorted(self.repeats.items()))
+        state.update(repr(words).encode())
+        for family in self.families:
+            orders = tuple(column.order for column in family.columns)
+            state.update(repr((family.layers, family.descriptor, orders)).encode())
+        return state.hexdigest()
+
+    def describe(self) -> str:
+        """One line a family, one a repeat, one for everything excused."""
+        families = [self.family_line(number) for number in range(len(self.families))]
+        repeats = [f"layer {one} repeats layer {other}" for one, other in self.repeats.items()]
+        return "\n".join(f"{self.name}: {line}" for line in (*families, *repeats, *self.notes))
+
+    def family_line(self, number: int) -> str:
+        """What a family is, in one line."""
+        family = self.families[number]
+        own = ranges([self.numbers[layer] for layer in family.layers])
+        parts = ", ".join(
+            f"{kind.name} {str(kind.dtype).removeprefix('torch.')} {list(kind.shape)}"
+            for kind in family.descriptor
+        )
+        return (
+            f"family {number}: layers {own}, {len(family.slots)} slots of "
+            f"{family.slot_bytes} bytes: {parts}"
+        )
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        return {number: row for row, number in enumerate(self.numbers)}
+
+    @cached_property
+    def _homes(self) -> dict[int, Location]:
+        return {
+            layer: Location(number, place * self.slots_per_rank)
+            for number, family in enumerate(self.families)
+            for place, layer in enumerate(family.layers)
+        }
+
+
+def families_of(layers: tuple[LayerColumns, ...]) -> tuple[Family, ...]:
+    """Group layers, given by row of the placement, by their kind."""
+    kinds: dict[Kind, list[int]] = {}
+    for row, layer in enumerate(layers):
+        kinds.setdefault(layer.kind, []).append(row)
+    return tuple(
+        Family(
+            layers=tuple(rows),
+            slots=tuple(slot for row in rows for slot in layers[row].slots),
+            columns=layers[rows[0]].columns,
+        )
+        for rows in kinds.values()
+    )
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers in short: `3..60, 62`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("..".join(map(str, run)) for run in runs)

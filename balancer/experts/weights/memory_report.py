@@ -1,0 +1,150 @@
+"""What balancing takes of a device's memory, told at the start."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.kernels import Tables
+
+HEADER = ("what", "bytes", "why")
+COUNTER_BYTES = 4 + 8
+"""Of an expert of a layer: rows in the open sub-window, and their sum while it travels."""
+
+
+class Rounds(StrEnum):
+    """How the rounds of a lot go, which says how much is packed at once."""
+
+    IN_TURN = "in turn"
+    """Each as soon as the one before has arrived."""
+    AT_ONCE = "at once"
+    """All are issued by the thread that issues everything else (P4)."""
+
+    @staticmethod
+    def over(found: CommunicatorCapabilities) -> "Rounds":
+        """Over communicators that can do this."""
+        return Rounds.IN_TURN if found.independent_groups else Rounds.AT_ONCE
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Memory of one kind; `nbytes` on one rank, None where nobody can say."""
+
+    what: str
+    nbytes: int | None
+    why: str
+
+    def __post_init__(self) -> None:
+        if self.nbytes is not None and self.nbytes < 0:
+            raise ValueError(f"{self.what} cannot take {self.nbytes} bytes")
+
+    @property
+    def figure(self) -> str:
+        """Bytes, as they are printed."""
+        return "unknown" if self.nbytes is None else f"{self.nbytes:,}"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Entries in the order in which they are printed; ledgers add up."""
+
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Bytes of all entries that are known."""
+        return sum(entry.nbytes or 0 for entry in self.entries)
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(self.entries + other.entries)
+
+    def __str__(self) -> str:
+        rows = [HEADER, *((e.what, e.figure, e.why) for e in self.entries)]
+        unknown = any(entry.nbytes is None for entry in self.entries)
+        rows.append(("total", f"{self.total:,}", "at least" if unknown else ""))
+        first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+        return "\n".join(f"{a:<{first}}  {b:>{second}}  {c}".rstrip() for a, b, c in rows)
+
+
+def model_ledger(
+    model: ExpertModel,
+    ranks: int,
+    staging: Sequence[int],
+    parcel: int,
+    rounds: Rounds = Rounds.IN_TURN,
+) -> Ledger:
+    """Slots, staging, packed blobs, routing tables and load counters of one model on one rank.
+
+    Args:
+        model: what is registered.
+        ranks: over how many ranks its experts are spread.
+        staging: staging buffers of each family; none where weights are written in place.
+        parcel: slots that travel in one blob at most.
+        rounds: how those of a lot go.
+
+    Raises:
+        PlacementError: the slots of so many ranks cannot hold the experts.
+        ValueError: not one number a family.
+    """
+    shape = model.shape(ranks)
+    if len(staging) != len(model.families):
+        raise ValueError(f"{len(staging)} numbers of staging for {len(model.families)} families")
+    entries = [_slots(model, shape)]
+    for number, (family, buffers) in enumerate(zip(model.families, staging, strict=True)):
+        what = f"{model.name}: staging of family {number}"
+        why = f"{buffers} buffers of {family.slot_bytes:,} bytes, where weights arrive"
+        entries.append(Entry(what, family.slot_bytes * buffers, why))
+        slots = model.slots_per_rank * len(family.layers)
+        what = f"{model.name}: blobs of family {number}"
+        packed = family.slot_bytes * packed_slots(buffers, slots, parcel, rounds)
+        entries.append(Entry(what, packed, packed_why(rounds)))
+    why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
+    entries.append(Entry(f"{model.name}: routing tables", tables_bytes(shape), why))
+    counted = shape.layers * shape.experts * COUNTER_BYTES
+    entries.append(Entry(f"{model.name}: load counters", counted, "rows by expert, and their sum"))
+    return Ledger(tuple(entries))
+
+
+def packed_slots(staging: int, slots: int, parcel: int, rounds: Rounds) -> int:
+    """Slots that are packed on one rank at once, to be sent or just received.
+
+    Args:
+        staging: buffers; nothing travels where there are none.
+        slots: that the rank holds.
+        parcel: slots of one blob at most.
+        rounds: how those of a lot go. At once, as much is received as can be staged; how much is
+            sent depends on plans: it is taken to be as much.
+    """
+    if rounds is Rounds.AT_ONCE:
+        return 2 * staging
+    return 2 * min(parcel, slots) if staging else 0
+
+
+def packed_why(rounds: Rounds) -> str:
+    """What `packed_slots` counts."""
+    if rounds is Rounds.AT_ONCE:
+        return "sent and received, in all rounds of the lots in flight at once"
+    return "sent and received, in one round"
+
+
+def tables_bytes(shape: Shape) -> int:
+    """Bytes of `equipoise.hal.kernels.Tables` for a shape."""
+    # Made where nothing is stored, so that the figure is that of the tables and no second formula.
+    nowhere = torch.device("meta")
+    tables = Tables.empty(shape.layers, shape.experts, shape.slots, shape.ranks, nowhere)
+    values = (getattr(tables, field.name) for field in fields(tables))
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+
+def _slots(model: ExpertModel, shape: Shape) -> Entry:
+    spare = shape.slots - shape.experts
+    why = (
+        f"the model's own weights in {model.layers} layers x {model.slots_per_rank} slots; "
+        f"{spare} of {shape.slots} slots a layer, over all ranks, are spare"
+    )
+    return Entry(f"{model.name}: slots", model.nbytes, why)

@@ -1,0 +1,161 @@
+"""Which memory belongs to which registered tensor: no byte to two of them.
+
+Several models on one rank: a target and its draft, say.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, Place
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.errors import RegistrationError
+from equipoise.hal.slots import Segment
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes [start, end) of a device's memory."""
+
+    device: str
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+        return self.end - self.start
+
+    @staticmethod
+    def of(tensor: Tensor) -> "Span":
+        """From the first to the last byte that the tensor reaches, gaps of its strides included."""
+        reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        nbytes = (reach + 1) * tensor.element_size() if tensor.numel() else 0
+        return Span(str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + nbytes)
+
+    @staticmethod
+    def of_segment(segment: Segment) -> "Span":
+        """What a copy of the segment touches: all the storage of a private format."""
+        if segment.format is SlotFormat.STRIDED:
+            return Span.of(segment.data)
+        storage = segment.data.untyped_storage()
+        start = storage.data_ptr()
+        return Span(str(segment.data.device), start, start + storage.nbytes())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A span, and the slot of the tensor that moves it."""
+
+    span: Span
+    place: Place
+    slot: int
+
+    def told_to(self, model: str) -> str:
+        """In words, for an error about a tensor of `model`."""
+        whose = "" if self.place.model == model else f"model {self.place.model!r}, "
+        return f"{whose}{self.place}, slot {self.slot}"
+
+
+class Claims:
+    """Claims that share no byte, by address. Never changes."""
+
+    def __init__(self, claims: Iterable[Claim] = ()) -> None:
+        self._claims = sorted(claims, key=_start)
+        self._starts = [_start(claim) for claim in self._claims]
+
+    def __iter__(self) -> Iterator[Claim]:
+        return iter(self._claims)
+
+    def plus(self, more: Iterable[Claim]) -> "Claims":
+        """With more of them. Raises `RegistrationError` where two would share memory."""
+        added = tuple(more)
+        made = Claims([*self._claims, *added])
+        new = {id(claim) for claim in added}
+        # None of the old ones overlap, so of two that do, with the earlier start, one is new.
+        for one, two in pairwise(made._claims):
+            if one.span.device == two.span.device and two.span.start < one.span.end:
+                late, early = (two, one) if id(two) in new else (one, two)
+                other = early.told_to(late.place.model)
+                raise late.place.refusal(f"slot {late.slot} shares memory with {other}")
+        return made
+
+    def touching(self, span: Span) -> list[Claim]:
+        """Those that share a byte with `span`, by address."""
+        first = max(0, bisect_right(self._starts, (span.device, span.start)) - 1)
+        last = bisect_left(self._starts, (span.device, span.end))
+        return [claim for claim in self._claims[first:last] if _meet(claim.span, span)]
+
+    def covered(self, span: Span) -> int:
+        """How many of its bytes are claimed."""
+        return sum(
+            min(claim.span.end, span.end) - max(claim.span.start, span.start)
+            for claim in self.touching(span)
+        )
+
+
+def _start(claim: Claim) -> tuple[str, int]:
+    return claim.span.device, claim.span.start
+
+
+def _meet(one: Span, two: Span) -> bool:
+    return one.device == two.device and one.start < two.end and two.start < one.end
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSet:
+    """Models that are balanced apart, each by its own loads and placements.
+
+    Weights that two models share would be moved by two engines that know nothing of each other:
+    register a draft that reuses the target's experts as repeats in the target's registry.
+
+    Raises:
+        RegistrationError: no model at all; two of one name, or that share memory.
+    """
+
+    models: tuple[ExpertModel, ...]
+
+    def __post_init__(self) -> None:
+        names = [model.name for model in self.models]
+        if not names:
+            raise RegistrationError("there is no model to balance")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise RegistrationError(f"two models are named {twice[0]!r}")
+        claims = Claims()
+        for model in self.models:
+            claims = claims.plus(_claims(model))
+
+    def __iter__(self) -> Iterator[ExpertModel]:
+        return iter(self.models)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __getitem__(self, name: str) -> ExpertModel:
+        for model in self.models:
+            if model.name == name:
+                return model
+        known = ", ".join(model.name for model in self.models)
+        raise RegistrationError(f"no model is named {name!r}; there are: {known}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots of all models on this rank."""
+        return sum(model.nbytes for model in self.models)
+
+    def describe(self) -> str:
+        """What each model says of itself."""
+        return "\n".join(model.describe() for model in self.models)
+
+
+def _claims(model: ExpertModel) -> Iterator[Claim]:
+    for family in model.families:
+        for number, slot in enumerate(family.slots):
+            place, local = divmod(number, model.slots_per_rank)
+            layer = model.numbers[family.layers[place]]
+            for segment in slot:
+                yield Claim(Span.of_segment(segment), Place(model.name, layer, segment.name), local)

@@ -1,0 +1,264 @@
+"""What an integration calls to say which tensors of its model are expert weights.
+
+    registry = ModelRegistry("target", slots_per_rank=9, experts=256)
+    registry.register(3, w13=layer.w13, w13_scale=layer.w13_scale, w2=[e.w2 for e in experts])
+    model = registry.finalize(module, ignore={"*.gate.*": "the router's, by logical expert"})
+
+Registered is what moves; whatever else belongs to an expert stays behind, and the answers are wrong
+from the first move on and not before (TensorRT-LLM, PR 13856: a scalar per expert). So `finalize`
+holds what was registered against what the model holds.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import index
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.balancer.experts.weights.completeness import Expected, check_complete, held_tensors
+from equipoise.balancer.experts.weights.expert_weights import (
+    Column,
+    ExpertModel,
+    FormatOf,
+    LayerColumns,
+    Place,
+    SlotTensors,
+    column,
+    families_of,
+    is_on,
+    strided,
+)
+from equipoise.balancer.experts.weights.memory_spans import Claim, Claims, Span
+from equipoise.hal.errors import RegistrationError
+
+
+@dataclass(frozen=True)
+class Open:
+    """Layers may still be registered.
+
+    Attributes:
+        layers: by number, without repeats.
+        repeats: number of a repeat -> number of the layer whose memory it is.
+        entries: by number, repeats included: how often a step enters it.
+        claims: memory of all layers.
+    """
+
+    layers: Mapping[int, LayerColumns] = field(default_factory=dict)
+    repeats: Mapping[int, int] = field(default_factory=dict)
+    entries: Mapping[int, int] = field(default_factory=dict)
+    claims: Claims = field(default_factory=Claims)
+
+
+@dataclass(frozen=True)
+class Finalized:
+    """Everything is registered, and complete."""
+
+    model: ExpertModel
+
+
+class ModelRegistry:
+    """The expert weights of one model on this rank. For one thread.
+
+    Args:
+        name: of the model, among those of one engine.
+        slots_per_rank: slots of this rank in each layer.
+        experts: logical experts a layer, over all ranks.
+        device: where the weights must be; None: where the first registered tensor is.
+        format_of: says which tensors are in a private format.
+
+    Raises:
+        RegistrationError: numbers below one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        slots_per_rank: int,
+        experts: int,
+        *,
+        device: torch.device | None = None,
+        format_of: FormatOf = strided,
+    ) -> None:
+        if min(slots_per_rank, experts) < 1:
+            raise RegistrationError(
+                f"model {name!r}: slots_per_rank {slots_per_rank} and experts {experts} "
+                "must be positive"
+            )
+        self._name = name
+        self._expected = Expected(slots_per_rank, experts)
+        self._device = device
+        self._format_of = format_of
+        self._state: Open | Finalized = Open()
+
+    @property
+    def state(self) -> Open | Finalized:
+        """Where the registry stands."""
+        return self._state
+
+    def register(
+        self,
+        layer: int,
+        tensors: Mapping[str, SlotTensors] = MappingProxyType({}),
+        /,
+        *,
+        entries: int = 1,
+        **named: SlotTensors,
+    ) -> None:
+        """Say which tensors hold the experts of a layer; all that one expert has, scales included.
+
+        A layer whose tensors are all those of an earlier one is a *repeat* of it: a module that
+        runs twice in a step under two numbers, or weights that two layers share. Both are one row
+        of the placement, so that they move together.
+
+        Args:
+            layer: the model's own number.
+            tensors: by name; each stacked [slots_per_rank, ...], or one a slot. The k-th is slot k.
+            entries: how often every step enters the layer under this number; each entry says so,
+                `ModelBalancer.reading`.
+            named: tensors too, for names that are identifiers.
+
+        Raises:
+            RegistrationError: names layer and tensor. Nothing is registered then.
+        """
+        state = self._open(f"register layer {layer}")
+        layer, entries = (
+            _whole(f"model {self._name!r}: {what}", number)
+            for what, number in (("layer", layer), ("entries", entries))
+        )
+        self._check_numbers(layer, entries, state)
+        given = self._given(layer, tensors, named)
+        columns = tuple(self._column(layer, name, value) for name, value in given)
+        device = self._common_device(columns)
+        added = _with(state, LayerColumns(layer, columns))
+        self._state = replace(added, entries={**state.entries, layer: entries})
+        self._device = device
+
+    def _given(
+        self, layer: int, tensors: Mapping[str, SlotTensors], named: Mapping[str, SlotTensors]
+    ) -> list[tuple[str, SlotTensors]]:
+        """Both kinds of tensors by name, in order."""
+        if not isinstance(tensors, Mapping):
+            kind = type(tensors).__name__
+            raise RegistrationError(
+                f"model {self._name!r}, layer {layer}: tensors are a {kind}, not a mapping"
+            )
+        twice = sorted(set(tensors) & set(named))
+        if twice:
+            raise Place(self._name, layer, twice[0]).refusal("is given twice")
+        given = sorted({**tensors, **named}.items())
+        if not given:
+            raise RegistrationError(f"model {self._name!r}, layer {layer}: no tensors")
+        return given
+
+    def finalize(
+        self,
+        model: nn.Module | Iterable[tuple[str, Tensor]],
+        ignore: Mapping[str, str] = MappingProxyType({}),
+    ) -> ExpertModel:
+        """Check that everything an expert has is registered, and close the registry.
+
+        Args:
+            model: the module, or pairs of name and tensor; see `held_tensors`.
+            ignore: shell patterns of names that need not move, each with the reason.
+
+        Raises:
+            ModelIncomplete: names all that is missing at once; the registry stays open.
+            RegistrationError: no layer was registered, or a reason is empty.
+        """
+        state = self._open("finalize")
+        if not state.layers:
+            raise RegistrationError(f"model {self._name!r}: no layer was registered")
+        notes = check_complete(
+            self._name, held_tensors(model), state.claims, self._expected, ignore
+        )
+        made = self._made(state, notes)
+        self._state = Finalized(made)
+        return made
+
+    def _open(self, wanted: str) -> Open:
+        if isinstance(self._state, Finalized):
+            raise RegistrationError(f"model {self._name!r} is finalized: too late to {wanted}")
+        return self._state
+
+    def _check_numbers(self, layer: int, entries: int, state: Open) -> None:
+        if layer < 0:
+            raise RegistrationError(f"model {self._name!r}: layer {layer} is negative")
+        if layer in state.layers or layer in state.repeats:
+            raise RegistrationError(f"model {self._name!r}: layer {layer} is registered twice")
+        if entries < 1:
+            raise RegistrationError(
+                f"model {self._name!r}, layer {layer}: a step enters it {entries} times"
+            )
+
+    def _column(self, layer: int, name: str, given: SlotTensors) -> Column:
+        place = Place(self._name, layer, name)
+        return column(place, given, self._expected.slots_per_rank, self._format_of)
+
+    def _common_device(self, columns: tuple[Column, ...]) -> torch.device:
+        """Where all of them are: one slot store is on one device."""
+        first = columns[0].device
+        wanted = self._device or first
+        for each in columns:
+            if not is_on(each.device, wanted):
+                what = f"is on {each.device}, the model's experts are on {wanted}"
+                raise each.place.refusal(what)
+        return first
+
+    def _made(self, state: Open, notes: tuple[str, ...]) -> ExpertModel:
+        """Rows by ascending number; of weights with several numbers the lowest counts."""
+        lowest = {owner: owner for owner in state.layers}
+        for repeat, owner in state.repeats.items():
+            lowest[owner] = min(lowest[owner], repeat)
+        owners = sorted(state.layers, key=lambda owner: lowest[owner])
+        stands_for = {owner: lowest[owner] for owner in state.layers}
+        stands_for |= {repeat: lowest[owner] for repeat, owner in state.repeats.items()}
+        return ExpertModel(
+            name=self._name,
+            experts=self._expected.experts,
+            slots_per_rank=self._expected.slots_per_rank,
+            device=state.layers[owners[0]].columns[0].device,
+            numbers=tuple(lowest[owner] for owner in owners),
+            entries=tuple(_entries(state, owner) for owner in owners),
+            repeats=MappingProxyType(
+                {one: other for one, other in sorted(stands_for.items()) if one != other}
+            ),
+            families=families_of(tuple(state.layers[owner] for owner in owners)),
+            notes=notes,
+        )
+
+
+def _whole(what: str, number: object) -> int:
+    """As Python's own, whoever's it is. Raises `RegistrationError`."""
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return index(number)  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(number).__name__
+        raise RegistrationError(f"{what} {number!r} is a {kind}, not a whole number") from None
+
+
+def _entries(state: Open, owner: int) -> int:
+    """How often a step enters the weights of a layer, under all their numbers."""
+    numbers = [owner, *(one for one, other in state.repeats.items() if other == owner)]
+    return sum(state.entries[number] for number in numbers)
+
+
+def _with(state: Open, layer: LayerColumns) -> Open:
+    """The state with one more layer. Raises `RegistrationError` where memory is shared in part."""
+    spans = [
+        Claim(Span.of_segment(segment), column.place, slot)
+        for column in layer.columns
+        for slot, segment in enumerate(column.segments)
+    ]
+    for claim in state.claims.touching(spans[0].span):
+        owner = claim.place.layer
+        if state.layers[owner].is_memory_of(layer):
+            return replace(state, repeats={**state.repeats, layer.number: owner})
+    return replace(
+        state,
+        layers={**state.layers, layer.number: layer},
+        claims=state.claims.plus(spans),
+    )

@@ -1,0 +1,162 @@
+"""What an engine has asked is kept while anybody can need it, and no longer (C9)."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.backends.virtual import BACKEND
+from equipoise.backends.virtual.control import Store, VirtualControlPlane
+from equipoise.backends.virtual.world import World
+from equipoise.balancer.experts.agreement.ballot import Ballot, Stand
+from equipoise.balancer.experts.agreement.key_collector import (
+    BEFORE,
+    PORTION,
+    ArchiveElsewhere,
+    ArchiveHere,
+    Filed,
+    archive_of,
+)
+from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.runtime.jobs import Job, T, Task, ThreadWorker, finish
+
+SIZE = 2
+ABSENT = None
+Vote = tuple[Stand | None, ...]
+"""What each rank says; None where its ballot does not come."""
+WELL: Vote = (Stand.PLANNING, Stand.MOVING)
+votes = st.lists(st.tuples(*[st.sampled_from([*Stand, ABSENT])] * SIZE), min_size=1, max_size=4)
+
+
+class AtOnce:
+    """A worker that carries jobs out where they are started."""
+
+    def start(self, job: Job[T]) -> Task[T]:
+        finish(job, 1.0)
+        return None  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+@dataclass
+class Office:
+    """A store, the archive of its rank 0, and what must still be there."""
+
+    world: World
+    leavings: tuple[Filed, ...] = ()
+    archive: ArchiveHere = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.archive = ArchiveHere(self.plane(0), (0, 1), AtOnce(), self.leavings)
+
+    def plane(self, rank: int) -> VirtualControlPlane:
+        control = self.world.fabric(rank).control
+        assert isinstance(control, VirtualControlPlane)
+        return control
+
+    @property
+    def store(self) -> Store:
+        return self.world.store
+
+    def vote(self, epoch: int, due: int, stands: Vote, label: str = "t") -> None:
+        """Every rank says its word, and the epoch's outcome is settled."""
+        question, outcome = f"{label}/{epoch}/{due}", f"{label}/{epoch}/move"
+        for rank, stand in enumerate(stands):
+            if stand is not None:
+                self.plane(rank).cast(question, Ballot(stand).to_bytes())
+        self.plane(0).decide(outcome, b"move")
+        self.archive.file(epoch, [question, f"{label}/{epoch}/{due + 1}"], outcome)
+        self.archive.tidy(epoch, question)
+
+    def asked(self) -> set[str]:
+        """What the store holds."""
+        return {name for name, _ in self.store.ballots} | set(self.store.decisions)
+
+    def epochs(self) -> set[int]:
+        """Whose questions those are."""
+        return {int(name.split("/")[1]) for name in self.asked()}
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    with closing(BACKEND.world(SIZE, b"")) as world:
+        yield Office(world)
+
+
+@given(st.lists(votes, min_size=1, max_size=5))
+def test_archive_keeps_ballots_until_all_ranks_are_healthy_in_later_epoch(
+    epochs: list[list[Vote]],
+) -> None:
+    with closing(BACKEND.world(SIZE, b"")) as world:
+        office, cast, past = Office(world), set[tuple[int, str, int]](), 0
+        for epoch, drawn in enumerate(epochs):
+            for due, stands in enumerate(drawn):
+                office.vote(epoch, due, stands)
+                cast |= {(epoch, f"t/{epoch}/{due}", r) for r in range(SIZE) if stands[r]}
+                if ABSENT not in stands and Stand.FAILED not in stands:
+                    past = epoch
+                kept = {(q, rank) for number, q, rank in cast if number >= past}
+                assert kept <= office.store.ballots.keys()
+                outcomes = {f"t/{number}/move" for number in range(past, epoch + 1)}
+                assert outcomes <= office.store.decisions.keys()
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=6))
+def test_archive_keeps_only_last_healthy_epoch(
+    lengths: list[int],
+) -> None:
+    with closing(BACKEND.world(SIZE, b"")) as world:
+        office, due = Office(world), 0
+        for epoch, length in enumerate(lengths):
+            before = lengths[epoch - 1] + 2 if epoch else 0  # its votes, one behind, its outcome
+            due = max(0, due + before - PORTION * length)
+            for vote in range(length):
+                office.vote(epoch, vote, WELL)
+            assert len(office.asked()) <= length + 1 + due
+            if not due:
+                assert office.epochs() == {epoch}
+
+
+def test_archive_forgets_ballot_cast_for_next_vote(office: Office) -> None:
+    office.vote(0, 1, WELL)
+    office.plane(1).cast("t/0/2", Ballot(Stand.FAILED, reason="leaves").to_bytes())
+    office.vote(1, 5, WELL)
+    assert office.epochs() == {1}
+
+
+def test_archive_leftovers_are_forgotten_by_next_group(office: Office) -> None:
+    office.vote(3, 1, WELL)
+    left = office.archive.leavings
+    assert {filed.epoch for filed in left} == {BEFORE}
+    assert office.asked() <= {filed.name for filed in left}
+    after = Office(office.world, left)
+    after.vote(0, 9, (Stand.FAILED, Stand.PLANNING), "t.1")
+    assert "t/3/1" in after.asked()
+    after.vote(0, 10, WELL, "t.1")
+    assert {name.split("/")[0] for name in after.asked()} == {"t.1"}
+
+
+def test_archive_logs_lost_store_and_goes_on(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    office.vote(0, 1, WELL)
+    office.archive.file(1, ["t/1/4"], "t/1/move")
+    office.world.store.lose()
+    with caplog.at_level(logging.WARNING):
+        office.archive.tidy(1, "t/1/4")
+    assert "was not forgotten" in caplog.text
+
+
+def test_archive_is_kept_by_lowest_member_only(office: Office) -> None:
+    clerk = ThreadWorker("clerk", 1.0)
+    made = [archive_of(office.plane(0), Members((1, 4), own), clerk, ()) for own in (1, 4)]
+    clerk.close()
+    assert [type(archive) for archive in made] == [ArchiveHere, ArchiveElsewhere]
+    made[1].file(0, ["t/0/1"], "t/0/move")
+    made[1].tidy(0, "t/0/1")
+    assert made[1].leavings == ()

@@ -1,0 +1,340 @@
+import logging
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.harnesses.rebalancing_model import (
+    SHAPE,
+    STEPS,
+    Break,
+    Pace,
+    Story,
+    rebalance,
+    violations,
+)
+from helpers.mutants.balancer_breakages import (
+    BlindOnce,
+    BrokenUntilBuilt,
+    DropsOneCopy,
+    FalseLoads,
+    FlippedByte,
+    MuteOnce,
+    NoExchange,
+    NoStore,
+    SerialGroup,
+    SlowExchange,
+    SlowToDecide,
+    both,
+    fabric,
+    mirrored,
+    negative,
+    slightly_off,
+    store,
+)
+from helpers.watchdog import WATCHDOG
+
+from equipoise.balancer.experts.agreement import ballot as vote_module
+from equipoise.balancer.experts.agreement.ballot import (
+    Abort,
+    Ballot,
+    Commit,
+    LotMark,
+    Verdict,
+    judge,
+)
+from equipoise.balancer.experts.config import EngineConfig, RoutingRule, ShareMode
+from equipoise.balancer.experts.engine import engine, staged_path
+from equipoise.balancer.experts.engine.staged_path import Voyages
+from equipoise.balancer.experts.engine.states import Barred, Committing, Travelling, Voyage
+from equipoise.balancer.experts.planning import rebalance_plan
+from equipoise.balancer.experts.runtime.events import COMPLETED
+from equipoise.hal.errors import AgreementLost, ConfigError
+
+START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
+
+
+def installed_at_the_end(stories: list[Story]) -> set[tuple[tuple[int, ...], ...]]:
+    return {story.sights[-1].placement for story in stories}
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
+def test_engine_commits_same_layout_before_same_step_on_all_ranks(shares: ShareMode) -> None:
+    stories = rebalance(shares=shares)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert len(stories[0].commits) >= 2
+    assert installed_at_the_end(stories) != {START}
+    assert sum(report.slots for report in stories[0].reports) > 0
+
+
+@pytest.mark.parametrize("rule", [RoutingRule.ROW_HASH, RoutingRule.BLOCK_TURNS])
+def test_engine_moves_experts_under_vllm_and_tensorrt_rules(rule: RoutingRule) -> None:
+    stories = rebalance(rule=rule)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) != {START}
+
+
+def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
+    with pytest.raises(ConfigError, match="reads no shares"):
+        EngineConfig(
+            label="x",
+            shares=ShareMode.LAGGED,
+            rule=RoutingRule.ROW_HASH,
+            window_size=2,
+            step_interval=2,
+            sub_window=2,
+        )
+
+
+def test_epoch_report_counts_bytes_of_travelled_slots() -> None:
+    (report, *_) = rebalance()[0].reports
+    assert report.slots > 0
+    assert report.bytes == report.slots * 5 * 4
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED, ShareMode.EXACT])
+def test_engine_rebalances_with_one_slot_of_staging(shares: ShareMode) -> None:
+    stories = rebalance(shares=shares, staging=1)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits != []
+    assert installed_at_the_end(stories) != {START}
+
+
+def test_engine_rebalances_with_one_slot_of_staging_on_dependent_groups() -> None:
+    issuers: set[str] = set()
+    serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
+    stories = rebalance(both(*serial), staging=1)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) != {START}
+
+
+def test_rebalance_that_moves_nothing_is_reported_as_unchanged() -> None:
+    stories = rebalance()
+    for story in stories:
+        moved = {report.outcome for report in story.reports if report.slots}
+        assert moved == {"committed"}
+        rest = [report for report in story.reports if not report.slots]
+        # The load stays the same, so that once all is even there is nothing left to move.
+        assert rest
+        assert {report.outcome for report in rest} == {"unchanged"}
+        assert story.aborts == {}
+
+
+@pytest.mark.parametrize("short", [(), (0, 1)])
+def test_engine_warns_once_on_one_rank_that_staging_is_short(
+    short: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rebalance_plan, "_short_of_staging", lambda *_: short)
+    with caplog.at_level(logging.WARNING, engine.LOG.name):
+        stories = rebalance(staging=1)
+    assert len(stories[0].reports) > 1
+    lines = [record.message for record in caplog.records if "staging" in record.message]
+    assert len(lines) == bool(short)
+    assert all("each rank has 1 staging buffers; with more, layers 0..1" in line for line in lines)
+
+
+def test_different_plans_keep_installed_placement_on_all_ranks() -> None:
+    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, mirrored)))
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) == {START}
+    for story in stories:
+        assert story.commits == []
+        assert set(story.aborts) == {"plans differ"}
+        assert story.aborts["plans differ"] >= 2
+
+
+def test_different_shares_abort_the_epoch() -> None:
+    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
+    assert violations(stories) == []
+    assert all("plans differ" in story.aborts for story in stories)
+
+
+ABORTS: dict[str, tuple[Break, str]] = {
+    "planner raises": (fabric(".loads", lambda i: FalseLoads(i, negative)), "planner failed"),
+    "staged bytes differ": (fabric(".moves", FlippedByte), "staged bytes differ"),
+    "mover raises": (fabric(".moves", NoExchange), "move failed"),
+    "ballot lost": (fabric("control", MuteOnce), "no ballot from rank(s) 1"),
+}
+
+
+@pytest.mark.parametrize("name", ABORTS)
+def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
+    breakage, reason = ABORTS[name]
+    stories = rebalance(breakage, deadline=4.0)
+    assert violations(stories) == []
+    for story in stories:
+        assert reason in story.aborts
+    assert stories[0].commits == stories[1].commits
+    if name == "ballot lost":  # the only one of these faults that is over after one epoch
+        assert "committed" in [report.outcome for report in stories[0].reports]
+
+
+def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "KINDS", 0)
+    for story in rebalance(fabric(".moves", NoExchange), deadline=4.0):
+        aborted = [report for report in story.reports if report.outcome not in COMPLETED]
+        assert story.aborts == {engine.OTHERS: len(aborted)}
+
+
+def test_slow_rank_commits_together_with_its_peer() -> None:
+    gate = threading.Event()
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
+    stories = rebalance(fabric(".moves", lambda inner: SlowExchange(inner, gate)), pace=pace)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits[0] > 14
+
+
+@pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
+def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode) -> None:
+    """An exchange issued by a worker would come anywhere between the steps' own operations (P4)."""
+    issuers: set[str] = set()
+    serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
+    stories = rebalance(both(*serial), shares=shares)
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert len(stories[0].commits) >= 2
+    assert not [name for name in issuers if name.startswith("equipoise.")]
+    assert issuers
+
+
+def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
+    peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
+    cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
+    stories = rebalance(both(peer, cannot), deadline=4.0)
+    assert violations(stories) == []
+    assert all("move failed" in story.aborts for story in stories)
+
+
+@pytest.mark.slow
+def test_communicator_is_rebuilt_after_failed_move() -> None:
+    # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
+    stories = rebalance(fabric(".moves", BrokenUntilBuilt), deadline=4.0)
+    assert violations(stories) == []
+    for story in stories:
+        assert story.aborts["move failed"] == 1
+        assert "committed" in [report.outcome for report in story.reports]
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits
+
+
+def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
+    gate = threading.Event()
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
+    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    stories = rebalance(slow, pace=pace, patience=3)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) == {START}
+    assert all("out of patience" in story.aborts for story in stories)
+    assert all("a rank still drains an aborted epoch" in story.aborts for story in stories)
+
+
+def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = threading.Event()
+
+    def late(*args: Any) -> Any:
+        gate.wait(WATCHDOG)
+        return rebalance_plan.draft(*args)
+
+    monkeypatch.setattr(staged_path, "draft", late)
+    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
+    stories = rebalance(pace=pace, patience=3)
+    assert violations(stories) == []
+    assert installed_at_the_end(stories) != {START}
+    for story in stories:
+        assert story.aborts == {}
+        first, second = story.reports[:2]
+        assert first.outcome == "committed"
+        assert first.step > 14
+        assert second.number > first.number + 1
+
+
+@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
+def test_rank_without_ballots_follows_decision_of_its_peer(stand: str) -> None:
+    stories = rebalance(fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.5)))
+    assert violations(stories) == []
+    assert stories[0].commits == stories[1].commits
+    assert stories[1].commits
+    assert all(story.aborts == {} for story in stories)
+
+
+@pytest.mark.parametrize("stand", ['"stand": "planned"', '"tables": '])
+@pytest.mark.slow
+def test_rank_with_all_ballots_aborts_when_peer_decided_abort(stand: str) -> None:
+    blind = fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.0))
+    stories = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))
+    assert violations(stories) == []
+    assert all(story.aborts == {"no ballot from rank(s) 0": 1} for story in stories)
+    assert stories[0].commits == stories[1].commits
+    assert stories[0].commits, "the epochs behind it go on: no exchange was left unmatched"
+
+
+def test_rank_stops_when_outcome_is_unknown() -> None:
+    with pytest.raises(AgreementLost, match="connection lost"):
+        rebalance(both(fabric("control", NoStore), fabric("control", NoStore, rank=0)))
+
+
+class CommitsEarly(Voyages):
+    """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
+
+    def look(self, voyage: Voyage) -> Travelling | Barred:
+        after = super().look(voyage)
+        if isinstance(after, Committing) and self._rank == 1:
+            self.commit(after, len(after.staged), step=0)
+        return after
+
+
+def trusts_bytes(ballots: list[Ballot]) -> Verdict:
+    """Mutant: nobody compares checksums."""
+    verdict = judge(ballots)
+    lots = min(len(ballot.staged) for ballot in ballots)
+    return Commit(lots) if verdict == Abort("staged bytes differ") else verdict
+
+
+def unmarked(mark: LotMark) -> LotMark:
+    return replace(mark, tables="")
+
+
+def trusts_plans(ballots: list[Ballot]) -> Verdict:
+    """Mutant: nobody compares digests."""
+    blank = [replace(b, digest="", staged=tuple(map(unmarked, b.staged))) for b in ballots]
+    return judge(blank)
+
+
+def test_oracle_detects_missing_copy() -> None:
+    assert any("holds" in line for line in violations(rebalance(store(DropsOneCopy))))
+
+
+def test_oracle_detects_commit_without_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.balancer.experts.builder.Voyages", CommitsEarly)
+    assert any("differ" in line for line in violations(rebalance()))
+
+
+def test_oracle_detects_unverified_staged_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vote_module, "judge", trusts_bytes)
+    assert violations(rebalance(fabric(".moves", FlippedByte))) != []
+
+
+def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vote_module, "judge", trusts_plans)
+    lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
+    assert any("layouts differ" in line for line in violations(rebalance(lies)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sub_window": 0}, "at least one"),
+        ({"window_size": 3}, "multiples"),
+        ({"step_interval": 2}, "shorter"),
+    ],
+)
+def test_engine_config_refuses_inconsistent_cadence(wrong: dict[str, int], says: str) -> None:
+    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
+    with pytest.raises(ConfigError, match=says):
+        EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)

@@ -1,0 +1,265 @@
+"""What a real engine tells its journal."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from threading import Event
+from typing import TypeVar
+
+import pytest
+from helpers.harnesses.rebalancing_model import (
+    SHAPE,
+    STEPS,
+    Pace,
+    Story,
+    Way,
+    by_boundary,
+    by_lock,
+    healthy,
+    rebalance,
+    violations,
+)
+from helpers.mutants.balancer_breakages import FlippedByte, SlowExchange, fabric
+from helpers.strategies.journal_entries import Kept
+
+from equipoise.balancer.experts.config import ShareMode
+from equipoise.balancer.experts.runtime.events import (
+    Closed,
+    Ended,
+    Entered,
+    Entry,
+    Passed,
+    Settled,
+    Silent,
+    Skipped,
+    Span,
+    Summed,
+    Track,
+)
+from equipoise.balancer.observe.courier import Courier
+from equipoise.balancer.observe.digest import Digest
+from equipoise.hal.errors import EngineError
+
+T = TypeVar("T")
+FOLLOWS = {
+    "observing": {"planning"},
+    "planning": {"agreeing", "barred", "draining", "observing", "planning"},
+    "agreeing": {"moving", "committing", "updating", "observing", "draining", "planning"},
+    "moving": {"committing", "observing", "draining", "barred", "planning"},
+    "committing": {"moving", "observing", "planning", "agreeing", "draining"},
+    "updating": {"observing", "planning", "agreeing"},
+    "barred": {"draining", "observing", "planning"},
+    "draining": {"observing", "planning", "barred"},
+}
+"""Which state may stand behind which after one boundary, in which several changes may happen."""
+WAYS: dict[str, Way] = {"boundary": by_boundary, "locked": by_lock}
+
+
+def of(entries: Sequence[Entry], kind: type[T]) -> list[T]:
+    return [entry for entry in entries if isinstance(entry, kind)]
+
+
+def observed(
+    run: Callable[..., list[Story]] = rebalance, **options: object
+) -> tuple[list[Story], list[list[Entry]]]:
+    """Both ranks' stories, and what their journals were told."""
+    kept = [Kept() for _ in range(SHAPE.ranks)]
+    stories = run(journals=kept.__getitem__, **options)
+    assert violations(stories) == []
+    return stories, [journal.entries for journal in kept]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def told(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Entry]]]:
+    return observed(way=WAYS[request.param], pace=Pace(0.02))
+
+
+def test_journal_records_every_reported_epoch(
+    told: tuple[list[Story], list[list[Entry]]],
+) -> None:
+    for story, entries in zip(*told, strict=True):
+        records = [entry.record for entry in of(entries, Ended)]
+        assert len(records) >= 2
+        assert [(r.number, r.opened, r.ended, r.outcome, r.copies, r.bytes) for r in records] == [
+            (r.number, r.opened, r.step, r.outcome, r.slots, r.bytes) for r in story.reports
+        ]
+
+
+def test_journal_predicts_lower_imbalance_for_plans_that_move(
+    told: tuple[list[Story], list[list[Entry]]],
+) -> None:
+    for entries in told[1]:
+        records = [entry.record for entry in of(entries, Ended) if entry.record.copies]
+        assert records
+        for record in records:
+            assert record.predicted is not None
+            assert record.before is not None
+            assert record.predicted < record.before
+            assert record.layers >= 1
+            assert record.lots >= 1
+
+
+def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
+    told: tuple[list[Story], list[list[Entry]]],
+) -> None:
+    by_rank = [
+        [entry.record for item in entries for entry in of(digest.read(item), Settled)]
+        for entries, digest in ((entries, Digest()) for entries in told[1])
+    ]
+    assert any(record.bytes for record in by_rank[0])
+    for records in zip(*by_rank, strict=True):
+        assert sum(record.here for record in records) == records[0].bytes
+
+
+def test_journal_actual_imbalance_matches_prediction() -> None:
+    _, entries = observed()
+    digest = Digest()
+    records = [e.record for item in entries[0] for e in of(digest.read(item), Settled)]
+    # The first epoch is over, and seen to be so, before the loads change at the half.
+    first = records[0]
+    assert first.copies
+    assert first.ended + 4 <= STEPS // 2 + 1
+    assert first.actual == pytest.approx(first.predicted, abs=1e-3)
+
+
+def test_journal_phase_seconds_add_up_to_epoch_duration(
+    told: tuple[list[Story], list[list[Entry]]],
+) -> None:
+    for entries in told[1]:
+        for entry in of(entries, Ended):
+            assert sum(entry.record.seconds.values()) == pytest.approx(entry.end - entry.begin)
+            assert min(entry.record.seconds.values()) >= 0
+
+
+def test_journal_state_changes_are_legal_and_epochs_ascend(
+    told: tuple[list[Story], list[list[Entry]]],
+) -> None:
+    for entries in told[1]:
+        states = of(entries, Entered)
+        names = ["observing", *(entry.state for entry in states)]
+        for before, after in pairwise(names):
+            assert after in FOLLOWS[before], names
+        numbers = [entry.epoch for entry in states if entry.epoch is not None]
+        assert numbers == sorted(numbers)
+        assert [entry.at for entry in states] == sorted(entry.at for entry in states)
+
+
+def test_journal_spans_of_a_track_never_cross(told: tuple[list[Story], list[list[Entry]]]) -> None:
+    for entries in told[1]:
+        spans = of(entries, Span)
+        assert {Track.PLANNER, Track.CLERK, Track.EPOCH, Track.MOVER} <= {s.track for s in spans}
+        for track in Track:
+            assert crossing([(s.begin, s.end) for s in spans if s.track == track]) == []
+
+
+def crossing(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Spans that begin within another and end behind it."""
+    open_until: list[float] = []
+    found = []
+    for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while open_until and open_until[-1] <= begin:
+            open_until.pop()
+        if open_until and end > open_until[-1]:
+            found.append((begin, end))
+        open_until.append(end)
+    return found
+
+
+def test_journal_spans_show_sent_and_received_slots_and_verdicts() -> None:
+    _, entries = observed()
+    spans = [span for told in entries for span in of(told, Span)]
+    rounds = [span.details for span in spans if span.track is Track.COPY]
+    assert sum(int(str(d.get("sent", 0))) for d in rounds) == sum(
+        int(str(d.get("received", 0))) for d in rounds
+    )
+    assert rounds
+    assert {span.details.get("verdict") for span in spans if span.name == "vote"} >= {"Move()"}
+
+
+def test_journal_spans_of_work_carry_their_epoch(
+    told: tuple[list[Story], list[list[Entry]]],
+) -> None:
+    for rank, entries in enumerate(told[1]):
+        begun = {entry.epoch for entry in of(entries, Entered) if entry.epoch is not None}
+        # The program that drives the engine waits for its workers by jobs that say nothing.
+        spans = [span for span in of(entries, Span) if span.details]
+        for name in ("plan", "vote", "move"):
+            epochs = [span.details.get("epoch") for span in spans if span.name == name]
+            assert epochs, name
+            assert set(epochs) <= begun, name
+        votes = [span for span in spans if span.name == "vote"]
+        # The engine may be closed while the last vote is under way, or what is behind it.
+        assert all("verdict" in span.details for span in votes[:-1])
+        assert len({span.details["step"] for span in votes}) == len(votes)
+        moves = [span for span in spans if span.name == "move"]
+        assert all(span.details["layers"] for span in moves)
+        # Questions are kept by the first rank, which tidies up behind each vote.
+        forgets = [span for span in spans if span.name == "forget"]
+        assert forgets == [] if rank else len(forgets) in (len(votes) - 1, len(votes))
+
+
+def test_journal_records_abort_reason() -> None:
+    stories, entries = observed(
+        lambda journals: rebalance(fabric(".moves", FlippedByte), deadline=4.0, journals=journals)
+    )
+    reasons = [entry.record.outcome for entry in of(entries[0], Ended)]
+    assert "staged bytes differ" in reasons
+    assert len(reasons) == len(stories[0].reports)
+
+
+def test_journal_records_skipped_epoch() -> None:
+    gate = Event()
+    pace = Pace(0.02, hook=lambda step: gate.set() if step == 14 else None)
+    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    _, entries = observed(
+        lambda journals: rebalance(slow, pace=pace, journals=journals)  # opens at 5
+    )
+    for told in entries:
+        steps = [entry.step for entry in of(told, Skipped)]
+        assert steps[:2] == [9, 13]
+        assert all(step % 4 == 1 for step in steps)
+        opened = {entry.step for entry in of(told, Entered) if entry.state == "planning"}
+        assert opened.isdisjoint(steps)
+
+
+def test_journal_omits_idle_boundaries() -> None:
+    _, entries = observed(sub_window=8, window_size=8, step_interval=16)
+    boundaries = [entry.step for entry in of(entries[0], Passed)]
+    quiet = set(range(1, 8)) | set(range(10, 16))
+    assert quiet.isdisjoint(boundaries)
+    assert {8, 9, 16, 17} <= set(boundaries)
+    assert len(boundaries) < STEPS
+
+
+def test_journal_sums_carry_layout_in_force() -> None:
+    _, entries = observed(shares=ShareMode.LAGGED)
+    sums = of(entries[0], Summed)
+    assert [entry.closed for entry in sums] == list(range(2, STEPS, 2))
+    assert {entry.load.sum() for entry in sums} == {SHAPE.layers * 64 * 2 * SHAPE.ranks}
+    assert len({entry.layout.digest for entry in sums}) >= 2
+
+
+def test_journal_ends_with_closed_entry() -> None:
+    for entries in observed()[1]:
+        assert isinstance(entries[-1], Closed)
+
+
+class Broken(Silent):
+    """Takes nothing."""
+
+    def note(self, entry: Entry) -> None:
+        raise RuntimeError("out of ink")
+
+
+def test_serving_is_unaffected_by_failing_journal() -> None:
+    couriers = [Courier([Broken()]) for _ in range(SHAPE.ranks)]
+    stories = rebalance(healthy, journals=couriers.__getitem__)
+    for courier in couriers:
+        courier.close()
+        assert courier.failures > 10
+    assert violations(stories) == []
+    assert len(stories[0].commits) >= 2
+
+
+def test_log_balancedness_requires_a_journal() -> None:
+    with pytest.raises(EngineError, match="log_balancedness takes a journal"):
+        rebalance(log_balancedness=True)

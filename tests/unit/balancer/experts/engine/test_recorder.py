@@ -1,0 +1,120 @@
+"""What boundaries come to, with a clock that somebody else winds."""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.strategies.journal_entries import SHAPE, Kept, moved
+
+from equipoise.balancer.experts.engine import recorder as module
+from equipoise.balancer.experts.engine.engine import EpochReport
+from equipoise.balancer.experts.engine.recorder import Subject, Written, proposal_of
+from equipoise.balancer.experts.engine.states import (
+    Agreeing,
+    Barred,
+    Committing,
+    Draining,
+    Epoch,
+    Moving,
+    Observing,
+    Planning,
+    State,
+    Voyage,
+)
+from equipoise.balancer.experts.placement import Layout, even_shares
+from equipoise.balancer.experts.planning.proposal import Proposal
+from equipoise.balancer.experts.planning.rebalance_plan import Draft
+from equipoise.balancer.experts.runtime.events import Ended, Entered, Passed, Span
+
+EPOCH = Epoch(3, 5)
+UNDONE: Any = None
+"""A task that nobody looks at."""
+BEFORE, AFTER = (Layout(p, even_shares(p, SHAPE.experts)) for p in moved())
+PARTS = np.array([0, 1 << 16]), np.array([0, 1 << 14])
+PROPOSAL = Proposal(Draft(AFTER, (1,), *PARTS), (), "digest")
+VOYAGE = Voyage(EPOCH, UNDONE, 0, 5, ())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every look at it finds a second more."""
+    ticks = count()
+    monkeypatch.setattr(module, "now", lambda: float(next(ticks)))
+    return iter(())
+
+
+def told(kept: Kept, states: list[State], report: EpochReport | None) -> None:
+    """Boundary by boundary; the epoch ends at the last."""
+    written = Written(kept, Subject(SHAPE, 0, 100, 2, lambda load, at, shape: at.shares))
+    for step, state in enumerate(states):
+        written.begin(step)
+        if report is not None and step == len(states) - 1:
+            written.ended(states[step - 1], report)
+        written.end(state, AFTER if state is states[-1] else BEFORE)
+
+
+def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
+    kept = Kept()
+    moving, committing = Moving(VOYAGE), Committing(VOYAGE, ())
+    proposed = Agreeing(EPOCH, PROPOSAL)
+    states: list[State] = [Planning(EPOCH, UNDONE), moving, committing, moving, moving, committing]
+    told(kept, [*states, proposed, Observing()], EpochReport(3, 5, 9, "committed", 2, 200))
+    (ended,) = [entry for entry in kept.entries if isinstance(entry, Ended)]
+    # A boundary takes two looks at the clock, so a state that is entered at one and left at the
+    # next lasts two seconds.
+    assert ended.record.seconds == {"planning": 2, "moving": 6, "committing": 4, "agreeing": 2}
+    assert ended.end - ended.begin == 14
+    assert (ended.record.before, ended.record.predicted) == (0.5, 0.125)
+    assert ended.record.layers == 1
+    assert ended.record.short_of_staging == 0
+    assert [placement.tolist() for placement in ended.placements] == [
+        BEFORE.placement.tolist(),
+        AFTER.placement.tolist(),
+    ]
+
+
+def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> None:
+    kept = Kept()
+    planning = Planning(EPOCH, UNDONE)
+    told(kept, [Observing(), planning, planning, planning], None)
+    passed = [entry for entry in kept.entries if isinstance(entry, Passed)]
+    assert [(entry.step, entry.end - entry.begin) for entry in passed] == [(i, 1) for i in range(4)]
+    assert [(e.step, e.state, e.epoch) for e in kept.entries if isinstance(e, Entered)] == [
+        (1, "planning", 3)
+    ]
+
+
+def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:
+    kept = Kept()
+    planning, draining = Planning(EPOCH, UNDONE), Draining(())
+    told(kept, [planning, draining], EpochReport(3, 5, 6, "planner failed", 0, 0))
+    (ended,) = [entry for entry in kept.entries if isinstance(entry, Ended)]
+    assert ended.record.seconds == {"planning": 2}
+    assert (ended.record.before, ended.record.predicted) == (None, None)
+    names = [entry.name for entry in kept.entries if isinstance(entry, Span)]
+    assert names == ["planning", "epoch 3: aborted"]
+
+
+def test_chronicle_ignores_end_of_epoch_it_did_not_see_open(clock: None) -> None:
+    kept = Kept()
+    told(kept, [Observing(), Observing()], EpochReport(3, 5, 6, "committed", 0, 0))
+    assert [entry for entry in kept.entries if isinstance(entry, Ended)] == []
+
+
+@pytest.mark.parametrize(
+    ("state", "known"),
+    [
+        (Observing(), False),
+        (Draining(()), False),
+        (Planning(EPOCH, UNDONE), False),
+        (Barred(EPOCH, "no", Draining(())), False),
+        (Barred(EPOCH, "no", Planning(EPOCH, UNDONE)), False),
+        (Agreeing(EPOCH, PROPOSAL), True),
+        (Moving(Voyage(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+        (Barred(EPOCH, "no", Voyage(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+    ],
+)
+def test_proposal_of_state_is_known_from_agreeing_on(state: State, known: bool) -> None:
+    assert (proposal_of(state) is PROPOSAL) == known

@@ -1,0 +1,87 @@
+"""What serves: tables are made together with what reads them."""
+
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+import torch
+from helpers.watchdog import WATCHDOG
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.backends.cpu.kernels import CpuKernels
+from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.routing.layer_update import change_of
+from equipoise.hal.accelerator import Accelerator
+from equipoise.hal.kernels import Tables, TableUpdate
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role, Stream
+
+SHAPE = Shape(layers=2, experts=4, slots=4, ranks=1)
+
+
+def installed(cpu: Accelerator) -> Installed:
+    """The start placement, in slots of zeros."""
+    start = contiguous(SHAPE)
+    slots = torch.zeros(SHAPE.layers * SHAPE.slots, 8)
+    layout = SlotLayout(tuple((Segment("w", slot),) for slot in slots), staging=1)
+    shares = even_shares(start, SHAPE.experts)
+    return Installed(cpu, cpu.slot_store(layout), SHAPE, Layout(start, shares))
+
+
+def test_installed_warms_kernels_before_first_table_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the first step, or the first epoch, stands while they are compiled."""
+    calls: list[str] = []
+    commit = CpuKernels.commit_tables
+
+    def warm(self: CpuKernels, tables: Tables, stream: Stream) -> None:
+        calls.append(f"warm {tables.layers} x {tables.experts}, {tables.slots}")
+
+    def committed(self: CpuKernels, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        calls.append(f"commit {len(update.layers)}")
+        commit(self, update, tables, stream)
+
+    monkeypatch.setattr(CpuKernels, "warm", warm)
+    monkeypatch.setattr(CpuKernels, "commit_tables", committed)
+    cpu = BACKEND.open(0)
+    made = installed(cpu)
+    cpu.synchronize(WATCHDOG)
+    assert calls == ["warm 2 x 4, 4", "commit 2"]
+    assert np.array_equal(made.layout.placement, contiguous(SHAPE))
+    cpu.close()
+
+
+def test_stream_attached_during_a_change_reads_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread attaches between what the change asks who reads and what it records."""
+    cpu, gate = BACKEND.open(0), Event()
+    made, other = installed(cpu), cpu.stream(Role.AUX)
+    attaching = Thread(target=lambda: made.attach(other))
+    commit = CpuKernels.commit_tables
+    seen: list[int] = []
+    read = Event()
+
+    def look() -> None:
+        seen.append(made.generation(0))
+        read.set()
+
+    def wait_for_gate() -> None:
+        gate.wait(WATCHDOG)
+
+    def committed(self: CpuKernels, update: TableUpdate, tables: Tables, stream: Stream) -> None:
+        attaching.start()
+        attaching.join(0.3)  # as far as it comes: to its end, or to where it waits for the change
+        stream.launch(wait_for_gate)
+        commit(self, update, tables, stream)
+
+    monkeypatch.setattr(CpuKernels, "commit_tables", committed)
+    cpu.synchronize(WATCHDOG)
+    made.commit(change_of(made.layout, SHAPE, range(SHAPE.layers)), ())
+    attaching.join(WATCHDOG)
+    other.launch(look)
+    read.wait(0.3)  # it would come now, were it not held
+    gate.set()
+    cpu.synchronize(WATCHDOG)
+    assert seen == [made.generation(0)] == [2]
+    cpu.close()

@@ -1,0 +1,83 @@
+"""How much memory can be had, by what the system says in its own files."""
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.balancer.experts.host_pool.shared_memory import Room, room
+
+GIB = 1 << 30
+
+
+class System:
+    """The two folders that are read, made up."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.groups = root / "proc", root / "groups"
+        self.write(self.proc / "meminfo", "MemTotal: 99 kB\nMemAvailable: 33554432 kB\n")
+        self.write(self.proc / "self" / "cgroup", "0::/\n")
+        self.groups.mkdir()
+
+    def write(self, path: Path, text: str | int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}")
+
+    def second(self, path: str, most: str | int, used: int, files: int = 0) -> None:
+        """A group of version 2."""
+        place = self.groups / path
+        self.write(place / "memory.max", most)
+        self.write(place / "memory.current", used)
+        self.write(place / "memory.stat", f"anon 7\ninactive_file {files}\n")
+
+    def first(self, path: str, most: int, used: int, files: int = 0) -> None:
+        """A group of version 1."""
+        place = self.groups / "memory" / path
+        self.write(place / "memory.limit_in_bytes", most)
+        self.write(place / "memory.usage_in_bytes", used)
+        self.write(place / "memory.stat", f"cache 7\ntotal_inactive_file {files}\n")
+
+    def room(self) -> Room:
+        return room(self.proc, self.groups)
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> System:
+    return System(tmp_path)
+
+
+def test_available_memory_without_cgroup_limit_is_that_of_machine(system: System) -> None:
+    assert system.room() == Room(32 * GIB, "this machine's memory")
+
+
+def test_available_memory_respects_tightest_cgroup_of_path(system: System) -> None:
+    system.write(system.proc / "self" / "cgroup", "0::/jobs/mine\n")
+    system.second("jobs/mine", "max", 5)
+    system.second("jobs", 10 * GIB, 7 * GIB, files=GIB)
+    assert system.room() == Room(4 * GIB, f"control group {system.groups / 'jobs'}")
+    system.second("jobs/mine", 2 * GIB, GIB)
+    assert system.room() == Room(GIB, f"control group {system.groups / 'jobs/mine'}")
+
+
+def test_available_memory_respects_cgroup_v1(system: System) -> None:
+    text = "7:cpu:/other\n4:memory,hugetlb:/jobs/mine\n0::/\n"
+    system.write(system.proc / "self" / "cgroup", text)
+    system.first("jobs", 3 * GIB, 2 * GIB, files=GIB // 2)
+    found = system.room()
+    assert found == Room(3 * GIB // 2, f"control group {system.groups / 'memory/jobs'}")
+
+
+def test_available_memory_is_zero_when_cgroup_exceeds_limit(system: System) -> None:
+    system.second("", GIB, 2 * GIB)
+    assert system.room().free == 0
+
+
+def test_available_memory_respects_cgroup_root_in_container(system: System) -> None:
+    system.write(system.proc / "self" / "cgroup", "0::/not/seen/here\n")
+    system.second("", 2 * GIB, GIB)
+    assert system.room() == Room(GIB, f"control group {system.groups}")
+
+
+def test_available_memory_raises_without_memavailable(system: System) -> None:
+    system.write(system.proc / "meminfo", "MemTotal: 99 kB\n")
+    with pytest.raises(ValueError, match="does not say"):
+        system.room()

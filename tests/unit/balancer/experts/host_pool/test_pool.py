@@ -1,0 +1,309 @@
+"""The host pool: filled together, sealed for ever, read by all; and how each step can fail.
+
+Ranks are threads here; processes are in tests/ranks.
+"""
+
+import gc
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from helpers.harnesses.host_pool import (
+    DESCRIPTOR,
+    LAYOUT,
+    alone,
+    fill,
+    holdings,
+    holds,
+    opened,
+    refused,
+    same,
+    sealed,
+    weights,
+)
+from helpers.processes.thread_control_plane import ThreadControl, meet
+from helpers.watchdog import WATCHDOG
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.backends.cpu import BACKEND
+from equipoise.balancer.experts.host_pool.layout import Contents, PoolLayout
+from equipoise.balancer.experts.host_pool.pool import ExpertPool
+from equipoise.balancer.experts.transfer.copy_threads import PLAIN, Copy, HostCopier
+from equipoise.hal.errors import (
+    ExpertPoolError,
+    PoolDamaged,
+    PoolIncomplete,
+    PoolLeased,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(0, 5))
+def test_pool_ranks_read_experts_filled_by_all_ranks(
+    ranks: int, layers: int, experts: int, seed: int
+) -> None:
+    layout = PoolLayout(DESCRIPTOR, layers, experts)
+
+    def program(control: ThreadControl) -> tuple[bool, tuple[int, ...]]:
+        pool = sealed(control, layout, seed)
+        found = holds(pool, seed)
+        pool.close()
+        return found, pool.ranks
+
+    before = holdings()
+    assert meet(ranks, program) == [(True, tuple(range(ranks)))] * ranks
+    gc.collect()
+    assert holdings() == before
+
+
+def test_pool_checksum_equals_slot_store_checksum() -> None:
+    from equipoise.hal.slots import Segment, SlotLayout
+    from equipoise.hal.stream import Role
+
+    slot = tuple(Segment(s.name, torch.empty(s.shape, dtype=s.dtype)) for s in DESCRIPTOR)
+    accelerator = BACKEND.open(0)
+
+    def program(control: ThreadControl) -> None:
+        pool = sealed(control)
+        store, stream = (
+            accelerator.slot_store(SlotLayout((slot,), 1)),
+            accelerator.stream(Role.COPY),
+        )
+        out = torch.zeros(1, dtype=torch.int64)
+        with pool.lease([(2, 3)]) as lease:
+            store.write([0], lease.sources, stream)
+            store.checksum_slots([0], out, stream)
+            stream.synchronize(WATCHDOG)
+        assert int(out) % 2**64 == pool.checksum(2, 3)
+        pool.close()
+
+    try:
+        alone(program)
+    finally:
+        accelerator.close()
+
+
+def test_copier_copies_experts_from_leased_pool() -> None:
+    experts = [(0, 1), (2, 3), (0, 1)]
+    places = [tuple(torch.empty(s.shape, dtype=s.dtype) for s in DESCRIPTOR) for _ in experts]
+
+    def program(control: ThreadControl) -> None:
+        pool = sealed(control)
+        with pool.lease(experts) as lease, HostCopier(PLAIN, threads=2) as copier:
+            pairs = zip(itertools.chain(*lease.sources), itertools.chain(*places), strict=True)
+            copier.submit([Copy(source, place) for source, place in pairs]).wait(WATCHDOG)
+        pool.close()
+
+    alone(program)
+    for which, place in zip(experts, places, strict=True):
+        assert same(place, weights(LAYOUT, *which))
+
+
+def test_pool_stores_strided_weights_contiguously() -> None:
+    layout = PoolLayout(DESCRIPTOR[:1], 1, 1)
+    tensor = torch.arange(30, dtype=torch.bfloat16).reshape(5, 6).t()
+
+    def program(control: ThreadControl) -> None:
+        pool = opened(control, layout)
+        pool.fill(0, 0, [tensor.requires_grad_()])
+        pool.seal(WATCHDOG)
+        (view,) = pool.view(0, 0)
+        assert view.is_contiguous()
+        assert torch.equal(view, tensor)
+        pool.close()
+
+    alone(program)
+
+
+TENSORS = weights(LAYOUT, 0, 0)
+MISFITS: dict[str, Sequence[torch.Tensor]] = {
+    "few": TENSORS[:2],
+    "many": [*TENSORS, TENSORS[0]],
+    "shape": [TENSORS[0].reshape(5, 6), *TENSORS[1:]],
+    "dtype": [TENSORS[0].half(), *TENSORS[1:]],
+    "order": [TENSORS[1], TENSORS[0], TENSORS[2]],
+}
+
+
+@pytest.mark.parametrize("tensors", MISFITS.values(), ids=MISFITS)
+def test_pool_refuses_misfit_tensors_and_accepts_right_ones_later(
+    tensors: Sequence[torch.Tensor],
+) -> None:
+    def program(control: ThreadControl) -> None:
+        pool = opened(control)
+        with pytest.raises(ExpertPoolError, match="the descriptor says"):
+            pool.fill(0, 0, tensors)
+        fill(pool)
+        pool.seal(WATCHDOG)
+        assert holds(pool)
+        pool.close()
+
+    alone(program)
+
+
+def test_pool_expert_is_filled_once_by_its_own_rank() -> None:
+    def program(control: ThreadControl) -> None:
+        pool = opened(control)
+        mine, other = control.rank, 1 - control.rank
+        pool.fill(0, mine, TENSORS)
+        with pytest.raises(ExpertPoolError, match=f"expert {mine} of layer 0 was filled before"):
+            pool.fill(0, mine, TENSORS)
+        with pytest.raises(ExpertPoolError, match=f"is to be filled by rank {other}"):
+            pool.fill(0, other, TENSORS)
+        with pytest.raises(ExpertPoolError, match="no expert 5 of layer 0"):
+            pool.fill(0, 5, TENSORS)
+        pool.close()
+
+    assert meet(2, program) == [None, None]
+
+
+def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
+    def program(control: ThreadControl) -> None:
+        pool = opened(control)
+        reads: list[Callable[[], object]] = [
+            lambda: pool.view(0, 0),
+            lambda: pool.checksum(0, 0),
+            lambda: pool.lease([(0, 0)]),
+        ]
+        for read in reads:
+            with pytest.raises(ExpertPoolError, match="not sealed but Filling"):
+                read()
+        fill(pool)
+        pool.seal(WATCHDOG)
+        writes: list[Callable[[], None]] = [
+            lambda: pool.fill(0, 0, TENSORS),
+            lambda: pool.seal(WATCHDOG),
+        ]
+        for write in writes:
+            with pytest.raises(ExpertPoolError, match="not being filled"):
+                write()
+        with pytest.raises(ExpertPoolError, match="no expert 9"):
+            pool.view(0, 9)
+        pool.close()
+        pool.close()
+        for read in reads:
+            with pytest.raises(ExpertPoolError, match="not sealed but Closed"):
+                read()
+
+    alone(program)
+
+
+def test_pool_seal_names_unfilled_expert_on_every_rank() -> None:
+    def program(control: ThreadControl) -> None:
+        pool = opened(control)
+        for which in pool.mine():
+            if which not in {(1, 1), (2, 4)}:
+                pool.fill(*which, weights(LAYOUT, *which))
+        pool.seal(WATCHDOG)
+
+    for text in refused(program, 3, PoolIncomplete):
+        assert text == ("rank 1: has not filled expert 1 of layer 1, expert 4 of layer 2")
+
+
+@pytest.mark.parametrize("flipped", [0, 59, 64 + 14, 128 + 3])
+def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
+    """One in each segment, by a rank that writes where it has no business."""
+    ready = threading.Barrier(2)
+
+    def program(control: ThreadControl) -> None:
+        pool = opened(control)
+        fill(pool)
+        ready.wait(WATCHDOG)
+        if control.rank == 0:
+            state = pool._state
+            os.pwrite(state.descriptor, b"\xff", LAYOUT.at(1, 3) + flipped)  # type: ignore[union-attr]
+        ready.wait(WATCHDOG)
+        pool.seal(WATCHDOG)
+
+    for text in refused(program, 2, PoolDamaged):
+        assert text == "rank 1: other bytes than were written in expert 3 of layer 1"
+
+
+def test_pool_seal_detects_wrong_copy_while_filling(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = torch.Tensor.copy_
+
+    def torn(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        copy(self, source)
+        if same((source,), weights(LAYOUT, 2, 2)[:1]):
+            self[-1, -1] += 1
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "copy_", torn)
+    (text,) = refused(sealed, 1, PoolDamaged)
+    assert text == "rank 0: other bytes than were written in expert 2 of layer 2"
+
+
+def test_pool_close_waits_for_leases_and_refuses_new_ones() -> None:
+    def program(control: ThreadControl) -> None:
+        pool = sealed(control)
+        first, second = pool.lease([(0, 1), (2, 2)]), pool.lease([(0, 1)])
+        first.release()
+        first.release()
+        with pytest.raises(PoolLeased, match="1 user"):
+            pool.close(0.0)
+        with pytest.raises(ExpertPoolError, match="no more users"):
+            pool.lease([(0, 0)])
+        with pytest.raises(ExpertPoolError, match="given back"):
+            _ = first.sources
+        assert same(second.sources[0], weights(LAYOUT, 0, 1))
+        reader = threading.Timer(0.05, second.release)
+        reader.start()
+        pool.close(WATCHDOG)
+        reader.join(WATCHDOG)
+
+    before = holdings()
+    alone(program)
+    gc.collect()
+    assert holdings() == before
+
+
+def test_pool_views_outlive_the_pool() -> None:
+    kept: list[torch.Tensor] = []
+
+    def program(control: ThreadControl) -> None:
+        pool = sealed(control)
+        kept.extend(pool.view(1, 4))
+        pool.close()
+
+    before = holdings()
+    alone(program)
+    gc.collect()
+    assert same(tuple(kept), weights(LAYOUT, 1, 4))
+    assert holdings() != before
+    kept.clear()
+    gc.collect()
+    assert holdings() == before
+
+
+def test_pool_seal_fails_while_another_thread_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, inside, go_on = Contents.write, threading.Event(), threading.Event()
+
+    def slow(self: Contents, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
+        inside.set()
+        go_on.wait(WATCHDOG)
+        write(self, layer, expert, tensors)
+
+    def late(pool: ExpertPool) -> None:
+        with pytest.raises(ExpertPoolError, match="was let go"):
+            fill(pool)
+
+    def program(control: ThreadControl) -> None:
+        pool = opened(control, PoolLayout(DESCRIPTOR, 1, 1))
+        monkeypatch.setattr(Contents, "write", slow)
+        filler = threading.Thread(target=late, args=(pool,))
+        filler.start()
+        inside.wait(WATCHDOG)
+        try:
+            pool.seal(WATCHDOG)
+        finally:
+            go_on.set()
+            filler.join(WATCHDOG)
+
+    (text,) = refused(program, 1, PoolIncomplete)
+    assert "is still filling" in text

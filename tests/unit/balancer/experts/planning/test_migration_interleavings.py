@@ -1,0 +1,161 @@
+"""Shipments in flight: whatever the interleaving, no buffer is written before its commit."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from helpers.strategies.shipment_routes import Change, changes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.planning.migration import Leg, Shipment
+
+Task = tuple[str, int, int, int]
+"""What is to happen (read, arrive or turn), on which rank, for which lot, in which round."""
+
+
+@dataclass
+class Fleet:
+    """All ranks' slots and staging buffers; a lot is launched, then committed, in order.
+
+    Attributes:
+        slots: what each local slot holds, by rank.
+        staging: (lot, expert) that each buffer holds, by rank; None where it is free.
+        wire: what a blob carries, by (lot, round, sender, receiver).
+        tasks: what the lots in flight have still to do.
+        open: lots in flight.
+    """
+
+    shipment: Shipment
+    change: Change
+    slots: list[list[int]] = field(default_factory=list)
+    staging: list[list[tuple[int, int] | None]] = field(default_factory=list)
+    wire: dict[tuple[int, int, int, int], list[int]] = field(default_factory=dict)
+    tasks: list[Task] = field(default_factory=list)
+    open: list[int] = field(default_factory=list)
+    committed: int = 0
+
+    def __post_init__(self) -> None:
+        shape = self.change.shape
+        blocks = self.change.installed.reshape(shape.layers, shape.ranks, shape.slots_per_rank)
+        self.slots = blocks.transpose(1, 0, 2).reshape(shape.ranks, -1).tolist()
+        self.staging = [[None] * self.change.staging for _ in range(shape.ranks)]
+
+    def leg(self, rank: int, lot: int) -> Leg:
+        return self.shipment.leg(rank, lot)
+
+    def launches(self) -> list[int]:
+        """The lot that may be launched now, if any."""
+        following = self.committed + len(self.open)
+        if following >= self.shipment.lots or len(self.open) == 2:
+            return []
+        alone = not self.open or self.shipment.fits_beside(self.open[0], following)
+        return [following] if alone else []
+
+    def launch(self, lot: int) -> None:
+        self.open.append(lot)
+        for rank in range(self.change.shape.ranks):
+            self.tasks.append(("turn", rank, lot, 0))
+            for number, step in enumerate(self.leg(rank, lot).rounds):
+                self.tasks += [("read", rank, lot, number)] if step.send else []
+                self.tasks += [("arrive", rank, lot, number)] if step.receive else []
+
+    def ready(self) -> list[Task]:
+        """Tasks that can be done now: a blob arrives after it was read."""
+        return [task for task in self.tasks if task[0] != "arrive" or self._sent(task)]
+
+    def _sent(self, task: Task) -> bool:
+        _, rank, lot, number = task
+        receive = self.leg(rank, lot).rounds[number].receive
+        return receive is not None and (lot, number, receive.peer, rank) in self.wire
+
+    def do(self, task: Task) -> None:
+        what, rank, lot, number = task
+        self.tasks.remove(task)
+        leg = self.leg(rank, lot)
+        if what == "turn":
+            held = [self.slots[rank][slot] for slot in leg.local.sources]
+            self._fill(rank, lot, leg.local.staging, held)
+        elif what == "read":
+            send = leg.rounds[number].send
+            assert send
+            held = [self.slots[rank][slot] for slot in send.slots]
+            self.wire[lot, number, rank, send.peer] = held
+        else:
+            receive = leg.rounds[number].receive
+            assert receive
+            held = self.wire.pop((lot, number, receive.peer, rank))
+            self._fill(rank, lot, receive.staging, held)
+
+    def _fill(self, rank: int, lot: int, buffers: tuple[int, ...], held: list[int]) -> None:
+        for buffer, expert in zip(buffers, held, strict=True):
+            assert self.staging[rank][buffer] is None, "a buffer is written before its commit"
+            self.staging[rank][buffer] = lot, expert
+
+    def commits(self) -> list[int]:
+        """The oldest lot in flight, once all its tasks are done."""
+        return [lot for lot in self.open[:1] if all(task[2] != lot for task in self.tasks)]
+
+    def commit(self, lot: int) -> None:
+        self.open.remove(lot)
+        self.committed += 1
+        for rank in range(self.change.shape.ranks):
+            for buffer, slot in self.leg(rank, lot).copies:
+                held = self.staging[rank][buffer]
+                assert held is not None
+                assert held[0] == lot
+                self.slots[rank][slot] = held[1]
+                self.staging[rank][buffer] = None
+
+
+def sail(change: Change, data: st.DataObject) -> Fleet:
+    """Until everything is committed, in an order that is drawn."""
+    fleet = Fleet(change.ship(), change)
+    while fleet.committed < fleet.shipment.lots:
+        steps = [
+            *((fleet.do, task) for task in fleet.ready()),
+            *((fleet.launch, lot) for lot in fleet.launches()),
+            *((fleet.commit, lot) for lot in fleet.commits()),
+        ]
+        assert steps, "nothing can be done, and not everything is committed"
+        verb, subject = steps[data.draw(st.integers(0, len(steps) - 1))]
+        verb(subject)  # type: ignore[operator]
+    return fleet
+
+
+@pytest.mark.slow
+@given(changes(), st.data())
+def test_shipment_reaches_proposed_placement_under_any_interleaving(
+    change: Change, data: st.DataObject
+) -> None:
+    fleet = sail(change, data)
+    shape = change.shape
+    blocks = change.proposed.reshape(shape.layers, shape.ranks, shape.slots_per_rank)
+    assert fleet.slots == blocks.transpose(1, 0, 2).reshape(shape.ranks, -1).tolist()
+    assert not any(buffer for rank in fleet.staging for buffer in rank)
+    assert fleet.wire == {}
+
+
+def test_third_lot_launches_after_commit_of_first() -> None:
+    before = np.array([(0, 1)] * 3, dtype=np.int32)
+    after = before[:, ::-1].copy()
+    change = Change(before, after, (0, 1, 2), Shape(3, 2, 2, 2), nodes=1, staging=2, parcel=1)
+    fleet = Fleet(change.ship(), change)
+    fleet.launch(0)
+    assert fleet.launches() == [1]
+    fleet.launch(1)
+    while ready := fleet.ready():
+        fleet.do(ready[-1])
+    assert (fleet.launches(), fleet.commits()) == ([], [0])
+    fleet.commit(0)
+    assert fleet.launches() == [2]
+
+
+def test_lot_that_does_not_fit_waits_for_commit() -> None:
+    before = np.array([(0, 1)] * 2, dtype=np.int32)
+    after = before[:, ::-1].copy()
+    change = Change(before, after, (0, 1), Shape(2, 2, 2, 2), nodes=1, staging=1, parcel=1)
+    fleet = Fleet(change.ship(), change)
+    fleet.launch(0)
+    assert fleet.launches() == []

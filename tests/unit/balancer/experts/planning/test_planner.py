@@ -1,0 +1,430 @@
+"""`plan`, as an operator calls it: budgets, objectives, and one line for what cannot fit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from equipoise.balancer.experts import plan
+from equipoise.balancer.experts.config import Objective, Policy, Split
+from equipoise.balancer.experts.planning import planner
+from equipoise.balancer.experts.planning.planner import _aims, whole_layers
+from equipoise.cli.plan_options import PlanRequest
+from equipoise.hal.errors import PlacementError
+
+LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8
+Counts = NDArray[np.int64]
+
+
+def skewed(seed: int, windows: int = 1) -> Counts:
+    """(windows, layers, experts)."""
+    rng = np.random.default_rng(seed)
+    odds = np.exp(rng.standard_normal((LAYERS, EXPERTS)))
+    return rng.poisson(1000 * odds, (windows, LAYERS, EXPERTS)).astype(np.int64)
+
+
+def peak(load: Counts, found: Any) -> NDArray[np.float64]:
+    """max/mean - 1, by layer."""
+    rows = np.take_along_axis(load, found.placement.astype(np.int64), axis=1) * found.shares
+    ranks = rows.reshape(LAYERS, RANKS, -1).sum(axis=2)
+    worst: NDArray[np.float64] = ranks.max(axis=1) / ranks.mean(axis=1) - 1
+    return worst
+
+
+def test_plan_reports_imbalance_of_its_placement_and_shares() -> None:
+    load = skewed(1)[0]
+    found = plan(load, slots=SLOTS, ranks=RANKS)
+    assert found.placement.shape == found.shares.shape == (LAYERS, SLOTS)
+    assert found.placement.dtype == found.shares.dtype == np.int32
+    assert found.moves == LAYERS * SLOTS
+    assert np.abs(found.layer_imbalance - peak(load, found)).max() < 1e-4
+    assert found.predicted_imbalance == pytest.approx(found.layer_imbalance.mean())
+
+
+def test_plan_sums_windows_and_repeats_digest_for_equal_load() -> None:
+    windows = skewed(2, 3)
+    whole = plan(windows.sum(axis=0), slots=SLOTS, ranks=RANKS)
+    assert plan(windows, slots=SLOTS, ranks=RANKS).digest == whole.digest
+    assert plan(windows.astype(np.int32), slots=SLOTS, ranks=RANKS).digest == whole.digest
+    assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != whole.digest
+
+
+@pytest.mark.parametrize("split", ["level", "even"])
+def test_plan_moves_nothing_again_when_target_is_out_of_reach(split: str) -> None:
+    """Two slots a rank: much stays above the target, and one more attempt could find a little."""
+    rng = np.random.default_rng(11)
+    odds = np.exp(1.2 * rng.standard_normal((2, 24, 64)))
+    before, later = rng.poisson(1000 * odds).astype(np.int64)
+    group = {"slots": 96, "ranks": 48, "split": split}
+    installed = plan(before, **group).placement  # type: ignore[arg-type]
+    first = plan(later, installed=installed, **group)  # type: ignore[arg-type]
+    assert first.layer_imbalance.max() > 0.04
+    assert plan(later, installed=first.placement, **group).moves == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("load", "group"),
+    [
+        ([[0, 2, 2]], {"slots": 8, "ranks": 8}),
+        ([[0, 2, 0, 1, 1, 1]], {"slots": 16, "ranks": 16, "nodes": 4, "survive": 2}),
+        ([[1, 0, 1]], {"slots": 8, "ranks": 8, "nodes": 2, "split": "even"}),
+        ([[1, 0, 1, 0, 0]], {"slots": 8, "ranks": 8, "nodes": 2,
+                             "installed": [[4, 4, 3, 4, 3, 0, 1, 2]]}),
+        ([[1, 0, 2, 0, 2]], {"slots": 8, "ranks": 8, "nodes": 2, "split": "even",
+                             "installed": [[0, 1, 4, 0, 1, 4, 2, 3]]}),
+    ],
+)  # fmt: skip
+def test_plan_for_few_rows_terminates(load: list[list[int]], group: dict[str, Any]) -> None:
+    """Changes that undo each other, each a gain by rounded loads, once went on for ever."""
+    found = plan(load, **group)
+    again: dict[str, Any] = {**group, "installed": found.placement}
+    assert plan(load, **again).moves == 0
+
+
+def test_plan_for_random_few_rows_terminates() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        ranks, per_rank = int(rng.integers(4, 40)), int(rng.integers(1, 4))
+        experts = int(rng.integers(ranks * per_rank // 2 + 1, ranks * per_rank + 1))
+        load = rng.poisson(rng.gamma(0.5, 1.0, (2, experts))).astype(np.int64)
+        for split in ("level", "even"):
+            found = plan(load, slots=ranks * per_rank, ranks=ranks, split=split)
+            assert [len(np.unique(row)) for row in found.placement] == [experts, experts]
+
+
+@pytest.mark.parametrize("policy", ["incremental", "connected", "greedy"])
+@pytest.mark.parametrize("budget", [0, 5, 17, 10_000])
+def test_plan_keeps_move_budget_under_every_policy(policy: str, budget: int) -> None:
+    installed = plan(skewed(4), slots=SLOTS, ranks=RANKS).placement
+    group = {"slots": SLOTS, "ranks": RANKS, "installed": installed, "policy": policy}
+    found = plan(skewed(5), max_copies=budget, **group)  # type: ignore[arg-type]
+    assert found.moves == found.layer_moves.sum() <= budget
+    sized = plan(
+        skewed(5),
+        byte_budget=budget * 100 + 99,
+        expert_bytes=100,
+        **group,  # type: ignore[arg-type]
+    )
+    assert sized.digest == found.digest
+
+
+def test_plan_spends_budget_on_most_uneven_layers() -> None:
+    before, later = skewed(6)[0], skewed(7)[0]
+    later[1:] = before[1:]
+    installed = plan(before, slots=SLOTS, ranks=RANKS).placement
+    found = plan(later, slots=SLOTS, ranks=RANKS, installed=installed, max_copies=4)
+    assert found.layer_moves[0] > 0
+    assert found.layer_moves[1:].sum() == 0
+
+
+@pytest.mark.parametrize("policy", ["connected", "greedy"])
+@given(seed=st.integers(0, 2**31), budget=st.integers(0, 400))
+def test_plan_anew_leaves_no_layer_that_its_budget_still_pays_for(
+    policy: str, seed: int, budget: int
+) -> None:
+    """The worst layer got a part of what it wanted, which was dropped, and the rest got nothing."""
+    before, later = skewed(seed)[0], skewed(seed + 1)[0]
+    group: dict[str, Any] = {"slots": SLOTS, "ranks": RANKS, "policy": policy}
+    group["installed"] = plan(before, **group).placement
+    wanted = plan(later, **group).layer_moves
+    found = plan(later, max_copies=budget, **group)
+    left = wanted[found.layer_moves == 0]
+    assert set(found.layer_moves.tolist()) <= {0, *wanted.tolist()}
+    assert (left[left > 0] > budget - found.moves).all()
+
+
+def test_plan_anew_spends_budget_on_most_uneven_layers_that_fit() -> None:
+    wanted, uneven = np.array([10, 9, 12, 3]), np.array([0.4, 0.3, 0.2, 0.1])
+    assert whole_layers(wanted, uneven, 10).tolist() == [True, False, False, False]
+    assert whole_layers(wanted, uneven, 9).tolist() == [False, True, False, False]
+    assert whole_layers(wanted, uneven, 14).tolist() == [True, False, False, True]
+    assert whole_layers(wanted, uneven, 2).tolist() == [False] * 4
+
+
+def together() -> Counts:
+    """Windows of four experts: 0 and 1 are busy at the same time, 2 and 3 when those are not."""
+    windows = np.full((8, 1, 4), 500)
+    windows[::2, 0, :2] = windows[1::2, 0, 2:] = 1500
+    return windows
+
+
+@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("policy", ["connected", "incremental"])
+def test_plan_separates_experts_busy_at_same_time(policy: str, split: str) -> None:
+    installed = [[0, 1, 2, 3]]
+    group = {"slots": 4, "ranks": 2, "installed": installed, "policy": policy, "split": split}
+    wary = plan(together(), sigma=1.0, **group)  # type: ignore[arg-type]
+    homes = [
+        rank for expert in range(4) for rank in (int(np.argmax(wary.placement == expert)) // 2,)
+    ]
+    assert homes[0] != homes[1]
+    assert homes[2] != homes[3]
+    assert wary.moves == 2
+    again = plan(together(), sigma=1.0, **group | {"installed": wary.placement})  # type: ignore[arg-type]
+    assert again.moves == 0
+    if policy == "incremental":
+        assert plan(together(), sigma=0.0, **group).moves == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [0, 1])
+def test_plan_leaves_busy_pairs_when_budget_forbids_a_trade(budget: int) -> None:
+    """A trade is two copies."""
+    found = plan(
+        together(), slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0, max_copies=budget
+    )
+    assert found.moves == 0
+
+
+def test_plan_accepts_hundreds_of_windows() -> None:
+    windows = np.repeat(together(), 40, axis=0)
+    found = plan(windows, slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0)
+    assert found.moves == 2
+
+
+def windowed(seed: int) -> Counts:
+    """(16, layers, experts): three kinds of traffic, one after the other, with noise."""
+    rng = np.random.default_rng(seed)
+    kinds = 1000 * np.exp(0.8 * rng.standard_normal((3, LAYERS, EXPERTS)))
+    return rng.poisson(kinds[np.arange(16) * 3 // 16]).astype(np.int64)
+
+
+@pytest.mark.parametrize("split", ["level", "even"])
+def test_plan_sigma_lowers_riskiest_rank(split: str) -> None:
+    windows = windowed(4)
+    group = {"slots": SLOTS, "ranks": RANKS, "policy": "connected", "split": split}
+
+    def risk(found: Any) -> float:
+        """Highest mean + deviation of a rank, mean over layers."""
+        slots = np.take_along_axis(windows, found.placement[None].astype(np.int64), axis=2)
+        rows = (slots * found.shares / 65536).reshape(16, LAYERS, RANKS, -1).sum(axis=3)
+        return float((rows.mean(axis=0) + rows.std(axis=0, ddof=1)).max(axis=1).mean())
+
+    calm = plan(windows, sigma=0.0, **group)  # type: ignore[arg-type]
+    wary = plan(windows, sigma=1.0, **group)  # type: ignore[arg-type]
+    assert risk(wary) < 0.95 * risk(calm)
+    for row in wary.placement:
+        assert set(row.tolist()) == set(range(EXPERTS))
+        assert all(len(set(rank)) == len(rank) for rank in row.reshape(RANKS, -1).tolist())
+
+
+def test_plan_active_experts_counts_batches_not_rows() -> None:
+    batches = np.zeros((10, 1, 4), dtype=np.int64)
+    batches[:, 0, 0] = 1
+    batches[0, 0, 1:] = 1000
+    rows = plan(batches, slots=5, ranks=5, policy="connected")
+    active = plan(batches, slots=5, ranks=5, policy="connected", objective="active_experts")
+    assert np.bincount(rows.placement[0]).argmax() != 0
+    assert np.bincount(active.placement[0]).argmax() == 0
+
+
+def test_plan_gives_larger_rank_more_load() -> None:
+    load = skewed(8)[0]
+    capacities = [2.0] + [1.0] * (RANKS - 1)
+    found = plan(load, slots=SLOTS, ranks=RANKS, capacities=capacities)
+    rows = np.take_along_axis(load, found.placement.astype(np.int64), axis=1) * found.shares
+    ranks = rows.reshape(LAYERS, RANKS, -1).sum(axis=2)
+    assert np.allclose(ranks[:, 0] / ranks[:, 1:].mean(axis=1), 2.0, rtol=0.05)
+
+
+def test_plan_node_cost_reduces_copies_between_nodes() -> None:
+    """Fewer of what arrives comes from the other node."""
+    installed = plan(skewed(9), slots=64, ranks=RANKS, nodes=2).placement
+
+    def far(cost: float) -> int:
+        found = plan(
+            skewed(10), slots=64, ranks=RANKS, nodes=2, installed=installed, node_cost=cost
+        )
+        halves = (installed.reshape(LAYERS, 2, -1), found.placement.reshape(LAYERS, 2, -1))
+        return sum(
+            len(set(after) - set(before))
+            for layers in zip(*halves, strict=True)
+            for before, after in zip(*layers, strict=True)
+        )
+
+    assert far(100.0) < far(1.0)
+
+
+@pytest.mark.parametrize(("survive", "kind"), [(1, "rank"), (2, "node")])
+def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> None:
+    """Greedy leaves one copy alone; incremental brings no second one where there is one."""
+    load = [[100, 1, 1, 1]]
+    group = {"slots": 8, "ranks": 4, "nodes": 2, "survive": survive}
+    assert plan(load, policy="connected", **group).moves == 8  # type: ignore[arg-type]
+    lonely = [[0, 0, 0, 1, 2, 2, 3, 3]]
+    for policy in ("greedy", "incremental"):
+        with pytest.raises(PlacementError, match=f"survive={survive}: layer 0 has .* one {kind}"):
+            plan(load, policy=policy, installed=lonely, **group)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"load": [[1.0, 2.0]]}, "load must be integers, got float64"),
+        ({"load": [1, 2]}, "load must be (layers, experts)"),
+        ({"load": np.zeros((0, 4), int)}, "none of them 0"),
+        ({"load": [[1, 2], [3, -4]]}, "must not be negative: -4 for expert 1 in layer 1"),
+        ({"load": [[2**46, 1]]}, "a layer has more than"),
+        ({"slots": 1}, "1 slots cannot hold 2 experts"),
+        ({"slots": 3}, "3 slots do not divide among 2 ranks"),
+        ({"nodes": 3}, "2 ranks do not divide among 3 nodes"),
+        ({"policy": "lucky"}, "policy must be one of greedy, connected, incremental, got 'lucky'"),
+        ({"objective": "joy"}, "objective must be one of tokens, active_experts"),
+        ({"objective": "active_experts"}, "active_experts takes recorded routing"),
+        (
+            {"load": [[[5, 7]]] * 2, "objective": "active_experts", "split": "even"},
+            "split must be level",
+        ),
+        ({"split": "odd"}, "split must be one of level, even"),
+        ({"survive": 1, "slots": 2}, "survive=1 needs two slots an expert: 4, not 2"),
+        ({"survive": 2}, "survive=2 needs more than 2 ranks, 1 nodes"),
+        ({"survive": 3}, "survive must be 0, 1 or 2"),
+        ({"installed": [[0, 0, 0, 0]]}, "layer 0 has no slot for expert(s) [1]"),
+        ({"installed": [[0, 1]]}, "a placement is int32 (1, 4)"),
+        ({"installed": [[0.0, 1.0, 0.0, 1.0]]}, "installed must be integers"),
+        ({"installed": np.array([[0, 1, 0, 2**32]])}, "names an expert outside [0, 2)"),
+        ({"max_copies": -1}, "max_copies must not be negative"),
+        ({"byte_budget": 10}, "byte_budget and expert_bytes go together"),
+        ({"byte_budget": 10, "expert_bytes": 0}, "expert_bytes must be positive"),
+        ({"target": -0.1}, "target must be 0 to 1000"),
+        ({"slack": float("nan")}, "slack must be 0 to 1"),
+        ({"sigma": -1.0}, "sigma must be 0 to 100"),
+        ({"capacities": [1.0]}, "capacities must be 2 positive numbers"),
+        ({"capacities": [1e-300, 1e300]}, "capacities must be within a factor of 1024"),
+        ({"capacities": [1.0, 0.0]}, "capacities must be 2 positive numbers"),
+        ({"capacities": [[1.0], [1.0, 2.0]]}, "capacities must be 2 positive numbers"),
+        (
+            {"load": [[2**44, 1]], "capacities": [1.0, 10.0]},
+            "rows, the most with these capacities",
+        ),
+        ({"threads": 0}, "threads must be positive"),
+        ({"load": [[5, 7], [5]]}, "load is no array"),
+        ({"installed": [[0, 1, 0], [1]]}, "installed is no array"),
+    ],
+)
+def test_plan_refuses_bad_arguments_in_one_line(changed: dict[str, Any], says: str) -> None:
+    right: dict[str, Any] = {"load": [[5, 7]], "slots": 4, "ranks": 2}
+    with pytest.raises(PlacementError) as refused:
+        plan(**(right | changed))
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from((24, 32)),
+    st.sampled_from((Policy.CONNECTED, Policy.INCREMENTAL)),
+)
+def test_plan_survive_rank_equals_survive_node_with_one_rank_per_node(
+    seed: int, slots: int, policy: Policy
+) -> None:
+    """No plan moved anything where every expert had two copies on ranks of different nodes."""
+    rng = np.random.default_rng(seed)
+    before, after = rng.poisson(1000 * np.exp(rng.standard_normal((2, 3, 12)))).astype(np.int64)
+    group: dict[str, Any] = {"slots": slots, "ranks": 4, "nodes": 4}
+    for start in (None, plan(before, **group, policy="connected", survive=2).placement):
+        rank, node = (
+            plan(after, **group, installed=start, policy=policy, survive=survive)
+            for survive in (1, 2)
+        )
+        assert node.digest == rank.digest
+        assert node.moves == rank.moves
+
+
+@given(st.integers(0, 2**31), st.sampled_from(("level", "even")))
+def test_plan_trades_between_nodes_while_experts_survive(seed: int, split: str) -> None:
+    """Two copies each: nothing can be given up, so trades are all there is."""
+    rng = np.random.default_rng(seed)
+    load = rng.poisson(1000 * np.exp(rng.standard_normal((1, 8)))).astype(np.int64)
+    start = np.array([[0, 1, 2, 3, 4, 5, 6, 7] * 2], dtype=np.int32)
+    group: dict[str, Any] = {"slots": 16, "ranks": 4, "nodes": 2, "survive": 2, "split": split}
+    found = plan(load, **group, installed=start)
+    on = [{s // 8 for s in np.flatnonzero(found.placement[0] == expert)} for expert in range(8)]
+    assert on == [{0, 1}] * 8
+    within = plan(load, **group, installed=start, max_copies=0)
+    assert found.predicted_imbalance <= within.predicted_imbalance
+
+
+def test_plan_trade_between_nodes_lowers_imbalance() -> None:
+    """All that is busy is on the first and the third of six ranks, each of which is a node."""
+    load = np.array([[9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]) * 1000
+    start = np.arange(36, dtype=np.int32).reshape(1, 36) // 12 * 6 + np.arange(36) % 6
+    group: dict[str, Any] = {"slots": 36, "ranks": 6, "nodes": 6, "installed": start}
+    held = plan(load, **group, survive=2, max_copies=0)
+    found = plan(load, **group, survive=2)
+    assert found.moves > 0
+    assert found.predicted_imbalance < held.predicted_imbalance
+
+
+@pytest.mark.parametrize("windows", [1, 4])
+@pytest.mark.parametrize("rows", [2**46, 2**62, 2**64 - 1])
+def test_plan_refuses_more_rows_than_it_can_count(windows: int, rows: int) -> None:
+    load = np.full((windows, 1, 4), rows, dtype=np.uint64)
+    with pytest.raises(PlacementError, match="a layer has more than"):
+        plan(load, slots=4, ranks=2)
+
+
+def test_plan_takes_any_number_of_threads() -> None:
+    load = np.full((2, 4), 5)
+    many, one = (plan(load, slots=4, ranks=2, threads=threads) for threads in (5000, 1))
+    assert many.digest == one.digest
+
+
+@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("target", [0.02, 1000.0])
+@pytest.mark.parametrize("sigma", [1.0, 100.0])
+def test_plan_of_as_many_rows_as_it_can_count_ends(split: str, target: float, sigma: float) -> None:
+    """Twice a target of a thousand means wrapped around, and the search for it never ended."""
+    rows = (2**46 - 4) // 4
+    windows = np.zeros((4, 2, 4), dtype=np.int64)
+    windows[:, 0, 0] = rows
+    windows[::2, 1, :2] = windows[1::2, 1, 2:] = rows // 2
+    group: dict[str, Any] = {"slots": 14, "ranks": 14, "split": split, "target": target}
+    found = plan(windows, sigma=sigma, **group)
+    again = plan(windows, sigma=sigma, installed=found.placement, **group)
+    assert again.moves <= found.moves
+
+
+def test_plan_with_unlike_capacities_ends_at_most_rows() -> None:
+    """Of a rank of a thousandth the load relative to its capacity wrapped around."""
+    capacities = [1.0] * 7 + [1 / 1024]
+    load = np.full((1, 8), 78_383_153_151 // 8)
+    with pytest.raises(PlacementError, match="more than 78383153151 rows"):
+        plan(load + 1, slots=16, ranks=8, capacities=capacities)
+    found = plan(load, slots=16, ranks=8, capacities=capacities, policy="greedy")
+    assert found.placement.shape == (1, 16)
+    found = plan(load, slots=16, ranks=8, capacities=capacities)
+    assert found.predicted_imbalance < 0.02
+
+
+@pytest.mark.parametrize(("count", "sigma"), [(7, 0.0), (8, 1.0)])
+def test_plan_counts_with_deviations_from_eight_windows_on(count: int, sigma: float) -> None:
+    windows = np.concatenate([together()[:6], np.full((2, 1, 4), 1000)])[:count]
+    group: dict[str, Any] = {"slots": 4, "ranks": 2, "installed": [[0, 1, 2, 3]]}
+    found = plan(windows, **group)
+    assert found.digest == plan(windows, sigma=sigma, **group).digest
+    assert (found.moves > 0) == (sigma > 0)
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("windows", [2, 7, 8, 9])
+def test_plan_sigma_default_is_that_of_command_line(
+    monkeypatch: pytest.MonkeyPatch, policy: Policy, objective: Objective, windows: int
+) -> None:
+    used: list[float] = []
+
+    def aims(target: float, slack: float, node_cost: float, sigma: float, split: Split) -> Any:
+        used.append(sigma)
+        return _aims(target, slack, node_cost, sigma, split)
+
+    monkeypatch.setattr(planner, "_aims", aims)
+    load = skewed(3, windows)
+    plan(load, slots=SLOTS, ranks=RANKS, policy=policy, objective=objective)
+    request = PlanRequest(statistics=Path("x.npy"), policy=policy, objective=objective)
+    assert used == [request.sigma_for(windows)]
+    wanted = windows >= 8 and policy != Policy.GREEDY and objective == Objective.TOKENS
+    assert used == [1.0 if wanted else 0.0]

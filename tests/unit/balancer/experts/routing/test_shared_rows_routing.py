@@ -1,0 +1,71 @@
+"""Ranks that route the same rows pick the same replicas."""
+
+from functools import partial
+
+import pytest
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.strategies.hypothesis_examples import few
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.balancer import open_balancer
+from equipoise.balancer.experts.config import EngineConfig, Locality, ShareMode
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.hal.errors import ConfigError
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+SHAPE = Shape(layers=1, experts=4, slots=8, ranks=2)
+LAYOUT = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+ROWS = st.lists(st.integers(0, SHAPE.experts - 1), min_size=1, max_size=64)
+
+
+def config(shares: ShareMode, alike: int, locality: Locality = Locality.ANY) -> EngineConfig:
+    return EngineConfig(
+        label="alike",
+        shares=shares,
+        window_size=2,
+        step_interval=4,
+        sub_window=2,
+        rows_alike=alike,
+        locality=locality,
+    )
+
+
+def routed(seat: Seat, rows: list[int], shares: ShareMode, alike: int) -> list[int]:
+    """The slots that this rank picks for rows that all ranks have."""
+    slots = SlotLayout(tuple((Segment("w", row),) for row in torch.zeros(4, 2)), staging=2)
+    store = seat.accelerator.slot_store(slots)
+    ends = seat.accelerator, seat.fabric, store
+    balancer = open_balancer(*ends, SHAPE, LAYOUT, config(shares, alike))
+    compute, found = seat.accelerator.stream(Role.COMPUTE), []
+    ids = torch.tensor(rows, dtype=torch.int32).view(-1, 1)
+    with balancer.step(0):
+        compute.launch(lambda: found.append(balancer.router.route(0, 0, ids)))
+    compute.synchronize(20.0)
+    balancer.close()
+    picked: list[int] = found[0].view(-1).tolist()
+    return picked
+
+
+@few(15)
+@given(ROWS, st.sampled_from(ShareMode))
+def test_ranks_route_alike_when_rows_are_shared(rows: list[int], shares: ShareMode) -> None:
+    first, second = on_ranks(2, partial(routed, rows=rows, shares=shares, alike=2))
+    assert first == second
+    placed = LAYOUT.placement[0]
+    assert [placed[slot] for slot in first] == rows
+
+
+def test_ranks_route_differently_when_rows_are_not_shared() -> None:
+    rows = [0] * 64
+    first, second = on_ranks(2, partial(routed, rows=rows, shares=ShareMode.LAGGED, alike=1))
+    assert first != second
+
+
+def test_engine_config_refuses_rows_alike_of_zero_or_with_locality() -> None:
+    with pytest.raises(ConfigError, match="2 of them route the same rows"):
+        config(ShareMode.EXACT, 2, Locality.PREFER)
+    with pytest.raises(ConfigError, match="rows_alike is at least 1"):
+        config(ShareMode.LAGGED, 0)

@@ -1,0 +1,237 @@
+"""What a serve loop holds."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+
+from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
+from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.load_window import Summing
+from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.runtime.jobs import Job, T, Task, ThreadWorker, Worker
+from equipoise.hal.communicator import Communicator, Fabric
+from equipoise.hal.errors import CommunicatorFailed, EngineError, StreamTimeout
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role, Stream
+
+SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
+STEPS = 9
+LAYOUT = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+SLOTS = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(2, 4)), staging=2)
+CONFIG = EngineConfig(
+    label="test", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
+)
+
+
+class Watched:
+    """A worker; tells of what begins."""
+
+    def __init__(self, inner: Worker, kind: str, begun: list[str]) -> None:
+        self._inner = inner
+        self._kind = kind
+        self._begun = begun
+
+    def start(self, job: Job[T]) -> Task[T]:
+        self._begun.append(self._kind)
+        return self._inner.start(job)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@contextmanager
+def opened(
+    seat: Seat, begun: list[str], deadline: float = CONFIG.deadline
+) -> Iterator[ExpertBalancer]:
+    balancer = open_balancer(
+        seat.accelerator,
+        seat.fabric,
+        seat.accelerator.slot_store(SLOTS),
+        SHAPE,
+        LAYOUT,
+        replace(CONFIG, deadline=deadline),
+        hire=lambda kind: Watched(ThreadWorker(kind, 20.0), kind, begun),
+    )
+    try:
+        yield balancer
+    finally:
+        balancer.close()
+
+
+def test_balancer_step_starts_background_work_after_launch() -> None:
+    def program(seat: Seat) -> list[tuple[int, list[str]]]:
+        begun: list[str] = []
+        behind = []
+        with opened(seat, begun) as balancer:
+            for step in range(STEPS):
+                before = len(begun)
+                with balancer.step(step):
+                    assert len(begun) == before, f"step {step} is not launched"
+                behind.append((step, begun[before:]))
+        return behind
+
+    ((*began,),) = on_ranks(1, program)
+    found = dict(began)
+    assert {step for step in found if "teller" in found[step]} == {2, 4, 6, 8}
+    assert found[3] == ["solver"]
+    assert set(found[5]) == {"clerk", "solver", "planner"}
+    assert found[0] == found[1] == []
+
+
+def test_boundary_without_launch_starts_background_work_at_once() -> None:
+    def program(seat: Seat) -> list[str]:
+        begun: list[str] = []
+        with opened(seat, begun) as balancer:
+            for step in range(3):
+                balancer.boundary(step)
+            return list(begun)
+
+    assert on_ranks(1, program) == [["teller"]]
+
+
+def test_failed_launch_leaves_no_job_that_never_starts() -> None:
+    def program(seat: Seat) -> list[str]:
+        begun: list[str] = []
+        with opened(seat, begun) as balancer:
+            balancer.boundary(0)
+            balancer.boundary(1)
+            with pytest.raises(RuntimeError, match="no memory"), balancer.step(2):
+                raise RuntimeError("no memory")
+            return list(begun)
+
+    assert on_ranks(1, program) == [["teller"]]
+
+
+def test_boundary_after_close_raises_and_second_close_does_not() -> None:
+    def program(seat: Seat) -> None:
+        with opened(seat, []) as balancer:
+            balancer.boundary(0)
+            with balancer.step(1):
+                balancer.close()  # a loop that fails closes from within
+            for step in (1, 2):
+                with pytest.raises(EngineError, match=rf"boundary {step} .* closed"):
+                    balancer.boundary(step)
+            balancer.close()
+
+    on_ranks(1, program)
+
+
+def test_static_balancer_raises_at_boundary_after_close() -> None:
+    def program(seat: Seat) -> None:
+        ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(SLOTS)
+        balancer = open_static(*ends, SHAPE, LAYOUT, CONFIG)
+        balancer.boundary(0)
+        balancer.close()
+        balancer.close()
+        with pytest.raises(EngineError, match=r"boundary 1 .* closed"):
+            balancer.boundary(1)
+
+    on_ranks(1, program)
+
+
+def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
+    def program(seat: Seat) -> None:
+        with opened(seat, []) as balancer:
+            for step in range(3):  # behind the last a sum is under way
+                balancer.boundary(step)
+            loads, *others = balancer.parts.communicators
+            balancer.load._state = Summing(torch.zeros(1), Lost())
+            with pytest.raises(CommunicatorFailed, match="lost its peer"):
+                balancer.close()
+            for communicator in (loads, *others):
+                with pytest.raises(CommunicatorFailed, match="was closed"):
+                    communicator.barrier()
+
+    on_ranks(1, program)
+
+
+def test_balancer_close_ends_communicators_after_stream_timeout() -> None:
+    def program(seat: Seat) -> None:
+        held = threading.Event()
+        with opened(seat, [], deadline=0.2) as balancer:
+            seat.accelerator.stream(Role.COMPUTE).launch(lambda: held.wait(20.0))
+            with pytest.raises(StreamTimeout):
+                balancer.close()
+            for communicator in balancer.parts.communicators:
+                with pytest.raises(CommunicatorFailed, match="was closed"):
+                    communicator.barrier()
+            held.set()
+
+    on_ranks(1, program)
+
+
+OPEN = {".loads": (0, 0), ".moves": (1, 0), "planner": (2, 0), "clerk": (2, 2)}
+"""Communicators and workers that there are when something is refused."""
+
+
+@pytest.mark.parametrize("refused", OPEN)
+def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> None:
+    def program(seat: Seat) -> None:
+        fabric, hired, gone = Grudging(seat.fabric, refused), list[str](), list[str]()
+
+        def hire(kind: str) -> Worker:
+            if kind == refused:
+                raise CommunicatorFailed(f"no {kind}")
+            hired.append(kind)
+            return Dismissed(ThreadWorker(kind, 20.0), kind, gone)
+
+        ends = seat.accelerator, fabric, seat.accelerator.slot_store(SLOTS)
+        with pytest.raises(CommunicatorFailed, match=f"no .*{refused}"):
+            open_balancer(*ends, SHAPE, LAYOUT, CONFIG, hire=hire)  # type: ignore[arg-type]
+        assert (len(fabric.opened), len(hired)) == OPEN[refused]
+        for communicator in fabric.opened:
+            with pytest.raises(CommunicatorFailed, match="was closed"):
+                communicator.barrier()
+        assert gone == hired[::-1]
+
+    on_ranks(1, program)
+
+
+class Dismissed:
+    """A worker; tells that it was dismissed."""
+
+    def __init__(self, inner: Worker, kind: str, gone: list[str]) -> None:
+        self.start = inner.start
+        self._inner = inner
+        self._kind = kind
+        self._gone = gone
+
+    def close(self) -> None:
+        self._gone.append(self._kind)
+        self._inner.close()
+
+
+class Grudging:
+    """A fabric that opens nothing of one purpose, and remembers what else it has opened."""
+
+    def __init__(self, inner: Fabric, refused: str) -> None:
+        self._inner = inner
+        self._refused = refused
+        self.control = inner.control
+        self.opened: list[Communicator] = []
+
+    def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
+        if purpose.endswith(self._refused):
+            raise CommunicatorFailed(f"no {purpose}")
+        self.opened.append(self._inner.open(purpose, ranks))
+        return self.opened[-1]
+
+
+class Lost:
+    """A sum whose peer is gone."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, stream: Stream) -> None:
+        raise CommunicatorFailed("lost its peer")
+
+    def result(self, timeout: float) -> None:
+        raise CommunicatorFailed("lost its peer")
+
+    def cancel(self) -> None: ...

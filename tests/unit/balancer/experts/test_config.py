@@ -1,0 +1,106 @@
+"""What an engine cannot be configured to do is refused at once, and not epoch after epoch."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.harnesses.rebalancing_model import rebalance, violations
+from helpers.harnesses.two_family_model import settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.config import (
+    AIMED,
+    COUNTED,
+    Aims,
+    EngineConfig,
+    RoutingRule,
+    ShareMode,
+)
+from equipoise.balancer.experts.planning.planner import plan
+from equipoise.hal.errors import ConfigError, PlacementError
+
+LOAD = np.arange(12, dtype=np.int64).reshape(2, 1, 6)
+
+
+def config(**changes: Any) -> EngineConfig:
+    known = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 2, "sub_window": 1}
+    return EngineConfig(label="x", **{**known, **changes})
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_engine_config_counts_are_at_least_one(name: str) -> None:
+    assert getattr(config(**{name: 1}), name) == 1
+    with pytest.raises(ConfigError, match=f"{name} is at least 1, got 0"):
+        config(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shares": "nonsense"}, "shares must be one of static, lagged, exact, got 'nonsense'"),
+        ({"rule": "fair"}, "rule must be one of .*, got 'fair'"),
+        ({"hysteresis": 0.01}, "hysteresis is a whole number, got 0.01"),
+        ({"parcel": 2.5}, "parcel is a whole number, got 2.5"),
+        ({"patience": True}, "patience is a whole number, got True"),
+        *(
+            ({"deadline": d}, "deadline is seconds above 0")
+            for d in (0, -1.0, float("nan"), float("inf"))
+        ),
+    ],
+)
+def test_engine_config_refuses_bad_values_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        config(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_engine_config_accepts_names_of_share_mode_and_rule() -> None:
+    found = config(shares="static", rule="vllm")
+    assert found.shares is ShareMode.STATIC
+    assert found.rule is RoutingRule.ROW_HASH
+
+
+def test_engine_config_refuses_negative_hysteresis() -> None:
+    assert config(hysteresis=0).hysteresis == 0
+    with pytest.raises(ConfigError, match="hysteresis is at least 0, got -1"):
+        config(hysteresis=-1)
+
+
+@given(name=st.sampled_from(sorted(AIMED)), value=st.floats(-2.0, 2000.0) | st.just(float("nan")))
+def test_aims_are_refused_exactly_when_planner_refuses(name: str, value: float) -> None:
+    """Two slots an expert on two nodes of two ranks: any survival is possible."""
+    asked = int(value) if name == "survive" and value == value else value
+    try:
+        plan(LOAD, slots=12, ranks=4, nodes=2, **{name: asked})  # type: ignore[arg-type]
+    except PlacementError:
+        with pytest.raises(ConfigError, match=f"{name} must be 0 to {AIMED[name]}, got"):
+            Aims(**{name: asked})  # type: ignore[arg-type]
+    else:
+        assert getattr(Aims(**{name: asked}), name) == asked  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(-3, 30))
+def test_engine_config_phase_is_multiple_of_sub_window_below_interval(
+    sub_window: int, windows: int, phase: int
+) -> None:
+    interval = sub_window * windows
+    known = {"window_size": sub_window, "sub_window": sub_window, "step_interval": interval}
+    if phase in range(0, interval, sub_window):
+        assert settings(**known, phase=phase).phase == phase
+        return
+    with pytest.raises(ConfigError, match=f"phase {phase} must be a multiple of sub_window"):
+        settings(**known, phase=phase)
+
+
+@pytest.mark.parametrize("phase", [0, 2, 4])
+def test_epochs_open_one_step_after_phase(phase: int) -> None:
+    stories = rebalance(step_interval=6, phase=phase)
+    assert violations(stories) == []
+    opened = [report.opened for report in stories[0].reports]
+    assert opened
+    assert {(step - 1) % 6 for step in opened} == {phase}
+    numbers = [report.number for report in stories[0].reports]
+    assert len(set(numbers)) == len(numbers)

@@ -1,0 +1,192 @@
+"""Models that serve beside each other: their layers, their errors, and what is left of them."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from helpers.harnesses.two_family_model import (
+    DRAFT,
+    EXPERTS,
+    RANKS,
+    TARGET,
+    WIDE,
+    Given,
+    by_boundary,
+    by_lock,
+    open_all,
+    settings,
+)
+from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, violations
+from helpers.processes.thread_ranks import Seat, on_ranks
+
+from equipoise.balancer.experts.model_balancer import ModelBalancers
+from equipoise.balancer.experts.open import Way
+from equipoise.hal.errors import (
+    AgreementLost,
+    EngineError,
+    ExpertsLost,
+    PlacementError,
+    RegistrationError,
+    UsageError,
+)
+from equipoise.hal.stream import Role
+
+BOTH = (TARGET, DRAFT)
+THREE = 3
+LEFT_AT = {"target": 2, "draft": 4}
+"""The boundaries behind which a rank is gone."""
+
+
+def test_router_is_found_by_layer_number_of_model() -> None:
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, BOTH, by_boundary, settings())
+        target = balancers["target"]
+        scaled, wide = target.router(4), target.router(8)
+        assert wide == target.router(3)
+        assert scaled.family is not wide.family
+        assert (scaled.row, wide.row, target.router(6).row) == (0, 0, 1)
+        ids = torch.tensor([[0], [3]], dtype=torch.int32)
+        seat.accelerator.synchronize(20.0)
+        slots = target.router(6).route(0, ids)
+        seat.accelerator.synchronize(20.0)
+        placement = target.layout.placement[target.model.layer(6)]
+        assert placement[slots.flatten().numpy()].tolist() == [0, 3]
+        assert wide.family.inner.load.counters.tolist() == [[0] * EXPERTS, [1, 0, 0, 1]]
+        balancers.close()
+
+    on_ranks(RANKS, program)
+
+
+def test_model_balancers_errors_name_model_and_layers() -> None:
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, BOTH, by_boundary, settings())
+        with pytest.raises(UsageError, match="no model is named 'x'; there are: target, draft"):
+            balancers["x"]
+        with pytest.raises(RegistrationError, match="model 'draft' has no layer 3"):
+            balancers["draft"].reading(3, 0)
+        with pytest.raises(RegistrationError, match="model 'target' has no layer 0"):
+            balancers["target"].router(0)
+        balancers["target"].boundary(0)
+        says = r"model 'target', layers 4 counted from 0: boundary 2 was left out: now comes 4"
+        with pytest.raises(EngineError, match=says):
+            balancers["target"].boundary(4)
+        error = EngineError("once")
+        berth = balancers["draft"].families[0].berth
+        assert str(berth.mark(berth.mark(error))) == f"{berth.name}: once"
+        balancers["draft"].boundary(0)
+        balancers.close()
+
+    on_ranks(RANKS, program)
+
+
+def test_extra_layer_entry_error_names_model() -> None:
+    """The fourth entry would read what the mover writes."""
+
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, (DRAFT,), by_lock, settings())
+        run = Run(seat, balancers, (OFTEN,), PLAIN, range(RANKS))
+        says = r"model 'draft', layers 0 counted from 0: layer 0 is entered more than 3 times"
+        with pytest.raises(EngineError, match=says):
+            run.steps(0, 20)
+
+    on_ranks(RANKS, program)
+
+
+OFTEN = Given("draft", {0: WIDE}, entries={0: 4})
+
+
+def lose(
+    seat: Seat, way: Way, active: Sequence[int], row: Sequence[int] = ()
+) -> ModelBalancers | None:
+    """Two steps of the target, then without those that are not active."""
+    balancers = open_all(seat, BOTH, way, settings(), row)
+    for step in range(2):
+        balancers["target"].boundary(step)
+        for number in (2 * step, 2 * step + 1):
+            balancers["draft"].boundary(number)
+    if seat.rank not in active:
+        balancers.close()
+        return None
+    return balancers.reconfigure(active, LEFT_AT)
+
+
+def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
+    active = [0, 2]
+
+    def program(seat: Seat) -> Story | None:
+        left = lose(seat, by_lock, active)
+        if left is None:
+            return None
+        run = Run(seat, left, BOTH, PLAIN, active, LEFT_AT)
+        run.steps(2, 26)
+        return run.end()
+
+    stories = [story for story in on_ranks(THREE, program) if story is not None]
+    assert len(stories) == len(active)
+    assert violations(stories) == []
+    assert stories[0].placements == stories[1].placements
+    assert all(ends for name in ("target", "draft") for ends in commits(stories[0], name))
+
+
+def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
+    frail = [0, 1, 2, 0, 1, 2, 3, 3, 0]
+
+    def program(seat: Seat) -> None:
+        if seat.rank == THREE - 1:
+            lose(seat, by_boundary, [0, 1], frail)
+            return
+        with pytest.raises(ExpertsLost) as lost:
+            lose(seat, by_boundary, [0, 1], frail)
+        assert lost.value.gone == {3: (3,), 4: (3,), 6: (3,)}
+        assert str(lost.value).startswith("model 'target': no copy is left of expert(s) in layer 3")
+
+    on_ranks(THREE, program)
+    assert not working(), "whoever cannot go on is closed whole"
+
+
+def working() -> list[str]:
+    """Threads of engines."""
+    return [thread.name for thread in threading.enumerate() if "test[" in thread.name]
+
+
+def test_attach_adds_stream_to_every_family_of_its_model_only() -> None:
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, BOTH, by_boundary, settings())
+        stream = seat.accelerator.stream(Role.AUX)
+        reader = balancers["target"].attach(stream)
+        held = [
+            [family.inner.installed.readers.hold(compute) for family in balancer.families]
+            for balancer in balancers
+            for compute in [seat.accelerator.stream(Role.COMPUTE)]
+        ]
+        assert held == [[(stream,), (stream,)], [()]]
+        reader.detach()
+        for family in balancers["target"].families:
+            readers = family.inner.installed.readers
+            assert readers.hold(seat.accelerator.stream(Role.COMPUTE)) == ()
+        balancers.close()
+
+    on_ranks(RANKS, program)
+
+
+def test_reconfigure_with_too_few_slots_names_model() -> None:
+    def program(seat: Seat) -> None:
+        if seat.rank:
+            lose(seat, by_boundary, [0])
+            return
+        with pytest.raises(PlacementError, match="model 'target', layers 3, 6 counted from 0"):
+            lose(seat, by_boundary, [0])
+
+    on_ranks(RANKS, program)
+
+
+def test_reconfigure_refuses_ranks_with_different_steps() -> None:
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, BOTH, by_boundary, settings())
+        with pytest.raises(UsageError, match=r"steps of \['draft'\], not of \['draft', 'target'\]"):
+            balancers.reconfigure([0, 1], {"draft": 0})
+        with pytest.raises(AgreementLost, match=r"model 'draft', .* rank . has step"):
+            balancers.reconfigure([0, 1], {"target": 0, "draft": seat.rank})
+
+    on_ranks(RANKS, program)

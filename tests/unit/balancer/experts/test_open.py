@@ -1,0 +1,264 @@
+"""From registered models to running balancers: a target of two families, and its draft."""
+
+from itertools import chain
+from time import sleep
+
+import pytest
+from helpers.harnesses.two_family_model import (
+    BUDGET,
+    DRAFT,
+    EXPERTS,
+    PER_RANK,
+    RANKS,
+    SCALED,
+    TARGET,
+    WIDE,
+    Given,
+    Kind,
+    by_boundary,
+    by_lock,
+    open_all,
+    settings,
+)
+from helpers.harnesses.two_rank_serving import Habit, commits, serve, violations
+from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.strategies.expert_tensors import KINDS
+from hypothesis import given
+from hypothesis import settings as settled
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.engine.states import Updating
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.open import Start, Way, open_model_balancers, parts_of
+from equipoise.balancer.experts.placement import Layout, contiguous, even_shares
+from equipoise.balancer.experts.transfer import layer_locks
+from equipoise.balancer.experts.transfer.layer_locks import StepKind, Visits
+from equipoise.balancer.experts.weights.memory_report import Ledger
+from equipoise.balancer.experts.weights.memory_spans import ModelSet
+from equipoise.hal.errors import (
+    AgreementLost,
+    CommunicatorFailed,
+    EngineError,
+    PlacementError,
+    UsageError,
+)
+from equipoise.hal.stream import Role
+
+ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
+
+
+@pytest.mark.slow
+@ways
+@pytest.mark.parametrize("draft_role", [Role.COMPUTE, Role.AUX])
+def test_model_balancers_move_experts_of_every_family(way: Way, draft_role: Role) -> None:
+    stories = serve(way, habit=Habit(role=draft_role))
+    assert violations(stories) == []
+    for name, families in (("target", 2), ("draft", 1)):
+        mine, theirs = (commits(story, name) for story in stories)
+        assert mine == theirs
+        assert len(mine) == families
+        assert all(len(ends) >= 2 for ends in mine), "every family has committed epochs"
+    assert stories[0].placements == stories[1].placements
+    assert [story.aborts for story in stories] == [0, 0]
+    assert all(story.staged <= BUDGET for story in stories)
+
+
+def test_model_balancers_log_device_memory_at_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def program(seat: Seat) -> Ledger:
+        balancers = open_all(seat, [TARGET, DRAFT], by_boundary, settings())
+        balancers.close()
+        return balancers.ledger
+
+    with caplog.at_level("INFO", "equipoise.memory"):
+        ledger, _ = on_ranks(RANKS, program)
+    assert [entry.what.split(": ")[0] for entry in ledger.entries] == ["target"] * 7 + ["draft"] * 5
+    staged = sum(e.nbytes or 0 for e in ledger.entries if "staging" in e.what)
+    assert 0 < staged <= BUDGET
+    assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
+
+
+@ways
+def test_model_balancers_close_all_communicators(way: Way) -> None:
+    def program(seat: Seat) -> None:
+        balancers = open_all(seat, [TARGET, DRAFT], way, settings())
+        families = [family for model in balancers for family in model.families]
+        for _ in range(2):
+            balancers.close()
+        opened = [one for family in families for one in family.inner.parts.communicators]
+        assert len(opened) >= len(families)
+        for communicator in opened:
+            with pytest.raises(CommunicatorFailed, match="was closed"):
+                communicator.barrier()
+
+    on_ranks(RANKS, program)
+
+
+@ways
+def test_draft_model_moves_by_its_own_step_counter(way: Way) -> None:
+    drafts = (3, 0, 0, 1, 2, 0)
+    stories = serve(way, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
+    assert violations(stories) == []
+    assert commits(stories[0], "draft") == commits(stories[1], "draft")
+    assert commits(stories[0], "draft")[0]
+    assert all(commits(stories[0], "target"))
+
+
+@pytest.mark.slow
+@ways
+@settled(max_examples=6, deadline=None)
+@given(kinds=st.lists(KINDS.map(tuple), min_size=1, max_size=3))
+def test_model_balancers_move_experts_of_any_tensor_kinds(way: Way, kinds: list[Kind]) -> None:
+    model = Given("m", dict(enumerate(kinds)), entries={0: 2})
+    stories = serve(way, models=[model])
+    assert violations(stories) == []
+    assert all(commits(stories[0], "m"))
+    assert commits(stories[0], "m") == commits(stories[1], "m")
+
+
+def test_families_of_a_model_open_epochs_at_different_boundaries() -> None:
+    (story, _) = serve()
+    opened = [{report.opened for report in reports} for reports in story.reports["target"]]
+    assert all(opened)
+    assert not opened[0] & opened[1]
+
+
+def dawdle(balancer: ModelBalancer, step: int) -> None:
+    """Let a mover that may write do so before the next entry."""
+    for family in balancer.families:
+        state = getattr(family.inner.engine, "state", None)
+        if family.inner.step_kind(step) is not StepKind.UPDATE or not isinstance(state, Updating):
+            continue
+        family.inner.engine.launched()
+        for _ in range(30):
+            if all(task.done() for task in state.writing):
+                break
+            sleep(0.01)
+
+
+class BackAtFirst(Visits):
+    """Mutant: the lock goes back at the first exit of a step."""
+
+    def leave(self, give_back: object) -> None:
+        with self._mutex:
+            self._left += 1
+            if self._left % self._entries == 1:
+                give_back()  # type: ignore[operator]
+
+
+def test_layer_entered_three_times_is_not_rewritten_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stories = serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))
+    assert violations(stories) == []
+    assert commits(stories[0], "draft")[0]
+    monkeypatch.setattr(layer_locks, "Visits", BackAtFirst)
+    assert violations(serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))), (
+        "the mutant lives"
+    )
+
+
+def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
+    other = Given("draft", {0: WIDE, 1: WIDE})
+
+    def program(seat: Seat) -> None:
+        models = (TARGET, other if seat.rank else DRAFT)
+        with pytest.raises(AgreementLost, match=r"model 'draft': rank \d has registered family 0"):
+            open_all(seat, models, by_boundary, settings())
+        seat.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
+
+    on_ranks(RANKS, program)
+
+
+def test_model_balancers_refuse_ranks_with_different_settings() -> None:
+    def families(seat: Seat) -> None:
+        with pytest.raises(AgreementLost, match=r"rank \d has \d families, this one \d"):
+            open_all(seat, (TARGET, DRAFT)[: 1 + seat.rank], by_boundary, settings())
+
+    def cadence(seat: Seat) -> None:
+        with pytest.raises(AgreementLost, match=r"has config .*patience=5"):
+            open_all(seat, (DRAFT,), by_boundary, settings(patience=5 + seat.rank * 50))
+
+    def layout(seat: Seat) -> None:
+        row = (0, 1, 2, 3, 0, 1 + seat.rank)
+        with pytest.raises(AgreementLost, match=r"model 'draft': rank \d has layout"):
+            open_all(seat, (DRAFT,), by_boundary, settings(), row)
+
+    for program in (families, cadence, layout):
+        on_ranks(RANKS, program)
+
+
+def test_model_balancers_name_model_in_opening_errors() -> None:
+    def program(seat: Seat) -> None:
+        model = DRAFT.model(seat.rank)
+        placement = contiguous(model.shape(RANKS))
+        start = Start(Layout(placement, even_shares(placement, EXPERTS)), settings())
+        ends = (seat.accelerator, seat.fabric, ModelSet((model,)))
+        with pytest.raises(UsageError, match=r"starts of \['x'\] for \['draft'\]"):
+            open_model_balancers(*ends, {"x": start})
+        short = Start(Layout(placement[:, :4], start.layout.shares), settings())
+        with pytest.raises(PlacementError, match="model 'draft': a placement is int32"):
+            open_model_balancers(*ends, {"draft": short})
+        with pytest.raises(EngineError, match="3 bytes of staging are not enough: one slot of"):
+            open_model_balancers(*ends, {"draft": start}, budget=3)
+        says = "model 'draft', layers 0 counted from 0: .* need a budget of staging"
+        with pytest.raises(EngineError, match=says):
+            open_model_balancers(*ends, {"draft": start})
+
+    on_ranks(RANKS, program)
+
+
+@given(
+    names=st.lists(st.sampled_from(["a", "a.1", "a:0", "b", "[b"]), min_size=1, unique=True),
+    layers=st.lists(st.sampled_from([WIDE, SCALED]), min_size=1, max_size=4),
+    sub_window=st.integers(1, 4),
+    windows=st.integers(1, 12),
+    phase=st.integers(0, 3),
+)
+def test_parts_have_distinct_labels_and_spread_phases(
+    names: list[str], layers: list[Kind], sub_window: int, windows: int, phase: int
+) -> None:
+    interval = sub_window * windows
+    models = ModelSet(tuple(Given(n, dict(enumerate(layers))).model(0) for n in names))
+    placement = contiguous(models.models[0].shape(RANKS))
+    config = settings(
+        window_size=sub_window,
+        sub_window=sub_window,
+        step_interval=interval,
+        phase=phase % windows * sub_window,
+    )
+    starts = dict.fromkeys(names, Start(Layout(placement, even_shares(placement, EXPERTS)), config))
+    parts = parts_of(models, starts, 0)
+    labels = [part.start.config.label for part in parts]
+    incarnations = [Members((0,), 0, number) for number in range(len(layers) + 1)]
+    every = [members.named(label) for label in labels for members in incarnations]
+    assert len(set(every)) == len(every), "nor may one be another's without a lost rank"
+    phases = [part.start.config.phase for part in parts]
+    most = max(phases.count(one) for one in phases)
+    assert most == -(-len(parts) // windows), "no boundary has more epochs than it must"
+    rows = [part.start.layout.placement.shape for part in parts]
+    assert sum(shape[0] for shape in rows) == len(names) * len(layers)
+    assert {shape[1] for shape in rows} == {RANKS * PER_RANK}
+    assert all(part.staging == 0 for part in parts)
+
+
+def test_parts_keep_staging_of_all_models_within_budget() -> None:
+    models = ModelSet((TARGET.model(0), DRAFT.model(0)))
+    placements = {model.name: contiguous(model.shape(RANKS)) for model in models}
+    starts = {
+        name: Start(Layout(p, even_shares(p, EXPERTS)), settings())
+        for name, p in placements.items()
+    }
+    for budget in (60, 100, 150):
+        parts = parts_of(models, starts, budget)
+        taken = [part.staging * part.model.families[part.number].slot_bytes for part in parts]
+        assert sum(taken) <= budget
+        assert min(part.staging for part in parts) >= 1
+    assert list(chain.from_iterable(p.model.families[p.number].layers for p in parts)) == [
+        0,
+        2,
+        1,
+        0,
+    ]

@@ -1,0 +1,289 @@
+"""What is left of three ranks when one or two are gone."""
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.balancer import (
+    AtBoundary,
+    ExpertBalancer,
+    open_balancer,
+    open_static,
+)
+from equipoise.balancer.experts.builder import Means
+from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.placement import Layout, Placement, Shape, check, even_shares
+from equipoise.balancer.experts.planning.topology import group_of
+from equipoise.balancer.experts.recovery import salvage
+from equipoise.balancer.experts.runtime.events import COMPLETED
+from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.hal.checksum import checksum
+from equipoise.hal.errors import AgreementLost, ExpertsLost, PlacementError, UsageError
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role
+
+SHAPE = Shape(layers=2, experts=4, slots=9, ranks=3)
+SAFE = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
+"""Whatever rank is lost, every expert keeps a copy."""
+FRAIL = np.array([[0, 1, 2, 0, 1, 2, 3, 3, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1]], dtype=np.int32)
+"""Expert 3 is on rank 2 alone."""
+
+
+class Numbers:
+    """Every expert's weights in the host's memory: its number plus one."""
+
+    def view(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
+        return (torch.full((5,), expert + 1.0),)
+
+    def checksum(self, layer: int, expert: int) -> int:
+        return checksum(self.view(layer, expert)[0])
+
+
+@dataclass(frozen=True)
+class After:
+    """What a rank has when the others are gone."""
+
+    placement: list[list[int]]
+    held: list[int]
+    epochs: int
+
+
+def config() -> EngineConfig:
+    return EngineConfig(
+        label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2,
+        deadline=8.0,
+    )  # fmt: skip
+
+
+def slots_of(rank: int, placement: Placement) -> SlotLayout:
+    mine = placement[:, rank * 3 : rank * 3 + 3]
+    stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
+    return SlotLayout(tuple((Segment("weight", row),) for row in stacked), staging=6)
+
+
+def serve(balancer: ExpertBalancer, seat: Seat, ranks: list[int], steps: range) -> None:
+    lockstep = seat.fabric.open(f"lockstep{steps.start}", ranks)
+    for step in steps:
+        balancer.boundary(step)
+        balancer.load.counters += torch.tensor((1, 40, 1, 1), dtype=torch.int32)
+        lockstep.barrier().result(30.0)
+
+
+def loses(placement: Placement, active: list[int], host: bool) -> list[After | None]:
+    """Three steps on three ranks, then sixty on those that are left."""
+
+    def program(seat: Seat) -> After | None:
+        weights = slots_of(seat.rank, placement)
+        store = seat.accelerator.slot_store(weights)
+        layout = Layout(placement, even_shares(placement, SHAPE.experts))
+        supply = Supply(Numbers(), StreamWriter(seat.accelerator, store))
+        path = AtBoundary((supply,) if host else ())
+        balancer = open_balancer(
+            seat.accelerator, seat.fabric, store, SHAPE, layout, config(), path
+        )
+        serve(balancer, seat, [0, 1, 2], range(3))
+        if seat.rank not in active:
+            balancer.close()
+            return None
+        left = balancer.reconfigure(active, 3)
+        serve(left, seat, active, range(3, 63))  # nothing is computed: an epoch takes many
+        seat.accelerator.synchronize(20.0)
+        left.close()
+        held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
+        after = left.installed.layout.placement.tolist()
+        return After(after, held, len(left.engine.reports))
+
+    return on_ranks(3, program)
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
+    def program(seat: Seat) -> set[int]:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        balancer = open_balancer(seat.accelerator, seat.fabric, store, SHAPE, layout, config())
+        left = balancer.reconfigure([0, 1, 2], step)
+        rows = torch.tensor((1, 40, 1, 1), dtype=torch.int32)
+        sums = set()
+        for number in range(step, step + 9):
+            left.boundary(number)
+            seat.accelerator.stream(Role.COMPUTE).launch(lambda: left.load.counters.add_(rows))
+            sums |= {int(load[0, 1]) for load in left.load.sums}
+        left.close()
+        return sums
+
+    # Two steps of 40 rows on three ranks; one step, or none, would be less.
+    assert on_ranks(3, program) == [{240}] * 3
+
+
+@pytest.mark.parametrize("active", [[0, 1], [0, 2], [1, 2]])
+@pytest.mark.slow
+def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]) -> None:
+    found = loses(SAFE, active, host=False)
+    left = [found[rank] for rank in active]
+    for place, after in enumerate(left):
+        assert after is not None
+        assert after.placement == left[0].placement  # type: ignore[union-attr]
+        check(np.array(after.placement, dtype=np.int32), Shape(2, 4, 6, 2))
+        promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
+        assert after.held == [*chain(*promised)]
+        assert after.epochs >= 3, "epochs go on"
+
+
+def test_static_balancer_stays_static_after_reconfigure() -> None:
+    def program(seat: Seat) -> list[list[list[int]]]:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        ends = seat.accelerator, seat.fabric, store, SHAPE, layout, config()
+        balancer = open_static(*ends)
+        serve(balancer, seat, [0, 1, 2], range(3))
+        if seat.rank == 2:
+            balancer.close()
+            return []
+        left = balancer.reconfigure([0, 1], 3)
+        before = left.installed.layout
+        serve(left, seat, [0, 1], range(3, 63))
+        left.close()
+        after = left.installed.layout
+        assert len(left.engine.reports) == 0
+        return [found.tolist() for one in (before, after) for found in (one.placement, one.shares)]
+
+    for placement, shares, *later in on_ranks(3, program)[:2]:
+        assert later == [placement, shares]
+
+
+def test_reconfigure_restores_lost_experts_from_host() -> None:
+    found = loses(FRAIL, [0, 1], host=True)
+    for place, after in enumerate(found[:2]):
+        assert after is not None
+        check(np.array(after.placement, dtype=np.int32), Shape(2, 4, 6, 2))
+        promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
+        assert after.held == [*chain(*promised)]
+
+
+def test_reconfigure_names_experts_without_any_copy() -> None:
+    with pytest.raises(ExpertsLost, match=r"layer 0: \[3\]; layer 1: \[3\]") as caught:
+        loses(FRAIL, [0, 1], host=False)
+    assert caught.value.gone == {0: (3,), 1: (3,)}
+
+
+def test_reconfigure_refuses_too_few_slots() -> None:
+    with pytest.raises(PlacementError, match="3 slots cannot hold 4 experts"):
+        loses(SAFE, [2], host=True)
+
+
+def test_reconfigure_refuses_ranks_with_different_steps() -> None:
+    def program(seat: Seat) -> str:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        balancer = open_balancer(seat.accelerator, seat.fabric, store, SHAPE, layout, config())
+        if seat.rank == 2:
+            balancer.close()
+            return ""
+        with pytest.raises(AgreementLost, match="has step") as caught:
+            balancer.reconfigure([0, 1], 3 + seat.rank)
+        return str(caught.value)
+
+    assert all(on_ranks(3, program)[:2])
+
+
+@pytest.mark.parametrize(
+    ("experts", "survive"), [(3, 1), (4, 0)], ids=["enough slots are left", "too few are left"]
+)
+def test_reconfigure_continues_epochs_with_less_redundancy(
+    experts: int, survive: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = Shape(layers=2, experts=experts, slots=9, ranks=3)
+    row = [0, 0, 1, 2, 2, 1, 0, 1, 2] if experts == 3 else [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    placement = np.array([row] * 2, dtype=np.int32)
+
+    def program(seat: Seat) -> tuple[list[str], int, list[object]] | None:
+        store = seat.accelerator.slot_store(slots_of(seat.rank, placement))
+        layout = Layout(placement, even_shares(placement, experts))
+        asked = replace(config(), aims=Aims(survive=1))
+        balancer = open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
+        if seat.rank == 2:
+            balancer.close()
+            return None
+        left = balancer.reconfigure([0, 1], 0)
+        lockstep = seat.fabric.open("lockstep", [0, 1])
+        for step in range(24):
+            left.boundary(step)
+            left.load.counters += torch.tensor((1, 40, 1, 1)[:experts], dtype=torch.int32)
+            lockstep.barrier().result(30.0)
+        left.close()
+        outcomes = [report.outcome for report in left.engine.reports]
+        aims, found = left.means.config.aims, left.installed.layout.placement
+        frail = group_of(left.shape, 1, aims.survive, None).frail(found)
+        return outcomes, aims.survive, frail.tolist()
+
+    for outcomes, asked, frail in [told for told in on_ranks(3, program) if told is not None]:
+        assert asked == survive
+        assert frail == [], "whose experts were on one rank only is planned anew"
+        assert outcomes
+        assert set(outcomes) <= {*COMPLETED}, "nothing is aborted"
+    assert ("survive is 0 from now on" in caplog.text) == (survive == 0)
+
+
+@given(
+    st.permutations([0, 1, 2, 3, 0, 1, 2, 3, 0]),
+    st.sets(st.integers(0, 2), min_size=2, max_size=2),
+)
+def test_salvage_holds_every_expert_and_keeps_remaining_slots(
+    row: list[int], active: set[int]
+) -> None:
+    shape = Shape(layers=1, experts=4, slots=9, ranks=3)
+    placement = np.array([row], dtype=np.int32)
+    own = min(active)
+    before = Members((0, 1, 2), own)
+    layout = Layout(placement, even_shares(placement, 4))
+    saved = salvage(layout, shape, before, before.without(sorted(active)))
+    check(saved.layout.placement, saved.shape)
+    kept = [row[rank * 3 + place] for rank in sorted(active) for place in range(3)]
+    touched = {refill.slot: refill.expert for refill in saved.refills}
+    assert len(touched) == 4 - len(set(kept)), "only what was lost is written"
+    for slot, expert in enumerate(saved.layout.placement[0].tolist()):
+        assert expert == touched.get(slot, kept[slot])
+    assert not set(touched.values()) & set(kept)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "left", "expected"),
+    [
+        (4, 2, [0, 1], 1),
+        (4, 2, [0, 2], 2),
+        (4, 2, [0, 1, 3], 1),
+        (8, 4, [2, 3, 4, 5, 6, 7], 3),
+        (8, 4, [1, 2, 3, 4, 5, 6], 1),
+        (8, 2, [0, 1, 4, 5], 2),
+        (8, 2, [0, 1, 2, 4], 1),
+        (3, 1, [0, 2], 1),
+    ],
+)
+def test_balancer_counts_nodes_of_remaining_ranks(
+    ranks: int, nodes: int, left: list[int], expected: int
+) -> None:
+    nothing: Any = None
+    before = Members(tuple(range(ranks)), left[0])
+    asked = replace(config(), nodes=nodes)
+    means = Means(nothing, nothing, nothing, asked, AtBoundary(), nothing, before)
+    balancer = ExpertBalancer(means, SHAPE, nothing)
+    assert balancer._nodes(before.without(left)) == expected
+
+
+def test_members_are_ascending_and_contain_their_own_rank() -> None:
+    members = Members((0, 1, 2), 1)
+    assert members.without([2, 1]) == Members((1, 2), 1, 1)
+    assert members.without([1]).without([1]).named("x") == "x.2"
+    with pytest.raises(UsageError, match="were no members"):
+        members.without([1, 5])
+    with pytest.raises(UsageError, match="rank 1 is not one of"):
+        members.without([0, 2])

@@ -1,0 +1,193 @@
+"""The host copier: every byte arrives, and no other is touched."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from helpers.harnesses.host_copier import GUARD, SMALL, SOON, STILL, guarded, noise
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.transfer.copy_threads import (
+    C2C,
+    PCIE,
+    PLAIN,
+    UNLIMITED,
+    Copy,
+    HostCopier,
+    Profile,
+)
+from equipoise.hal.errors import CopierError, CopyAbandoned
+
+
+@pytest.fixture(scope="module")
+def copier() -> Iterator[HostCopier]:
+    with HostCopier(SMALL, threads=4) as made:
+        yield made
+
+
+@dataclass(frozen=True)
+class Places:
+    """Copies inside two buffers, as (source offset, destination offset, bytes)."""
+
+    copies: tuple[tuple[int, int, int], ...]
+    nbytes: int
+
+
+@st.composite
+def places(draw: st.DrawFn) -> Places:
+    """Destinations apart from each other, with gaps or none; sources anywhere."""
+    sizes = draw(st.lists(st.integers(0, 400), max_size=8))
+    gaps = draw(st.lists(st.integers(0, 70), min_size=len(sizes), max_size=len(sizes)))
+    at, copies = draw(st.integers(0, 70)), []
+    nbytes = at + sum(sizes) + sum(gaps) + 70
+    for size, gap in zip(sizes, gaps, strict=True):
+        copies.append((draw(st.integers(0, nbytes - size)), at, size))
+        at += size + gap
+    return Places(tuple(draw(st.permutations(copies))), nbytes)
+
+
+@given(places())
+def test_copier_writes_exactly_the_destination_bytes(copier: HostCopier, where: Places) -> None:
+    source = noise(where.nbytes)
+    found, wanted = (torch.full((where.nbytes,), GUARD, dtype=torch.uint8) for _ in range(2))
+    copies = [Copy(source[a : a + n], found[b : b + n]) for a, b, n in where.copies]
+    for a, b, n in where.copies:
+        wanted[b : b + n] = source[a : a + n]
+    ticket = copier.submit(copies)
+    ticket.wait(SOON)
+    assert ticket.done()
+    assert torch.equal(found, wanted)
+    assert torch.equal(source, noise(where.nbytes))
+
+
+@pytest.mark.parametrize("profile", [PLAIN, PCIE, C2C, SMALL])
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1 << 16, (1 << 20) + 7, (1 << 22) + 65])
+def test_copier_profiles_copy_every_size(profile: Profile, nbytes: int) -> None:
+    source, destination = noise(nbytes), guarded(nbytes)
+    with HostCopier(profile, threads=3) as copier:
+        copier.submit([Copy(source, destination)]).wait(SOON)
+    assert torch.equal(source, destination)
+
+
+def test_copier_copies_any_dtype_as_bytes(copier: HostCopier) -> None:
+    source = torch.randn(3, 5, dtype=torch.bfloat16)
+    destination = torch.empty(15, dtype=torch.int16)
+    scalar, place = torch.tensor(2.5), torch.tensor(0.0)
+    copier.submit([Copy(source, destination), Copy(scalar, place)]).wait(SOON)
+    assert torch.equal(destination.view(torch.bfloat16), source.reshape(-1))
+    assert float(place) == 2.5
+
+
+def test_copier_serves_tickets_of_many_threads() -> None:
+    """Each thread copies down a chain of buffers of its own."""
+    wrong: list[object] = []
+
+    def chain(copier: HostCopier, seed: int) -> None:
+        try:
+            buffers = [noise(5000 + seed, seed), *(torch.empty(5000 + seed, dtype=torch.uint8)
+                       for _ in range(12))]  # fmt: skip
+            for source, destination in itertools.pairwise(buffers):
+                copier.submit([Copy(source, destination)]).wait(SOON)
+            if not torch.equal(buffers[-1], buffers[0]):
+                wrong.append(seed)
+        except Exception as error:
+            wrong.append(error)
+
+    with HostCopier(Profile("chunks", 512, UNLIMITED), threads=3) as copier:
+        users = [threading.Thread(target=chain, args=(copier, seed)) for seed in range(6)]
+        for user in users:
+            user.start()
+        for user in users:
+            user.join(SOON)
+    assert wrong == []
+
+
+BUFFER = torch.zeros(1000, dtype=torch.uint8)
+OTHER = torch.zeros(1000, dtype=torch.uint8)
+REFUSED: dict[str, tuple[list[Copy], str]] = {
+    "sizes": ([Copy(OTHER[:9], BUFFER[:8])], "copy 0: 9 bytes do not fit into 8"),
+    "device": ([Copy(OTHER, BUFFER.to("meta"))], "copy 0: its destination is .* on meta"),
+    "sparse": ([Copy(OTHER.to_sparse(), BUFFER)], "its source is torch.sparse_coo"),
+    "strides": ([Copy(OTHER[::2], BUFFER[:500])], r"its source has strides \(2,\)"),
+    "expanded": ([Copy(OTHER[:10], BUFFER[:1].expand(10))], "its destination has strides"),
+    "second": ([Copy(OTHER, BUFFER), Copy(OTHER, BUFFER[:1])], "copy 1: 1000 bytes do not"),
+    "itself": ([Copy(BUFFER, BUFFER)], "a destination overlaps a source"),
+    "shifted": ([Copy(BUFFER[:500], BUFFER[499:999])], "a destination overlaps a source"),
+    "swap": (
+        [Copy(BUFFER[:500], BUFFER[500:]), Copy(BUFFER[500:], BUFFER[:500])],
+        "a destination overlaps a source",
+    ),
+    "twice": ([Copy(OTHER[:9], BUFFER[:9]), Copy(OTHER[:9], BUFFER[8:17])], "two destinations"),
+}
+
+
+@pytest.mark.parametrize(("copies", "message"), REFUSED.values(), ids=REFUSED)
+def test_copier_refuses_bad_copies_before_any_effect(
+    copier: HostCopier, copies: list[Copy], message: str
+) -> None:
+    first = torch.zeros(100, dtype=torch.uint8)
+    with pytest.raises(CopierError, match=message) as caught:
+        copier.submit([*copies, Copy(noise(100), first)])
+    assert "\n" not in str(caught.value)
+    assert int(first.sum()) == int(BUFFER.sum()) == 0
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 20))
+def test_copier_refuses_overlapping_but_not_adjacent_ranges(
+    copier: HostCopier, a: int, b: int, nbytes: int
+) -> None:
+    memory = noise(60)
+    copy = Copy(memory[a : a + nbytes], memory[b : b + nbytes])
+    if abs(a - b) < nbytes:
+        with pytest.raises(CopierError, match="overlaps"):
+            copier.submit([copy])
+        return
+    wanted = copy.source.clone()
+    copier.submit([copy]).wait(SOON)
+    assert torch.equal(copy.destination, wanted)
+
+
+def test_copier_rate_holds_back_chunks() -> None:
+    """Of 100 chunks at one a day the first is begun at once, and no other."""
+    found = guarded(6400)
+    copier = HostCopier(STILL, threads=4)
+    ticket = copier.submit([Copy(torch.zeros(6400, dtype=torch.uint8), found)])
+    expiry = time.monotonic() + SOON
+    while not int((found == 0).sum()) and time.monotonic() < expiry:
+        time.sleep(0.01)
+    assert not ticket.done()
+    with pytest.raises(CopyAbandoned):
+        copier.close(0.0)
+    assert 0 < int((found == 0).sum()) <= 64
+
+
+@pytest.mark.parametrize("which", ["write on write", "write on read", "read on write"])
+def test_copier_refuses_ticket_that_conflicts_with_running_one(which: str) -> None:
+    a, b, c = (noise(256, seed) for seed in range(3))
+    copier = HostCopier(STILL, threads=1)
+    copier.submit([Copy(a, b)])
+    second = {
+        "write on write": Copy(c, b),
+        "write on read": Copy(c, a),
+        "read on write": Copy(b, c),
+    }[which]
+    with pytest.raises(CopierError, match="still runs"):
+        copier.submit([second])
+    copier.submit([Copy(a, c)])  # reading what another reads is no harm
+    with pytest.raises(CopyAbandoned, match="2 copies"):
+        copier.close(0.0)
+
+
+def test_copier_accepts_memory_again_after_its_ticket_ended(copier: HostCopier) -> None:
+    a, b = noise(4096, 1), noise(4096, 2)
+    wanted = a.clone()
+    for _ in range(20):
+        copier.submit([Copy(a, b)]).wait(SOON)
+        copier.submit([Copy(b, a)]).wait(SOON)
+    assert torch.equal(a, wanted)
+    assert torch.equal(b, wanted)

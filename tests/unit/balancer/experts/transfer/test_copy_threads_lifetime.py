@@ -1,0 +1,228 @@
+"""How tickets, copiers and their threads end: every wait is bounded, nobody is left unheard."""
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from helpers.harnesses.host_copier import SMALL, SOON, STILL, ended, guarded, noise, threads
+
+from equipoise.balancer.experts.transfer import copy_threads
+from equipoise.balancer.experts.transfer.copy_threads import (
+    PLAIN,
+    Copy,
+    HostCopier,
+    Profile,
+    Ticket,
+)
+from equipoise.hal.accelerator import Topology
+from equipoise.hal.errors import CopierError, CopyAbandoned, CopyPending
+
+
+@pytest.fixture(scope="module")
+def copier() -> Iterator[HostCopier]:
+    with HostCopier(SMALL, threads=4) as made:
+        yield made
+
+
+def test_ticket_wait_times_out_and_copy_goes_on() -> None:
+    source, destination = noise(1000), guarded(1000)
+    copier = HostCopier(STILL, threads=2)
+    ticket = copier.submit([Copy(source, destination)])
+    with pytest.raises(CopyPending, match=r"not done within 0\.05 s"):
+        ticket.wait(0.05)
+    assert not ticket.done()
+    with pytest.raises(CopyAbandoned, match="1 copies"):
+        copier.close(0.0)
+    assert ticket.done()
+    with pytest.raises(CopyAbandoned):
+        ticket.wait(SOON)
+
+
+def test_ticket_waiter_gets_error_when_copier_closes() -> None:
+    copier = HostCopier(STILL, threads=1)
+    ticket = copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+    told: list[type[BaseException]] = []
+
+    def wait() -> None:
+        try:
+            ticket.wait(SOON)
+        except CopierError as error:
+            told.append(type(error))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    with pytest.raises(CopyAbandoned):
+        copier.close(0.05)
+    waiter.join(SOON)
+    assert told == [CopyAbandoned]
+
+
+@pytest.mark.slow
+def test_copier_keeps_tensors_alive_until_copied() -> None:
+    copier = HostCopier(STILL, threads=1)
+    source, destination = noise(1000), torch.empty(1000, dtype=torch.uint8)
+    watched = [weakref.ref(source), weakref.ref(destination)]
+    copier.submit([Copy(source, destination)])
+    del source, destination
+    gc.collect()
+    assert all(tensor() is not None for tensor in watched)
+    with pytest.raises(CopyAbandoned):
+        copier.close(0.0)
+    gc.collect()
+    assert all(tensor() is None for tensor in watched)
+
+
+@pytest.mark.slow
+def test_copier_releases_tensors_of_finished_ticket(copier: HostCopier) -> None:
+    source = noise(1000)
+    watched = weakref.ref(source)
+    ticket = copier.submit([Copy(source, torch.empty(1000, dtype=torch.uint8))])
+    del source
+    expiry = time.monotonic() + SOON
+    while watched() is not None and time.monotonic() < expiry:
+        copier.submit([]).wait(SOON)  # any later call looks after earlier ones
+        gc.collect()
+    assert watched() is None
+    assert ticket.done()
+
+
+def test_dropped_copier_ends_threads_and_warns() -> None:
+    before = threads()
+    copier = HostCopier(STILL, threads=5)
+    mine = threads() - before
+    ticket = copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+    assert len(mine) == 5
+    holder = [copier]
+    del copier
+    with pytest.warns(ResourceWarning, match="dropped with 1 copies"):
+        holder.clear()
+    assert ended(mine)
+    with pytest.raises(CopyAbandoned):
+        ticket.wait(SOON)
+
+
+def abandoned(ticket: Ticket) -> bool:
+    try:
+        ticket.wait(0.0)
+    except CopyAbandoned:
+        return True
+    return False
+
+
+def test_copier_close_under_load_ends_every_ticket() -> None:
+    copier = HostCopier(Profile("load", 4096, 1e6), threads=3)
+    tickets: list[tuple[Ticket, Copy]] = []
+    told: list[object] = []
+
+    def load(seed: int) -> None:
+        try:
+            while True:
+                copy = Copy(noise(20000, seed), guarded(20000))
+                tickets.append((copier.submit([copy]), copy))
+        except CopierError as error:
+            told.append(str(error))
+
+    users = [threading.Thread(target=load, args=(seed,)) for seed in range(3)]
+    for user in users:
+        user.start()
+    while len(tickets) < 20:
+        time.sleep(0.001)
+    with pytest.raises(CopyAbandoned):
+        copier.close(0.0)
+    for user in users:
+        user.join(SOON)
+    assert told == ["refused: the copier is closed"] * 3
+    for ticket, copy in tickets:
+        assert ticket.done()
+        assert abandoned(ticket) or torch.equal(copy.source, copy.destination)
+
+
+def test_copier_close_finishes_copies_and_refuses_new_ones(copier: HostCopier) -> None:
+    before = threads()
+    closing = HostCopier(SMALL, threads=2)
+    mine = threads() - before
+    source, destination = noise(100_000), torch.empty(100_000, dtype=torch.uint8)
+    ticket = closing.submit([Copy(source, destination)])
+    closing.close(SOON)
+    closing.close(0.0)
+    assert torch.equal(source, destination)
+    ticket.wait(0.0)
+    assert len(mine) == 2
+    assert ended(mine)
+    with pytest.raises(CopierError, match="closed"):
+        closing.submit([])
+
+
+def test_copier_exit_does_not_hide_error_of_with_block() -> None:
+    def fail() -> None:
+        with HostCopier(STILL, threads=1) as copier:
+            copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+            raise KeyError
+
+    with pytest.warns(ResourceWarning, match="1 copies"), pytest.raises(KeyError):
+        fail()
+
+
+def test_copier_threads_are_pinned_near_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = copy_threads.available_cpus()
+    chosen = frozenset({min(allowed)})
+    monkeypatch.setattr(
+        copy_threads, "near_cpus", lambda node, cpus: chosen if node == 3 else frozenset()
+    )
+    before = threads()
+    with HostCopier.near(Topology(0, "here", 3)) as copier:
+        mine = threads() - before
+        assert (copier.cpus, copier.threads, len(mine)) == (chosen, 1, 1)
+        assert [os.sched_getaffinity(thread) for thread in mine] == [chosen]
+    assert ended(mine)
+    with HostCopier.near(Topology(0, "here", -1)) as copier:
+        mine = threads() - before
+        assert copier.cpus == frozenset()
+        assert copier.threads == len(mine) == copy_threads.thread_count(len(allowed), 1)
+        assert all(os.sched_getaffinity(thread) == allowed for thread in mine)
+
+
+@pytest.mark.parametrize("cpu", [-1, 1023, 5000])
+def test_copier_refuses_missing_cpu_and_leaves_no_thread(cpu: int) -> None:
+    before = threads()
+    with pytest.raises(CopierError, match="copier 'plain'"):
+        HostCopier(PLAIN, threads=3, cpus=frozenset({cpu}))
+    assert ended(threads() - before)
+
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "no threads": (lambda: HostCopier(PLAIN, threads=0), "threads: expected 1 to"),
+    "no chunk": (lambda: Profile("x", 0, 1.0), "multiples of 64 bytes, not 0"),
+    "odd chunk": (lambda: Profile("x", 100, 1.0), "multiples of 64 bytes, not 100"),
+    "backwards": (lambda: Profile("x", 64, -1.0), "no rate: -1.0"),
+    "no number": (lambda: Profile("x", 64, float("nan")), "no rate: nan"),
+    "endless": (lambda: Profile("x", 64, float("inf")), "no rate: inf"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+def test_copier_refuses_bad_settings(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(CopierError, match=message):
+        call()
+
+
+def test_copier_in_forked_process_raises() -> None:
+    copier = HostCopier(SMALL, threads=2)
+    ticket = copier.submit([])
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (lambda: copier.submit([]), lambda: copier.close(0.0), ticket.done):
+            try:
+                call()
+            except CopierError:
+                refused += 1
+        del copier
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    copier.close(SOON)

@@ -1,0 +1,147 @@
+"""What the mover holds of a device's memory while a lot is under way."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from equipoise.backends.cpu.slots import CpuSlotStore
+from equipoise.balancer.experts.planning.migration import Leg, Local, Receiving, RoundLeg, Sending
+from equipoise.balancer.experts.runtime.jobs import finish
+from equipoise.balancer.experts.transfer.p2p import Mover
+from equipoise.hal.capabilities import CommunicatorCapabilities
+from equipoise.hal.communicator import Communicator, Exchange
+from equipoise.hal.slots import Segment, SlotLayout
+from equipoise.hal.stream import Role, Stream
+from equipoise.hal.work import Work
+
+WAIT = 20.0
+ROUNDS, HERE, PARCEL = 5, 6, 2
+SLOTS = 2 * ROUNDS + HERE
+
+
+class Blobs:
+    """Which of the blobs that were ever packed, sent or received are still there."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, StorageWeakRef] = {}
+        self.packed: list[int] = []
+        self.travelling: list[int] = []
+        self.unpacked: list[int] = []
+
+    def see(self, blob: Tensor) -> None:
+        ref = StorageWeakRef(blob.untyped_storage())  # type: ignore[no-untyped-call]
+        if not any(old == ref and _there(old) for old in self._seen.values()):
+            self._seen[len(self._seen)] = ref
+
+    @property
+    def alive(self) -> int:
+        return sum(_there(ref) for ref in self._seen.values())
+
+
+def _there(ref: StorageWeakRef) -> bool:
+    return not ref.expired()  # type: ignore[no-untyped-call]
+
+
+class SeenStore(CpuSlotStore):
+    """Counts blobs at each verb."""
+
+    def __init__(self, layout: SlotLayout, blobs: Blobs) -> None:
+        super().__init__(layout)
+        self._blobs = blobs
+
+    def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
+        self._blobs.see(blob)
+        self._blobs.packed.append(self._blobs.alive)
+        super().pack(slots, blob, stream)
+
+    def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
+        self._blobs.see(blob)
+        self._blobs.unpacked.append(self._blobs.alive)
+        super().unpack(blob, staging, stream)
+        stream.synchronize(WAIT)  # a copy stream that lags would keep blobs of rounds before
+
+
+class Seen:
+    """A communicator; counts blobs at each round."""
+
+    def __init__(
+        self, inner: Communicator, blobs: Blobs, declared: CommunicatorCapabilities
+    ) -> None:
+        self._inner = inner
+        self._blobs = blobs
+        self.capabilities = declared
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def exchange(self, round: Exchange) -> Work:
+        for parcel in (*round.sends, *round.receives):
+            self._blobs.see(parcel.blob)
+        self._blobs.travelling.append(self._blobs.alive)
+        return self._inner.exchange(round)
+
+
+def leg_of(rank: int) -> Leg:
+    """A slot each way a round, to and from the other rank; then copies within this one."""
+    rounds = tuple(
+        RoundLeg(Sending(1 - rank, (at,)), Receiving(1 - rank, (at,), (ROUNDS + at,)))
+        for at in range(ROUNDS)
+    )
+    sources = tuple(at % ROUNDS for at in range(HERE))
+    staging = tuple(range(ROUNDS, ROUNDS + HERE))
+    slots = tuple(range(2 * ROUNDS, SLOTS))
+    return Leg(rounds, Local(sources, staging, slots), ())
+
+
+def stage(
+    seat: Seat, declared: Callable[[CommunicatorCapabilities], CommunicatorCapabilities]
+) -> Blobs:
+    """Stage the lot; blobs as they were seen, once everything staged was found right."""
+    weights = torch.arange(SLOTS * 8, dtype=torch.float32).reshape(SLOTS, 8) + 1000 * seat.rank
+    layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=ROUNDS + HERE)
+    blobs = Blobs()
+    store = SeenStore(layout, blobs)
+    inner = seat.fabric.open("moves")
+    group = Seen(inner, blobs, declared(inner.capabilities))
+    mover = Mover(seat.accelerator, group, store, range(2), WAIT, parcel=PARCEL)  # type: ignore[arg-type]
+    compute, leg = seat.accelerator.stream(Role.COMPUTE), leg_of(seat.rank)
+    event = seat.accelerator.event()
+    compute.record(event)
+    staged = finish(mover.begin(leg, event), WAIT)
+    store.commit(staged.copies, compute)
+    seat.accelerator.synchronize(WAIT)
+    theirs = weights[:ROUNDS] + 1000 * (1 - 2 * seat.rank)
+    assert torch.equal(weights[ROUNDS : 2 * ROUNDS], theirs)
+    assert torch.equal(weights[2 * ROUNDS :], weights[list(leg.local.sources)])
+    assert blobs.alive == 0
+    return blobs
+
+
+def test_mover_holds_at_most_one_round_of_blobs() -> None:
+    for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
+        # One is sent while the copy stream may still unpack what the round before has brought.
+        assert blobs.travelling == [2] * ROUNDS
+        assert max(blobs.packed) <= 2
+        assert max(blobs.unpacked) <= 2
+
+
+def test_mover_packs_local_copies_by_parcels() -> None:
+    for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
+        assert len(blobs.packed) == ROUNDS + HERE // PARCEL
+
+
+def test_mover_frees_blobs_as_concurrent_rounds_arrive() -> None:
+    def declared(found: CommunicatorCapabilities) -> CommunicatorCapabilities:
+        return replace(found, independent_groups=False)
+
+    for blobs in on_ranks(2, lambda seat: stage(seat, declared)):
+        assert max(blobs.travelling) <= 2 * ROUNDS
+        for behind, alive in enumerate(blobs.unpacked[:ROUNDS]):
+            # What was sent may go with what was received or before; the last program's closure may
+            # still be there.
+            assert alive <= 2 * (ROUNDS - behind) + 1
+        assert max(blobs.packed[ROUNDS:]) <= 2

@@ -1,0 +1,70 @@
+"""Which bytes are claimed, and that no byte is claimed twice."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.balancer.experts.weights.expert_weights import Place
+from equipoise.balancer.experts.weights.memory_spans import Claim, Claims, Span
+from equipoise.hal.capabilities import SlotFormat
+from equipoise.hal.errors import RegistrationError
+from equipoise.hal.slots import Segment
+
+INTERVALS = st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(1, 6)).map(
+    lambda drawn: Span(drawn[0], drawn[1], drawn[1] + drawn[2])
+)
+
+
+def claim(span: Span, slot: int = 0) -> Claim:
+    return Claim(span, Place("m", 0, "w"), slot)
+
+
+def cells(span: Span) -> set[tuple[str, int]]:
+    return {(span.device, byte) for byte in range(span.start, span.end)}
+
+
+@given(st.lists(INTERVALS, max_size=8), INTERVALS)
+def test_claims_cover_exactly_the_claimed_bytes(spans: list[Span], asked: Span) -> None:
+    claims, owned = Claims(), set[tuple[str, int]]()
+    kept = []
+    for number, span in enumerate(spans):
+        if cells(span) & owned:
+            with pytest.raises(RegistrationError, match=f"slot {number} shares memory with"):
+                claims.plus([claim(span, number)])
+            continue
+        claims, owned = claims.plus([claim(span, number)]), owned | cells(span)
+        kept.append(span)
+    assert claims.covered(asked) == len(cells(asked) & owned)
+    touched = [one.span for one in claims.touching(asked)]
+    assert touched == sorted(
+        (span for span in kept if cells(span) & cells(asked)), key=lambda span: span.start
+    )
+
+
+@given(st.lists(INTERVALS, min_size=2, max_size=6))
+def test_claims_refuse_overlap_within_one_call(spans: list[Span]) -> None:
+    total = sum(span.nbytes for span in spans)
+    if total == len(set().union(*map(cells, spans))):
+        assert len(list(Claims().plus(map(claim, spans)))) == len(spans)
+        return
+    with pytest.raises(RegistrationError, match="shares memory"):
+        Claims().plus(map(claim, spans))
+
+
+def test_span_covers_first_to_last_byte_of_tensor() -> None:
+    whole = torch.zeros(4, 6)
+    start = whole.data_ptr()
+    assert Span.of(whole) == Span("cpu", start, start + 96)
+    assert Span.of(whole.t()) == Span.of(whole)
+    assert Span.of(whole[1, 2]) == Span("cpu", start + 32, start + 36)
+    assert Span.of(whole[:, :2]) == Span("cpu", start, start + 80)
+    assert Span.of(whole[:0]).nbytes == 0
+
+
+def test_span_of_private_segment_covers_whole_storage() -> None:
+    whole = torch.zeros(6)
+    start = whole.data_ptr()
+    assert Span.of_segment(Segment("w", whole[:4])).nbytes == 16
+    private = Segment("w", whole[:4], SlotFormat.PRIVATE)
+    assert Span.of_segment(private) == Span("cpu", start, start + 24)
