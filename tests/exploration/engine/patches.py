@@ -15,7 +15,7 @@ def patched(patches: Patches, package: str = EXPERTS) -> Iterator[None]:
     """Put these in place, and at the end what stood there before."""
     kept = []
     for path, other in patches.items():
-        module, _, name = path.partition(".")
+        module, _, name = path.rpartition(".")
         at = import_module(f"{package}.{module}")
         kept.append((at, name, getattr(at, name)))
         setattr(at, name, other)

@@ -130,9 +130,9 @@ def play(case: Case, patches: Patches | None = None) -> Record:
     with closing(WORLDS[case.world].world(case.shape.ranks, b"")) as world, patched(patches or {}):
         played = Play(case, world)
         hooks = {
-            "voyages.draft": played.draft,
-            "updates.draft": played.draft,
-            "voyages.ready_lot": played.ready_lot,
+            "engine.staged_path.draft": played.draft,
+            "engine.in_place_path.draft": played.draft,
+            "engine.staged_path.ready_lot": played.ready_lot,
         }
         with patched(hooks):
             return played.record()

@@ -32,12 +32,12 @@ MUTANTS = (
         name="forgotten-when-known",
         broken="the first rank that knows an outcome forgets it",
         property="same-history",
-        patches={"engine.vote": forgetful},
+        patches={"engine.engine.vote": forgetful},
     ),
     Mutant(
         name="forgotten-unseen",
         broken="earlier epochs are forgotten before every rank is seen in this one",
         property="same-history",
-        patches={"archive.ArchiveHere": Unseen},
+        patches={"agreement.key_collector.ArchiveHere": Unseen},
     ),
 )

@@ -165,7 +165,7 @@ def test_memory_socket_refuses_another_user(
     told = Offer.of(descriptor, TOKEN)
     with Door(descriptor, TOKEN) as door:
         monkeypatch.setattr(
-            "equipoise.balancer.experts.host_pool.pool.rendezvous.same_user", lambda peer: False
+            "equipoise.balancer.experts.host_pool.rendezvous.same_user", lambda peer: False
         )
         with pytest.raises(ForeignMemory, match="another user"):
             knock(door.address, told, LAYOUT)
