@@ -262,13 +262,13 @@ def _groups(proc: Path, groups: Path) -> Iterator[Room]:
         if controllers == "":
             folder, limit, used, spare = (
                 groups,
-                "shared_memory.max",
-                "shared_memory.current",
+                "memory.max",
+                "memory.current",
                 "inactive_file",
             )
         elif "memory" in controllers.split(","):
             folder = groups / "memory"
-            limit, used = "shared_memory.limit_in_bytes", "shared_memory.usage_in_bytes"
+            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
             spare = "total_inactive_file"
         else:
             continue
@@ -285,7 +285,7 @@ def _group(place: Path, limit: str, used: str, spare: str) -> Iterator[Room]:
     try:
         most = (place / limit).read_text(encoding="ascii").strip()
         taken = int((place / used).read_text(encoding="ascii"))
-        stat = (place / "shared_memory.stat").read_text(encoding="ascii")
+        stat = (place / "memory.stat").read_text(encoding="ascii")
     except OSError:
         return
     if most == "max":
