@@ -21,11 +21,11 @@ from lib.loads import Counts, Model, windows
 
 from equipoise import _native
 from equipoise.balancer.compat.rules import peaks
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement
 from equipoise.integrations.vllm.policy_plan import propose
 from equipoise.integrations.vllm.settings import PolicySettings
 
-SHAPE = Shape(layers=58, experts=256, slots=288, ranks=32)
+SHAPE = ExpertShape(layers=58, experts=256, slots=288, ranks=32)
 WINDOWS, SEEDS = 8, 5
 WAYS = {
     "default": PolicySettings(),

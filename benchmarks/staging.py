@@ -27,16 +27,16 @@ from lib.loads import Model, Window, windows
 from lib.results import Row, save
 from report import show
 
-from equipoise.balancer.experts.open import divided
-from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Shape, imbalance
-from equipoise.balancer.experts.planning.proposal import Freight, by_ship
-from equipoise.balancer.experts.planning.rebalance_plan import draft, limits_of
+from equipoise.balancer.experts.open import split_staging
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, imbalance
+from equipoise.balancer.experts.planning.proposal import TransferLimits, staged_proposal
+from equipoise.balancer.experts.planning.rebalance_plan import limits_of, plan_rebalance
 from equipoise.balancer.experts.weights.expert_weights import (
-    Family,
-    LayerColumns,
-    Place,
-    column,
-    families_of,
+    LayerGroup,
+    LayerTensors,
+    TensorName,
+    layer_groups,
+    slot_tensor,
     strided,
 )
 from equipoise.integrations.vllm.engine_config import engine_config, staging_budget
@@ -80,7 +80,7 @@ class Weights:
     experts: int
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
-    def families(self, slots_per_rank: int) -> tuple[Family, ...]:
+    def families(self, slots_per_rank: int) -> tuple[LayerGroup, ...]:
         """Of one rank, as the model's registry groups them.
 
         All layers share the memory of one, which nobody touches, so that it takes none.
@@ -88,8 +88,10 @@ class Weights:
         columns = []
         for name, (dtype, shape) in sorted(self.tensors.items()):
             tensor = torch.empty((slots_per_rank, *shape), dtype=dtype)
-            columns.append(column(Place(self.name, 0, name), tensor, slots_per_rank, strided))
-        return families_of((LayerColumns(0, tuple(columns)),) * self.layers)
+            columns.append(
+                slot_tensor(TensorName(self.name, 0, name), tensor, slots_per_rank, strided)
+            )
+        return layer_groups((LayerTensors(0, tuple(columns)),) * self.layers)
 
 
 def fp8(hidden: int, inner: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -138,7 +140,7 @@ def rebalanced(
     weights: Weights, ranks: int, slots: int, budget: str, told: Sequence[Window]
 ) -> Outcome:
     """Plan for one window after the other, and install each plan."""
-    shape = Shape(weights.layers, weights.experts, slots, ranks)
+    shape = ExpertShape(weights.layers, weights.experts, slots, ranks)
     families = weights.families(shape.slots_per_rank)
     settings = EngineSettings()
     nbytes = {
@@ -146,12 +148,12 @@ def rebalanced(
         "unlimited": sum(family.nbytes for family in families),
         "one buffer": sum(family.slot_bytes for family in families),
     }[budget]
-    (buffers,) = divided(families, nbytes)
+    (buffers,) = split_staging(families, nbytes)
     limits = limits_of(engine_config(settings, EPLB, 0, 1, 1), buffers)
     layout = loaded(weights, slots)
     start, drafted = 0.0, None
     for number, window in enumerate(told):
-        drafted = draft(window.counts, layout, shape, limits)
+        drafted = plan_rebalance(window.counts, layout, shape, limits)
         start = start if number else mean(drafted.before)
         layout = drafted.layout
     assert drafted is not None
@@ -176,18 +178,20 @@ def planning_times(
     weights: Weights, ranks: int, slots: int, sigma: float, seed: int
 ) -> Iterator[tuple[str, float]]:
     """CPU seconds of a rank's planner for each window: the plan, its tables and its shipment."""
-    shape = Shape(weights.layers, weights.experts, slots, ranks)
+    shape = ExpertShape(weights.layers, weights.experts, slots, ranks)
     config = engine_config(EngineSettings(), EPLB, 0, 1, ranks // NODE)
     limits = limits_of(config, shape.slots_per_rank)
     limits = replace(limits, aims=replace(limits.aims, sigma=sigma))
-    freight = Freight(config.parcel, config.nodes, shape.slots_per_rank, 0)
+    freight = TransferLimits(config.parcel, config.nodes, shape.slots_per_rank, 0)
     loads = Model(
         layers=weights.layers, experts=weights.experts, ranks=ranks, sub_windows=4, period=3
     )
     layout = loaded(weights, slots)
     for number, window in enumerate(windows(loads, seed, REBALANCES)):
         began = time.thread_time()
-        proposal = by_ship(draft(window.counts, layout, shape, limits), layout, shape, freight)
+        proposal = staged_proposal(
+            plan_rebalance(window.counts, layout, shape, limits), layout, shape, freight
+        )
         kind = "start" if number == 0 else "switch" if window.switched else "steady"
         yield kind, time.thread_time() - began
         layout = proposal.layout

@@ -41,19 +41,19 @@ from torch import Tensor
 from vllm.distributed.eplb.eplb_state import _commit_eplb_maps_for_layer, compute_logical_maps
 from vllm.distributed.eplb.policy import AbstractEplbPolicy, DefaultEplbPolicy
 
-from equipoise.balancer.experts.config import Aims, EngineConfig, Split
-from equipoise.balancer.experts.engine.serving_state import Copies, Installed
+from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, Split
+from equipoise.balancer.experts.engine.serving_state import Copies, ServingState
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
+    ExpertShape,
     Layout,
     Placement,
-    Shape,
-    contiguous,
     even_shares,
+    initial_placement,
     solve_shares,
 )
-from equipoise.balancer.experts.planning.rebalance_plan import Limits, draft
-from equipoise.balancer.experts.routing.layer_update import Change, change_of
+from equipoise.balancer.experts.planning.rebalance_plan import RebalanceLimits, plan_rebalance
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.slots import Segment, SlotLayout
@@ -65,7 +65,7 @@ TOKENS = 1_000_000
 SIGMA = 1.0
 
 
-BIG = Shape(layers=58, experts=256, slots=288, ranks=32)
+BIG = ExpertShape(layers=58, experts=256, slots=288, ranks=32)
 DEADLINE = 20.0
 
 
@@ -82,7 +82,7 @@ class Traffic:
     """
 
     name: str
-    shape: Shape
+    shape: ExpertShape
     sigma: float = SIGMA
     drift: float = 0.0
     tokens: int = TOKENS
@@ -108,7 +108,7 @@ def sampled(traffic: Traffic, seed: int, count: int) -> Iterator[Window]:
         logarithm = logarithm + traffic.drift * rng.standard_normal(logarithm.shape)
 
 
-def generated(shape: Shape, seed: int, count: int) -> Iterator[Window]:
+def generated(shape: ExpertShape, seed: int, count: int) -> Iterator[Window]:
     """Windows of the generator, fitted to published figures."""
     model = Model(layers=shape.layers, experts=shape.experts, ranks=shape.ranks)
     for window in windows(model, seed, count):
@@ -117,12 +117,12 @@ def generated(shape: Shape, seed: int, count: int) -> Iterator[Window]:
 
 GROUPS, NODES = 8, 4
 """Of the stock policy where it ties groups of experts to nodes."""
-Rival = Callable[[Counts, Layout, Shape], Layout]
+Rival = Callable[[Counts, Layout, ExpertShape], Layout]
 """What it installs for a load, given what is installed."""
-HYSTERESIS = EngineConfig.hysteresis
+HYSTERESIS = BalancerConfig.hysteresis
 
 
-def start(shape: Shape) -> Layout:
+def start(shape: ExpertShape) -> Layout:
     """vLLM's first map: experts in order, then the first ones again."""
     row = np.arange(shape.slots, dtype=np.int32) % shape.experts
     placement = np.tile(row, (shape.layers, 1))
@@ -143,7 +143,7 @@ class Called:
     groups: int = 1
     nodes: int = 1
 
-    def __call__(self, load: Counts, installed: Layout, shape: Shape) -> Layout:
+    def __call__(self, load: Counts, installed: Layout, shape: ExpertShape) -> Layout:
         """The map that it answers with; checked by the engine's own maps."""
         old = torch.from_numpy(installed.placement.astype(np.int64))
         sizes = shape.slots, self.groups, self.nodes, shape.ranks
@@ -157,10 +157,12 @@ def ours(**chosen: float) -> Called:
     return Called(policy_class(PolicySettings(**chosen)))
 
 
-def engine(load: Counts, installed: Layout, shape: Shape) -> Layout:
+def engine(load: Counts, installed: Layout, shape: ExpertShape) -> Layout:
     """(b): what our engine drafts with default aims and staging for any layer."""
-    limits = Limits(HYSTERESIS, shape.slots_per_rank, Aims(), nodes=1, split=Split.LEVEL)
-    return draft(load[None], installed, shape, limits).layout
+    limits = RebalanceLimits(
+        HYSTERESIS, shape.slots_per_rank, PlannerOptions(), nodes=1, split=Split.LEVEL
+    )
+    return plan_rebalance(load[None], installed, shape, limits).layout
 
 
 RIVALS: dict[str, Rival] = {
@@ -173,7 +175,7 @@ SHARED = ("(b) engine",)
 """Those that divide an expert by shares; the others evenly."""
 
 
-def fetched(old: Placement, new: Placement, shape: Shape) -> int:
+def fetched(old: Placement, new: Placement, shape: ExpertShape) -> int:
     """Copies that ranks get from others: experts they have now and had not."""
     return int((_held(new, shape) & ~_held(old, shape)).sum())
 
@@ -183,19 +185,19 @@ def changed(old: Placement, new: Placement) -> int:
     return int((old != new).any(axis=1).sum())
 
 
-def balancedness(load: Counts, layout: Layout, shape: Shape) -> float:
+def balancedness(load: Counts, layout: Layout, shape: ExpertShape) -> float:
     """As vLLM's log has it: mean over ranks by the largest, both summed over layers."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
     ranks = (rows * (layout.shares / SHARE_ONE)).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     return float(ranks.mean(axis=1).sum() / ranks.max(axis=1).sum())
 
 
-def exact(load: Counts, layout: Layout, shape: Shape) -> Layout:
+def exact(load: Counts, layout: Layout, shape: ExpertShape) -> Layout:
     """With the shares that are best for this very load."""
     return Layout(layout.placement, solve_shares(load, layout.placement, shape))
 
 
-def complete(layout: Layout, shape: Shape) -> bool:
+def complete(layout: Layout, shape: ExpertShape) -> bool:
     """Whether vLLM's own maps find a slot for every expert."""
     _, copies = compute_logical_maps(
         torch.from_numpy(layout.placement.astype(np.int64)), shape.experts
@@ -210,7 +212,7 @@ def timed(call: Callable[[], Layout]) -> tuple[Layout, float]:
     return found, (time.thread_time() - began) * 1e3
 
 
-def _held(placement: Placement, shape: Shape) -> npt.NDArray[np.bool_]:
+def _held(placement: Placement, shape: ExpertShape) -> npt.NDArray[np.bool_]:
     """(layers, ranks, experts)."""
     held = np.zeros((shape.layers, shape.ranks, shape.experts), dtype=np.bool_)
     parts = placement.reshape(shape.layers, shape.ranks, -1).astype(np.int64)
@@ -232,7 +234,7 @@ def commits() -> dict[str, list[float]]:
     held = torch.zeros((BIG.layers * BIG.slots_per_rank, 1), dtype=torch.uint8)
     slots = tuple((Segment("none", row),) for row in held)
     store = accelerator.slot_store(SlotLayout(slots, BIG.slots_per_rank))
-    installed = Installed(accelerator, store, BIG, layouts[0])
+    installed = ServingState(accelerator, store, BIG, layouts[0])
 
     def theirs(layer: int) -> Times:
         row = layouts[layer % 2].placement[layer].astype(np.int64)
@@ -254,11 +256,11 @@ def commits() -> dict[str, list[float]]:
 
 
 def commit_parts(
-    accelerator: Accelerator, installed: Installed, layout: Layout, layer: int
+    accelerator: Accelerator, installed: ServingState, layout: Layout, layer: int
 ) -> dict[str, float]:
     """Seconds of the parts of one commit."""
-    made: list[Change] = []
-    tables = _cpu(lambda: made.append(change_of(layout, BIG, [layer])))
+    made: list[LayerUpdate] = []
+    tables = _cpu(lambda: made.append(layer_update(layout, BIG, [layer])))
     digest = _cpu(lambda: made[0].digest)
     copies = _copies(layer)
     with _held_back(accelerator):
@@ -279,7 +281,7 @@ def _copies(layer: int) -> Copies:
 
 
 def _in_place(
-    accelerator: Accelerator, installed: Installed, change: Change, copies: Copies
+    accelerator: Accelerator, installed: ServingState, change: LayerUpdate, copies: Copies
 ) -> float:
     """Seconds of host and stream in one: in a program of its own stream everything runs at once."""
     whole: list[float] = []
@@ -319,7 +321,7 @@ def _keep_to(cores: set[int]) -> None:
 
 def _layouts() -> tuple[Layout, Layout]:
     """The start layout, and one in which every slot holds another expert."""
-    placement = contiguous(BIG)
+    placement = initial_placement(BIG)
     turned = np.roll(placement, BIG.slots_per_rank, axis=1)
     drawn = np.random.default_rng(0).lognormal(sigma=1.0, size=(BIG.layers, BIG.experts))
     load = (1000 * drawn).astype(np.int64)
@@ -367,9 +369,9 @@ def _cpu(call: Callable[[], object]) -> float:
 
 
 OTHERS = (
-    Shape(layers=26, experts=64, slots=72, ranks=8),
-    Shape(layers=94, experts=128, slots=144, ranks=16),
-    Shape(layers=60, experts=384, slots=416, ranks=32),
+    ExpertShape(layers=26, experts=64, slots=72, ranks=8),
+    ExpertShape(layers=94, experts=128, slots=144, ranks=16),
+    ExpertShape(layers=60, experts=384, slots=416, ranks=32),
 )
 DRIFT = 0.05
 SEEDS, WINDOWS = 5, 9
@@ -390,14 +392,14 @@ def main_shape(seeds: int) -> list[Row]:
     return [*rows, told("generated", BIG, runs)]
 
 
-def told(name: str, shape: Shape, runs: Sequence[Sequence[Window]]) -> Row:
+def told(name: str, shape: ExpertShape, runs: Sequence[Sequence[Window]]) -> Row:
     """Every rival on the same windows."""
     rows = [row for seen in runs for row in follow(seen, shape, RIVALS)]
     rivals = {rival: summary(rows, rival) for rival in RIVALS}
     return {"name": name, "shape": vars(shape), "rivals": rivals}
 
 
-def follow(seen: Sequence[Window], shape: Shape, rivals: Mapping[str, Rival]) -> list[Row]:
+def follow(seen: Sequence[Window], shape: ExpertShape, rivals: Mapping[str, Rival]) -> list[Row]:
     """A row for each rebalance: of each rival what it moved, and how level the next window is."""
     installed = {name: start(shape) for name in rivals}
     rows = []

@@ -18,10 +18,16 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.model_balancer import ModelBalancer
-from equipoise.balancer.experts.open import Start, open_model_balancers
-from equipoise.balancer.experts.placement import Layout, Placement, Shape, contiguous, even_shares
+from equipoise.balancer.experts.open import ModelStart, open_balancers
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Layout,
+    Placement,
+    even_shares,
+    initial_placement,
+)
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal import registry
@@ -30,10 +36,10 @@ from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.stream import Role
 from equipoise.pipeline.exchange import ExpertExchange
 
-SHAPE = Shape(layers=3, experts=8, slots=12, ranks=2)
+SHAPE = ExpertShape(layers=3, experts=8, slots=12, ranks=2)
 WIDTH, TOKENS, TOP_K, STEPS = 16, 64, 2, 48
 DEADLINE = 20.0
-CONFIG = EngineConfig(
+CONFIG = BalancerConfig(
     label="own", shares=ShareMode.LAGGED, window_size=4, step_interval=8, sub_window=4,
     deadline=DEADLINE,
 )  # fmt: skip
@@ -93,7 +99,7 @@ class Rank:
 
     def __init__(self, accelerator: Accelerator, fabric: Fabric) -> None:
         self.rank = fabric.control.rank
-        placement = contiguous(SHAPE)
+        placement = initial_placement(SHAPE)
         self.layers = [
             Layer(
                 number,
@@ -106,9 +112,9 @@ class Rank:
         for layer in self.layers:
             known.register(layer.number, w=layer.weights)
         model = known.finalize((f"layers.{at.number}.w", at.weights) for at in self.layers)
-        start = Start(Layout(placement, even_shares(placement, SHAPE.experts)), CONFIG)
+        start = ModelStart(Layout(placement, even_shares(placement, SHAPE.experts)), CONFIG)
         budget = 4 * model.families[0].slot_bytes
-        self.balancers = open_model_balancers(
+        self.balancers = open_balancers(
             accelerator, fabric, ModelSet((model,)), {"own": start}, budget=budget
         )
         self.balancer = self.balancers["own"]

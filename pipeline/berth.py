@@ -11,7 +11,7 @@ from equipoise.hal.work import Work
 from equipoise.pipeline.arrival import Arrival, Awaited, HostArrival, StreamArrival
 from equipoise.pipeline.buffer import Buffer, host_words
 from equipoise.pipeline.edge import Edge, Reading
-from equipoise.pipeline.gathering import Whole, gather, parts_of
+from equipoise.pipeline.gathering import Whole, gather, layer_group_specs
 from equipoise.pipeline.layout import Layout
 from equipoise.pipeline.packing import heads, unpack
 
@@ -140,7 +140,7 @@ class Berth:
         slices, layout = self._edge.slices, posted.layout
         if slices is None or not layout.sliced:
             return posted.work
-        parts = parts_of(layout, self._message.memory, self._wholes.memory)
+        parts = layer_group_specs(layout, self._message.memory, self._wholes.memory)
         return gather(self._edge, slices, posted.work, parts)
 
     def _arrival(self, posted: Posted, whole: Whole) -> Arrival:

@@ -20,7 +20,7 @@ from equipoise.pipeline.buffer import Buffer
 from equipoise.pipeline.edge import Edge, Reading
 from equipoise.pipeline.failures import Standing, explained
 from equipoise.pipeline.framing import FirstParts
-from equipoise.pipeline.gathering import parts_of
+from equipoise.pipeline.gathering import layer_group_specs
 from equipoise.pipeline.header import Header, read_header
 from equipoise.pipeline.layout import Layout
 from equipoise.pipeline.layouts import Layouts, Met
@@ -213,7 +213,7 @@ class DescribedReceivingEnd:
         if self._edge.slices is None or not layout.sliced:
             return
         berth.wholes.make_room(layout.gathered_nbytes)
-        parts = parts_of(layout, berth.message.memory, berth.wholes.memory)
+        parts = layer_group_specs(layout, berth.message.memory, berth.wholes.memory)
         for part in parts:
             communicator = self._edge.slices.gathering
             communicator.all_gather(part.whole, part.slice).result(self._edge.deadline)

@@ -45,7 +45,7 @@ class Whole(Protocol):
         ...
 
 
-def parts_of(layout: Layout, message: Tensor, wholes: Tensor) -> list[Part]:
+def layer_group_specs(layout: Layout, message: Tensor, wholes: Tensor) -> list[Part]:
     """What is gathered of a message: the header, since a slice that another rank received may be
     of another message, which only that rank would see; then the tensors.
 

@@ -16,7 +16,7 @@ PATIENCE = 600.0
 
 
 @dataclass(slots=True)
-class _Task:
+class _PlanCall:
     """A program and, for recordings, the mark that must not stay behind if it never runs."""
 
     run: Callable[[], object]
@@ -61,7 +61,7 @@ class _Mine(threading.local):
 
     capture: _Capture | None = None
     """Where its verbs go instead of into the queue."""
-    postponed: list[_Task] | None = None
+    postponed: list[_PlanCall] | None = None
     """What it runs in place as soon as it holds no lock."""
 
 
@@ -83,7 +83,7 @@ class CpuStream:
     ) -> None:
         self._role = role
         self._name = f"{name}.{role}"
-        self._queue: SimpleQueue[_Task | None] = SimpleQueue()
+        self._queue: SimpleQueue[_PlanCall | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -106,7 +106,7 @@ class CpuStream:
         if capture is not None:
             capture.verbs.append(Verb(lambda stream: stream.launch(program)))
             return
-        self._submit(_Task(program))
+        self._submit(_PlanCall(program))
 
     def record(self, event: Event) -> None:
         """Enqueue the point that `event` now stands for."""
@@ -117,7 +117,7 @@ class CpuStream:
             return
         mark = own.renew()
         try:
-            self._submit(_Task(mark.reached.set, mark))
+            self._submit(_PlanCall(mark.reached.set, mark))
         except StreamFailed as refusal:
             # Whoever waits for the event must not wait for a point that can never come.
             mark.fail(refusal.__cause__ or refusal)
@@ -132,7 +132,9 @@ class CpuStream:
             capture.verbs.append(Verb(lambda stream: stream.wait(own)))
             return
         mark = own.latest()
-        self._submit(_Task(lambda: mark.wait(PATIENCE, f"an event that {self._name} waits for")))
+        self._submit(
+            _PlanCall(lambda: mark.wait(PATIENCE, f"an event that {self._name} waits for"))
+        )
 
     def synchronize(self, timeout: float) -> None:
         """Block until the queue has drained up to here."""
@@ -204,7 +206,7 @@ class CpuStream:
             self._mine.postponed = None
         _run_in_place(tasks)
 
-    def _submit(self, task: _Task) -> None:
+    def _submit(self, task: _PlanCall) -> None:
         if threading.current_thread() is self._worker:
             if self._mine.postponed is None:
                 task.run_in_place()
@@ -230,7 +232,7 @@ class CpuStream:
                 self._run(task)
             del task  # what a program closed over is free while the stream waits for another
 
-    def _run(self, task: _Task) -> None:
+    def _run(self, task: _PlanCall) -> None:
         if self._failure is None:
             try:
                 task.run()
@@ -247,7 +249,7 @@ def own_stream(stream: Stream) -> CpuStream:
     return stream
 
 
-def _run_in_place(tasks: Sequence[_Task]) -> None:
+def _run_in_place(tasks: Sequence[_PlanCall]) -> None:
     for place, task in enumerate(tasks):
         try:
             task.run_in_place()

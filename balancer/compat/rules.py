@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from equipoise import _native
 from equipoise.balancer.compat.counts import Counts
-from equipoise.balancer.experts.config import one_of
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, check
+from equipoise.balancer.experts.config import parse_choice
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement, check_placement
 from equipoise.balancer.experts.planning.planner import plan
 from equipoise.hal.errors import PlacementError
 
@@ -62,12 +62,12 @@ def place(load: Counts, wish: Wish, installed: Placement | None = None) -> Place
     Raises `PlacementError` when the numbers cannot fit together.
     """
     layers, experts = load.shape[-2:]
-    shape = Shape(layers, experts, wish.slots, wish.ranks)
+    shape = ExpertShape(layers, experts, wish.slots, wish.ranks)
     if wish.nodes < 1 or wish.ranks % wish.nodes:
         raise PlacementError(f"{wish.ranks} ranks do not divide among {wish.nodes} nodes")
-    rule = one_of(Rule, "policy", wish.rule)
+    rule = parse_choice(Rule, "policy", wish.rule)
     if installed is not None:
-        check(installed, shape)
+        check_placement(installed, shape)
     total: Counts = load.reshape(-1, layers, experts).sum(axis=0)
     if rule is Rule.GREEDY or shape.slots > shape.experts * shape.ranks:
         return _labelled(_native.plan_greedy(total, wish.slots, wish.ranks), wish, installed)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from equipoise.balancer.compat.counts import UNKNOWN, Counts, Given, array_of, integers, refuse
 from equipoise.balancer.compat.counts import whole as whole_numbers
 from equipoise.balancer.compat.rules import Rule, Wish, peaks, place
-from equipoise.balancer.experts.placement import Placement, Shape, check
+from equipoise.balancer.experts.placement import ExpertShape, Placement, check_placement
 from equipoise.hal.errors import PlacementError
 
 Table = list[list[list[int]]]
@@ -59,7 +59,7 @@ class Standing:
 
     load: Counts
     installed: Placement
-    shape: Shape
+    shape: ExpertShape
 
     def relieved_by(self, placement: Placement) -> npt.NDArray[np.int64]:
         """The layers, those first whose fullest rank `placement` relieves most."""
@@ -82,9 +82,9 @@ def standing(current_expert_table: Given, expert_workload: Given) -> Standing:
             f"current_expert_table must be (layers, ranks, slots of a rank), got {table.shape}"
         )
     layers, ranks, size = table.shape
-    shape = Shape(layers, int(table.max()) + 1, ranks * size, ranks)
+    shape = ExpertShape(layers, int(table.max()) + 1, ranks * size, ranks)
     installed = table.reshape(layers, -1).astype(np.int32)
-    check(installed, shape)
+    check_placement(installed, shape)
     load = _by_expert(_workload(expert_workload, table.shape), installed, shape)
     return Standing(load, installed, shape)
 
@@ -116,7 +116,7 @@ def _workload(given: Given, shape: tuple[int, ...]) -> Counts:
     return summed
 
 
-def _by_expert(workload: Counts, installed: npt.NDArray[np.int32], shape: Shape) -> Counts:
+def _by_expert(workload: Counts, installed: npt.NDArray[np.int32], shape: ExpertShape) -> Counts:
     load = np.zeros((shape.layers, shape.experts), dtype=np.int64)
     np.add.at(load, (np.arange(shape.layers)[:, None], installed), workload)
     return load

@@ -6,30 +6,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.builder import (
-    BY_BOUNDARY,
+    STAGED_FROM_PEERS,
     Assembly,
-    AtBoundary,
-    CommitPath,
+    BuildContext,
     Engine,
-    Means,
-    UnderLock,
-    assemble,
-    assemble_still,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
+    build,
+    build_static,
 )
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.load_window import LoadWindow
-from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Shape, imbalance
-from equipoise.balancer.experts.planning.topology import bearable
-from equipoise.balancer.experts.recovery import agree as agree_to_go_on
-from equipoise.balancer.experts.recovery import refill, rewrite, salvage
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, imbalance
+from equipoise.balancer.experts.planning.topology import max_survivable
+from equipoise.balancer.experts.recovery import check_same_survivors as agree_to_go_on
+from equipoise.balancer.experts.recovery import (
+    reload_lost_experts,
+    rewrite_half_written,
+    surviving_layout,
+)
 from equipoise.balancer.experts.routing.routers import Router
-from equipoise.balancer.experts.runtime.events import SILENT, Journal
-from equipoise.balancer.experts.runtime.jobs import Hire
-from equipoise.balancer.experts.runtime.workers import threads
-from equipoise.balancer.experts.startup_check import Opening, agree
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
+from equipoise.balancer.experts.runtime.jobs import WorkerFactory
+from equipoise.balancer.experts.runtime.workers import thread_workers
+from equipoise.balancer.experts.startup_check import StartupSpec, check_same_on_all_ranks
 from equipoise.balancer.experts.transfer.layer_locks import StepKind
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
@@ -38,12 +42,12 @@ from equipoise.hal.slots import Reader, SlotStore
 from equipoise.hal.stream import Stream
 
 __all__ = [
-    "AtBoundary",
-    "CommitPath",
     "ExpertBalancer",
-    "UnderLock",
+    "InPlaceFromHost",
+    "StagedFromPeers",
+    "UpdatePathConfig",
     "open_balancer",
-    "open_static",
+    "open_without_rebalancing",
 ]
 
 LOG = logging.getLogger(__name__)
@@ -60,10 +64,10 @@ class ExpertBalancer:
         assembler: puts the parts together, again when ranks change: with epochs, or static.
     """
 
-    means: Means
-    shape: Shape
+    means: BuildContext
+    shape: ExpertShape
     parts: Assembly
-    assembler: Callable[[Means, Shape, Layout], Assembly] = assemble
+    assembler: Callable[[BuildContext, ExpertShape, Layout], Assembly] = build
 
     @property
     def router(self) -> Router:
@@ -71,7 +75,7 @@ class ExpertBalancer:
         return self.parts.router
 
     @property
-    def installed(self) -> Installed:
+    def installed(self) -> ServingState:
         """Slots, tables and their layout."""
         return self.parts.installed
 
@@ -87,7 +91,7 @@ class ExpertBalancer:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around what launches `step`, on every rank; raises as `ExpertEngine.boundary` does.
+        """Around what launches `step`, on every rank; raises as `RebalanceEngine.boundary` does.
 
         Work beside the forward begins behind the launch, so that the host is free to launch.
         """
@@ -156,13 +160,13 @@ class ExpertBalancer:
         self.parts.retire()
         asked = agree_to_go_on(means.fabric.control, members, means.config, layout, step)
         means = replace(means, leavings=(*self.parts.archive.leavings, asked))
-        saved = salvage(layout, self.shape, self.means.members, members)
-        refill(means, saved)
-        rewrite(means, saved, unsettled)
+        saved = surviving_layout(layout, self.shape, self.means.members, members)
+        reload_lost_experts(means, saved)
+        rewrite_half_written(means, saved, unsettled)
         parts = self.assembler(means, saved.shape, saved.layout)
         return ExpertBalancer(means, saved.shape, parts, self.assembler)
 
-    def _nodes(self, left: Members) -> int:
+    def _nodes(self, left: EPGroup) -> int:
         """Among how many nodes those who are left divide evenly; 1 where they do not.
 
         A rank stays on the node that it was on: two that are left of one are no two nodes.
@@ -172,14 +176,14 @@ class ExpertBalancer:
         counts = Counter(before.index(rank) // size for rank in left.ranks)
         return len(counts) if len(set(counts.values())) == 1 else 1
 
-    def _within(self, config: EngineConfig, ranks: int) -> EngineConfig:
+    def _within(self, config: BalancerConfig, ranks: int) -> BalancerConfig:
         """What so many ranks can still aim at; less than was asked for is said."""
         per, aims = self.shape.slots_per_rank, config.aims
         try:
-            left = Shape(self.shape.layers, self.shape.experts, ranks * per, ranks)
+            left = ExpertShape(self.shape.layers, self.shape.experts, ranks * per, ranks)
         except PlacementError:
             return config  # too few slots for all experts: refused in its turn
-        survive = bearable(left, config.nodes, aims.survive)
+        survive = max_survivable(left, config.nodes, aims.survive)
         if survive < aims.survive:
             LOG.warning("%d ranks are left: survive is %d from now on", ranks, survive)
         return replace(config, aims=replace(aims, survive=survive))
@@ -207,12 +211,12 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     accelerator: Accelerator,
     fabric: Fabric,
     store: SlotStore,
-    shape: Shape,
+    shape: ExpertShape,
     layout: Layout,
-    config: EngineConfig,
-    path: CommitPath = BY_BOUNDARY,
-    hire: Hire | None = None,
-    journal: Journal = SILENT,
+    config: BalancerConfig,
+    path: UpdatePathConfig = STAGED_FROM_PEERS,
+    hire: WorkerFactory | None = None,
+    journal: EventSink = NO_EVENTS,
 ) -> ExpertBalancer:
     """Put a balancer together; collective: it opens one communicator a purpose.
 
@@ -236,42 +240,48 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         AgreementLost: a rank opens something else; nothing is opened anywhere.
         BallotIncomplete: a rank does not come.
     """
-    opening = Opening(store, shape, layout, config, path)
-    means = _means(accelerator, fabric, opening, hire or threads(config), journal)
-    return ExpertBalancer(means, shape, assemble(means, shape, layout))
+    opening = StartupSpec(store, shape, layout, config, path)
+    means = _build_context(accelerator, fabric, opening, hire or thread_workers(config), journal)
+    return ExpertBalancer(means, shape, build(means, shape, layout))
 
 
-def open_static(
+def open_without_rebalancing(
     accelerator: Accelerator,
     fabric: Fabric,
     store: SlotStore,
-    shape: Shape,
+    shape: ExpertShape,
     layout: Layout,
-    config: EngineConfig,
-    journal: Journal = SILENT,
+    config: BalancerConfig,
+    journal: EventSink = NO_EVENTS,
 ) -> ExpertBalancer:
     """The same without epochs: `layout` stays, its shares too; collective."""
-    opening = Opening(store, shape, layout, config, None)
-    means = _means(accelerator, fabric, opening, threads(config), journal)
-    parts = assemble_still(means, shape, layout)
-    return ExpertBalancer(means, shape, parts, assemble_still)
+    opening = StartupSpec(store, shape, layout, config, None)
+    means = _build_context(accelerator, fabric, opening, thread_workers(config), journal)
+    parts = build_static(means, shape, layout)
+    return ExpertBalancer(means, shape, parts, build_static)
 
 
-def _means(
-    accelerator: Accelerator, fabric: Fabric, opening: Opening, hire: Hire, journal: Journal
-) -> Means:
+def _build_context(
+    accelerator: Accelerator,
+    fabric: Fabric,
+    opening: StartupSpec,
+    hire: WorkerFactory,
+    journal: EventSink,
+) -> BuildContext:
     config, control = opening.config, fabric.control
-    if config.log_balancedness and journal is SILENT:
+    if config.log_balancedness and journal is NO_EVENTS:
         raise EngineError("log_balancedness takes a journal, and none was given")
     opening.check(control.size)
-    return Means(
+    return BuildContext(
         accelerator,
         fabric,
         opening.store,
         config,
-        opening.path or BY_BOUNDARY,
+        opening.path or STAGED_FROM_PEERS,
         hire,
-        Members(tuple(range(control.size)), control.rank),
+        EPGroup(tuple(range(control.size)), control.rank),
         journal=journal,
-        watched=agree(control, opening, "" if journal is SILENT else "journal"),
+        watched=check_same_on_all_ranks(
+            control, opening, "" if journal is NO_EVENTS else "journal"
+        ),
     )

@@ -6,37 +6,47 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from equipoise.balancer.experts.agreement.key_collector import (
-    Archive,
-    ArchiveElsewhere,
-    Filed,
-    archive_of,
+    KeyCollector,
+    NoKeyCollector,
+    StoredKey,
+    key_collector_of,
 )
-from equipoise.balancer.experts.agreement.members import Members
-from equipoise.balancer.experts.closing import abandon
-from equipoise.balancer.experts.config import EngineConfig, Locality, RoutingRule, ShareMode
-from equipoise.balancer.experts.engine.engine import EpochReport, ExpertEngine, Group, Path
-from equipoise.balancer.experts.engine.in_place_path import Updates
-from equipoise.balancer.experts.engine.recorder import UNWRITTEN, Chronicle, Subject, Written
-from equipoise.balancer.experts.engine.serving_state import Installed
-from equipoise.balancer.experts.engine.share_refresh import KeepShares, LaggedShares, ShareRenewal
-from equipoise.balancer.experts.engine.staged_path import Voyages
-from equipoise.balancer.experts.engine.traced_worker import timed
-from equipoise.balancer.experts.load_window import LoadWindow, SubWindows
-from equipoise.balancer.experts.placement import Layout, Shape
-from equipoise.balancer.experts.routing.local_first import LocalRouter
+from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.closing import close_quietly
+from equipoise.balancer.experts.config import BalancerConfig, Locality, RoutingRule, ShareMode
+from equipoise.balancer.experts.engine.engine import (
+    Group,
+    RebalanceEngine,
+    RebalanceReport,
+    UpdatePath,
+)
+from equipoise.balancer.experts.engine.in_place_path import InPlacePath
+from equipoise.balancer.experts.engine.recorder import (
+    NO_RECORDER,
+    EventRecorder,
+    Recorder,
+    RecorderContext,
+)
+from equipoise.balancer.experts.engine.serving_state import ServingState
+from equipoise.balancer.experts.engine.share_refresh import LaggedShares, ShareRefresh, StaticShares
+from equipoise.balancer.experts.engine.staged_path import StagedPath
+from equipoise.balancer.experts.engine.traced_worker import traced
+from equipoise.balancer.experts.load_window import LoadWindow, WindowSchedule
+from equipoise.balancer.experts.placement import ExpertShape, Layout
+from equipoise.balancer.experts.routing.local_first import LocalFirstRouter
 from equipoise.balancer.experts.routing.routers import (
-    BatchRouter,
-    BlockTurnRouter,
+    BlockRoundRobinRouter,
+    ExactShareRouter,
     Router,
     RowHashRouter,
     TableRouter,
 )
-from equipoise.balancer.experts.runtime.events import SILENT, Journal
-from equipoise.balancer.experts.runtime.jobs import Hire, Worker, all_of, finish
-from equipoise.balancer.experts.runtime.workers import HeldWorker, Staff
-from equipoise.balancer.experts.transfer.host_writes import Supply
-from equipoise.balancer.experts.transfer.layer_locks import Gates, Guard, NoGates
-from equipoise.balancer.experts.transfer.p2p import Mover
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
+from equipoise.balancer.experts.runtime.jobs import Worker, WorkerFactory, run_blocking, stream_idle
+from equipoise.balancer.experts.runtime.workers import DeferredWorker, Workers
+from equipoise.balancer.experts.transfer.host_writes import HostWeights
+from equipoise.balancer.experts.transfer.layer_locks import LayerLocks, NoLocks, SlotGuard
+from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.communicator import Communicator, Fabric
@@ -49,7 +59,7 @@ class Engine(Protocol):
     """What happens at boundaries."""
 
     @property
-    def reports(self) -> Sequence[EpochReport]:
+    def reports(self) -> Sequence[RebalanceReport]:
         """How each epoch so far ended."""
         ...
 
@@ -76,16 +86,16 @@ class Engine(Protocol):
         ...
 
 
-class StillEngine:
+class StaticEngine:
     """Static mode: the start layout stays; loads are observed all the same."""
 
     def __init__(
         self,
         load: LoadWindow,
-        installed: Installed,
-        teller: HeldWorker,
+        installed: ServingState,
+        teller: DeferredWorker,
         deadline: float,
-        chronicle: Chronicle,
+        chronicle: Recorder,
     ) -> None:
         self._load = load
         self._teller = teller
@@ -93,7 +103,7 @@ class StillEngine:
         self._deadline = deadline
         self._chronicle = chronicle
         self._closed = False
-        self.reports: tuple[EpochReport, ...] = ()
+        self.reports: tuple[RebalanceReport, ...] = ()
         self.aborts: dict[str, int] = {}
         self.unsettled: tuple[int, ...] = ()
 
@@ -102,7 +112,7 @@ class StillEngine:
         if self._closed:
             raise EngineError(f"boundary {step} of an engine that was closed")
         self._teller.go()
-        if finish(self._load.advance(step), self._deadline):
+        if run_blocking(self._load.advance(step), self._deadline):
             self._chronicle.summed(step - 1, self._load.latest, self._layout)
 
     def launched(self) -> None:
@@ -116,14 +126,14 @@ class StillEngine:
         self._closed = True
         self._teller.go()
         try:
-            finish(self._load.drain(), self._deadline)
+            run_blocking(self._load.drain(), self._deadline)
         finally:
             self._teller.close()
             self._chronicle.close()
 
 
 @dataclass(frozen=True)
-class AtBoundary:
+class StagedFromPeers:
     """Weights come from peers, beside the forward, and are committed between two steps.
 
     Attributes:
@@ -131,11 +141,11 @@ class AtBoundary:
             empty where they are nowhere else.
     """
 
-    spare: tuple[Supply, ...] = ()
+    spare: tuple[HostWeights, ...] = ()
 
 
 @dataclass(frozen=True)
-class UnderLock:
+class InPlaceFromHost:
     """Weights come from the host's memory, and layers are rewritten in place, a few a step.
 
     Attributes:
@@ -144,17 +154,17 @@ class UnderLock:
         entries: by layer, how often every step enters it; once where nothing is said.
     """
 
-    supply: Supply
+    supply: HostWeights
     capabilities: Capabilities
     entries: Mapping[int, int] = field(default_factory=dict)
 
 
-CommitPath = AtBoundary | UnderLock
-BY_BOUNDARY = AtBoundary()
+UpdatePathConfig = StagedFromPeers | InPlaceFromHost
+STAGED_FROM_PEERS = StagedFromPeers()
 
 
 @dataclass(frozen=True)
-class Means:
+class BuildContext:
     """What a rank balances with, whatever is installed.
 
     Attributes:
@@ -175,13 +185,13 @@ class Means:
     accelerator: Accelerator
     fabric: Fabric
     store: SlotStore
-    config: EngineConfig
-    path: CommitPath
-    hire: Hire
-    members: Members
+    config: BalancerConfig
+    path: UpdatePathConfig
+    hire: WorkerFactory
+    members: EPGroup
     first: int = 0
-    journal: Journal = SILENT
-    leavings: tuple[Filed, ...] = ()
+    journal: EventSink = NO_EVENTS
+    leavings: tuple[StoredKey, ...] = ()
     watched: bool = False
 
     def open(self, what: str) -> Communicator:
@@ -201,14 +211,14 @@ class Assembly:
         archive: what the engine has asked, and is not forgotten.
     """
 
-    means: Means
-    installed: Installed
+    means: BuildContext
+    installed: ServingState
     load: LoadWindow
     router: Router
     engine: Engine
-    guard: Guard
+    guard: SlotGuard
     communicators: tuple[Communicator, ...]
-    archive: Archive
+    archive: KeyCollector
 
     def close(self) -> None:
         """End what works beside, then give the communicators back, whatever becomes of the first.
@@ -223,7 +233,7 @@ class Assembly:
 
     def retire(self) -> None:
         """The same behind a loss: communicators and streams may have failed, and that is known."""
-        abandon([self])
+        close_quietly([self])
 
     def _settle(self) -> None:
         """Wait until the compute stream has left the communicators.
@@ -233,51 +243,53 @@ class Assembly:
         """
         means = self.means
         compute = means.accelerator.stream(Role.COMPUTE)
-        all_of(means.accelerator, compute).take(means.config.deadline)
+        stream_idle(means.accelerator, compute).take(means.config.deadline)
 
 
-def assemble(means: Means, shape: Shape, layout: Layout) -> Assembly:
+def build(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
     """With an engine. Raises `Unsupported` where the accelerator lacks what the path needs.
 
     Where anything raises, what was opened by then is closed.
     """
-    installed = Installed(means.accelerator, means.store, shape, layout)
+    installed = ServingState(means.accelerator, means.store, shape, layout)
     guard = _guard(means, installed, shape)
     with ExitStack() as undoing:
         loads, *others = opened = _communicators(means, undoing)
-        staff = Staff.hired(_hire(means, undoing))
+        staff = Workers.hired(_hire(means, undoing))
         load = _window(means, loads, shape, _period(means), staff.teller)
         renewal = _renewal(means, installed, load, shape, staff)
         router = _router(means, installed, load, others)
         path = _path(means, installed, guard, others, staff, shape)
         control = means.fabric.control
-        archive = archive_of(control, means.members, staff.clerk, means.leavings)
+        archive = key_collector_of(control, means.members, staff.clerk, means.leavings)
         group = Group(control, means.members, means.first, archive)
         chronicle = _chronicle(means, shape, router)
-        engine = ExpertEngine(installed, load, path, renewal, group, means.config, staff, chronicle)
+        engine = RebalanceEngine(
+            installed, load, path, renewal, group, means.config, staff, chronicle
+        )
         undoing.pop_all()
     return Assembly(means, installed, load, router, engine, guard, tuple(opened), archive)
 
 
-def assemble_still(means: Means, shape: Shape, layout: Layout) -> Assembly:
+def build_static(means: BuildContext, shape: ExpertShape, layout: Layout) -> Assembly:
     """Without epochs: `layout` stays, its shares too. Leaves as little behind as `assemble`."""
-    installed = Installed(means.accelerator, means.store, shape, layout)
+    installed = ServingState(means.accelerator, means.store, shape, layout)
     with ExitStack() as undoing:
         loads = means.open("loads")
         undoing.callback(loads.close)
-        teller = HeldWorker(_hire(means, undoing)("teller"))
+        teller = DeferredWorker(_hire(means, undoing)("teller"))
         load = _window(means, loads, shape, means.config.window_size, teller)
         router = _router(means, installed, load, ())
         chronicle = _chronicle(means, shape, router)
-        still = StillEngine(load, installed, teller, means.config.deadline, chronicle)
+        still = StaticEngine(load, installed, teller, means.config.deadline, chronicle)
         undoing.pop_all()
-    elsewhere = ArchiveElsewhere()
-    return Assembly(means, installed, load, router, still, NoGates(), (loads,), elsewhere)
+    elsewhere = NoKeyCollector()
+    return Assembly(means, installed, load, router, still, NoLocks(), (loads,), elsewhere)
 
 
-def _hire(means: Means, undoing: ExitStack) -> Hire:
+def _hire(means: BuildContext, undoing: ExitStack) -> WorkerFactory:
     """Workers whose work is noted, where anybody wants to know."""
-    hire = means.hire if means.journal is SILENT else timed(means.hire, means.journal)
+    hire = means.hire if means.journal is NO_EVENTS else traced(means.hire, means.journal)
 
     def hired(kind: str) -> Worker:
         worker = hire(kind)
@@ -287,19 +299,19 @@ def _hire(means: Means, undoing: ExitStack) -> Hire:
     return hired
 
 
-def _chronicle(means: Means, shape: Shape, router: Router) -> Chronicle:
+def _chronicle(means: BuildContext, shape: ExpertShape, router: Router) -> Recorder:
     """What boundaries are told to."""
-    if means.journal is SILENT:
-        return UNWRITTEN
+    if means.journal is NO_EVENTS:
+        return NO_RECORDER
     slot_bytes, sub_window = means.store.layout.slot_bytes, means.config.sub_window
-    subject = Subject(shape, means.members.place, slot_bytes, sub_window, router.shares)
-    return Written(means.journal, subject)
+    subject = RecorderContext(shape, means.members.place, slot_bytes, sub_window, router.shares)
+    return EventRecorder(means.journal, subject)
 
 
-def _communicators(means: Means, undoing: ExitStack) -> list[Communicator]:
+def _communicators(means: BuildContext, undoing: ExitStack) -> list[Communicator]:
     """One a purpose: loads; then, as configured, moves and routing. All ranks open alike."""
     wanted = ["loads"]
-    if isinstance(means.path, AtBoundary):
+    if isinstance(means.path, StagedFromPeers):
         wanted.append("moves")
     if means.config.shares is ShareMode.EXACT:
         wanted.append("routing")
@@ -310,11 +322,11 @@ def _communicators(means: Means, undoing: ExitStack) -> list[Communicator]:
     return opened
 
 
-def _guard(means: Means, installed: Installed, shape: Shape) -> Guard:
+def _guard(means: BuildContext, installed: ServingState, shape: ExpertShape) -> SlotGuard:
     """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
     path, accelerator = means.path, means.accelerator
-    if isinstance(path, AtBoundary):
-        return NoGates()
+    if isinstance(path, StagedFromPeers):
+        return NoLocks()
     if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
         # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
         # for the copy.
@@ -323,19 +335,19 @@ def _guard(means: Means, installed: Installed, shape: Shape) -> Guard:
             "copy_independent_of_launch"
         )
     deadline, entries = means.config.deadline, path.entries
-    return Gates(accelerator, shape.layers, installed.readers, deadline, entries)
+    return LayerLocks(accelerator, shape.layers, installed.readers, deadline, entries)
 
 
 def _window(
-    means: Means, loads: Communicator, shape: Shape, period: int, teller: Worker
+    means: BuildContext, loads: Communicator, shape: ExpertShape, period: int, teller: Worker
 ) -> LoadWindow:
     config = means.config
     cadence = config.sub_window, config.window_size, period, config.phase
-    parts = SubWindows(*cadence, first=means.first)
+    parts = WindowSchedule(*cadence, first=means.first)
     return LoadWindow(means.accelerator, loads, shape, parts, teller)
 
 
-def _period(means: Means) -> int:
+def _period(means: BuildContext) -> int:
     """Steps from one window of load to the next: all are summed where others look than plans."""
     config = means.config
     looked_at = config.shares is ShareMode.LAGGED or means.watched
@@ -343,15 +355,19 @@ def _period(means: Means) -> int:
 
 
 def _renewal(
-    means: Means, installed: Installed, load: LoadWindow, shape: Shape, staff: Staff
-) -> ShareRenewal:
+    means: BuildContext,
+    installed: ServingState,
+    load: LoadWindow,
+    shape: ExpertShape,
+    staff: Workers,
+) -> ShareRefresh:
     if means.config.shares is ShareMode.LAGGED:
         return LaggedShares(installed, load, shape, means.config.hysteresis, staff.solver)
-    return KeepShares(installed, shape)
+    return StaticShares(installed, shape)
 
 
 def _router(
-    means: Means, installed: Installed, load: LoadWindow, opened: Sequence[Communicator]
+    means: BuildContext, installed: ServingState, load: LoadWindow, opened: Sequence[Communicator]
 ) -> Router:
     accelerator, tables, counters = means.accelerator, installed.tables, load.counters
     place = means.members.place // means.config.rows_alike
@@ -359,29 +375,29 @@ def _router(
         case RoutingRule.ROW_HASH, _:
             return RowHashRouter(accelerator, tables, counters)
         case RoutingRule.BLOCK_TURNS, _:
-            return BlockTurnRouter(accelerator, tables, place, counters)
+            return BlockRoundRobinRouter(accelerator, tables, place, counters)
         case _, ShareMode.EXACT:
             if means.config.locality is Locality.PREFER:
-                return LocalRouter(accelerator, opened[-1], tables, counters)
-            return BatchRouter(accelerator, opened[-1], tables, place, counters)
+                return LocalFirstRouter(accelerator, opened[-1], tables, counters)
+            return ExactShareRouter(accelerator, opened[-1], tables, place, counters)
     return TableRouter(accelerator, tables, place, counters)
 
 
 def _path(
-    means: Means,
-    installed: Installed,
-    guard: Guard,
+    means: BuildContext,
+    installed: ServingState,
+    guard: SlotGuard,
     opened: Sequence[Communicator],
-    staff: Staff,
-    shape: Shape,
-) -> Path:
+    staff: Workers,
+    shape: ExpertShape,
+) -> UpdatePath:
     place, config = means.members.place, means.config
     match means.path, guard:
-        case UnderLock(supply), Gates():
-            return Updates(
+        case InPlaceFromHost(supply), LayerLocks():
+            return InPlacePath(
                 means.accelerator, installed, guard, supply, staff.mover, place, shape, config
             )
     ranks, journal = means.members.ranks, means.journal
     ends = means.accelerator, opened[0], means.store
-    mover = Mover(*ends, ranks, config.deadline, journal, config.parcel)
-    return Voyages(installed, mover, staff.mover, place, shape, config)
+    mover = P2PTransfer(*ends, ranks, config.deadline, journal, config.parcel)
+    return StagedPath(installed, mover, staff.mover, place, shape, config)

@@ -10,7 +10,7 @@ from equipoise.hal.errors import EquipoiseError
 LOG = logging.getLogger(__name__)
 
 
-class Closes(Protocol):
+class Closeable(Protocol):
     """Has an end."""
 
     def close(self) -> None:
@@ -18,14 +18,14 @@ class Closes(Protocol):
         ...
 
 
-def close_all(closing: Iterable[Closes]) -> None:
+def close_all(closing: Iterable[Closeable]) -> None:
     """Close every one, the last first; raises what the last of them raised that did."""
     with ExitStack() as ends:
         for one in closing:
             ends.callback(one.close)
 
 
-def abandon(closing: Iterable[Closes]) -> None:
+def close_quietly(closing: Iterable[Closeable]) -> None:
     """The same where an error is on its way that matters more."""
     try:
         close_all(closing)

@@ -78,7 +78,7 @@ def default_sigma(windows: int, policy: str, objective: str) -> float:
     return SIGMA if uses_deviations and windows >= SIGMA_WINDOWS else 0.0
 
 
-def one_of(kind: type[Choice], name: str, value: str) -> Choice:
+def parse_choice(kind: type[Choice], name: str, value: str) -> Choice:
     """The choice of that value; `name` is what it is for. Raises `PlacementError`."""
     try:
         return kind(value)
@@ -116,9 +116,9 @@ class CommitMode(StrEnum):
     """From the host's memory into slots, a few layers a step, each under a stream lock."""
 
 
-AIMED = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
+PLANNER_LIMITS = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
 """The most that each aim may be; the least is 0."""
-COUNTED = (
+AT_LEAST_ONE = (
     "parcel",
     "layer_updates_per_iter",
     "patience",
@@ -127,11 +127,11 @@ COUNTED = (
     "log_balancedness_interval",
 )
 """What an engine has at least one of."""
-WHOLE = "window_size", "step_interval", "sub_window", "phase", "hysteresis", *COUNTED
+INTEGER_FIELDS = "window_size", "step_interval", "sub_window", "phase", "hysteresis", *AT_LEAST_ONE
 """What is counted; hysteresis in parts per 65536."""
 
 
-KINDS: dict[str, type[StrEnum]] = {
+ENUM_FIELDS: dict[str, type[StrEnum]] = {
     "shares": ShareMode,
     "locality": Locality,
     "rule": RoutingRule,
@@ -140,7 +140,7 @@ KINDS: dict[str, type[StrEnum]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aims:
+class PlannerOptions:
     """What plans aim at; `equipoise.balancer.experts.plan` says what each is.
 
     Attributes:
@@ -158,14 +158,14 @@ class Aims:
     sigma: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, most in AIMED.items():
+        for name, most in PLANNER_LIMITS.items():
             # So written, nan is refused too.
             if not 0 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class BalancerConfig:
     """Cadence and bounds.
 
     Attributes:
@@ -204,7 +204,7 @@ class EngineConfig:
     phase: int = 0
     locality: Locality = Locality.ANY
     rule: RoutingRule = RoutingRule.SHARES
-    aims: Aims = Aims()
+    aims: PlannerOptions = PlannerOptions()
     hysteresis: int = 655
     patience: int = 64
     parcel: int = 16
@@ -257,20 +257,20 @@ class EngineConfig:
 
     def _check_kinds(self) -> None:
         """Words become choices, and what is counted has to be whole."""
-        for name, kind in KINDS.items():
+        for name, kind in ENUM_FIELDS.items():
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
                 known, given = ", ".join(kind), getattr(self, name)
                 raise ConfigError(f"{name} must be one of {known}, got {given!r}") from None
-        for name in WHOLE:
+        for name in INTEGER_FIELDS:
             if type(getattr(self, name)) is not int:
                 raise ConfigError(f"{name} is a whole number, got {getattr(self, name)!r}")
         if not 0 < self.deadline < float("inf"):
             raise ConfigError(f"deadline is seconds above 0, got {self.deadline!r}")
 
     def _check_counts(self) -> None:
-        for name in COUNTED:
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
         if self.hysteresis < 0:

@@ -10,8 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.placement import Load, Shape
-from equipoise.balancer.experts.runtime.jobs import Completed, Ended, Job, Reached, Task, Worker
+from equipoise.balancer.experts.placement import ExpertShape, Load
+from equipoise.balancer.experts.runtime.jobs import (
+    EventDone,
+    Job,
+    JobDone,
+    JobHandle,
+    WorkDone,
+    Worker,
+)
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.errors import ResultPending
@@ -20,7 +27,7 @@ from equipoise.hal.work import Work
 
 
 @dataclass(frozen=True)
-class SubWindows:
+class WindowSchedule:
     """Steps in which load is counted to be summed; all numbers are steps.
 
     A plan is made from the last window before its boundary. Where nothing else needs loads, only
@@ -82,7 +89,7 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Summing:
+class Reducing:
     """A sub-window's sum over ranks is under way; due at the next boundary."""
 
     counts: Tensor
@@ -90,10 +97,10 @@ class Summing:
 
 
 @dataclass(frozen=True)
-class Telling:
+class ReducingOnWorker:
     """The same, waited for by a worker."""
 
-    sum: Task[Load]
+    sum: JobHandle[Load]
 
 
 class LoadWindow:
@@ -118,8 +125,8 @@ class LoadWindow:
         self,
         accelerator: Accelerator,
         communicator: Communicator,
-        shape: Shape,
-        parts: SubWindows,
+        shape: ExpertShape,
+        parts: WindowSchedule,
         worker: Worker,
     ) -> None:
         self._accelerator = accelerator
@@ -128,7 +135,7 @@ class LoadWindow:
         self._parts = parts
         self.sums: deque[Load] = deque(maxlen=parts.window // parts.every)
         """Global rows of the last sub-windows that were summed, oldest first."""
-        self._state: Idle | Summing | Telling = Idle()
+        self._state: Idle | Reducing | ReducingOnWorker = Idle()
         zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
         self.counters = zeros.to(accelerator.device)
         """This rank's rows in the open sub-window; routing adds to it on the compute stream."""
@@ -177,10 +184,10 @@ class LoadWindow:
         match self._state:
             case Idle():
                 return False
-            case Summing(counts, work):
-                yield Ended(work)
+            case Reducing(counts, work):
+                yield WorkDone(work)
                 self.sums.append(counts.cpu().numpy())
-            case Telling(told):
+            case ReducingOnWorker(told):
                 self.sums.append((yield from _told(told)))
         self._state = Idle()
         return True
@@ -199,23 +206,23 @@ class LoadWindow:
             closed = self._accelerator.event()
             compute.record(closed)
             if capabilities.independent_groups:
-                self._state = Telling(self._worker.start(self._sum(counts, closed)))
+                self._state = ReducingOnWorker(self._worker.start(self._sum(counts, closed)))
                 return
-            yield Reached(closed)
+            yield EventDone(closed)
         with compute.current():
-            self._state = Summing(counts, self._communicator.all_reduce(counts))
+            self._state = Reducing(counts, self._communicator.all_reduce(counts))
 
     def _sum(self, counts: Tensor, closed: Event) -> Job[Load]:
         """Beside the forward."""
-        yield Reached(closed)
-        yield Ended(self._communicator.all_reduce(counts))
+        yield EventDone(closed)
+        yield WorkDone(self._communicator.all_reduce(counts))
         summed: Load = counts.cpu().numpy()
         return summed
 
 
-def _told(told: Task[Load]) -> Job[Load]:
+def _told(told: JobHandle[Load]) -> Job[Load]:
     try:
-        summed: Load = yield Completed(told)
+        summed: Load = yield JobDone(told)
     except TimeoutError as error:
         raise ResultPending("the sum of a sub-window's loads has not come") from error
     return summed

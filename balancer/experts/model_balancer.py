@@ -16,11 +16,11 @@ import numpy as np
 from torch import Tensor
 
 from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.closing import abandon, close_all
+from equipoise.balancer.experts.closing import close_all, close_quietly
 from equipoise.balancer.experts.placement import Layout
-from equipoise.balancer.experts.transfer.layer_locks import OPEN
-from equipoise.balancer.experts.weights.expert_weights import ExpertModel, Family, ranges
-from equipoise.balancer.experts.weights.memory_report import Ledger, Rounds, model_ledger
+from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, LayerGroup, format_ranges
+from equipoise.balancer.experts.weights.memory_report import MemoryReport, RoundOrder, memory_report
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EquipoiseError, ExpertsLost, UsageError
 from equipoise.hal.slots import Reader, SlotStore
@@ -28,7 +28,7 @@ from equipoise.hal.stream import Stream
 
 
 @dataclass(frozen=True, eq=False)
-class Berth:
+class LayerGroupContext:
     """What a commit path is made for.
 
     Attributes:
@@ -45,7 +45,7 @@ class Berth:
     store: SlotStore
 
     @property
-    def family(self) -> Family:
+    def family(self) -> LayerGroup:
         """Layers with slots of one descriptor."""
         return self.model.families[self.number]
 
@@ -81,19 +81,19 @@ class Berth:
 
 def name_of(model: ExpertModel, number: int) -> str:
     """Model and layers of a family."""
-    own = ranges([model.numbers[row] for row in model.families[number].layers])
+    own = format_ranges([model.numbers[row] for row in model.families[number].layers])
     return f"model {model.name!r}, layers {own} counted from 0"
 
 
 @dataclass(frozen=True, eq=False)
-class FamilyBalancer:
+class LayerGroupBalancer:
     """Says in every error whose it is."""
 
-    berth: Berth
+    berth: LayerGroupContext
     inner: ExpertBalancer
 
     def boundary(self, step: int) -> None:
-        """See `ExpertEngine.boundary`."""
+        """See `RebalanceEngine.boundary`."""
         # Every step comes by: a context manager would cost more than the boundary.
         try:
             self.inner.engine.boundary(step)
@@ -101,30 +101,30 @@ class FamilyBalancer:
             raise self.berth.mark(error)  # noqa: B904 - it is the same error
 
     def launched(self) -> None:
-        """See `ExpertEngine.launched`."""
+        """See `RebalanceEngine.launched`."""
         self.inner.engine.launched()
 
     def reading(self, row: int, step: int) -> AbstractContextManager[None]:
-        """See `Gates.reading`."""
+        """See `LayerLocks.reading`."""
         try:
             gate = self.inner.reading(row, step)
         except EquipoiseError as error:
             raise self.berth.mark(error)  # noqa: B904 - it is the same error
-        return gate if gate is OPEN else self._named(gate)
+        return gate if gate is UNLOCKED else self._named(gate)
 
     def close(self) -> None:
         """See `ExpertBalancer.close`."""
         with self.berth.named():
             self.inner.close()
 
-    def reconfigure(self, active_ranks: Sequence[int], step: int) -> "FamilyBalancer":
+    def reconfigure(self, active_ranks: Sequence[int], step: int) -> "LayerGroupBalancer":
         """See `ExpertBalancer.reconfigure`; layers of `ExpertsLost` are the model's own numbers."""
         try:
             with self.berth.named():
-                return FamilyBalancer(self.berth, self.inner.reconfigure(active_ranks, step))
+                return LayerGroupBalancer(self.berth, self.inner.reconfigure(active_ranks, step))
         except ExpertsLost as lost:
             own = {self.berth.layers[row]: experts for row, experts in lost.gone.items()}
-            raise lost_of(self.berth.model.name, own) from lost
+            raise experts_lost(self.berth.model.name, own) from lost
 
     @contextmanager
     def _named(self, gate: AbstractContextManager[None]) -> Iterator[None]:
@@ -136,7 +136,7 @@ class FamilyBalancer:
 class LayerRouter:
     """The router of one layer."""
 
-    family: FamilyBalancer
+    family: LayerGroupBalancer
     row: int
 
     def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
@@ -149,7 +149,7 @@ class LayerRouter:
         return self.family.inner.installed.generation(self.row)
 
 
-def lost_of(model: str, gone: dict[int, tuple[int, ...]]) -> ExpertsLost:
+def experts_lost(model: str, gone: dict[int, tuple[int, ...]]) -> ExpertsLost:
     """Experts that a model has lost, by its own numbers of layers."""
     return ExpertsLost(gone, f"model {model!r}: ")
 
@@ -179,11 +179,11 @@ class ModelBalancer:
     """
 
     model: ExpertModel
-    families: tuple[FamilyBalancer, ...]
+    families: tuple[LayerGroupBalancer, ...]
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around what launches `step`, on every rank; raises as `ExpertEngine.boundary` does."""
+        """Around what launches `step`, on every rank; raises as `RebalanceEngine.boundary` does."""
         self.cross(step)
         try:
             yield
@@ -235,13 +235,13 @@ class ModelBalancer:
         )
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> MemoryReport:
         """What it takes of this rank's device: slots, staging, blobs, tables, counters."""
         inner = self.families[0].inner
         staging = [family.berth.store.layout.staging for family in self.families]
         ranks, parcel = len(inner.means.members.ranks), inner.means.config.parcel
-        rounds = Rounds.over(inner.parts.communicators[0].capabilities)
-        return model_ledger(self.model, ranks, staging, parcel, rounds)
+        rounds = RoundOrder.over(inner.parts.communicators[0].capabilities)
+        return memory_report(self.model, ranks, staging, parcel, rounds)
 
     def attach(self, stream: Stream) -> Reader:
         """A further stream reads slots or tables of this model; see `ExpertBalancer.attach`."""
@@ -257,7 +257,7 @@ class ModelBalancer:
         Raises:
             ExpertsLost: names everything that the model has lost, in all its families.
         """
-        made: list[FamilyBalancer] = []
+        made: list[LayerGroupBalancer] = []
         gone: dict[int, tuple[int, ...]] = {}
         for place, family in enumerate(self.families):
             try:
@@ -265,14 +265,14 @@ class ModelBalancer:
             except ExpertsLost as lost:
                 gone |= lost.gone
             except BaseException:
-                abandon([*made, *self.families[place + 1 :]])
+                close_quietly([*made, *self.families[place + 1 :]])
                 raise
         if gone:
-            abandon(made)
-            raise lost_of(self.model.name, gone)
+            close_quietly(made)
+            raise experts_lost(self.model.name, gone)
         return ModelBalancer(self.model, tuple(made))
 
-    def _seat(self, layer: int) -> tuple[FamilyBalancer, int]:
+    def _seat(self, layer: int) -> tuple[LayerGroupBalancer, int]:
         seat = self._seats.get(layer)
         if seat is None:
             seat = self._homes[self.model.layer(layer)]
@@ -280,12 +280,12 @@ class ModelBalancer:
         return seat
 
     @cached_property
-    def _seats(self) -> dict[int, tuple[FamilyBalancer, int]]:
+    def _seats(self) -> dict[int, tuple[LayerGroupBalancer, int]]:
         """By the model's own number, as far as was asked for."""
         return {}
 
     @cached_property
-    def _homes(self) -> dict[int, tuple[FamilyBalancer, int]]:
+    def _homes(self) -> dict[int, tuple[LayerGroupBalancer, int]]:
         """By row of the model's placement."""
         return {
             layer: (family, row)
@@ -295,7 +295,7 @@ class ModelBalancer:
 
 
 @dataclass(frozen=True, eq=False)
-class ModelBalancers:
+class BalancerSet:
     """Balancers of several models, by name, in one order on every rank."""
 
     balancers: Mapping[str, ModelBalancer]
@@ -309,17 +309,15 @@ class ModelBalancers:
         return self.balancers[name]
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> MemoryReport:
         """What all of them take of this rank's device."""
-        return sum((balancer.ledger for balancer in self), Ledger())
+        return sum((balancer.ledger for balancer in self), MemoryReport())
 
     def close(self) -> None:
         """End all engines; bounded."""
         close_all(self)
 
-    def reconfigure(
-        self, active_ranks: Sequence[int], steps: Mapping[str, int]
-    ) -> "ModelBalancers":
+    def reconfigure(self, active_ranks: Sequence[int], steps: Mapping[str, int]) -> "BalancerSet":
         """Go on without the ranks that are gone; collective among `active_ranks`.
 
         These balancers are closed, whatever comes of it.
@@ -339,6 +337,6 @@ class ModelBalancers:
             try:
                 made[name] = balancer.reconfigure(active_ranks, steps[name])
             except BaseException:
-                abandon([*made.values(), *list(self)[len(made) + 1 :]])
+                close_quietly([*made.values(), *list(self)[len(made) + 1 :]])
                 raise
-        return ModelBalancers(made)
+        return BalancerSet(made)

@@ -2,7 +2,7 @@
 
 From registered models to running balancers.
 
-    balancers = open_model_balancers(accelerator, fabric, models, starts, budget=64 << 20)
+    balancers = open_balancers(accelerator, fabric, models, starts, budget=64 << 20)
     target = balancers["target"]
     with target.step(n):
         ...
@@ -19,19 +19,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equipoise.balancer.experts.balancer import open_balancer
-from equipoise.balancer.experts.builder import BY_BOUNDARY, AtBoundary, CommitPath
-from equipoise.balancer.experts.closing import abandon
-from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.builder import STAGED_FROM_PEERS, StagedFromPeers, UpdatePathConfig
+from equipoise.balancer.experts.closing import close_quietly
+from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.model_balancer import (
-    Berth,
-    FamilyBalancer,
+    BalancerSet,
+    LayerGroupBalancer,
+    LayerGroupContext,
     ModelBalancer,
-    ModelBalancers,
 )
-from equipoise.balancer.experts.placement import Layout, check
-from equipoise.balancer.experts.runtime.events import SILENT, Journal
-from equipoise.balancer.experts.startup_check import alike, ask, differs
-from equipoise.balancer.experts.weights.expert_weights import ExpertModel, Family
+from equipoise.balancer.experts.placement import Layout, check_placement
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
+from equipoise.balancer.experts.startup_check import comparable, exchange, first_difference
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, LayerGroup
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
@@ -39,7 +39,7 @@ from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError, UsageError
 
 
-def divided(families: Sequence[Family], budget: int) -> tuple[int, ...]:
+def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...]:
     """Staging buffers of each family, in at most `budget` bytes over all of them.
 
     What is in flight is what is staged, so that dividing the staging divides the budget, alike on
@@ -72,14 +72,14 @@ def divided(families: Sequence[Family], budget: int) -> tuple[int, ...]:
 
 MEMORY = logging.getLogger("equipoise.memory")
 """Told at the start, by the first rank, what balancing takes."""
-Way = Callable[[Berth], CommitPath]
+UpdatePath = Callable[[LayerGroupContext], UpdatePathConfig]
 """How weights come into the slots of a family."""
-Journals = Callable[[Berth], Journal]
+EventSinks = Callable[[LayerGroupContext], EventSink]
 """Who is told what happens to a family."""
 
 
 @dataclass(frozen=True)
-class Start:
+class ModelStart:
     """How a model begins.
 
     Attributes:
@@ -88,11 +88,11 @@ class Start:
     """
 
     layout: Layout
-    config: EngineConfig
+    config: BalancerConfig
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerGroupSpec:
     """A family that is to be opened.
 
     Attributes:
@@ -104,20 +104,20 @@ class Part:
 
     model: ExpertModel
     number: int
-    start: Start
+    start: ModelStart
     staging: int
 
 
-def open_model_balancers(
+def open_balancers(
     accelerator: Accelerator,
     fabric: Fabric,
     models: ModelSet,
-    starts: Mapping[str, Start],
+    starts: Mapping[str, ModelStart],
     *,
     budget: int = 0,
-    way: Way = lambda berth: BY_BOUNDARY,
-    journals: Journals = lambda berth: SILENT,
-) -> ModelBalancers:
+    way: UpdatePath = lambda berth: STAGED_FROM_PEERS,
+    journals: EventSinks = lambda berth: NO_EVENTS,
+) -> BalancerSet:
     """Put balancers of all models together; collective.
 
     Args:
@@ -138,37 +138,41 @@ def open_model_balancers(
         Unsupported: the accelerator lacks what a path needs.
     """
     _check(models, starts, fabric.control.size)
-    parts = parts_of(models, starts, budget)
+    parts = layer_group_specs(models, starts, budget)
     _agree(fabric.control, parts)
-    opened: list[FamilyBalancer] = []
+    opened: list[LayerGroupBalancer] = []
     try:
         for part in parts:
             opened.append(_open(accelerator, fabric, part, way, journals))
     except BaseException:
-        abandon(opened)
+        close_quietly(opened)
         raise
-    return _told(ModelBalancers({model.name: _balancer(model, opened) for model in models}), fabric)
+    return _told(BalancerSet({model.name: _balancer(model, opened) for model in models}), fabric)
 
 
-def _told(opened: ModelBalancers, fabric: Fabric) -> ModelBalancers:
+def _told(opened: BalancerSet, fabric: Fabric) -> BalancerSet:
     """The same, when the first rank has said what they take."""
     if fabric.control.rank == 0:
         MEMORY.info("device memory of a rank:\n%s", opened.ledger)
     return opened
 
 
-def parts_of(models: ModelSet, starts: Mapping[str, Start], budget: int) -> tuple[Part, ...]:
+def layer_group_specs(
+    models: ModelSet, starts: Mapping[str, ModelStart], budget: int
+) -> tuple[LayerGroupSpec, ...]:
     """All families, with what each has for itself. Raises `EngineError`: too small a budget."""
     homes = [(model, number) for model in models for number in range(len(model.families))]
     families = [model.families[number] for model, number in homes]
-    staging = divided(families, budget) if budget else (0,) * len(families)
+    staging = split_staging(families, budget) if budget else (0,) * len(families)
     return tuple(
-        Part(model, number, _own(starts[model.name], model, number, place, len(homes)), buffers)
+        LayerGroupSpec(
+            model, number, _own(starts[model.name], model, number, place, len(homes)), buffers
+        )
         for place, ((model, number), buffers) in enumerate(zip(homes, staging, strict=True))
     )
 
 
-def _own(start: Start, model: ExpertModel, number: int, place: int, places: int) -> Start:
+def _own(start: ModelStart, model: ExpertModel, number: int, place: int, places: int) -> ModelStart:
     """A start for one family: its layers, a label that no other has, a phase that few have."""
     config, rows = start.config, list(model.families[number].layers)
     sums = config.step_interval // config.sub_window
@@ -178,70 +182,74 @@ def _own(start: Start, model: ExpertModel, number: int, place: int, places: int)
     placement, shares = (
         np.ascontiguousarray(array[rows]) for array in (start.layout.placement, start.layout.shares)
     )
-    return Start(Layout(placement, shares), replace(config, label=label, phase=phase))
+    return ModelStart(Layout(placement, shares), replace(config, label=label, phase=phase))
 
 
 def _open(
-    accelerator: Accelerator, fabric: Fabric, part: Part, way: Way, journals: Journals
-) -> FamilyBalancer:
+    accelerator: Accelerator,
+    fabric: Fabric,
+    part: LayerGroupSpec,
+    way: UpdatePath,
+    journals: EventSinks,
+) -> LayerGroupBalancer:
     model, start = part.model, part.start
     family = model.families[part.number]
     store = accelerator.slot_store(family.layout(part.staging))
-    berth = Berth(accelerator, model, part.number, store)
+    berth = LayerGroupContext(accelerator, model, part.number, store)
     with berth.named():
         path = _path(way(berth), berth)
         shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
         ends, told = (accelerator, fabric, store, shape), journals(berth)
         inner = open_balancer(*ends, start.layout, start.config, path, journal=told)
-    return FamilyBalancer(berth, inner)
+    return LayerGroupBalancer(berth, inner)
 
 
-def _path(path: CommitPath, berth: Berth) -> CommitPath:
+def _path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
     """With what was registered of entries, and not without what it needs."""
-    if not isinstance(path, AtBoundary):
+    if not isinstance(path, StagedFromPeers):
         return replace(path, entries=berth.entries)
     if not berth.store.layout.staging:
         raise EngineError("weights that come by the boundary need a budget of staging")
     return path
 
 
-def _balancer(model: ExpertModel, opened: Sequence[FamilyBalancer]) -> ModelBalancer:
+def _balancer(model: ExpertModel, opened: Sequence[LayerGroupBalancer]) -> ModelBalancer:
     return ModelBalancer(model, tuple(one for one in opened if one.berth.model is model))
 
 
-def _check(models: ModelSet, starts: Mapping[str, Start], ranks: int) -> None:
+def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> None:
     """Raise `UsageError` for other models, `PlacementError` for another model's layout."""
     if set(starts) != {model.name for model in models}:
         raise UsageError(f"starts of {sorted(starts)} for {[model.name for model in models]}")
     for model in models:
         try:
-            check(starts[model.name].layout.placement, model.shape(ranks))
+            check_placement(starts[model.name].layout.placement, model.shape(ranks))
         except EngineError as error:
             error.args = (f"model {model.name!r}: {error}",)
             raise
 
 
-def _agree(control: ControlPlane, parts: tuple[Part, ...]) -> None:
+def _agree(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
     """See that all ranks mean the same before anything is opened. Raises `AgreementLost`."""
     config, mine = parts[0].start.config, [_said(part) for part in parts]
-    for rank, theirs in enumerate(ask(control, f"{config.label}/open", config.deadline, mine)):
+    for rank, theirs in enumerate(exchange(control, f"{config.label}/open", config.deadline, mine)):
         if len(theirs) != len(mine):
             raise AgreementLost(f"rank {rank} has {len(theirs)} families, this one {len(mine)}")
         for other, own in zip(theirs, mine, strict=True):
-            if (what := differs(own, other)) is not None:
+            if (what := first_difference(own, other)) is not None:
                 raise AgreementLost(
                     f"model {own['model']!r}: rank {rank} has {what} {other.get(what)}, rank "
                     f"{control.rank} has {own[what]}"
                 )
 
 
-def _said(part: Part) -> dict[str, str]:
+def _said(part: LayerGroupSpec) -> dict[str, str]:
     """What has to be alike."""
     start = part.start
     return {
         "model": part.model.name,
         "registered": f"{part.model.family_line(part.number)} ({part.model.digest})",
         "layout": start.layout.digest,
-        "config": alike(start.config),
+        "config": comparable(start.config),
         "staging": str(part.staging),
     }

@@ -27,7 +27,7 @@ Load = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shape:
+class ExpertShape:
     """How many of everything. Raises `PlacementError` when the numbers cannot fit together."""
 
     layers: int
@@ -50,7 +50,7 @@ class Shape:
         return self.slots // self.ranks
 
 
-def contiguous(shape: Shape) -> Placement:
+def initial_placement(shape: ExpertShape) -> Placement:
     """The start layout: slot j of rank r holds expert (r * experts // ranks + j) mod experts.
 
     Source: the default initial assignment that TensorRT-LLM's load-balancer test uses.
@@ -60,7 +60,7 @@ def contiguous(shape: Shape) -> Placement:
     return np.tile(row.astype(np.int32), (shape.layers, 1))
 
 
-def check(placement: Placement, shape: Shape) -> None:
+def check_placement(placement: Placement, shape: ExpertShape) -> None:
     """Raise `PlacementError` unless every expert has a slot in every layer."""
     if placement.shape != (shape.layers, shape.slots) or placement.dtype != np.int32:
         raise PlacementError(
@@ -78,7 +78,7 @@ def check(placement: Placement, shape: Shape) -> None:
         raise PlacementError(f"layer {layer} has no slot for expert(s) {homeless}")
 
 
-def digest(placement: Placement, shares: Shares) -> str:
+def placement_digest(placement: Placement, shares: Shares) -> str:
     """Hexadecimal digest of a placement and its shares, equal on every machine."""
     state = blake2b(digest_size=16)
     for array in (placement, shares):
@@ -102,7 +102,7 @@ class Layout:
     @property
     def digest(self) -> str:
         """Equal on two ranks exactly when the layouts are."""
-        return digest(self.placement, self.shares)
+        return placement_digest(self.placement, self.shares)
 
 
 def even_shares(placement: Placement, experts: int) -> Shares:
@@ -111,12 +111,12 @@ def even_shares(placement: Placement, experts: int) -> Shares:
     return _native.solve_shares(zeros, placement, 1)
 
 
-def solve_shares(load: Load, placement: Placement, shape: Shape) -> Shares:
+def solve_shares(load: Load, placement: Placement, shape: ExpertShape) -> Shares:
     """Shares that minimise the largest rank load (water-filling)."""
     return _native.solve_shares(load, placement, shape.ranks, SWEEPS)
 
 
-def imbalance(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.int64]:
+def imbalance(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np.int64]:
     """(layers,): (max - mean) / mean over ranks in parts per 65536, in integers throughout."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
     ranks = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
@@ -131,7 +131,7 @@ ABSENT = -1
 """Where an expert has fewer slots than the map is wide; and a slot that holds nothing."""
 
 
-class Maps(NamedTuple):
+class LogicalMaps(NamedTuple):
     """Both int64.
 
     Attributes:
@@ -143,7 +143,7 @@ class Maps(NamedTuple):
     counts: Ids
 
 
-def logical_maps(placement: Ids | Placement, experts: int, width: int | None = None) -> Maps:
+def logical_maps(placement: Ids | Placement, experts: int, width: int | None = None) -> LogicalMaps:
     """Maps of `placement` (layers, slots); slots of -1 hold nothing.
 
     `width` is the largest number of copies by default.
@@ -158,4 +158,4 @@ def logical_maps(placement: Ids | Placement, experts: int, width: int | None = N
     wide = max(int(counts.max()), 1) if width is None else width
     found = np.full((layers * experts, wide), ABSENT, dtype=np.int64)
     found[key[order], copy] = slot[order]
-    return Maps(found.reshape(layers, experts, wide), counts.reshape(layers, experts))
+    return LogicalMaps(found.reshape(layers, experts, wide), counts.reshape(layers, experts))

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.balancer.experts.agreement.key_collector import BEFORE, Filed
-from equipoise.balancer.experts.agreement.members import Members
-from equipoise.balancer.experts.builder import AtBoundary, Means
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.placement import Layout, Placement, Shape, even_shares
-from equipoise.balancer.experts.runtime.jobs import finish
-from equipoise.balancer.experts.transfer.host_writes import Supply, write_checked
+from equipoise.balancer.experts.agreement.key_collector import BEFORE, StoredKey
+from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.builder import BuildContext, StagedFromPeers
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, even_shares
+from equipoise.balancer.experts.runtime.jobs import run_blocking
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, write_and_verify
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, ExpertsLost
 
 
 @dataclass(frozen=True)
-class Refill:
+class SlotReload:
     """A slot (over all that are left) that gets an expert whose last copy was lost."""
 
     layer: int
@@ -27,7 +27,7 @@ class Refill:
 
 
 @dataclass(frozen=True)
-class Salvage:
+class RecoveredLayout:
     """What can be served by those who are left.
 
     Attributes:
@@ -36,24 +36,28 @@ class Salvage:
         refills: slots that have to be written first.
     """
 
-    shape: Shape
+    shape: ExpertShape
     layout: Layout
-    refills: tuple[Refill, ...]
+    refills: tuple[SlotReload, ...]
 
 
-def salvage(layout: Layout, shape: Shape, before: Members, after: Members) -> Salvage:
+def surviving_layout(
+    layout: Layout, shape: ExpertShape, before: EPGroup, after: EPGroup
+) -> RecoveredLayout:
     """The same on every rank that is left. Raises `PlacementError`: too few slots are left."""
     per = shape.slots_per_rank
     places = [before.ranks.index(rank) for rank in after.ranks]
-    smaller = Shape(shape.layers, shape.experts, per * len(places), len(places))
+    smaller = ExpertShape(shape.layers, shape.experts, per * len(places), len(places))
     kept = layout.placement.reshape(shape.layers, shape.ranks, per)[:, places]
     placement = np.ascontiguousarray(kept.reshape(shape.layers, smaller.slots))
     refills = tuple(
-        Refill(layer, slot, expert)
+        SlotReload(layer, slot, expert)
         for layer in range(shape.layers)
         for slot, expert in _refilled(placement[layer], shape.experts)
     )
-    return Salvage(smaller, Layout(placement, even_shares(placement, shape.experts)), refills)
+    return RecoveredLayout(
+        smaller, Layout(placement, even_shares(placement, shape.experts)), refills
+    )
 
 
 def _refilled(row: Placement, experts: int) -> list[tuple[int, int]]:
@@ -70,9 +74,9 @@ def _refilled(row: Placement, experts: int) -> list[tuple[int, int]]:
     return found
 
 
-def agree(
-    control: ControlPlane, members: Members, config: EngineConfig, layout: Layout, step: int
-) -> Filed:
+def check_same_survivors(
+    control: ControlPlane, members: EPGroup, config: BalancerConfig, layout: Layout, step: int
+) -> StoredKey:
     """See that all who are left mean the same; returns what was asked to that end.
 
     Raises:
@@ -91,10 +95,10 @@ def agree(
                     f"reconfigure: rank {rank} has {key} {theirs.get(key)}, "
                     f"rank {members.own} has {mine[key]}"
                 )
-    return Filed(BEFORE, question, members.ranks)
+    return StoredKey(BEFORE, question, members.ranks)
 
 
-def refill(means: Means, saved: Salvage) -> None:
+def reload_lost_experts(means: BuildContext, saved: RecoveredLayout) -> None:
     """Write this rank's part of what was lost from the host's memory.
 
     Raises:
@@ -103,7 +107,7 @@ def refill(means: Means, saved: Salvage) -> None:
     """
     if not saved.refills:
         return
-    supplies = means.path.spare if isinstance(means.path, AtBoundary) else (means.path.supply,)
+    supplies = means.path.spare if isinstance(means.path, StagedFromPeers) else (means.path.supply,)
     if not supplies:
         gone: dict[int, list[int]] = {}
         for lost in saved.refills:
@@ -112,9 +116,11 @@ def refill(means: Means, saved: Salvage) -> None:
     _write(means, supplies[0], saved)
 
 
-def rewrite(means: Means, saved: Salvage, layers: Sequence[int]) -> None:
+def rewrite_half_written(
+    means: BuildContext, saved: RecoveredLayout, layers: Sequence[int]
+) -> None:
     """Write all of this rank's slots of layers that were left half written. Raises `SlotError`."""
-    if isinstance(means.path, AtBoundary):
+    if isinstance(means.path, StagedFromPeers):
         return
     per, place = saved.shape.slots_per_rank, means.members.place
     for layer in layers:
@@ -122,7 +128,7 @@ def rewrite(means: Means, saved: Salvage, layers: Sequence[int]) -> None:
         _fill(means, means.path.supply, layer, range(layer * per, (layer + 1) * per), experts)
 
 
-def _write(means: Means, supply: Supply, saved: Salvage) -> None:
+def _write(means: BuildContext, supply: HostWeights, saved: RecoveredLayout) -> None:
     per, place = saved.shape.slots_per_rank, means.members.place
     for layer in range(saved.shape.layers):
         mine = [r for r in saved.refills if r.layer == layer and r.slot // per == place]
@@ -131,7 +137,11 @@ def _write(means: Means, supply: Supply, saved: Salvage) -> None:
 
 
 def _fill(
-    means: Means, supply: Supply, layer: int, slots: Sequence[int], experts: Sequence[int]
+    means: BuildContext,
+    supply: HostWeights,
+    layer: int,
+    slots: Sequence[int],
+    experts: Sequence[int],
 ) -> None:
-    writing = write_checked(means.accelerator, means.store, supply, layer, slots, experts)
-    finish(writing, means.config.deadline)
+    writing = write_and_verify(means.accelerator, means.store, supply, layer, slots, experts)
+    run_blocking(writing, means.config.deadline)

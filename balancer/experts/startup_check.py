@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from equipoise.balancer.experts.builder import AtBoundary, CommitPath
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.placement import Layout, Shape, check
-from equipoise.balancer.experts.planning.topology import group_of
+from equipoise.balancer.experts.builder import StagedFromPeers, UpdatePathConfig
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.placement import ExpertShape, Layout, check_placement
+from equipoise.balancer.experts.planning.topology import topology
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError, PlacementError
 from equipoise.hal.slots import SlotStore
@@ -23,7 +23,7 @@ WATCHED = "watched"
 
 
 @dataclass(frozen=True)
-class Opening:
+class StartupSpec:
     """What a balancer is to be opened with.
 
     Attributes:
@@ -35,10 +35,10 @@ class Opening:
     """
 
     store: SlotStore
-    shape: Shape
+    shape: ExpertShape
     layout: Layout
-    config: EngineConfig
-    path: CommitPath | None
+    config: BalancerConfig
+    path: UpdatePathConfig | None
 
     def check(self, ranks: int) -> None:
         """See that it can work on so many ranks.
@@ -51,15 +51,15 @@ class Opening:
         shape, slots, staging = self.shape, self.store.layout.slots, self.store.layout.staging
         if shape.ranks != ranks:
             raise PlacementError(f"the shape is of {shape.ranks} ranks, the group of {ranks}")
-        check(self.layout.placement, shape)
-        group_of(shape, self.config.nodes, self.config.aims.survive, None)
+        check_placement(self.layout.placement, shape)
+        topology(shape, self.config.nodes, self.config.aims.survive, None)
         wanted = shape.layers * shape.slots_per_rank
         if len(slots) != wanted:
             raise EngineError(
                 f"the store has {len(slots)} slots; {shape.layers} layers of "
                 f"{shape.slots_per_rank} slots a rank take {wanted}"
             )
-        if isinstance(self.path, AtBoundary) and not staging:
+        if isinstance(self.path, StagedFromPeers) and not staging:
             raise EngineError("weights that come by the boundary need a store with staging")
 
     def said(self) -> Words:
@@ -67,13 +67,13 @@ class Opening:
         return {
             "shape": str(self.shape),
             "layout": self.layout.digest,
-            "config": alike(self.config),
+            "config": comparable(self.config),
             "path": type(self.path).__name__,
             "staging": str(self.store.layout.staging),
         }
 
 
-def agree(control: ControlPlane, opening: Opening, watched: str) -> bool:
+def check_same_on_all_ranks(control: ControlPlane, opening: StartupSpec, watched: str) -> bool:
     """See that all ranks open the same; whether any of them is watched.
 
     Args:
@@ -86,9 +86,9 @@ def agree(control: ControlPlane, opening: Opening, watched: str) -> bool:
         BallotIncomplete: a rank does not come.
     """
     config, mine = opening.config, {**opening.said(), WATCHED: watched}
-    told = ask(control, f"{config.label}/opened", config.deadline, [mine])
+    told = exchange(control, f"{config.label}/opened", config.deadline, [mine])
     for rank, (theirs,) in enumerate(told):
-        if (what := differs(mine, theirs)) is not None:
+        if (what := first_difference(mine, theirs)) is not None:
             raise AgreementLost(
                 f"balancer {config.label!r}: rank {rank} has {what} {theirs.get(what)}, rank "
                 f"{control.rank} has {mine[what]}"
@@ -96,12 +96,12 @@ def agree(control: ControlPlane, opening: Opening, watched: str) -> bool:
     return any(theirs.get(WATCHED) for (theirs,) in told)
 
 
-def alike(config: EngineConfig) -> str:
+def comparable(config: BalancerConfig) -> str:
     """What ranks have to configure alike; who writes lines to a log is each one's own business."""
     return repr(replace(config, log_balancedness=False, log_balancedness_interval=1))
 
 
-def ask(
+def exchange(
     control: ControlPlane, question: str, deadline: float, mine: Sequence[Words]
 ) -> list[list[Words]]:
     """What every rank says to a question, by rank. Raises `BallotIncomplete`."""
@@ -109,6 +109,6 @@ def ask(
     return [json.loads(ballot) for ballot in control.collect(question, deadline)]
 
 
-def differs(mine: Words, theirs: Words) -> str | None:
+def first_difference(mine: Words, theirs: Words) -> str | None:
     """What two ranks mean differently; None where all is alike."""
     return next((what for what in mine if what != WATCHED and theirs.get(what) != mine[what]), None)

@@ -7,11 +7,11 @@ import numpy as np
 
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
+    ExpertShape,
     Placement,
-    Shape,
     Shares,
-    digest,
     even_shares,
+    placement_digest,
 )
 from equipoise.balancer.formats.statistics import check_layers
 from equipoise.hal.errors import PlacementError
@@ -50,7 +50,7 @@ class Arrangement:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _check_placement(self.placement, self.layers))
-        Shape(len(self.layers), self.experts, self.slots, self.ranks)
+        ExpertShape(len(self.layers), self.experts, self.slots, self.ranks)
         _check_shares(self)
 
     @classmethod
@@ -75,7 +75,7 @@ class Arrangement:
     @property
     def digest(self) -> str:
         """Of placement and shares, as that of a plan."""
-        return digest(self.placement, self.shares)
+        return placement_digest(self.placement, self.shares)
 
     @property
     def is_even(self) -> bool:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from equipoise.balancer.experts.runtime.events import Entry, Journal, Lost
+from equipoise.balancer.experts.runtime.events import Event, EventsDropped, EventSink
 from equipoise.balancer.observe.digest import Digest
 
 CAPACITY = 65_536
@@ -33,13 +33,13 @@ class Courier:
         capacity: entries that wait at most.
     """
 
-    def __init__(self, journals: Sequence[Journal], capacity: int = CAPACITY) -> None:
+    def __init__(self, journals: Sequence[EventSink], capacity: int = CAPACITY) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be positive, got {capacity}")
         self._journals = tuple(journals)
         self._capacity = capacity
         self._digest = Digest()
-        self._queue: SimpleQueue[Entry | _End] = SimpleQueue()
+        self._queue: SimpleQueue[Event | _End] = SimpleQueue()
         self._reported: set[int] = set()
         self._told = 0
         self._open = True
@@ -50,7 +50,7 @@ class Courier:
         self._thread = threading.Thread(target=self._carry, name="equipoise.courier", daemon=True)
         self._thread.start()
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """Hand `entry` on; from any thread, at once."""
         # Several threads may find the last place free at a time: the bound is soft by so many.
         if not self._open or self._queue.qsize() >= self._capacity:
@@ -79,7 +79,7 @@ class Courier:
             except Exception as error:
                 self._fail(journal, error)
 
-    def _hand_on(self, entry: Entry) -> None:
+    def _hand_on(self, entry: Event) -> None:
         """What follows from `entry`."""
         try:
             following = self._digest.read(entry)
@@ -89,14 +89,14 @@ class Courier:
         for derived in following:
             self._hand(derived)
 
-    def _hand(self, entry: Entry) -> None:
+    def _hand(self, entry: Event) -> None:
         for journal in self._journals:
             try:
                 journal.note(entry)
             except Exception as error:
                 self._fail(journal, error)
 
-    def _fail(self, part: Journal | Digest, error: Exception) -> None:
+    def _fail(self, part: EventSink | Digest, error: Exception) -> None:
         self.failures += 1
         if id(part) not in self._reported:
             self._reported.add(id(part))
@@ -110,4 +110,4 @@ class Courier:
         if not self._told:
             LOG.warning("journals do not keep up: entries are dropped, and counted")
         self._told += lost
-        self._hand(Lost(lost))
+        self._hand(EventsDropped(lost))

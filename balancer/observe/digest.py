@@ -11,19 +11,19 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Load, Placement, Shape
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, Load, Placement
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
-    Balance,
-    Closed,
-    Ended,
-    Entered,
-    Entry,
-    EpochRecord,
-    Settled,
-    Stalled,
-    Stepped,
-    Summed,
+    BalanceMeasured,
+    EngineClosed,
+    Event,
+    LoadReduced,
+    RebalanceEnded,
+    RebalanceMeasured,
+    RebalanceRecord,
+    StateChanged,
+    StepDone,
+    StepStalled,
     now,
 )
 
@@ -41,7 +41,7 @@ class StallMeter:
         self._quiet = True
         self._known: float | None = None
 
-    def entered(self, entry: Entered) -> None:
+    def entered(self, entry: StateChanged) -> None:
         """Steps from now on are of an epoch, or are not."""
         self._quiet = entry.epoch is None and entry.state == "observing"
         if entry.epoch is None:
@@ -49,7 +49,7 @@ class StallMeter:
         if self._known is None:
             self._known = 0.0 if len(self._usual) >= FEWEST else None
 
-    def stepped(self, step: Stepped) -> float:
+    def stepped(self, step: StepDone) -> float:
         """Seconds of stall in this step."""
         seconds = step.end - step.begin
         if self._quiet:
@@ -77,62 +77,62 @@ class Digest:
 
     def __init__(self) -> None:
         self._stalls = StallMeter()
-        self._waiting: list[EpochRecord] = []
+        self._waiting: list[RebalanceRecord] = []
 
-    def read(self, entry: Entry) -> tuple[Entry, ...]:
+    def read(self, entry: Event) -> tuple[Event, ...]:
         """What is known now that `entry` is, and was not before."""
         match entry:
-            case Entered():
+            case StateChanged():
                 self._stalls.entered(entry)
-            case Stepped():
+            case StepDone():
                 return self._stepped(entry)
-            case Summed():
+            case LoadReduced():
                 return self._summed(entry)
-            case Ended():
+            case RebalanceEnded():
                 return self._ended(entry)
-            case Closed():
+            case EngineClosed():
                 return self._settle(self._waiting, None)
         return ()
 
-    def _stepped(self, entry: Stepped) -> tuple[Entry, ...]:
+    def _stepped(self, entry: StepDone) -> tuple[Event, ...]:
         stall = self._stalls.stepped(entry)
-        return (Stalled(entry.step, stall),) if stall else ()
+        return (StepStalled(entry.step, stall),) if stall else ()
 
-    def _summed(self, entry: Summed) -> tuple[Entry, ...]:
+    def _summed(self, entry: LoadReduced) -> tuple[Event, ...]:
         balance = balance_of(entry)
         began = entry.closed - entry.steps
         over = [record for record in self._waiting if record.ended <= began]
         return balance, *self._settle(over, balance.imbalance)
 
-    def _ended(self, entry: Ended) -> tuple[Entry, ...]:
+    def _ended(self, entry: RebalanceEnded) -> tuple[Event, ...]:
         copies = arrivals(*entry.placements, entry.place, entry.shape)
         record = replace(entry.record, here=copies * entry.slot_bytes, stall=self._stalls.take())
         left = self._settle(self._waiting, None) if record.copies else ()
         if record.outcome not in COMPLETED:
-            return *left, Settled(record)
+            return *left, RebalanceMeasured(record)
         self._waiting.append(record)
         return left
 
-    def _settle(self, records: list[EpochRecord], actual: float | None) -> tuple[Entry, ...]:
+    def _settle(self, records: list[RebalanceRecord], actual: float | None) -> tuple[Event, ...]:
         self._waiting = [record for record in self._waiting if record not in records]
-        return tuple(Settled(replace(record, actual=actual)) for record in records)
+        return tuple(RebalanceMeasured(replace(record, actual=actual)) for record in records)
 
 
-def rank_loads(load: Load, layout: Layout, shape: Shape) -> npt.NDArray[np.float64]:
+def rank_loads(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np.float64]:
     """(layers, ranks): rows that each rank has of `load`, by the shares of `layout`."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
     parts = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     return np.asarray(parts / SHARE_ONE, dtype=np.float64)
 
 
-def balance_of(entry: Summed) -> Balance:
+def balance_of(entry: LoadReduced) -> BalanceMeasured:
     """How even the sub-window was; nan where no layer had rows."""
     shares = entry.shares(entry.load, entry.layout, entry.shape)
     loads = rank_loads(entry.load, replace(entry.layout, shares=shares), entry.shape)
     busy = loads[loads.sum(axis=1) > 0]
     mean, most = busy.mean(axis=1), busy.max(axis=1)
     average, largest = float(mean.sum()), float(most.sum())
-    return Balance(
+    return BalanceMeasured(
         step=entry.closed,
         at=now(),
         imbalance=float((most / mean - 1).mean()) if busy.size else float("nan"),
@@ -142,7 +142,7 @@ def balance_of(entry: Summed) -> Balance:
     )
 
 
-def arrivals(before: Placement, after: Placement, place: int, shape: Shape) -> int:
+def arrivals(before: Placement, after: Placement, place: int, shape: ExpertShape) -> int:
     """Copies that the rank at `place` holds in `after` and did not hold in `before`.
 
     Over all ranks they add up to what an epoch says was copied.

@@ -4,14 +4,14 @@ import json
 import logging
 import math
 
-from equipoise.balancer.experts.config import EngineConfig
+from equipoise.balancer.experts.config import BalancerConfig
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
-    Balance,
-    Entry,
-    EpochRecord,
-    Journal,
-    Settled,
+    BalanceMeasured,
+    Event,
+    EventSink,
+    RebalanceMeasured,
+    RebalanceRecord,
 )
 
 EPOCHS = logging.getLogger("equipoise.epochs")
@@ -30,9 +30,9 @@ class EpochLines:
     def __init__(self, label: str) -> None:
         self._label = label
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """See `Journal`."""
-        if isinstance(entry, Settled):
+        if isinstance(entry, RebalanceMeasured):
             level = logging.INFO if entry.record.outcome in COMPLETED else logging.WARNING
             fields = {"engine": self._label, **fields_of(entry.record)}
             EPOCHS.log(level, "%s", logfmt(fields), extra={"equipoise": fields})
@@ -59,9 +59,9 @@ class BalancednessLines:
         self._interval = interval
         self._due = 0
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """See `Journal`."""
-        if isinstance(entry, Balance) and entry.step >= self._due:
+        if isinstance(entry, BalanceMeasured) and entry.step >= self._due:
             self._due = (entry.step // self._interval + 1) * self._interval
             fields = {
                 "engine": self._label,
@@ -77,7 +77,7 @@ class BalancednessLines:
         """See `Journal`."""
 
 
-def lines_for(config: EngineConfig, rank: int) -> tuple[Journal, ...]:
+def lines_for(config: BalancerConfig, rank: int) -> tuple[EventSink, ...]:
     """The lines that a configuration asks for, of the rank that writes them: the first.
 
     All ranks know the same, and seventy copies of a line help nobody.
@@ -90,7 +90,7 @@ def lines_for(config: EngineConfig, rank: int) -> tuple[Journal, ...]:
     return epochs, BalancednessLines(config.label, config.log_balancedness_interval)
 
 
-def fields_of(record: EpochRecord) -> dict[str, object]:
+def fields_of(record: RebalanceRecord) -> dict[str, object]:
     """What a line, or a point of a chart, says of an epoch; None is left out."""
     aborted = record.outcome not in COMPLETED
     fields: dict[str, object | None] = {

@@ -17,14 +17,14 @@ from equipoise import install_command
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
     UNCHANGED,
-    Balance,
-    Entry,
-    EpochRecord,
-    Lost,
-    Passed,
-    Settled,
-    Skipped,
-    Stalled,
+    BalanceMeasured,
+    BoundaryDone,
+    Event,
+    EventsDropped,
+    RebalanceMeasured,
+    RebalanceRecord,
+    RebalanceSkipped,
+    StepStalled,
 )
 from equipoise.balancer.observe.reasons import LABELS, label_of
 from equipoise.hal.errors import EquipoiseError, UsageError
@@ -86,21 +86,21 @@ class Metrics:
         self._boundaries = found.boundaries.labels(engine=engine)
         self._forget()
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """See `Journal`."""
         match entry:
-            case Passed(_, begin, end):
+            case BoundaryDone(_, begin, end):
                 self._boundaries.observe(end - begin)
-            case Balance():
+            case BalanceMeasured():
                 self._gauges["balancedness"].set(entry.balancedness)
                 self._gauges["actual_imbalance"].set(entry.imbalance)
-            case Stalled(_, seconds):
+            case StepStalled(_, seconds):
                 self._counters["stall_seconds"].inc(seconds)
-            case Settled(record):
+            case RebalanceMeasured(record):
                 self._settled(record)
-            case Skipped():
+            case RebalanceSkipped():
                 self._counters["epochs_skipped"].inc()
-            case Lost(entries):
+            case EventsDropped(entries):
                 self._counters["journal_lost"].inc(entries)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Metrics:
         for gauge in self._gauges.values():
             gauge.set(nan)
 
-    def _settled(self, record: EpochRecord) -> None:
+    def _settled(self, record: RebalanceRecord) -> None:
         self._counters["epochs"].inc()
         self._counters["slot_copy_bytes"].inc(record.here)
         for phase, seconds in record.seconds.items():

@@ -6,12 +6,12 @@ from time import perf_counter, time
 from typing import Any
 
 from equipoise.balancer.experts.runtime.events import (
-    Balance,
-    Entry,
-    EpochRecord,
-    Passed,
-    Settled,
-    Span,
+    BalanceMeasured,
+    BoundaryDone,
+    Event,
+    RebalanceMeasured,
+    RebalanceRecord,
+    TraceSpan,
     Track,
 )
 
@@ -73,7 +73,7 @@ class SpanBook:
         self._spans: deque[Traced] = deque(maxlen=most)
         self._levels: deque[Level] = deque(maxlen=most)
         self.forgotten = 0
-        self.epochs: deque[EpochRecord] = deque(maxlen=most)
+        self.epochs: deque[RebalanceRecord] = deque(maxlen=most)
         """What is known of each epoch, in order."""
 
     @property
@@ -86,17 +86,17 @@ class SpanBook:
         """In order."""
         return tuple(self._levels)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """See `Journal`."""
         match entry:
-            case Span(name, track, begin, end, details):
+            case TraceSpan(name, track, begin, end, details):
                 self._keep(track, name, begin, end, dict(details))
-            case Passed(step, begin, end):
+            case BoundaryDone(step, begin, end):
                 self._keep(Track.BOUNDARY, "boundary", begin, end, {"step": step})
-            case Balance():
+            case BalanceMeasured():
                 self._levels.append(Level(self._rank, entry.at + self._lead, entry.imbalance))
 
-            case Settled(record):
+            case RebalanceMeasured(record):
                 self.epochs.append(record)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from equipoise import install_command
-from equipoise.balancer.experts.runtime.events import Balance, Entry, Settled
+from equipoise.balancer.experts.runtime.events import BalanceMeasured, Event, RebalanceMeasured
 from equipoise.balancer.observe.lines import fields_of
 from equipoise.hal.errors import UsageError
 
@@ -37,12 +37,12 @@ class WandbJournal:
         self._settings = dict(settings)
         self._run: Any = None
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """See `Journal`."""
         match entry:
-            case Settled(record):
+            case RebalanceMeasured(record):
                 self._log("epoch", fields_of(record))
-            case Balance():
+            case BalanceMeasured():
                 even = {"balancedness": entry.balancedness, "imbalance": entry.imbalance}
                 self._log("load", {"step": entry.step, **even})
 

@@ -27,25 +27,36 @@ import numpy as np
 import torch
 from lib.results import spread
 
-from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.builder import AtBoundary, CommitPath, Means, UnderLock, assemble
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.engine.states import Committing, Moving, Observing, Updating
+from equipoise.balancer.experts.builder import (
+    BuildContext,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
+    build,
+)
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.engine.states import Idle, Staged, Transferring, UpdatingInPlace
 from equipoise.balancer.experts.placement import (
+    ExpertShape,
     Layout,
     Load,
     Placement,
-    Shape,
-    contiguous,
     even_shares,
+    initial_placement,
 )
-from equipoise.balancer.experts.planning.proposal import Freight, Proposal, by_groups, by_ship
-from equipoise.balancer.experts.planning.rebalance_plan import Draft
+from equipoise.balancer.experts.planning.proposal import (
+    Proposal,
+    TransferLimits,
+    in_place_proposal,
+    staged_proposal,
+)
+from equipoise.balancer.experts.planning.rebalance_plan import RebalancePlan
 from equipoise.balancer.experts.runtime.events import COMPLETED
-from equipoise.balancer.experts.runtime.workers import threads
-from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
-from equipoise.balancer.experts.transfer.layer_locks import Gates
+from equipoise.balancer.experts.runtime.workers import thread_workers
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
+from equipoise.balancer.experts.transfer.layer_locks import LayerLocks
 from equipoise.hal import registry
 from equipoise.hal.checksum import MASK64
 from equipoise.hal.communicator import Fabric, Rendezvous
@@ -73,7 +84,7 @@ class Told:
         path: its name.
     """
 
-    def __init__(self, inner: Any, shape: Shape, slots: int, path: str) -> None:
+    def __init__(self, inner: Any, shape: ExpertShape, slots: int, path: str) -> None:
         self._inner, self._shape, self._slots, self._path = inner, shape, slots, path
         self._turn = 0
 
@@ -86,10 +97,12 @@ class Told:
         placement = handed_on(layout.placement, self._shape.slots_per_rank, self._slots, self._turn)
         after = Layout(placement, even_shares(placement, self._shape.experts))
         nothing = np.zeros(self._shape.layers, dtype=np.int64)
-        drafted = Draft(after, tuple(range(self._shape.layers)), nothing, nothing)
+        drafted = RebalancePlan(after, tuple(range(self._shape.layers)), nothing, nothing)
         if self._path == LOCKED:
-            return by_groups(drafted, self._shape, 1)
-        made = by_ship(drafted, layout, self._shape, Freight(self._slots, 1, self._slots, 0))
+            return in_place_proposal(drafted, self._shape, 1)
+        made = staged_proposal(
+            drafted, layout, self._shape, TransferLimits(self._slots, 1, self._slots, 0)
+        )
         if made.shipment.travelling:
             raise RuntimeError("weights were to come from ranks that there are not")
         return made
@@ -110,14 +123,14 @@ def handed_on(placement: Placement, here: int, slots: int, turn: int) -> Placeme
     return after
 
 
-ALONE = Members((0,), 0)
+ALONE = EPGroup((0,), 0)
 WINDOW = 4
 """Steps of a window of load; an epoch opens behind every one unless the one before goes on."""
 NEVER = 1 << 20
 """Windows between epochs where there shall be none."""
 WARM = 8
 """Steps at the beginning of a run that are not told."""
-MOVING = Moving | Committing | Updating
+MOVING = Transferring | Staged | UpdatingInPlace
 numbers = count()
 
 
@@ -184,7 +197,7 @@ class Serving:
     def __init__(self, model: Model, library: Library, fabric: Fabric, setting: Setting) -> None:
         self._model, self._setting = model, setting
         accelerator, sizes = model.place.accelerator, model.sizes
-        self._shape = Shape(sizes.layers, sizes.experts, sizes.slots, sizes.ranks)
+        self._shape = ExpertShape(sizes.layers, sizes.experts, sizes.slots, sizes.ranks)
         staging = min(setting.slots + 1, sizes.here) if setting.path == BOUNDARY else 0
         self._store = accelerator.slot_store(SlotLayout(model.slots, staging))
         self._library = library
@@ -205,7 +218,7 @@ class Serving:
 
     def _opened(self, fabric: Fabric) -> ExpertBalancer:
         setting, place = self._setting, self._model.place
-        config = EngineConfig(
+        config = BalancerConfig(
             label=f"cuda-{next(numbers)}",
             shares=ShareMode.STATIC,
             window_size=WINDOW,
@@ -214,24 +227,30 @@ class Serving:
             layer_updates_per_iter=1,
             deadline=DEADLINE,
         )
-        start = contiguous(self._shape)
+        start = initial_placement(self._shape)
         layout = Layout(start, even_shares(start, self._shape.experts))
-        means = Means(
-            place.accelerator, fabric, self._store, config, self._path(), threads(config), ALONE
+        means = BuildContext(
+            place.accelerator,
+            fabric,
+            self._store,
+            config,
+            self._path(),
+            thread_workers(config),
+            ALONE,
         )
-        balancer = ExpertBalancer(means, self._shape, assemble(means, self._shape, layout))
+        balancer = ExpertBalancer(means, self._shape, build(means, self._shape, layout))
         if setting.slots:
             engine: Any = balancer.engine
             # The engine, its protocol and its path run as they are; only what is planned is given.
             engine._path = Told(engine._path, self._shape, setting.slots, setting.path)
         return balancer
 
-    def _path(self) -> CommitPath:
+    def _path(self) -> UpdatePathConfig:
         if self._setting.path == BOUNDARY:
-            return AtBoundary()
+            return StagedFromPeers()
         place = self._model.place
-        supply = Supply(self._library, StreamWriter(place.accelerator, self._store))
-        return UnderLock(supply, place.backend.capabilities)
+        supply = HostWeights(self._library, StreamWriter(place.accelerator, self._store))
+        return InPlaceFromHost(supply, place.backend.capabilities)
 
     def _captured(self) -> Iterator[tuple[frozenset[int], Any]]:
         """A graph for every set of layers that a step may hold locks of, each run once before."""
@@ -255,10 +274,10 @@ class Serving:
         stream, guard = self._clock.stream, self._balancer.parts.guard
         stream.launch(self._model.begin)
         for layer in range(self._shape.layers):
-            if layer in locked and isinstance(guard, Gates):
+            if layer in locked and isinstance(guard, LayerLocks):
                 guard.locks[layer].acquire(stream)
             self._layer(layer)
-            if layer in locked and isinstance(guard, Gates):
+            if layer in locked and isinstance(guard, LayerLocks):
                 guard.locks[layer].release(stream)
         stream.launch(self._model.fill_up)
 
@@ -270,7 +289,7 @@ class Serving:
         """One step, as the engine says which locks it carries."""
         guard = self._balancer.parts.guard
         if mode.captured:
-            layers = range(self._shape.layers) if isinstance(guard, Gates) else ()
+            layers = range(self._shape.layers) if isinstance(guard, LayerLocks) else ()
             locked = frozenset(layer for layer in layers if guard.locked(layer, step))
             self._graphs[locked].replay(self._clock.stream)
             return
@@ -309,7 +328,7 @@ class Serving:
         """Launch the next one; whether its boundary was within an epoch."""
         engine: Any = self._balancer.engine
         with self._balancer.step(self._next):
-            inside = not isinstance(engine.state, Observing)
+            inside = not isinstance(engine.state, Idle)
             self._forward(self._next, mode)
         self._next += 1
         return inside

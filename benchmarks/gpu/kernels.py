@@ -35,8 +35,8 @@ from lib.results import spread
 from torch import Tensor
 
 from equipoise.balancer.experts import plan
-from equipoise.balancer.experts.placement import Layout, Shape
-from equipoise.balancer.experts.routing.layer_update import change_of
+from equipoise.balancer.experts.placement import ExpertShape, Layout
+from equipoise.balancer.experts.routing.layer_update import layer_update
 from equipoise.hal.kernels import Kernels, Salt, Tables
 from equipoise.hal.stream import Role, Stream
 from gpu.stopwatch import MICRO, Clock, Place, in_turns, paired, repeated, scaled
@@ -186,14 +186,14 @@ class Case:
     """
 
     place: Place
-    shape: Shape
+    shape: ExpertShape
     model: Model
 
     @staticmethod
     def of(place: Place, layers: int) -> "Case":
         """Of 256 experts, 288 slots and 32 ranks."""
         model = Model(layers=layers)
-        return Case(place, Shape(layers, model.experts, 288, model.ranks), model)
+        return Case(place, ExpertShape(layers, model.experts, 288, model.ranks), model)
 
     @cached_property
     def odds(self) -> Odds:
@@ -222,7 +222,7 @@ class Case:
         tables = Tables.empty(
             shape.layers, shape.experts, shape.slots, shape.ranks, accelerator.device
         )
-        change = change_of(self.layout, shape, range(shape.layers))
+        change = layer_update(self.layout, shape, range(shape.layers))
         accelerator.kernels.commit_tables(change.update, tables, accelerator.stream(Role.COMPUTE))
         self.place.settle()
         return tables
@@ -443,7 +443,7 @@ def commits(bench: Bench) -> Figures:
     """New tables of all layers at once; launched, since the host's memory that they come from is
     another each time."""
     case = bench.case
-    change = change_of(case.layout, case.shape, range(case.shape.layers))
+    change = layer_update(case.layout, case.shape, range(case.shape.layers))
 
     def commit() -> None:
         bench.kernels.commit_tables(change.update, case.tables, bench.stream)

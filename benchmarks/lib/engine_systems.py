@@ -18,19 +18,35 @@ import numpy.typing as npt
 import torch
 
 from equipoise.balancer.experts import plan
-from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock, open_balancer
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.engine.serving_state import Installed
-from equipoise.balancer.experts.placement import Layout, Load, Shape, contiguous, even_shares
-from equipoise.balancer.experts.planning.migration import Shipment, ship
-from equipoise.balancer.experts.planning.proposal import Freight, Proposal, by_groups, by_ship
-from equipoise.balancer.experts.planning.rebalance_plan import Draft
-from equipoise.balancer.experts.routing.layer_update import Change, change_of
+from equipoise.balancer.experts.balancer import (
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
+    open_balancer,
+)
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.engine.serving_state import ServingState
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Layout,
+    Load,
+    even_shares,
+    initial_placement,
+)
+from equipoise.balancer.experts.planning.migration import MigrationPlan, plan_migration
+from equipoise.balancer.experts.planning.proposal import (
+    Proposal,
+    TransferLimits,
+    in_place_proposal,
+    staged_proposal,
+)
+from equipoise.balancer.experts.planning.rebalance_plan import RebalancePlan
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.balancer.experts.routing.routers import Router, TableRouter
 from equipoise.balancer.experts.runtime.events import COMPLETED
-from equipoise.balancer.experts.runtime.jobs import Job, Task, ThreadWorker, finish
-from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
-from equipoise.balancer.experts.transfer.p2p import Mover, Staged
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, ThreadWorker, run_blocking
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
+from equipoise.balancer.experts.transfer.p2p import P2PTransfer, StagedChunk
 from equipoise.hal import registry
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
@@ -58,7 +74,7 @@ from lib.emulated_link import LinkedFabric
 from lib.loads import Model, windows
 from lib.rivals import InUse, install
 
-SHAPE = Shape(LAYERS, EXPERTS, SLOTS, RANKS)
+SHAPE = ExpertShape(LAYERS, EXPERTS, SLOTS, RANKS)
 Ids = npt.NDArray[np.int32]
 
 
@@ -157,7 +173,7 @@ class Given:
 
 def start() -> Layout:
     """Installed at first."""
-    placement = contiguous(SHAPE)
+    placement = initial_placement(SHAPE)
     return Layout(placement, even_shares(placement, EXPERTS))
 
 
@@ -258,7 +274,7 @@ class System(Protocol):
     """What the step loop asks of a way to serve."""
 
     router: Router
-    installed: Installed
+    installed: ServingState
     held: torch.Tensor
     """int64 [layers, slots of a rank, 2]: what the slots hold."""
     ended: list[Ended]
@@ -303,7 +319,7 @@ class Base:
         self._prepare()
 
     def _prepare(self) -> None:
-        self.installed = Installed(self._place.device, self._store, SHAPE, start())
+        self.installed = ServingState(self._place.device, self._store, SHAPE, start())
         counters = torch.zeros((SHAPE.layers, SHAPE.experts), dtype=torch.int32)
         device, tables = self._place.device, self.installed.tables
         self.router: Router = TableRouter(device, tables, self._place.rank, counters)
@@ -343,7 +359,7 @@ class Perfect(Base):
         compute = self._place.device.stream(Role.COMPUTE)
         for layer, experts in enumerate(mine):
             self.held[layer].copy_(self._place.rows[layer, experts])
-        self.installed.commit(change_of(found.layout, SHAPE, range(SHAPE.layers)), ())
+        self.installed.commit(layer_update(found.layout, SHAPE, range(SHAPE.layers)), ())
         compute.synchronize(DEADLINE)
         self.ended.append(Ended(step, step, found.moves))
         return True
@@ -353,8 +369,8 @@ class Perfect(Base):
 class Prepared:
     """What is known of a transfer before: how weights travel, and what is installed with them."""
 
-    shipment: Shipment
-    change: Change
+    shipment: MigrationPlan
+    change: LayerUpdate
 
 
 def prepared(
@@ -365,7 +381,7 @@ def prepared(
     for given_plan in plans:
         steps = []
         for layers in groups:
-            travel = ship(
+            travel = plan_migration(
                 before.placement,
                 _mixed(before, given_plan.layout, layers).placement,
                 layers,
@@ -373,7 +389,7 @@ def prepared(
                 staging=2 * SHAPE.layers * PER_RANK,
                 parcel=PARCEL,
             )
-            steps.append(Prepared(travel, change_of(given_plan.layout, SHAPE, layers)))
+            steps.append(Prepared(travel, layer_update(given_plan.layout, SHAPE, layers)))
         found[given_plan.due] = steps
         before = given_plan.layout
     return found
@@ -398,15 +414,15 @@ class Travelling(Base):
     def __init__(self, place: Place, staging: int, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(place, staging=staging)
         moves = place.fabric.open(f"{place.label}.moves")
-        self._mover = Mover(place.device, moves, self._store, range(SHAPE.ranks), DEADLINE)
+        self._mover = P2PTransfer(place.device, moves, self._store, range(SHAPE.ranks), DEADLINE)
         self._votes = place.fabric.open(f"{place.label}.votes")
         self._ready = prepared(place.plans, groups)
 
-    def _travel(self, work: Prepared) -> Job[Staged]:
+    def _travel(self, work: Prepared) -> Job[StagedChunk]:
         """Stage what is on its way; where nothing moves, nothing."""
         if not work.shipment.lots:
             yield from ()
-            return Staged(0, 0, (), 0)
+            return StagedChunk(0, 0, (), 0)
         leg = work.shipment.leg(self._place.rank, 0)
         return (yield from self._mover.begin(leg, self.installed.settled))
 
@@ -420,7 +436,7 @@ class StopTheWorld(Travelling):
     def boundary(self, step: int) -> None:
         """Move, meet, install, meet."""
         for work in self._ready.get(step, ()):
-            staged = finish(self._travel(work), DEADLINE)
+            staged = run_blocking(self._travel(work), DEADLINE)
             self._votes.barrier().result(DEADLINE)
             self.installed.commit(work.change, staged.copies)
             self._place.device.stream(Role.COMPUTE).synchronize(DEADLINE)
@@ -442,7 +458,7 @@ class OneLayer(Travelling):
         self._maps = InUse.empty(SHAPE.experts)
         self._due: deque[int] = deque()
         self._left: deque[Prepared] = deque()
-        self._flying: Task[Staged] | None = None
+        self._flying: JobHandle[StagedChunk] | None = None
         self._moved = 0
 
     def boundary(self, step: int) -> None:
@@ -460,7 +476,7 @@ class OneLayer(Travelling):
         """End the thread."""
         self._worker.close()
 
-    def _vote(self, flying: Task[Staged], step: int) -> None:
+    def _vote(self, flying: JobHandle[StagedChunk], step: int) -> None:
         votes = torch.tensor([int(flying.done())], dtype=torch.int32)
         self._votes.all_reduce(votes).result(DEADLINE)
         if int(votes[0]) < SHAPE.ranks:
@@ -492,7 +508,7 @@ class Ours(Base):
     def __init__(
         self,
         place: Place,
-        way: Callable[[Place, EmulatedStore], CommitPath],
+        way: Callable[[Place, EmulatedStore], UpdatePathConfig],
         shares: ShareMode = ShareMode.STATIC,
         own: bool = False,
     ) -> None:
@@ -501,7 +517,7 @@ class Ours(Base):
 
     def _prepare(self) -> None:
         place = self._place
-        config = EngineConfig(
+        config = BalancerConfig(
             label=place.label,
             shares=self._shares,
             window_size=WINDOW,
@@ -519,7 +535,7 @@ class Ours(Base):
         if not self._own:
             engine = self._balancer.engine
             # The engine, its protocol and its path run as they are; only what is planned is given.
-            engine._path = Told(engine._path, place, isinstance(path, UnderLock))
+            engine._path = Told(engine._path, place, isinstance(path, InPlaceFromHost))
 
     def boundary(self, step: int) -> None:
         """The engine's."""
@@ -549,7 +565,7 @@ class Told:
     def __init__(self, inner: Any, place: Place, locked: bool) -> None:
         self._inner = inner
         self._plans = iter(place.plans)
-        self._freight = Freight(PARCEL, 1, 2 * PER_RANK, place.rank)
+        self._freight = TransferLimits(PARCEL, 1, 2 * PER_RANK, place.rank)
         self._locked = locked
 
     def __getattr__(self, name: str) -> Any:
@@ -560,18 +576,18 @@ class Told:
         after = next(self._plans).layout
         changed = np.flatnonzero((after.placement != layout.placement).any(axis=1))
         nothing = np.zeros(SHAPE.layers, dtype=np.int64)
-        drafted = Draft(after, tuple(changed.tolist()), nothing, nothing)
+        drafted = RebalancePlan(after, tuple(changed.tolist()), nothing, nothing)
         if self._locked:
-            return by_groups(drafted, SHAPE, UPDATES)
-        return by_ship(drafted, layout, SHAPE, self._freight)
+            return in_place_proposal(drafted, SHAPE, UPDATES)
+        return staged_proposal(drafted, layout, SHAPE, self._freight)
 
 
-def by_boundary(place: Place, store: EmulatedStore) -> CommitPath:
+def by_boundary(place: Place, store: EmulatedStore) -> UpdatePathConfig:
     """Weights come from peers."""
-    return AtBoundary()
+    return StagedFromPeers()
 
 
-def by_lock(place: Place, store: EmulatedStore) -> CommitPath:
+def by_lock(place: Place, store: EmulatedStore) -> UpdatePathConfig:
     """Weights come from the host's memory."""
-    supply = Supply(Library(place.rows), StreamWriter(place.device, store))
-    return UnderLock(supply, registry.accelerator("cpu").capabilities)
+    supply = HostWeights(Library(place.rows), StreamWriter(place.device, store))
+    return InPlaceFromHost(supply, registry.accelerator("cpu").capabilities)

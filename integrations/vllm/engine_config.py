@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
+from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
 from equipoise.balancer.experts.placement import SHARE_ONE
-from equipoise.balancer.experts.weights.expert_weights import Family
+from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.integrations.vllm.settings import EngineSettings
 
 MIB = 1 << 20
@@ -17,25 +17,25 @@ MIB = 1 << 20
 
 def engine_config(
     settings: EngineSettings, engine: Any, number: int, rows_alike: int, nodes: int
-) -> EngineConfig:
+) -> BalancerConfig:
     """In the words of vLLM's `EPLBConfig`, where it has them.
 
     Args:
         settings: of the part.
         engine: vLLM's `EPLBConfig`.
         number: of the model, in the order in which they come.
-        rows_alike: see `EngineConfig`.
-        nodes: see `EngineConfig`.
+        rows_alike: see `BalancerConfig`.
+        nodes: see `BalancerConfig`.
     """
     window = min(engine.window_size, engine.step_interval)
     sub_window = settings.sub_window or sub_window_of(window, engine.step_interval)
-    return EngineConfig(
+    return BalancerConfig(
         label=f"vllm{number}",
         shares=ShareMode(settings.shares),
         window_size=max(window // sub_window, 1) * sub_window,
         step_interval=engine.step_interval,
         sub_window=sub_window,
-        aims=Aims(target=settings.target),
+        aims=PlannerOptions(target=settings.target),
         hysteresis=round(settings.gain * SHARE_ONE),
         nodes=nodes,
         rows_alike=rows_alike,
@@ -45,7 +45,7 @@ def engine_config(
     )
 
 
-def staging_budget(settings: EngineSettings, families: Sequence[Family]) -> int:
+def staging_budget(settings: EngineSettings, families: Sequence[LayerGroup]) -> int:
     """Bytes of staging on a rank, over all families of a model.
 
     As many as the settings ask for, but a slot of each family at least; where they ask for nothing,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.model_balancer import Berth, ModelBalancer
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.model_balancer import LayerGroupContext, ModelBalancer
 from equipoise.balancer.experts.runtime import events
-from equipoise.balancer.experts.runtime.events import Entry, Journal, Settled
+from equipoise.balancer.experts.runtime.events import Event, EventSink, RebalanceMeasured
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.lines import lines_for
 from equipoise.balancer.observe.metrics import Metrics
@@ -28,9 +28,9 @@ EVERY_ROW = torch.iinfo(torch.int32).max
 class CountedEpochs:
     """A journal that counts epochs that were not aborted."""
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """See `Journal`."""
-        if not isinstance(entry, Settled):
+        if not isinstance(entry, RebalanceMeasured):
             return
         match entry.record.outcome:
             case events.COMMITTED:
@@ -52,13 +52,13 @@ class Couriers:
         told: where metrics are kept; None where nobody asks for them.
     """
 
-    def __init__(self, config: EngineConfig, rank: int, told: Any | None = None) -> None:
+    def __init__(self, config: BalancerConfig, rank: int, told: Any | None = None) -> None:
         self._config = config
         self._rank = rank
         self._told = told
         self._opened: list[Courier] = []
 
-    def __call__(self, berth: Berth) -> Journal:
+    def __call__(self, berth: LayerGroupContext) -> EventSink:
         """Of one family."""
         name = f"{self._config.label}.{berth.number}"
         kept = () if self._told is None else (Metrics(self._told, name),)

@@ -13,7 +13,7 @@ import torch
 from vllm.distributed.parallel_state import get_ep_group, get_pp_group, get_tp_group
 
 from equipoise.balancer.experts.closing import close_all
-from equipoise.balancer.experts.open import Start, open_model_balancers
+from equipoise.balancer.experts.open import ModelStart, open_balancers
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.observe import metrics
 from equipoise.hal.errors import IntegrationError
@@ -67,7 +67,7 @@ class EngineState:
     def add_model(self, model: Any, model_config: Any, model_name: str | None = None) -> None:
         """Balance a model that has its weights; collective over the expert-parallel group.
 
-        Raises what `expert_model` and `open_model_balancers` raise.
+        Raises what `expert_model` and `open_balancers` raise.
         """
         site = self._met()
         self._tell(model)
@@ -79,11 +79,11 @@ class EngineState:
         eplb, nodes = self.parallel_config.eplb_config, node_count(site.nodes_of_ranks)
         config = engine_config(self._settings, eplb, number, alike, nodes)
         couriers = Couriers(config, group.rank_in_group, self._metrics(group.rank_in_group))
-        balancers = open_model_balancers(
+        balancers = open_balancers(
             site.accelerator,
             site.fabric,
             ModelSet((made,)),
-            {made.name: Start(initial_layout(model), config)},
+            {made.name: ModelStart(initial_layout(model), config)},
             budget=staging_budget(self._settings, made.families),
             journals=couriers,
         )
@@ -126,7 +126,7 @@ class EngineState:
             is_profile: it only measures memory; ours was taken when the model came.
             log_stats: the configuration says so, and our lines have read it there.
 
-        Raises what `ExpertEngine.boundary` raises: a rank that cannot know what was agreed ends.
+        Raises what `RebalanceEngine.boundary` raises: a rank that cannot know what was agreed ends.
         And `IntegrationError` where a layer never asks for slots.
         """
         if is_profile:

@@ -14,7 +14,7 @@ from vllm.distributed.eplb.policy import AbstractEplbPolicy, DefaultEplbPolicy
 from vllm.distributed.parallel_state import get_ep_group
 
 from equipoise.balancer.compat.counts import integers, whole
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.policy_plan import Proposal, propose, standing
 from equipoise.integrations.vllm.settings import PolicySettings
@@ -106,7 +106,7 @@ def _planned(
     """None where no plan of ours can start from the old map."""
     load = whole(weight)
     layers, experts = load.shape
-    shape = Shape(layers, experts, slots, ranks)
+    shape = ExpertShape(layers, experts, slots, ranks)
     installed = None
     if old is not None:
         installed = standing(integers(old, "old_global_expert_indices"), shape)
@@ -126,7 +126,7 @@ def _whole(old: Tensor | None, slots: int) -> Tensor | None:
     return old.to(device="cpu", dtype=torch.int64)
 
 
-def _tell(found: Proposal, shape: Shape) -> None:
+def _tell(found: Proposal, shape: ExpertShape) -> None:
     COUNTERS.add("policy_moves", found.moves)
     before = "none" if found.before is None else f"{found.before:.4f}"
     facts: tuple[Any, ...] = (found.layers, shape.layers, found.moves, shape.layers * shape.slots)

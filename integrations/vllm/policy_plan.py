@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from equipoise.balancer.compat.counts import Counts
 from equipoise.balancer.compat.rules import Wish, peaks, place
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, logical_maps
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement, logical_maps
 from equipoise.balancer.experts.planning.planner import plan
 from equipoise.integrations.vllm.settings import PolicySettings
 
@@ -37,7 +37,7 @@ class Proposal:
     after: float
 
 
-def standing(old: Counts, shape: Shape) -> Placement | None:
+def standing(old: Counts, shape: ExpertShape) -> Placement | None:
     """`old` (layers, slots) as int32; None where it is no placement of that shape.
 
     So it is while a group grows or shrinks: slots are empty (-1), or there are more or fewer.
@@ -49,7 +49,7 @@ def standing(old: Counts, shape: Shape) -> Placement | None:
 
 
 def propose(
-    load: Counts, shape: Shape, installed: Placement | None, settings: PolicySettings
+    load: Counts, shape: ExpertShape, installed: Placement | None, settings: PolicySettings
 ) -> Proposal:
     """Plan every layer for an even split.
 
@@ -93,7 +93,7 @@ def balancedness(load: Counts, placement: Placement, ranks: int) -> float:
 
 
 def _improved(
-    load: Counts, shape: Shape, installed: Placement, settings: PolicySettings
+    load: Counts, shape: ExpertShape, installed: Placement, settings: PolicySettings
 ) -> Placement:
     return plan(
         load,

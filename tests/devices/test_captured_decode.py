@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
-from equipoise.balancer.experts.placement import Shape, even_shares
-from equipoise.balancer.experts.routing.layer_update import rows_update
+from equipoise.balancer.experts.placement import ExpertShape, even_shares
+from equipoise.balancer.experts.routing.layer_update import build_tables
 from equipoise.balancer.experts.routing.routers import TableRouter
 from equipoise.demo.captured import CapturedDecode, EverySlot
 from equipoise.demo.model import (
@@ -31,7 +31,7 @@ from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
 
 CONFIG = ModelConfig(layers=2, experts=4, top_k=2, hidden=16, heads=2, expert_width=8, context=24)
-SHAPE = Shape(layers=CONFIG.layers, experts=CONFIG.experts, slots=6, ranks=1)
+SHAPE = ExpertShape(layers=CONFIG.layers, experts=CONFIG.experts, slots=6, ranks=1)
 WEIGHTS = random_weights(CONFIG, seed=3)
 PROMPT, REQUESTS, STEPS = 5, (0, 3, 9), 6
 SOON = 20.0
@@ -76,7 +76,7 @@ class Bench:
             store.write(range(SHAPE.slots), source, self.stream)
         rows = np.tile(np.array(placement, dtype=np.int32), (CONFIG.layers, 1))
         layers = range(CONFIG.layers)
-        update = rows_update(rows, even_shares(rows, CONFIG.experts), SHAPE, layers)
+        update = build_tables(rows, even_shares(rows, CONFIG.experts), SHAPE, layers)
         self._kernels.commit_tables(update, self._tables, self.stream)
 
     def prefill(self, seed: int) -> None:

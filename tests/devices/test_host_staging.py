@@ -12,11 +12,17 @@ from torch import Tensor
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.devices.host_staging import HostStagedCommunicator, HostStagedFabric
 from equipoise.balancer.experts.balancer import open_balancer
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
-from equipoise.balancer.experts.planning.migration import Leg, Local, Receiving, RoundLeg, Sending
-from equipoise.balancer.experts.runtime.jobs import finish
-from equipoise.balancer.experts.transfer.p2p import Mover
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
+from equipoise.balancer.experts.planning.migration import (
+    LocalCopies,
+    RankTransfers,
+    Recv,
+    RoundTransfers,
+    Send,
+)
+from equipoise.balancer.experts.runtime.jobs import run_blocking
+from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Exchange, Parcel, Rendezvous
@@ -149,14 +155,16 @@ def test_mover_stages_weights_of_device_through_host(kind: str) -> None:
         weights = placed(device, [[seat.rank + 1.0] * 16] * 4, torch.float32)
         layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=2)
         store = device.slot_store(layout)
-        mover = Mover(device, group, store, range(SIZE), SOON)
+        mover = P2PTransfer(device, group, store, range(SIZE), SOON)
         peer = 1 - seat.rank
         rounds = tuple(
-            RoundLeg(Sending(peer, (at,)), Receiving(peer, (at,), (2 + at,))) for at in range(2)
+            RoundTransfers(Send(peer, (at,)), Recv(peer, (at,), (2 + at,))) for at in range(2)
         )
         event, compute = device.event(), device.stream(Role.COMPUTE)
         compute.record(event)
-        staged = finish(mover.begin(Leg(rounds, Local((), (), ()), ()), event), SOON)
+        staged = run_blocking(
+            mover.begin(RankTransfers(rounds, LocalCopies((), (), ()), ()), event), SOON
+        )
         store.commit(staged.copies, compute)
         compute.synchronize(SOON)
         return staged.sent, staged.received, weights[:, 0].tolist()
@@ -168,11 +176,11 @@ def test_mover_stages_weights_of_device_through_host(kind: str) -> None:
 
 def test_engine_rebalances_device_through_host(kind: str) -> None:
     """Loads are summed and experts moved over gloo; every slot then holds its expert's weights."""
-    shape = Shape(layers=1, experts=8, slots=10, ranks=SIZE)
-    config = EngineConfig(
+    shape = ExpertShape(layers=1, experts=8, slots=10, ranks=SIZE)
+    config = BalancerConfig(
         label="staged", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
     )
-    layout = Layout(contiguous(shape), even_shares(contiguous(shape), shape.experts))
+    layout = Layout(initial_placement(shape), even_shares(initial_placement(shape), shape.experts))
 
     def serve(seat: Seat) -> tuple[list[list[int]], list[float], int]:
         device = backend(kind).open(0)

@@ -17,8 +17,8 @@ from torch import Tensor
 from equipoise.backends.cpu import BACKEND as CPU
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 from equipoise.balancer.experts.model_balancer import LayerRouter
-from equipoise.balancer.experts.placement import Shape, even_shares
-from equipoise.balancer.experts.routing.layer_update import rows_update
+from equipoise.balancer.experts.placement import ExpertShape, even_shares
+from equipoise.balancer.experts.routing.layer_update import build_tables
 from equipoise.balancer.experts.routing.routers import TableRouter
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
@@ -33,7 +33,7 @@ from equipoise.integrations.vllm.engine_streams import (
 )
 from equipoise.integrations.vllm.routed_rows import BatchIndices, Clock, RoutedRows
 
-SHAPE = Shape(layers=1, experts=4, slots=6, ranks=1)
+SHAPE = ExpertShape(layers=1, experts=4, slots=6, ranks=1)
 SOON = 20.0
 PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
     lambda extra: st.permutations([*range(SHAPE.experts), *extra])
@@ -74,7 +74,7 @@ class OneLayer:
     def arrange(self, placement: list[int]) -> None:
         """A boundary at which tables are committed; nobody waits."""
         placed = np.array([placement], dtype=np.int32)
-        update = rows_update(placed, even_shares(placed, SHAPE.experts), SHAPE, range(1))
+        update = build_tables(placed, even_shares(placed, SHAPE.experts), SHAPE, range(1))
         with self.streams.turn():
             self._kernels.commit_tables(update, self._tables, self.streams.home)
 

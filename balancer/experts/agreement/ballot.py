@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from equipoise.balancer.experts.runtime.jobs import Gathered, Job
+from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
 
-WORD = (1 << 64) - 1
+MASK64 = (1 << 64) - 1
 """Fingerprints are added modulo 2**64."""
 
 
-class Stand(StrEnum):
+class RankStatus(StrEnum):
     """How far a rank is."""
 
     PLANNING = "planning"
@@ -31,7 +31,7 @@ class Stand(StrEnum):
 
 
 @dataclass(frozen=True)
-class LotMark:
+class ChunkChecksum:
     """What a rank knows of a lot that it has staged.
 
     Attributes:
@@ -57,9 +57,9 @@ class Ballot:
         reason: why it failed.
     """
 
-    stand: Stand
+    stand: RankStatus
     digest: str = ""
-    staged: tuple[LotMark, ...] = ()
+    staged: tuple[ChunkChecksum, ...] = ()
     reason: str = ""
 
     def to_bytes(self) -> bytes:
@@ -71,19 +71,19 @@ class Ballot:
         """Raises `AgreementLost` when a peer speaks another language."""
         try:
             fields = json.loads(text)
-            staged = tuple(LotMark(**mark) for mark in fields.pop("staged"))
-            return Ballot(**{**fields, "stand": Stand(fields["stand"]), "staged": staged})
+            staged = tuple(ChunkChecksum(**mark) for mark in fields.pop("staged"))
+            return Ballot(**{**fields, "stand": RankStatus(fields["stand"]), "staged": staged})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise AgreementLost(f"unreadable ballot {text[:80]!r}: {error}") from error
 
 
 @dataclass(frozen=True)
-class Wait:
+class Pending:
     """Somebody is still busy."""
 
 
 @dataclass(frozen=True)
-class Move:
+class StartTransfer:
     """Everybody has the same plan."""
 
 
@@ -101,44 +101,44 @@ class Abort:
     reason: str
 
 
-Verdict = Wait | Move | Commit | Abort
-Settled = Move | Commit | Abort
+Verdict = Pending | StartTransfer | Commit | Abort
+Decision = StartTransfer | Commit | Abort
 """A verdict that is made final by a decision."""
 
 
-def judge(ballots: Sequence[Ballot]) -> Verdict:
+def tally(ballots: Sequence[Ballot]) -> Verdict:
     """The one verdict that every rank reaches from the same ballots, in rank order."""
-    failed = [ballot.reason for ballot in ballots if ballot.stand is Stand.FAILED]
+    failed = [ballot.reason for ballot in ballots if ballot.stand is RankStatus.FAILED]
     if failed:
         return Abort(failed[0])
     if len({ballot.digest for ballot in ballots if ballot.digest}) > 1:
         return Abort("plans differ")
     stands = {ballot.stand for ballot in ballots}
-    if stands == {Stand.PLANNED}:
-        return Move()
-    if stands == {Stand.MOVING}:
-        return _judge_lots(ballots)
-    if Stand.MOVING in stands:
+    if stands == {RankStatus.PLANNED}:
+        return StartTransfer()
+    if stands == {RankStatus.MOVING}:
+        return _tally_chunks(ballots)
+    if RankStatus.MOVING in stands:
         return Abort("ranks out of step")
-    return Wait()
+    return Pending()
 
 
-def _judge_lots(ballots: Sequence[Ballot]) -> Verdict:
+def _tally_chunks(ballots: Sequence[Ballot]) -> Verdict:
     """Commit what everybody has staged, if it is right."""
     lots = min(len(ballot.staged) for ballot in ballots)
     for lot in range(lots):
         marks = [ballot.staged[lot] for ballot in ballots]
         if len({mark.tables for mark in marks}) > 1:
             return Abort("tables differ")
-        if (sum(mark.sent for mark in marks) - sum(mark.received for mark in marks)) & WORD:
+        if (sum(mark.sent for mark in marks) - sum(mark.received for mark in marks)) & MASK64:
             return Abort("staged bytes differ")
-    return Commit(lots) if lots else Wait()
+    return Commit(lots) if lots else Pending()
 
 
-def to_decision(verdict: Settled) -> bytes:
+def to_decision(verdict: Decision) -> bytes:
     """What is written under the question that the verdict settles."""
     match verdict:
-        case Move():
+        case StartTransfer():
             return b"move"
         case Commit(lots):
             return b"commit %d" % lots
@@ -146,11 +146,11 @@ def to_decision(verdict: Settled) -> bytes:
             return b"abort " + reason.encode()
 
 
-def from_decision(text: bytes) -> Settled:
+def from_decision(text: bytes) -> Decision:
     """The reverse. Raises `AgreementLost` for anything else."""
     word, _, rest = text.partition(b" ")
     if text == b"move":
-        return Move()
+        return StartTransfer()
     if word == b"commit" and rest.isdigit():
         return Commit(int(rest))
     if word == b"abort":
@@ -162,7 +162,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Question:
+class VoteSpec:
     """What is asked.
 
     Attributes:
@@ -179,7 +179,7 @@ class Question:
     ranks: tuple[int, ...]
 
 
-def vote(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+def vote(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """The verdict on `question`, the same on all ranks unless it is to wait.
 
     The first answer to `question.outcome` wins. So a rank that misses ballots may wish for an
@@ -191,25 +191,25 @@ def vote(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdi
     try:
         control.cast(question.ballots, ballot.to_bytes())
         wish = yield from _wish(control, question)
-        if isinstance(wish, Wait):
+        if isinstance(wish, Pending):
             return wish
         return from_decision(control.decide(question.outcome, to_decision(wish)))
     except ControlLost as error:
         raise AgreementLost(f"the vote {question.ballots}: {error}") from error
 
 
-def _wish(control: ControlPlane, question: Question) -> Job[Wait | Settled]:
+def _wish(control: ControlPlane, question: VoteSpec) -> Job[Pending | Decision]:
     try:
-        texts = yield Gathered(control, question.ballots, question.ranks)
+        texts = yield BallotsReady(control, question.ballots, question.ranks)
     except BallotIncomplete as error:
         return Abort(f"no ballot from rank(s) {', '.join(map(str, error.missing))}")
-    verdict = judge([Ballot.from_bytes(text) for text in texts])
-    if isinstance(verdict, Wait) and question.last:
+    verdict = tally([Ballot.from_bytes(text) for text in texts])
+    if isinstance(verdict, Pending) and question.last:
         return Abort("out of patience")
     return verdict
 
 
-def decline(control: ControlPlane, ballots: str, ballot: Ballot) -> Job[None]:
+def vote_failed(control: ControlPlane, ballots: str, ballot: Ballot) -> Job[None]:
     """Cast a ballot on a vote whose outcome does not concern this rank."""
     yield from ()
     try:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from equipoise.balancer.experts.agreement.ballot import Ballot, Stand
-from equipoise.balancer.experts.agreement.members import Members
-from equipoise.balancer.experts.runtime.jobs import Job, Titled, Worker
+from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
+from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.runtime.jobs import Job, NamedJob, Worker
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlLost
 
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Filed:
+class StoredKey:
     """A question of an epoch.
 
     Attributes:
@@ -41,7 +41,7 @@ class Filed:
     ranks: tuple[int, ...] = ()
 
 
-class Archive(Protocol):
+class KeyCollector(Protocol):
     """Told what an engine asks."""
 
     def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
@@ -53,15 +53,15 @@ class Archive(Protocol):
         ...
 
     @property
-    def leavings(self) -> tuple[Filed, ...]:
+    def leavings(self) -> tuple[StoredKey, ...]:
         """What is not forgotten yet, for who comes after; asked when the clerk is dismissed."""
         ...
 
 
-class ArchiveElsewhere:
+class NoKeyCollector:
     """Another member keeps it."""
 
-    leavings: tuple[Filed, ...] = ()
+    leavings: tuple[StoredKey, ...] = ()
 
     def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
         """It knows."""
@@ -70,7 +70,7 @@ class ArchiveElsewhere:
         """It does."""
 
 
-class ArchiveHere:
+class StoreKeyCollector:
     """This member forgets for all, so that the store is asked once.
 
     Args:
@@ -85,28 +85,28 @@ class ArchiveHere:
         control: ControlPlane,
         ranks: tuple[int, ...],
         clerk: Worker,
-        leavings: Sequence[Filed] = (),
+        leavings: Sequence[StoredKey] = (),
     ) -> None:
         self._control = control
         self._ranks = ranks
         self._clerk = clerk
         # Filled by the step's thread and emptied by the clerk's; all else is the clerk's alone.
         self._asked = deque(leavings)
-        self._kept: dict[str, Filed] = {}
-        self._free: deque[Filed] = deque()
+        self._kept: dict[str, StoredKey] = {}
+        self._free: deque[StoredKey] = deque()
 
     def file(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
-        """See `Archive`."""
-        self._asked.extend(Filed(epoch, name, self._ranks) for name in ballots)
-        self._asked.append(Filed(epoch, outcome))
+        """See `KeyCollector`."""
+        self._asked.extend(StoredKey(epoch, name, self._ranks) for name in ballots)
+        self._asked.append(StoredKey(epoch, outcome))
 
     def tidy(self, epoch: int, ballots: str) -> None:
-        """See `Archive`."""
-        self._clerk.start(Titled(self._tidying(epoch, ballots), "forget", epoch=epoch))
+        """See `KeyCollector`."""
+        self._clerk.start(NamedJob(self._tidying(epoch, ballots), "forget", epoch=epoch))
 
     @property
-    def leavings(self) -> tuple[Filed, ...]:
-        """See `Archive`."""
+    def leavings(self) -> tuple[StoredKey, ...]:
+        """See `KeyCollector`."""
         self._take()
         kept = (*self._free, *self._kept.values())
         return tuple(replace(filed, epoch=BEFORE) for filed in kept)
@@ -140,7 +140,7 @@ class ArchiveHere:
             texts = self._control.collect(ballots, 0.0, self._ranks)
         except BallotIncomplete:
             return False
-        return all(Ballot.from_bytes(text).stand is not Stand.FAILED for text in texts)
+        return all(Ballot.from_bytes(text).stand is not RankStatus.FAILED for text in texts)
 
     def _take(self) -> None:
         while self._asked:
@@ -148,10 +148,10 @@ class ArchiveHere:
             self._kept[filed.name] = filed
 
 
-def archive_of(
-    control: ControlPlane, members: Members, clerk: Worker, leavings: Sequence[Filed]
-) -> Archive:
+def key_collector_of(
+    control: ControlPlane, members: EPGroup, clerk: Worker, leavings: Sequence[StoredKey]
+) -> KeyCollector:
     """The lowest member keeps it."""
     if members.place:
-        return ArchiveElsewhere()
-    return ArchiveHere(control, members.ranks, clerk, leavings)
+        return NoKeyCollector()
+    return StoreKeyCollector(control, members.ranks, clerk, leavings)

@@ -7,7 +7,7 @@ from equipoise.hal.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Members:
+class EPGroup:
     """Who takes part.
 
     Attributes:
@@ -34,9 +34,9 @@ class Members:
         """A name that no other incarnation has used."""
         return f"{label}.{self.incarnation}" if self.incarnation else label
 
-    def without(self, active: Sequence[int]) -> "Members":
+    def without(self, active: Sequence[int]) -> "EPGroup":
         """The next incarnation, of `active` only. Raises `UsageError`."""
         strangers = sorted(set(active) - set(self.ranks))
         if strangers:
             raise UsageError(f"rank(s) {strangers} were no members: {self.ranks}")
-        return Members(tuple(sorted(active)), self.own, self.incarnation + 1)
+        return EPGroup(tuple(sorted(active)), self.own, self.incarnation + 1)

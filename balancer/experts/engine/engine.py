@@ -16,50 +16,57 @@ from equipoise.balancer.experts.agreement.ballot import (
     Abort,
     Ballot,
     Commit,
-    Move,
-    Question,
-    Stand,
+    Pending,
+    RankStatus,
+    StartTransfer,
     Verdict,
-    Wait,
-    decline,
+    VoteSpec,
     vote,
+    vote_failed,
 )
-from equipoise.balancer.experts.agreement.key_collector import Archive
-from equipoise.balancer.experts.agreement.members import Members
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.engine.recorder import UNWRITTEN, Chronicle
-from equipoise.balancer.experts.engine.serving_state import Installed
-from equipoise.balancer.experts.engine.share_refresh import ShareRenewal
+from equipoise.balancer.experts.agreement.key_collector import KeyCollector
+from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.engine.recorder import NO_RECORDER, Recorder
+from equipoise.balancer.experts.engine.serving_state import ServingState
+from equipoise.balancer.experts.engine.share_refresh import ShareRefresh
 from equipoise.balancer.experts.engine.states import (
     MOVE,
-    Agreeing,
-    Barred,
-    Committing,
     Draining,
-    Epoch,
-    Landed,
-    Moving,
-    Observing,
+    Failed,
+    Finished,
+    Idle,
     Planning,
+    Proposed,
+    RebalanceId,
+    Staged,
     State,
+    TransferProgress,
+    Transferring,
     Travelling,
-    Updating,
+    UpdatingInPlace,
     Voting,
-    Voyage,
     ballot_of,
     copies_of,
     outcome_of,
     since,
-    voyage_of,
+    transfer_of,
     work_of,
 )
 from equipoise.balancer.experts.load_window import LoadWindow
 from equipoise.balancer.experts.placement import Layout, Load
 from equipoise.balancer.experts.planning.proposal import Proposal
 from equipoise.balancer.experts.runtime.events import COMMITTED, UNCHANGED
-from equipoise.balancer.experts.runtime.jobs import Completed, Job, Task, Titled, at_once, finish
-from equipoise.balancer.experts.runtime.workers import Staff
-from equipoise.balancer.experts.weights.expert_weights import ranges
+from equipoise.balancer.experts.runtime.jobs import (
+    Job,
+    JobDone,
+    JobHandle,
+    NamedJob,
+    immediate,
+    run_blocking,
+)
+from equipoise.balancer.experts.runtime.workers import Workers
+from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, EngineError
 
@@ -91,41 +98,43 @@ class Group:
     """
 
     control: ControlPlane
-    members: Members
+    members: EPGroup
     first: int
-    archive: Archive
+    archive: KeyCollector
 
 
-class Path(Protocol):
+class UpdatePath(Protocol):
     """How an epoch that was agreed on comes into slots: by the boundary, or under a lock."""
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan for the load of these windows, on a worker."""
         ...
 
-    def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Updating | Landed:
+    def embark(
+        self, epoch: RebalanceId, proposal: Proposal, step: int
+    ) -> Transferring | UpdatingInPlace | Finished:
         """Every rank has the same proposal, at the boundary before `step`."""
         ...
 
-    def look(self, voyage: Voyage) -> Travelling | Barred:
+    def look(self, voyage: TransferProgress) -> Travelling | Failed:
         """What this rank's own part has become."""
         ...
 
-    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
         """The next `lots` lots are staged everywhere, and are right."""
         ...
 
-    def advance(self, state: Updating, step: int) -> Updating | Landed:
+    def advance(self, state: UpdatingInPlace, step: int) -> UpdatingInPlace | Finished:
         """The next boundary of an update that nobody votes on."""
         ...
 
-    def mend(self, reason: str) -> tuple[Task[None], ...]:
+    def mend(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Begin to mend what broke an epoch that all ranks abort for `reason`."""
         ...
 
 
 @dataclass(frozen=True)
-class EpochReport:
+class RebalanceReport:
     """How an epoch ended, at the boundary before `step`.
 
     Attributes:
@@ -146,7 +155,7 @@ class EpochReport:
     bytes: int
 
 
-class ExpertEngine:
+class RebalanceEngine:
     """Epochs for one rank.
 
     Args:
@@ -162,14 +171,14 @@ class ExpertEngine:
 
     def __init__(
         self,
-        installed: Installed,
+        installed: ServingState,
         load: LoadWindow,
-        path: Path,
-        renewal: ShareRenewal,
+        path: UpdatePath,
+        renewal: ShareRefresh,
         group: Group,
-        config: EngineConfig,
-        staff: Staff,
-        chronicle: Chronicle = UNWRITTEN,
+        config: BalancerConfig,
+        staff: Workers,
+        chronicle: Recorder = NO_RECORDER,
     ) -> None:
         self._installed = installed
         self._load = load
@@ -181,13 +190,13 @@ class ExpertEngine:
         self._config = config
         self._staff = staff
         self._chronicle = chronicle
-        self._state: State = Observing()
-        self._vote: Task[Verdict] | None = None
+        self._state: State = Idle()
+        self._vote: JobHandle[Verdict] | None = None
         self._next = group.first
         self._behind: int | None = None
         self._closed = False
         self._warned = False
-        self.reports: deque[EpochReport] = deque(maxlen=KEPT)
+        self.reports: deque[RebalanceReport] = deque(maxlen=KEPT)
         self.aborts: Counter[str] = Counter()
 
     @property
@@ -201,7 +210,7 @@ class ExpertEngine:
 
         Only while they are rewritten in place, and only of use to whoever leaves that half done.
         """
-        if not isinstance(self._state, Updating):
+        if not isinstance(self._state, UpdatingInPlace):
             return ()
         begun = self._state.proposal.changes[: len(self._state.writing)]
         return tuple(layer for change in begun for layer in change.layers)
@@ -223,7 +232,7 @@ class ExpertEngine:
             raise EngineError(f"boundary {step} of an engine that was closed")
         self.launched()
         if step >= self._next:
-            finish(self.passage(step), self._config.deadline)
+            run_blocking(self.passage(step), self._config.deadline)
 
     def launched(self) -> None:
         """The forward behind the last boundary is on its way: prepare the next boundary.
@@ -252,12 +261,12 @@ class ExpertEngine:
         if summed:
             self._chronicle.summed(step - 1, self._load.latest, self._installed.layout)
         yield from self._renewal.boundary(summed)
-        if isinstance(self._state, Updating):
+        if isinstance(self._state, UpdatingInPlace):
             self._state = self._landing(self._path.advance(self._state, step), step)
         elif isinstance(self._state, Voting):
             self._state = yield from self._settle(self._state, step)
         if isinstance(self._state, Draining) and self._state.done:
-            self._state = Observing()
+            self._state = Idle()
         self._behind, self._next = step, step + 1
         self._chronicle.end(self._state, self._installed.layout)
 
@@ -271,14 +280,14 @@ class ExpertEngine:
         self._closed, self._behind, self._next = True, None, NEVER
         self._staff.teller.go()
         try:
-            finish(self._load.drain(), self._config.deadline)
+            run_blocking(self._load.drain(), self._config.deadline)
         finally:
             self._staff.close()
             self._chronicle.close()
 
     def _when(self, step: int) -> int:
         """The next boundary at which there is something to do."""
-        if isinstance(self._state, Observing) and not self._renewal.pending:
+        if isinstance(self._state, Idle) and not self._renewal.pending:
             return self._load.due(step)
         return step + 1
 
@@ -288,11 +297,11 @@ class ExpertEngine:
         return step > 1 and behind == self._config.phase and self._load.full
 
     def _open(self, state: State, step: int) -> State:
-        epoch = Epoch(step // self._config.step_interval, step)
+        epoch = RebalanceId(step // self._config.step_interval, step)
         match state:
             case Draining():
-                return Barred(epoch, "a rank still drains an aborted epoch", state)
-            case Observing():
+                return Failed(epoch, "a rank still drains an aborted epoch", state)
+            case Idle():
                 return self._plan(epoch)
         # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
         # Under locks each leaves alone, when its own streams have read what was written.
@@ -300,10 +309,10 @@ class ExpertEngine:
         self._decline(epoch, step + 1, "a rank is still in the epoch before")
         return state
 
-    def _plan(self, epoch: Epoch) -> Planning:
+    def _plan(self, epoch: RebalanceId) -> Planning:
         windows, layout = self._load.windows, self._installed.layout
-        plan = at_once(lambda: self._path.propose(windows, layout))
-        job = Titled(plan, "plan", epoch=epoch.number)
+        plan = immediate(lambda: self._path.propose(windows, layout))
+        job = NamedJob(plan, "plan", epoch=epoch.number)
         return Planning(epoch, self._staff.planner.start(job))
 
     def _progress(self, state: Voting) -> Voting:
@@ -312,15 +321,15 @@ class ExpertEngine:
             case Planning(epoch, plan) if plan.done():
                 if (error := plan.exception()) is not None:
                     LOG.warning("epoch %d: planner failed: %s", epoch.number, error)
-                    return Barred(epoch, "planner failed", state)
+                    return Failed(epoch, "planner failed", state)
                 proposal = plan.result()
                 self._warn_of_staging(epoch, proposal)
-                return Agreeing(epoch, proposal)
-            case Moving(voyage) | Committing(voyage, _):
+                return Proposed(epoch, proposal)
+            case Transferring(voyage) | Staged(voyage, _):
                 return self._path.look(voyage)
         return state
 
-    def _warn_of_staging(self, epoch: Epoch, proposal: Proposal) -> None:
+    def _warn_of_staging(self, epoch: RebalanceId, proposal: Proposal) -> None:
         """Say once, on one rank, that staging is what bounds the plans."""
         short = proposal.draft.short_of_staging
         if not short or self._warned or self._members.place:
@@ -332,12 +341,12 @@ class ExpertEngine:
             "moves all in one. Said once; the metric layers_short_of_staging keeps count",
             epoch.number,
             self._installed.store.layout.staging,
-            ranges(list(short)),
+            format_ranges(list(short)),
         )
 
     def _cast(self, state: Voting, due: int) -> None:
         """Begin the vote that is settled at boundary `due`."""
-        question = Question(
+        question = VoteSpec(
             ballots=self._question(state.epoch, due),
             outcome=self._question(state.epoch, outcome_of(state)),
             last=due - since(state) > self._patience(state),
@@ -345,40 +354,40 @@ class ExpertEngine:
         )
         self._file(state.epoch, due, outcome_of(state))
         job = vote(self._control, question, ballot_of(state))
-        titled = Titled(job, "vote", epoch=state.epoch.number, step=due)
+        titled = NamedJob(job, "vote", epoch=state.epoch.number, step=due)
         self._vote = self._staff.clerk.start(titled)
         self._archive.tidy(state.epoch.number, question.ballots)
 
     def _patience(self, state: Voting) -> int:
         """Steps that the epoch may stay where it is."""
-        planned = voyage_of(state) is not None
+        planned = transfer_of(state) is not None
         return self._config.patience * (1 if planned else PLANNING)
 
     def _settle(self, state: Voting, step: int) -> Job[State]:
         """Act on the vote that is due at this boundary."""
         assert self._vote is not None
         try:
-            verdict = yield Completed(self._vote)
+            verdict = yield JobDone(self._vote)
         except TimeoutError as error:
             raise AgreementLost(f"epoch {state.epoch.number}: no verdict in time") from error
         match verdict, state:
-            case Wait(), _:
+            case Pending(), _:
                 return state
-            case Move(), Agreeing(epoch, proposal):
+            case StartTransfer(), Proposed(epoch, proposal):
                 self._renewal.planned(proposal.layout)
                 return self._landing(self._path.embark(epoch, proposal, step), step)
-            case Commit(lots), Committing():
+            case Commit(lots), Staged():
                 return self._landing(self._path.commit(state, lots, step), step)
             case Abort(reason), _:
                 return self._abort(state, step, reason)
         raise AgreementLost(f"told to {verdict} in {type(state).__name__}")
 
-    def _landing(self, state: Moving | Updating | Landed, step: int) -> State:
+    def _landing(self, state: Transferring | UpdatingInPlace | Finished, step: int) -> State:
         """End the epoch where everything is installed."""
         match state:
-            case Landed(epoch, layers, copies):
+            case Finished(epoch, layers, copies):
                 self._report(epoch, step, COMMITTED if layers else UNCHANGED, copies)
-                return Observing()
+                return Idle()
         return state
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
@@ -389,24 +398,24 @@ class ExpertEngine:
         self._decline(state.epoch, step + 1, reason)
         return Draining((*work_of(state), *self._path.mend(reason)))
 
-    def _decline(self, epoch: Epoch, due: int, reason: str) -> None:
+    def _decline(self, epoch: RebalanceId, due: int, reason: str) -> None:
         """Say, on a vote that others may have begun, that this rank takes no part."""
         self._file(epoch, due, MOVE)
-        ballot = Ballot(Stand.FAILED, reason=reason)
-        job = decline(self._control, self._question(epoch, due), ballot)
-        self._staff.clerk.start(Titled(job, "decline", epoch=epoch.number, step=due))
+        ballot = Ballot(RankStatus.FAILED, reason=reason)
+        job = vote_failed(self._control, self._question(epoch, due), ballot)
+        self._staff.clerk.start(NamedJob(job, "vote_failed", epoch=epoch.number, step=due))
 
-    def _file(self, epoch: Epoch, due: int, outcome: str) -> None:
+    def _file(self, epoch: RebalanceId, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
         votes = [self._question(epoch, due), self._question(epoch, due + 1)]
         self._archive.file(epoch.number, votes, self._question(epoch, outcome))
 
-    def _question(self, epoch: Epoch, what: int | str) -> str:
+    def _question(self, epoch: RebalanceId, what: int | str) -> str:
         """The vote that is due at a boundary, or what votes may settle."""
         return f"{self._members.named(self._config.label)}/{epoch.number}/{what}"
 
-    def _report(self, epoch: Epoch, step: int, outcome: str, copies: int) -> None:
+    def _report(self, epoch: RebalanceId, step: int, outcome: str, copies: int) -> None:
         size = copies * self._installed.store.layout.slot_bytes
-        report = EpochReport(epoch.number, epoch.opened, step, outcome, copies, size)
+        report = RebalanceReport(epoch.number, epoch.opened, step, outcome, copies, size)
         self.reports.append(report)
         self._chronicle.ended(self._state, report)

@@ -11,30 +11,30 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise import _native
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.states import (
-    Barred,
-    Committing,
-    Epoch,
-    Landed,
-    Moving,
+    Failed,
+    Finished,
+    RebalanceId,
+    Staged,
+    TransferProgress,
+    Transferring,
     Travelling,
-    Updating,
-    Voyage,
+    UpdatingInPlace,
 )
-from equipoise.balancer.experts.placement import Layout, Load, Placement, Shape
-from equipoise.balancer.experts.planning.proposal import Proposal, by_groups
-from equipoise.balancer.experts.planning.rebalance_plan import draft, limits_of
-from equipoise.balancer.experts.routing.layer_update import Change
-from equipoise.balancer.experts.runtime.jobs import Job, Released, Task, Titled, Worker
-from equipoise.balancer.experts.transfer.host_writes import Supply, write_checked
-from equipoise.balancer.experts.transfer.layer_locks import Gates
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Placement
+from equipoise.balancer.experts.planning.proposal import Proposal, in_place_proposal
+from equipoise.balancer.experts.planning.rebalance_plan import limits_of, plan_rebalance
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, LockReleased, NamedJob, Worker
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, write_and_verify
+from equipoise.balancer.experts.transfer.layer_locks import LayerLocks
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import AgreementLost, LockPoisoned
 
 
-class Updates:
+class InPlacePath:
     """Rewrites layers under their locks, on one rank.
 
     Group k of an epoch that was agreed on at boundary s is handed over in step s + k, and its
@@ -54,13 +54,13 @@ class Updates:
     def __init__(
         self,
         accelerator: Accelerator,
-        installed: Installed,
-        gates: Gates,
-        supply: Supply,
+        installed: ServingState,
+        gates: LayerLocks,
+        supply: HostWeights,
         worker: Worker,
         rank: int,
-        shape: Shape,
-        config: EngineConfig,
+        shape: ExpertShape,
+        config: BalancerConfig,
     ) -> None:
         self._accelerator = accelerator
         self._installed = installed
@@ -75,10 +75,12 @@ class Updates:
     def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
         limits = limits_of(self._config, self._shape.slots_per_rank)
-        drafted = draft(windows, layout, self._shape, limits)
-        return by_groups(drafted, self._shape, self._config.layer_updates_per_iter)
+        drafted = plan_rebalance(windows, layout, self._shape, limits)
+        return in_place_proposal(drafted, self._shape, self._config.layer_updates_per_iter)
 
-    def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Updating | Landed:
+    def embark(
+        self, epoch: RebalanceId, proposal: Proposal, step: int
+    ) -> UpdatingInPlace | Finished:
         """Every rank has the same proposal, at the boundary before `step`: hand over group 0."""
         first = {
             layer: step + group
@@ -87,9 +89,9 @@ class Updates:
         }
         self._gates.schedule(first)
         self._before = self._installed.layout.placement
-        return self.advance(Updating(epoch, proposal, step, ()), step)
+        return self.advance(UpdatingInPlace(epoch, proposal, step, ()), step)
 
-    def advance(self, state: Updating, step: int) -> Updating | Landed:
+    def advance(self, state: UpdatingInPlace, step: int) -> UpdatingInPlace | Finished:
         """Install the tables of the group whose second step this is, and hand over the next.
 
         Raises:
@@ -105,22 +107,22 @@ class Updates:
         if group > len(changes) and self._drained(state):
             self._gates.schedule({})
             proposal = state.proposal
-            return Landed(state.epoch, len(proposal.draft.order), self._copies(proposal))
+            return Finished(state.epoch, len(proposal.draft.order), self._copies(proposal))
         return state
 
-    def look(self, voyage: Voyage) -> Travelling | Barred:
+    def look(self, voyage: TransferProgress) -> Travelling | Failed:
         """Nothing travels on this path."""
         raise AgreementLost(f"epoch {voyage.epoch.number} travels on a path that has no staging")
 
-    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
         """Nothing is staged on this path."""
         raise AgreementLost(f"told to commit {lots} lots on a path that has no staging")
 
-    def mend(self, reason: str) -> tuple[Task[None], ...]:
+    def mend(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Nothing of this path breaks in an epoch that is aborted."""
         return ()
 
-    def _check(self, state: Updating) -> None:
+    def _check(self, state: UpdatingInPlace) -> None:
         """Raise for what has gone wrong behind the decision."""
         for task in state.writing:
             if task.done() and (error := task.exception()) is not None:
@@ -130,7 +132,7 @@ class Updates:
         except LockPoisoned as error:
             raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
 
-    def _hand_over(self, state: Updating, change: Change) -> Updating:
+    def _hand_over(self, state: UpdatingInPlace, change: LayerUpdate) -> UpdatingInPlace:
         """Let the step that begins read these layers once more; they are written behind it.
 
         The first signals are given here and not by the worker, which may still wait for a layer
@@ -141,21 +143,21 @@ class Updates:
             self._gates.locks[layer].signal(epoch)
         job = self._rewrite(change, epochs, state.proposal.layout)
         layers = list(change.layers)
-        task = self._worker.start(Titled(job, "move", epoch=state.epoch.number, layers=layers))
+        task = self._worker.start(NamedJob(job, "move", epoch=state.epoch.number, layers=layers))
         return replace(state, writing=(*state.writing, task))
 
-    def _drained(self, state: Updating) -> bool:
+    def _drained(self, state: UpdatingInPlace) -> bool:
         """Whether all that was written has been read once, so that the locks are as at first."""
         if not all(task.done() for task in state.writing):
             return False
         layers = [layer for change in state.proposal.changes for layer in change.layers]
         return all(self._gates.drained(layer) for layer in layers)
 
-    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         """Write each layer of a group once its step has read it, and let the next step read it."""
         try:
             for layer in change.layers:
-                yield Released(self._gates.locks[layer])
+                yield LockReleased(self._gates.locks[layer])
                 yield from self._fill(layer, layout.placement)
                 self._gates.locks[layer].signal(epochs[layer])
         except BaseException:
@@ -168,7 +170,7 @@ class Updates:
         places = np.flatnonzero(mine != self._before[layer, self._mine])
         slots = (layer * self._shape.slots_per_rank + places).tolist()
         store, experts = self._installed.store, mine[places].tolist()
-        return write_checked(self._accelerator, store, self._supply, layer, slots, experts)
+        return write_and_verify(self._accelerator, store, self._supply, layer, slots, experts)
 
     def _copies(self, proposal: Proposal) -> int:
         """Copies that a rank did not hold, over all ranks."""

@@ -9,34 +9,41 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from equipoise.balancer.experts.engine.states import (
-    Agreeing,
-    Barred,
     Draining,
-    Observing,
+    Failed,
+    Idle,
+    Proposed,
     State,
-    Updating,
-    voyage_of,
+    UpdatingInPlace,
+    transfer_of,
 )
-from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Load, Placement, Shape, Shares
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    ExpertShape,
+    Layout,
+    Load,
+    Placement,
+    Shares,
+)
 from equipoise.balancer.experts.planning.proposal import Proposal
 from equipoise.balancer.experts.runtime.events import (
     COMPLETED,
-    Closed,
-    Ended,
-    Entered,
-    EpochRecord,
-    Journal,
-    Passed,
-    Skipped,
-    Span,
-    Summed,
+    BoundaryDone,
+    EngineClosed,
+    EventSink,
+    LoadReduced,
+    RebalanceEnded,
+    RebalanceRecord,
+    RebalanceSkipped,
+    StateChanged,
+    TraceSpan,
     Track,
     now,
 )
 
 
 class Report(Protocol):
-    """What is known of an epoch when it ends; `EpochReport` is one."""
+    """What is known of an epoch when it ends; `RebalanceReport` is one."""
 
     @property
     def number(self) -> int:
@@ -69,7 +76,7 @@ class Report(Protocol):
         ...
 
 
-class Chronicle(Protocol):
+class Recorder(Protocol):
     """Told by an engine at each boundary that has something to do."""
 
     def begin(self, step: int) -> None:
@@ -101,7 +108,7 @@ class Chronicle(Protocol):
         ...
 
 
-class Unwritten:
+class NoRecorder:
     """Of an engine without a journal."""
 
     def begin(self, step: int) -> None:
@@ -126,11 +133,11 @@ class Unwritten:
         """Nothing to do."""
 
 
-UNWRITTEN = Unwritten()
+NO_RECORDER = NoRecorder()
 
 
 @dataclass(frozen=True)
-class Subject:
+class RecorderContext:
     """Whose chronicle it is.
 
     Attributes:
@@ -141,11 +148,11 @@ class Subject:
         shares: those that the router applies, for a load and a layout.
     """
 
-    shape: Shape
+    shape: ExpertShape
     place: int
     slot_bytes: int
     sub_window: int
-    shares: Callable[[Load, Layout, Shape], Shares]
+    shares: Callable[[Load, Layout, ExpertShape], Shares]
 
 
 @dataclass
@@ -158,19 +165,19 @@ class _Open:
     seconds: dict[str, float]
 
 
-class Written:
+class EventRecorder:
     """Of an engine with a journal.
 
     A state lasts from when it was entered, at the end of a boundary or of what is done behind the
     launch, to when the next one was. So the seconds by phase of an epoch add up to the epoch.
     """
 
-    def __init__(self, journal: Journal, subject: Subject) -> None:
+    def __init__(self, journal: EventSink, subject: RecorderContext) -> None:
         self._journal = journal
         self._subject = subject
         self._step = 0
         self._began = now()
-        self._state: State = Observing()
+        self._state: State = Idle()
         self._since = self._began
         self._open: _Open | None = None
         self._end: tuple[State, Report] | None = None
@@ -182,7 +189,7 @@ class Written:
     def summed(self, closed: int, load: Load, layout: Layout) -> None:
         """See `Chronicle`."""
         of = self._subject
-        self._journal.note(Summed(closed, of.sub_window, load, layout, of.shape, of.shares))
+        self._journal.note(LoadReduced(closed, of.sub_window, load, layout, of.shape, of.shares))
 
     def ended(self, state: State, report: Report) -> None:
         """See `Chronicle`."""
@@ -190,12 +197,12 @@ class Written:
 
     def skipped(self, step: int) -> None:
         """See `Chronicle`."""
-        self._journal.note(Skipped(step))
+        self._journal.note(RebalanceSkipped(step))
 
     def end(self, state: State, layout: Layout) -> None:
         """See `Chronicle`."""
         at = now()
-        self._journal.note(Passed(self._step, self._began, at))
+        self._journal.note(BoundaryDone(self._step, self._began, at))
         self._turn(state, layout, at)
 
     def prepared(self, state: State, layout: Layout) -> None:
@@ -204,7 +211,7 @@ class Written:
 
     def close(self) -> None:
         """See `Chronicle`."""
-        self._journal.note(Closed())
+        self._journal.note(EngineClosed())
 
     def _turn(self, state: State, layout: Layout, at: float) -> None:
         if name_of(state) != name_of(self._state) or self._end is not None:
@@ -216,7 +223,7 @@ class Written:
         name, number = name_of(self._state), epoch_of(self._state)
         details = {} if number is None else {"epoch": number}
         if number is not None or isinstance(self._state, Draining):
-            self._journal.note(Span(name, Track.EPOCH, self._since, at, details))
+            self._journal.note(TraceSpan(name, Track.EPOCH, self._since, at, details))
         if self._open is not None:
             phases = self._open.seconds
             phases[name] = phases.get(name, 0.0) + at - self._since
@@ -229,7 +236,7 @@ class Written:
         if number is not None and self._open is None:
             self._open = _Open(number, at, layout.placement, {})
         self._state, self._since = state, at
-        self._journal.note(Entered(self._step, at, name_of(state), number))
+        self._journal.note(StateChanged(self._step, at, name_of(state), number))
 
     def _tell_end(
         self, state: State, report: Report, opened: _Open, held: Placement, at: float
@@ -238,10 +245,10 @@ class Written:
         record = _record(state, report, opened.seconds)
         of = self._subject
         details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
-        self._journal.note(Span(_title(record), Track.EPOCH, opened.since, at, details))
+        self._journal.note(TraceSpan(_title(record), Track.EPOCH, opened.since, at, details))
         placements = opened.held, held
         self._journal.note(
-            Ended(record, opened.since, at, placements, of.place, of.shape, of.slot_bytes)
+            RebalanceEnded(record, opened.since, at, placements, of.place, of.shape, of.slot_bytes)
         )
 
 
@@ -252,24 +259,24 @@ def name_of(state: State) -> str:
 
 def epoch_of(state: State) -> int | None:
     """Number of the epoch that the state is in; none where none is open."""
-    return None if isinstance(state, Observing | Draining) else state.epoch.number
+    return None if isinstance(state, Idle | Draining) else state.epoch.number
 
 
 def proposal_of(state: State) -> Proposal | None:
     """What the epoch of this state would install, once that is known."""
     match state:
-        case Agreeing(_, proposal) | Updating(_, proposal):
+        case Proposed(_, proposal) | UpdatingInPlace(_, proposal):
             return proposal
-        case Observing() | Draining() | Barred(_, _, Draining()):
+        case Idle() | Draining() | Failed(_, _, Draining()):
             return None
-    voyage = voyage_of(state)
+    voyage = transfer_of(state)
     return None if voyage is None else voyage.proposal
 
 
-def _record(state: State, report: Report, seconds: dict[str, float]) -> EpochRecord:
+def _record(state: State, report: Report, seconds: dict[str, float]) -> RebalanceRecord:
     proposal = proposal_of(state)
     drafted = None if proposal is None else proposal.draft
-    return EpochRecord(
+    return RebalanceRecord(
         number=report.number,
         opened=report.opened,
         ended=report.step,
@@ -286,6 +293,6 @@ def _record(state: State, report: Report, seconds: dict[str, float]) -> EpochRec
     )
 
 
-def _title(record: EpochRecord) -> str:
+def _title(record: RebalanceRecord) -> str:
     how = record.outcome if record.outcome in COMPLETED else "aborted"
     return f"epoch {record.number}: {how}"

@@ -2,8 +2,8 @@
 
 import threading
 
-from equipoise.balancer.experts.placement import Layout, Shape, check
-from equipoise.balancer.experts.routing.layer_update import Change, change_of
+from equipoise.balancer.experts.placement import ExpertShape, Layout, check_placement
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables
 from equipoise.hal.readers import Readers
@@ -14,7 +14,7 @@ Copies = tuple[tuple[int, int], ...]
 """(staging, local slot) pairs."""
 
 
-class Installed:
+class ServingState:
     """Changes only at boundaries, and only by programs of the compute stream.
 
     The compute stream itself copies staging into slots and then advances the generation words, so
@@ -30,9 +30,9 @@ class Installed:
     """
 
     def __init__(
-        self, accelerator: Accelerator, store: SlotStore, shape: Shape, layout: Layout
+        self, accelerator: Accelerator, store: SlotStore, shape: ExpertShape, layout: Layout
     ) -> None:
-        check(layout.placement, shape)
+        check_placement(layout.placement, shape)
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
         self._settled = accelerator.event()
@@ -44,7 +44,7 @@ class Installed:
             shape.layers, shape.experts, shape.slots, shape.ranks, accelerator.device
         )
         accelerator.kernels.warm(self.tables, self._compute)
-        self.commit(change_of(layout, shape, range(shape.layers)), ())
+        self.commit(layer_update(layout, shape, range(shape.layers)), ())
 
     @property
     def layout(self) -> Layout:
@@ -73,7 +73,7 @@ class Installed:
         """Generation of a layer's tables, for programs of the compute stream."""
         return int(self.tables.generation[layer])
 
-    def commit(self, change: Change, copies: Copies) -> None:
+    def commit(self, change: LayerUpdate, copies: Copies) -> None:
         """Copy staging into slots and install `change`, in this order on the compute stream.
 
         Weights and tables are one change to a reader on another stream: it is held from before

@@ -5,16 +5,16 @@ from typing import Protocol
 
 import numpy as np
 
-from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.load_window import LoadWindow
-from equipoise.balancer.experts.placement import Layout, Load, Shape
-from equipoise.balancer.experts.routing.drift import Follower
-from equipoise.balancer.experts.routing.layer_update import Change, change_of
-from equipoise.balancer.experts.runtime.jobs import Completed, Job, Task, Worker, at_once
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
+from equipoise.balancer.experts.routing.drift import DriftDetector
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
+from equipoise.balancer.experts.runtime.jobs import Job, JobDone, JobHandle, Worker, immediate
 from equipoise.hal.errors import AgreementLost
 
 
-class ShareRenewal(Protocol):
+class ShareRefresh(Protocol):
     """Called at every boundary at which there is something to do, on every rank alike."""
 
     @property
@@ -31,7 +31,7 @@ class ShareRenewal(Protocol):
         ...
 
 
-class KeepShares:
+class StaticShares:
     """Static and exact modes: the tables' shares change only with an epoch.
 
     Args:
@@ -41,7 +41,7 @@ class KeepShares:
 
     pending = False
 
-    def __init__(self, installed: Installed, shape: Shape) -> None:
+    def __init__(self, installed: ServingState, shape: ExpertShape) -> None:
         self._installed = installed
         self._shape = shape
 
@@ -51,7 +51,7 @@ class KeepShares:
 
     def planned(self, layout: Layout) -> None:
         """Layers that keep their placement get the plan's shares, which cost no weight."""
-        change = renewed(self._installed.layout, layout, self._shape)
+        change = share_update(self._installed.layout, layout, self._shape)
         if change is not None:
             self._installed.commit(change, ())
 
@@ -65,7 +65,7 @@ class Resting:
 class Solving:
     """Shares are being solved; due at the next boundary."""
 
-    better: Task[Change | None]
+    better: JobHandle[LayerUpdate | None]
 
 
 class LaggedShares:
@@ -85,16 +85,16 @@ class LaggedShares:
 
     def __init__(
         self,
-        installed: Installed,
+        installed: ServingState,
         load: LoadWindow,
-        shape: Shape,
+        shape: ExpertShape,
         hysteresis: int,
         worker: Worker,
     ) -> None:
         self._installed = installed
         self._load = load
         self._shape = shape
-        self._follower = Follower(shape, hysteresis, planned=load.sums.maxlen or 1)
+        self._follower = DriftDetector(shape, hysteresis, planned=load.sums.maxlen or 1)
         self._state: Resting | Solving = Resting()
         self._worker = worker
 
@@ -111,23 +111,23 @@ class LaggedShares:
         yield from self._take()
         if summed:
             load, layout = self._load.latest, self._installed.layout
-            solve = at_once(lambda: self._solve(load, layout))
+            solve = immediate(lambda: self._solve(load, layout))
             self._state = Solving(self._worker.start(solve))
 
     def planned(self, layout: Layout) -> None:
         """Shares of layers that keep their placement are fresher than the plan's."""
 
-    def _solve(self, load: Load, layout: Layout) -> Change | None:
+    def _solve(self, load: Load, layout: Layout) -> LayerUpdate | None:
         shares = self._follower.better(load, layout)
         if shares is None:
             return None
-        return renewed(layout, replace(layout, shares=shares), self._shape)
+        return share_update(layout, replace(layout, shares=shares), self._shape)
 
     def _take(self) -> Job[None]:
         if not isinstance(self._state, Solving):
             return
         try:
-            change = yield Completed(self._state.better)
+            change = yield JobDone(self._state.better)
         except Exception as error:
             # Other ranks may have renewed theirs, and nobody votes on it: this rank cannot go on.
             why = "not in time" if isinstance(error, TimeoutError) else str(error)
@@ -138,9 +138,9 @@ class LaggedShares:
             self._installed.commit(fitting, ())
 
 
-def renewed(installed: Layout, wanted: Layout, shape: Shape) -> Change | None:
+def share_update(installed: Layout, wanted: Layout, shape: ExpertShape) -> LayerUpdate | None:
     """Other shares for the layers that keep their placement; None where there are none."""
     stays = (installed.placement == wanted.placement).all(axis=1)
     differs = (installed.shares != wanted.shares).any(axis=1)
     layers = np.flatnonzero(stays & differs).tolist()
-    return change_of(wanted, shape, layers) if layers else None
+    return layer_update(wanted, shape, layers) if layers else None

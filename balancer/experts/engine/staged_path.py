@@ -5,32 +5,37 @@ two steps by the compute stream itself. No lock.
 import logging
 from dataclasses import replace
 
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.engine.serving_state import Installed
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.states import (
-    Barred,
-    Committing,
-    Epoch,
-    Landed,
-    Moving,
+    Failed,
+    Finished,
+    RebalanceId,
+    Staged,
+    TransferProgress,
+    Transferring,
     Travelling,
-    Updating,
-    Voyage,
+    UpdatingInPlace,
 )
-from equipoise.balancer.experts.placement import Layout, Load, Shape
-from equipoise.balancer.experts.planning.proposal import Freight, Proposal, Shipped, by_ship
-from equipoise.balancer.experts.planning.rebalance_plan import draft, limits_of
-from equipoise.balancer.experts.runtime.jobs import Job, Task, Titled, Worker
-from equipoise.balancer.experts.transfer.p2p import Mover, ReadyLot, ready_lot
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
+from equipoise.balancer.experts.planning.proposal import (
+    Proposal,
+    StagedProposal,
+    TransferLimits,
+    staged_proposal,
+)
+from equipoise.balancer.experts.planning.rebalance_plan import limits_of, plan_rebalance
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, NamedJob, Worker
+from equipoise.balancer.experts.transfer.p2p import P2PTransfer, ReadyChunk, stage_chunk
 from equipoise.hal.errors import AgreementLost
 
-FLYING = 2
+CHUNKS_IN_FLIGHT = 2
 """Lots on the way at once: one travels while the other is voted on."""
 MOVE_FAILED = "move failed"
 LOG = logging.getLogger(__name__)
 
 
-class Voyages:
+class StagedPath:
     """Carries what was agreed on from staging to slots, on one rank.
 
     Args:
@@ -44,12 +49,12 @@ class Voyages:
 
     def __init__(
         self,
-        installed: Installed,
-        mover: Mover,
+        installed: ServingState,
+        mover: P2PTransfer,
         worker: Worker,
         rank: int,
-        shape: Shape,
-        config: EngineConfig,
+        shape: ExpertShape,
+        config: BalancerConfig,
     ) -> None:
         self._installed = installed
         self._mover = mover
@@ -58,31 +63,33 @@ class Voyages:
         self._shape = shape
         self._config = config
 
-    def propose(self, windows: Load, layout: Layout) -> Shipped:
+    def propose(self, windows: Load, layout: Layout) -> StagedProposal:
         """Plan; runs beside the forward. Raises `PlacementError`."""
         staging = self._installed.store.layout.staging
         limits = limits_of(self._config, staging)
-        freight = Freight(self._config.parcel, self._config.nodes, staging, self._rank)
-        return by_ship(draft(windows, layout, self._shape, limits), layout, self._shape, freight)
+        freight = TransferLimits(self._config.parcel, self._config.nodes, staging, self._rank)
+        return staged_proposal(
+            plan_rebalance(windows, layout, self._shape, limits), layout, self._shape, freight
+        )
 
-    def embark(self, epoch: Epoch, proposal: Proposal, step: int) -> Moving | Landed:
+    def embark(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Transferring | Finished:
         """All ranks have the same proposal, at the boundary before `step`: let its lots go."""
-        assert isinstance(proposal, Shipped)
-        return self._go_on(Voyage(epoch, proposal, 0, step, ()))
+        assert isinstance(proposal, StagedProposal)
+        return self._go_on(TransferProgress(epoch, proposal, 0, step, ()))
 
-    def look(self, voyage: Voyage) -> Travelling | Barred:
+    def look(self, voyage: TransferProgress) -> Travelling | Failed:
         """Which lots are staged by now; they are staged in the order in which they were let go."""
-        staged: list[ReadyLot] = []
+        staged: list[ReadyChunk] = []
         for task in voyage.flying:
             if not task.done():
                 break
             if (error := task.exception()) is not None:
                 LOG.warning("epoch %d: move failed: %s", voyage.epoch.number, error)
-                return Barred(voyage.epoch, MOVE_FAILED, voyage)
+                return Failed(voyage.epoch, MOVE_FAILED, voyage)
             staged.append(task.result())
-        return Committing(voyage, tuple(staged)) if staged else Moving(voyage)
+        return Staged(voyage, tuple(staged)) if staged else Transferring(voyage)
 
-    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
         """The next `lots` lots are staged everywhere, and are right: install them.
 
         Raises:
@@ -96,11 +103,11 @@ class Voyages:
         done, rest = voyage.committed + lots, voyage.flying[lots:]
         return self._go_on(replace(voyage, committed=done, since=step, flying=rest))
 
-    def advance(self, state: Updating, step: int) -> Updating | Landed:
+    def advance(self, state: UpdatingInPlace, step: int) -> UpdatingInPlace | Finished:
         """Nothing is rewritten in place on this path."""
         raise AgreementLost(f"epoch {state.epoch.number} is an update on a path that has no locks")
 
-    def mend(self, reason: str) -> tuple[Task[None], ...]:
+    def mend(self, reason: str) -> tuple[JobHandle[None], ...]:
         """Behind a failed move on any rank all build the mover's communicator again.
 
         All abort for the same reason, so all come. The mover's worker does it behind the lots that
@@ -109,39 +116,39 @@ class Voyages:
         """
         if reason != MOVE_FAILED or not self._mover.mendable:
             return ()
-        return (self._worker.start(Titled(self._mover.mend(), "mend")),)
+        return (self._worker.start(NamedJob(self._mover.mend(), "mend")),)
 
-    def _go_on(self, voyage: Voyage) -> Moving | Landed:
+    def _go_on(self, voyage: TransferProgress) -> Transferring | Finished:
         """Let go as many lots as there is staging for; or land, if all are committed."""
         if voyage.committed == voyage.proposal.shipment.lots:
             proposal = voyage.proposal
-            return Landed(voyage.epoch, len(proposal.draft.order), proposal.shipment.travelling)
+            return Finished(voyage.epoch, len(proposal.draft.order), proposal.shipment.travelling)
         while self._may_fly(voyage):
             lot = voyage.committed + len(voyage.flying)
             job = self._let_go(voyage.proposal, lot)
-            task = self._worker.start(Titled(job, "move", epoch=voyage.epoch.number, lot=lot))
+            task = self._worker.start(NamedJob(job, "move", epoch=voyage.epoch.number, lot=lot))
             flying = (*voyage.flying, task)
             voyage = replace(voyage, flying=flying)
-        return Moving(voyage)
+        return Transferring(voyage)
 
     @staticmethod
-    def _may_fly(voyage: Voyage) -> bool:
+    def _may_fly(voyage: TransferProgress) -> bool:
         """Whether the next lot has staging beside those that fly; alike on every rank."""
         lot, shipment = voyage.committed + len(voyage.flying), voyage.proposal.shipment
-        if lot == shipment.lots or len(voyage.flying) == FLYING:
+        if lot == shipment.lots or len(voyage.flying) == CHUNKS_IN_FLIGHT:
             return False
         return not voyage.flying or shipment.fits_beside(lot - 1, lot)
 
-    def _let_go(self, proposal: Shipped, lot: int) -> Job[ReadyLot]:
+    def _let_go(self, proposal: StagedProposal, lot: int) -> Job[ReadyChunk]:
         """Begin here, end in a job; what fails here fails the epoch as it would there."""
         try:
             staging = self._mover.begin(proposal.legs[lot], self._installed.settled)
         except Exception as error:
             return _failing(error)
-        return ready_lot(staging, proposal.changes[lot])
+        return stage_chunk(staging, proposal.changes[lot])
 
 
-def _failing(error: Exception) -> Job[ReadyLot]:
+def _failing(error: Exception) -> Job[ReadyChunk]:
     """A job that has failed before it began."""
     yield from ()
     raise error

@@ -15,19 +15,19 @@ What a state says of itself: on a ballot, in a question, and to whoever waits fo
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from equipoise.balancer.experts.agreement.ballot import Ballot, Stand
-from equipoise.balancer.experts.planning.proposal import Proposal, Shipped
-from equipoise.balancer.experts.runtime.jobs import Task
-from equipoise.balancer.experts.transfer.p2p import ReadyLot
+from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
+from equipoise.balancer.experts.planning.proposal import Proposal, StagedProposal
+from equipoise.balancer.experts.runtime.jobs import JobHandle
+from equipoise.balancer.experts.transfer.p2p import ReadyChunk
 
 
 @dataclass(frozen=True)
-class Observing:
+class Idle:
     """No epoch is open; loads are collected."""
 
 
 @dataclass(frozen=True)
-class Epoch:
+class RebalanceId:
     """Number of an epoch, and the boundary at which it was opened."""
 
     number: int
@@ -38,20 +38,20 @@ class Epoch:
 class Planning:
     """The planner runs beside the forward."""
 
-    epoch: Epoch
-    plan: Task[Proposal]
+    epoch: RebalanceId
+    plan: JobHandle[Proposal]
 
 
 @dataclass(frozen=True)
-class Agreeing:
+class Proposed:
     """This rank has its proposal, and waits for everybody's."""
 
-    epoch: Epoch
+    epoch: RebalanceId
     proposal: Proposal
 
 
 @dataclass(frozen=True)
-class Voyage:
+class TransferProgress:
     """How far the weights of an epoch have come.
 
     Attributes:
@@ -62,34 +62,34 @@ class Voyage:
         flying: those behind them that were let go, in order: on the way, or staged.
     """
 
-    epoch: Epoch
-    proposal: Shipped
+    epoch: RebalanceId
+    proposal: StagedProposal
     committed: int
     since: int
-    flying: tuple[Task[ReadyLot], ...]
+    flying: tuple[JobHandle[ReadyChunk], ...]
 
 
 @dataclass(frozen=True)
-class Moving:
+class Transferring:
     """Weights travel to staging beside the forward; all that is staged here is committed."""
 
-    voyage: Voyage
+    voyage: TransferProgress
 
     @property
-    def epoch(self) -> Epoch:
+    def epoch(self) -> RebalanceId:
         """Whose weights travel."""
         return self.voyage.epoch
 
 
 @dataclass(frozen=True)
-class Committing:
+class Staged:
     """The first lots are staged on this rank, which waits for everybody's."""
 
-    voyage: Voyage
-    staged: tuple[ReadyLot, ...]
+    voyage: TransferProgress
+    staged: tuple[ReadyChunk, ...]
 
     @property
-    def epoch(self) -> Epoch:
+    def epoch(self) -> RebalanceId:
         """Whose weights are staged."""
         return self.voyage.epoch
 
@@ -98,7 +98,7 @@ class Committing:
 class Draining:
     """The epoch was aborted, but its work still runs and owns its buffers."""
 
-    work: tuple[Task[Any], ...]
+    work: tuple[JobHandle[Any], ...]
 
     @property
     def done(self) -> bool:
@@ -107,7 +107,7 @@ class Draining:
 
 
 @dataclass(frozen=True)
-class Updating:
+class UpdatingInPlace:
     """Layers are being rewritten in place, a group a step; nothing is left to agree on.
 
     Attributes:
@@ -117,14 +117,14 @@ class Updating:
         writing: the groups that were handed over, in order.
     """
 
-    epoch: Epoch
+    epoch: RebalanceId
     proposal: Proposal
     start: int
-    writing: tuple[Task[None], ...]
+    writing: tuple[JobHandle[None], ...]
 
 
 @dataclass(frozen=True)
-class Landed:
+class Finished:
     """Everything is installed; ends the epoch at the boundary at which it is reached.
 
     Attributes:
@@ -133,13 +133,13 @@ class Landed:
         copies: that a rank did not hold, over all ranks.
     """
 
-    epoch: Epoch
+    epoch: RebalanceId
     layers: int
     copies: int
 
 
 @dataclass(frozen=True)
-class Barred:
+class Failed:
     """This rank cannot go on with the epoch, and says so on its next ballot.
 
     Attributes:
@@ -148,15 +148,15 @@ class Barred:
         inside: what it was about: a plan, a voyage, or work of an epoch before.
     """
 
-    epoch: Epoch
+    epoch: RebalanceId
     reason: str
-    inside: Planning | Voyage | Draining
+    inside: Planning | TransferProgress | Draining
 
 
-Travelling = Moving | Committing
-Voting = Planning | Agreeing | Travelling | Barred
+Travelling = Transferring | Staged
+Voting = Planning | Proposed | Travelling | Failed
 """States in which every boundary has a vote."""
-State = Observing | Voting | Updating | Draining
+State = Idle | Voting | UpdatingInPlace | Draining
 
 
 MOVE = "move"
@@ -167,22 +167,24 @@ def ballot_of(state: Voting) -> Ballot:
     """What a rank in this state says."""
     match state:
         case Planning():
-            return Ballot(Stand.PLANNING)
-        case Agreeing(_, proposal):
-            return Ballot(Stand.PLANNED, proposal.digest)
-        case Moving(voyage):
-            return Ballot(Stand.MOVING, voyage.proposal.digest)
-        case Committing(voyage, staged):
-            return Ballot(Stand.MOVING, voyage.proposal.digest, tuple(lot.mark for lot in staged))
-        case Barred(_, reason, _):
-            return Ballot(Stand.FAILED, reason=reason)
+            return Ballot(RankStatus.PLANNING)
+        case Proposed(_, proposal):
+            return Ballot(RankStatus.PLANNED, proposal.digest)
+        case Transferring(voyage):
+            return Ballot(RankStatus.MOVING, voyage.proposal.digest)
+        case Staged(voyage, staged):
+            return Ballot(
+                RankStatus.MOVING, voyage.proposal.digest, tuple(lot.mark for lot in staged)
+            )
+        case Failed(_, reason, _):
+            return Ballot(RankStatus.FAILED, reason=reason)
     assert_never(state)
 
 
-def voyage_of(state: Voting) -> Voyage | None:
+def transfer_of(state: Voting) -> TransferProgress | None:
     """The voyage that the state is about, if weights were let go."""
     match state:
-        case Moving(voyage) | Committing(voyage, _) | Barred(_, _, Voyage() as voyage):
+        case Transferring(voyage) | Staged(voyage, _) | Failed(_, _, TransferProgress() as voyage):
             return voyage
     return None
 
@@ -194,28 +196,28 @@ def outcome_of(state: Voting) -> str:
     move has one of its own because staying out of it would harm: the peers' exchange would be
     unmatched, which fails their communicator.
     """
-    voyage = voyage_of(state)
+    voyage = transfer_of(state)
     return MOVE if voyage is None else f"commit/{voyage.committed}"
 
 
 def since(state: Voting) -> int:
     """The last boundary at which the ranks came on together."""
-    voyage = voyage_of(state)
+    voyage = transfer_of(state)
     return state.epoch.opened if voyage is None else voyage.since
 
 
-def work_of(state: Voting) -> tuple[Task[Any], ...]:
+def work_of(state: Voting) -> tuple[JobHandle[Any], ...]:
     """What still runs when the epoch is left, and owns its buffers."""
     match state:
-        case Planning(_, plan) | Barred(_, _, Planning(_, plan)):
+        case Planning(_, plan) | Failed(_, _, Planning(_, plan)):
             return (plan,)
-        case Barred(_, _, Draining(work)):
+        case Failed(_, _, Draining(work)):
             return work
-    voyage = voyage_of(state)
+    voyage = transfer_of(state)
     return () if voyage is None else voyage.flying
 
 
 def copies_of(state: Voting) -> int:
     """Copies between ranks, over all of them, that are committed when the epoch is left."""
-    voyage = voyage_of(state)
+    voyage = transfer_of(state)
     return 0 if voyage is None else voyage.proposal.shipment.travelled(voyage.committed)

@@ -3,10 +3,17 @@
 from equipoise.balancer.experts.agreement.ballot import Verdict
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.planning.proposal import Proposal
-from equipoise.balancer.experts.routing.layer_update import Change
-from equipoise.balancer.experts.runtime.events import Journal, Span, Track, now
-from equipoise.balancer.experts.runtime.jobs import Hire, Job, T, Task, Titled, Worker
-from equipoise.balancer.experts.transfer.p2p import ReadyLot
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate
+from equipoise.balancer.experts.runtime.events import EventSink, TraceSpan, Track, now
+from equipoise.balancer.experts.runtime.jobs import (
+    Job,
+    JobHandle,
+    NamedJob,
+    T,
+    Worker,
+    WorkerFactory,
+)
+from equipoise.balancer.experts.transfer.p2p import ReadyChunk
 
 WORK = {
     "planner": (Track.PLANNER, "plan"),
@@ -18,7 +25,7 @@ WORK = {
 """Kinds of workers: where their work is shown, and as what where a job has no name of its own."""
 
 
-class TimedWorker:
+class TracedWorker:
     """A worker whose jobs are noted, from their first step to their last.
 
     Args:
@@ -27,12 +34,12 @@ class TimedWorker:
         journal: told of each job.
     """
 
-    def __init__(self, inner: Worker, kind: str, journal: Journal) -> None:
+    def __init__(self, inner: Worker, kind: str, journal: EventSink) -> None:
         self._inner = inner
         self._track, self._name = WORK[kind]
         self._journal = journal
 
-    def start(self, job: Job[T]) -> Task[T]:
+    def start(self, job: Job[T]) -> JobHandle[T]:
         """See `Worker`."""
         return self._inner.start(self._timed(job))
 
@@ -52,14 +59,14 @@ class TimedWorker:
 
     def _tell(self, job: Job[T], begin: float, came: dict[str, object]) -> None:
         name, known = self._name, {}
-        if isinstance(job, Titled):
+        if isinstance(job, NamedJob):
             name, known = job.name, job.details
-        self._journal.note(Span(name, self._track, begin, now(), {**known, **came}))
+        self._journal.note(TraceSpan(name, self._track, begin, now(), {**known, **came}))
 
 
-def timed(hire: Hire, journal: Journal) -> Hire:
+def traced(hire: WorkerFactory, journal: EventSink) -> WorkerFactory:
     """The same workers, timed."""
-    return lambda kind: TimedWorker(hire(kind), kind, journal)
+    return lambda kind: TracedWorker(hire(kind), kind, journal)
 
 
 def describe(result: object) -> dict[str, object]:
@@ -69,9 +76,9 @@ def describe(result: object) -> dict[str, object]:
             before, after = draft.before.mean() / SHARE_ONE, draft.predicted.mean() / SHARE_ONE
             numbers: dict[str, object] = {"layers": len(draft.order), "lots": len(changes)}
             return {**numbers, "before": round(before, 4), "predicted": round(after, 4)}
-        case ReadyLot(staged, change):
+        case ReadyChunk(staged, change):
             size = {"copies": len(staged.copies), "bytes received": staged.bytes_received}
             return {"layers": list(change.layers), **size}
-        case Change() as change:
+        case LayerUpdate() as change:
             return {"layers": list(change.layers)}
     return {"verdict": str(result)} if isinstance(result, Verdict) else {}

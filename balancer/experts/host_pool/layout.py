@@ -115,7 +115,7 @@ class PoolLayout:
         return hashlib.sha256("\n".join(words).encode()).digest()
 
 
-class Contents:
+class PoolContents:
     """What stands where in `data`, uint8 [layout.total]."""
 
     def __init__(self, layout: PoolLayout, data: Tensor) -> None:
@@ -146,7 +146,7 @@ class Contents:
         for place, source in zip(places, sources, strict=True):
             place.copy_(source)
         number = self._layout.number(layer, expert)
-        sums[number] = as_int64(fingerprint(sources))
+        sums[number] = as_int64(checksum_of(sources))
 
     def noted(self, layer: int, expert: int) -> int:
         """The checksum of what was written."""
@@ -154,7 +154,7 @@ class Contents:
 
     def intact(self, layer: int, expert: int) -> bool:
         """Whether an expert's bytes still have the checksum that was noted."""
-        return fingerprint(self.view(layer, expert)) == self.noted(layer, expert)
+        return checksum_of(self.view(layer, expert)) == self.noted(layer, expert)
 
     def release(self) -> None:
         """Hold the memory no longer; whoever writes by then writes on, to what nobody reads."""
@@ -173,7 +173,7 @@ class Contents:
         return self._sums
 
 
-def fingerprint(tensors: Sequence[Tensor]) -> int:
+def checksum_of(tensors: Sequence[Tensor]) -> int:
     """Checksum of contiguous host tensors back to back, as a slot store has it of a slot."""
     parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
     return _native.checksum(parts[0] if len(parts) == 1 else torch.cat(parts))

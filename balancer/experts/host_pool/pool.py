@@ -23,8 +23,12 @@ from typing import Self
 from torch import Tensor
 
 from equipoise.balancer.experts.host_pool import shared_memory
-from equipoise.balancer.experts.host_pool.layout import Contents, PoolLayout
-from equipoise.balancer.experts.host_pool.rendezvous import Council, Gathered, gather
+from equipoise.balancer.experts.host_pool.layout import PoolContents, PoolLayout
+from equipoise.balancer.experts.host_pool.rendezvous import (
+    NodeCoordinator,
+    SharedDescriptor,
+    join_shared_memory,
+)
 from equipoise.balancer.experts.host_pool.shared_memory import HugePages, Mapping
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.control import ControlPlane
@@ -44,11 +48,11 @@ class Filling:
         filled: numbers of the experts that this rank has begun to fill; guarded by `lock`.
     """
 
-    council: Council
+    council: NodeCoordinator
     descriptor: int
     mapping: Mapping
-    contents: Contents
-    users: "Users" = field(default_factory=lambda: Users())
+    contents: PoolContents
+    users: "UseCount" = field(default_factory=lambda: UseCount())
     filled: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,8 +75,8 @@ class Sealed:
     """Nobody can write any more; everybody reads all of it."""
 
     mapping: Mapping
-    contents: Contents
-    users: "Users"
+    contents: PoolContents
+    users: "UseCount"
 
     def release(self) -> None:
         """Let go of the memory, which ends with the last that holds it."""
@@ -81,11 +85,11 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Closed:
+class PoolClosed:
     """Nothing is held, except by tensors that somebody has kept."""
 
 
-class Users:
+class UseCount:
     """How many use the memory by now."""
 
     def __init__(self) -> None:
@@ -131,7 +135,7 @@ class PoolLease:
     on its own does: it holds addresses.
     """
 
-    def __init__(self, users: Users, sources: Sequence[tuple[Tensor, ...]]) -> None:
+    def __init__(self, users: UseCount, sources: Sequence[tuple[Tensor, ...]]) -> None:
         users.enter()
         self._users = users
         self._lock = threading.Lock()
@@ -179,7 +183,9 @@ def owned(layout: PoolLayout, place: int, parts: int) -> Iterator[tuple[int, int
             yield layer, expert
 
 
-def prepare(council: Council, layout: PoolLayout, gathered: Gathered) -> Filling:
+def map_and_reserve(
+    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor
+) -> Filling:
     """Map the memory and reserve this rank's part; so does every rank that holds it.
 
     Raises:
@@ -192,7 +198,7 @@ def prepare(council: Council, layout: PoolLayout, gathered: Gathered) -> Filling
         raise
 
 
-def _prepare(council: Council, layout: PoolLayout, gathered: Gathered) -> Filling:
+def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor) -> Filling:
     try:
         mapping = Mapping.to_write(gathered.descriptor, layout.total)
     except ExpertPoolError as error:
@@ -201,13 +207,17 @@ def _prepare(council: Council, layout: PoolLayout, gathered: Gathered) -> Fillin
     try:
         complaint = _reserve(council, layout, gathered, mapping)
         council.agree("reserved", complaint, gathered.ranks, PoolIncomplete)
-        return Filling(council, gathered.descriptor, mapping, Contents(layout, mapping.tensor()))
+        return Filling(
+            council, gathered.descriptor, mapping, PoolContents(layout, mapping.tensor())
+        )
     except BaseException:
         mapping.abandon()
         raise
 
 
-def _reserve(council: Council, layout: PoolLayout, gathered: Gathered, mapping: Mapping) -> str:
+def _reserve(
+    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor, mapping: Mapping
+) -> str:
     """Take this rank's pages, expert by expert; what went wrong, or ""."""
     place, parts = gathered.ranks.index(council.rank), len(gathered.ranks)
     for layer, expert in owned(layout, place, parts):
@@ -223,10 +233,10 @@ def _reserve(council: Council, layout: PoolLayout, gathered: Gathered, mapping: 
     return ""
 
 
-def seal(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) -> Sealed:
+def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) -> Sealed:
     """From filling to sealed, on all of `ranks` together; each step begins when all did the last.
 
-    Raises as `ExpertPool.seal`; the memory is released then.
+    Raises as `HostExpertPool.seal`; the memory is released then.
     """
     council = state.council
     council.renew(timeout)
@@ -238,14 +248,14 @@ def seal(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) -> Se
         state.release()
         raise
     os.close(state.descriptor)
-    contents = Contents(layout, mapping.tensor())
+    contents = PoolContents(layout, mapping.tensor())
     try:
         council.agree("verified", _verify(council, layout, ranks, contents), ranks, PoolDamaged)
     except BaseException:
         contents.release()
         mapping.abandon()
         raise
-    return Sealed(mapping, contents, Users())
+    return Sealed(mapping, contents, UseCount())
 
 
 def _finish(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
@@ -288,7 +298,9 @@ def _map(state: Filling, layout: PoolLayout, ranks: Ranks) -> Mapping:
         raise
 
 
-def _verify(council: Council, layout: PoolLayout, ranks: Ranks, contents: Contents) -> str:
+def _verify(
+    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, contents: PoolContents
+) -> str:
     """Read this rank's part back, now that it cannot change; what is wrong with it, or ""."""
     wrong = []
     for layer, expert in owned(layout, ranks.index(council.rank), len(ranks)):
@@ -309,7 +321,7 @@ CLOSING = 10.0
 """Seconds that leases get to be given back."""
 
 
-class ExpertPool:
+class HostExpertPool:
     """One rank's hold on its node's pool; made by `open`. Any thread may fill and read."""
 
     def __init__(self, layout: PoolLayout, ranks: tuple[int, ...], state: Filling) -> None:
@@ -317,7 +329,7 @@ class ExpertPool:
         self._ranks = ranks
         self._place = ranks.index(state.council.rank)
         self._huge_pages = state.mapping.huge_pages
-        self._state: Filling | Sealed | Closed = state
+        self._state: Filling | Sealed | PoolClosed = state
 
     @classmethod
     def open(
@@ -348,10 +360,10 @@ class ExpertPool:
                 raised on every rank alike.
             ControlError: a rank did not answer in time.
         """
-        council = Council(control, local_ranks, name, timeout)
+        council = NodeCoordinator(control, local_ranks, name, timeout)
         _compare(council, layout)
-        gathered = gather(council, layout)
-        return cls(layout, gathered.ranks, prepare(council, layout, gathered))
+        gathered = join_shared_memory(council, layout)
+        return cls(layout, gathered.ranks, map_and_reserve(council, layout, gathered))
 
     @property
     def layout(self) -> PoolLayout:
@@ -406,8 +418,8 @@ class ExpertPool:
         state = self._state
         if not isinstance(state, Filling):
             raise ExpertPoolError("the pool is not being filled")
-        self._state = Closed()
-        self._state = seal(state, self._layout, self._ranks, timeout)
+        self._state = PoolClosed()
+        self._state = seal_pool(state, self._layout, self._ranks, timeout)
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """An expert's segments in place, in the order of the descriptor, only to be read.
@@ -439,8 +451,8 @@ class ExpertPool:
         state = self._state
         if isinstance(state, Sealed):
             state.users.drain(timeout)
-        self._state = Closed()
-        if not isinstance(state, Closed):
+        self._state = PoolClosed()
+        if not isinstance(state, PoolClosed):
             state.release()
 
     def _sealed(self) -> Sealed:
@@ -449,12 +461,12 @@ class ExpertPool:
         return self._state
 
 
-def neighbours(
+def ranks_on_node(
     control: ControlPlane, topology: Topology, *, name: str, timeout: float
 ) -> tuple[int, ...]:
     """Ranks whose topology names the same node as this rank's; every rank calls it.
 
-    A name may be shared by machines or containers that cannot share memory: `ExpertPool.open`
+    A name may be shared by machines or containers that cannot share memory: `HostExpertPool.open`
     finds out. Raises as `ControlPlane.collect`.
     """
     question = f"pool/{name}/node"
@@ -463,7 +475,7 @@ def neighbours(
     return tuple(rank for rank, node in enumerate(nodes) if node == topology.node.encode())
 
 
-def _compare(council: Council, layout: PoolLayout) -> None:
+def _compare(council: NodeCoordinator, layout: PoolLayout) -> None:
     """Raise `ExpertPoolError` on every rank if one has another layout."""
     council.say("layout", layout.digest.hex())
     heard = council.hear("layout", council.ranks)

@@ -26,12 +26,12 @@ from typing import Any, Self
 
 from equipoise.balancer.experts.host_pool import shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.balancer.experts.host_pool.shared_memory import TOKEN, Header, room
+from equipoise.balancer.experts.host_pool.shared_memory import TOKEN, PoolHeader, available_memory
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import ExpertPoolError, ForeignMemory, NoRoom
 
 
-class Council:
+class NodeCoordinator:
     """Questions of one pool on the control plane, within one deadline.
 
     Args:
@@ -99,20 +99,20 @@ STARTED = 19
 
 
 @dataclass(frozen=True)
-class Offer:
+class MemoryHandle:
     """Where the memory is, in words that mean something on the same machine only.
 
     Attributes:
-        boot: identity of the running kernel.
+        boot_id: identity of the running kernel.
         process: its owner, as the owner sees it.
-        started: when that process started, in clock ticks since boot: numbers are used again.
+        start_time: when that process started, in clock ticks since boot: numbers are used again.
         descriptor: the owner's.
         token: of the instance, in hexadecimal.
     """
 
-    boot: str
+    boot_id: str
     process: int
-    started: int
+    start_time: int
     descriptor: int
     token: str
 
@@ -120,7 +120,7 @@ class Offer:
     def of(cls, descriptor: int, token: bytes) -> Self:
         """What this process has to tell of its own memory."""
         here = os.getpid()
-        return cls(boot(), here, started(here), descriptor, token.hex())
+        return cls(boot_id(), here, start_time(here), descriptor, token.hex())
 
     def encode(self) -> str:
         """As JSON."""
@@ -131,9 +131,9 @@ class Offer:
         """From JSON."""
         return cls(**json.loads(text))
 
-    def header(self, layout: PoolLayout) -> Header:
+    def header(self, layout: PoolLayout) -> PoolHeader:
         """What the memory has to begin with."""
-        return Header.of(layout, bytes.fromhex(self.token))
+        return PoolHeader.of(layout, bytes.fromhex(self.token))
 
     def open(self, layout: PoolLayout, proc: Path = PROC) -> int:
         """A descriptor of one's own for the same memory, checked; no name is involved.
@@ -142,10 +142,10 @@ class Offer:
             ForeignMemory: it is another machine, another view of the processes, another process
                 under the same number, or no permission; or what is there is not that pool.
         """
-        if self.boot != boot():
+        if self.boot_id != boot_id():
             raise ForeignMemory("it is on another machine")
         try:
-            if started(self.process, proc) != self.started:
+            if start_time(self.process, proc) != self.start_time:
                 raise ForeignMemory(f"process {self.process} is another one here")
             path = proc / str(self.process) / "fd" / str(self.descriptor)
             # Looked at before it is opened: to open what is no memory may have an effect.
@@ -169,12 +169,12 @@ class Offer:
         return descriptor
 
 
-def boot() -> str:
+def boot_id() -> str:
     """Identity of the running kernel: another one after every start, and on every machine."""
     return BOOT.read_text(encoding="ascii").strip()
 
 
-def started(process: int, proc: Path = PROC) -> int:
+def start_time(process: int, proc: Path = PROC) -> int:
     """When it started. Raises `OSError`, `ValueError`."""
     text = (proc / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
     # The name stands in parentheses and may contain any character.
@@ -194,7 +194,7 @@ NUMBER = struct.Struct("i")
 CREDENTIALS = struct.Struct("3i")
 
 
-class Door:
+class FdServer:
     """Listens while it is open, at an address in no file system that ends with the process.
 
     Gives the descriptor to whoever is of the same user and says the token of the instance; sends
@@ -253,7 +253,7 @@ class Door:
             return
 
 
-def knock(address: str, offer: Offer, layout: PoolLayout) -> int:
+def receive_fd(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
     """The descriptor behind the door at `address`, checked. Raises `ForeignMemory`."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as door:
@@ -294,14 +294,14 @@ Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Gathered:
+class SharedDescriptor:
     """Ranks that hold one memory, lowest first, and this rank's descriptor of it."""
 
     ranks: Ranks
     descriptor: int
 
 
-def gather(council: Council, layout: PoolLayout) -> Gathered:
+def join_shared_memory(council: NodeCoordinator, layout: PoolLayout) -> SharedDescriptor:
     """Memory for `layout`, shared with as many of the council's ranks as can.
 
     Raises:
@@ -314,42 +314,44 @@ def gather(council: Council, layout: PoolLayout) -> Gathered:
         if council.rank == left[0]:
             return _lead(council, layout, left, number)
         found = _join(council, layout, left, number)
-        if isinstance(found, Gathered):
+        if isinstance(found, SharedDescriptor):
             return found
         left, number = found, number + 1
 
 
-def _lead(council: Council, layout: PoolLayout, ranks: Ranks, number: int) -> Gathered:
+def _lead(
+    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
+) -> SharedDescriptor:
     descriptor, token = _make(council, layout, number)
     try:
-        council.say(f"offer{number}", {"offer": Offer.of(descriptor, token).encode()})
+        council.say(f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()})
         refused = _refused(council, f"answer{number}", ranks[1:])
         if refused:
-            with Door(descriptor, token) as door:
+            with FdServer(descriptor, token) as door:
                 council.say(f"door{number}", door.address)
                 refused = _refused(council, f"knocked{number}", refused)
     except BaseException:
         os.close(descriptor)
         raise
-    return Gathered(_without(ranks, refused), descriptor)
+    return SharedDescriptor(_without(ranks, refused), descriptor)
 
 
-def _make(council: Council, layout: PoolLayout, number: int) -> tuple[int, bytes]:
+def _make(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[int, bytes]:
     """The memory, and the token of this instance in it. What fails is told to those who wait."""
     token = secrets.token_bytes(TOKEN)
     try:
-        found = room()
+        found = available_memory()
         if layout.total > found.free:
             raise NoRoom(layout.total, found.free, found.whose)
         descriptor = shared_memory.create(layout.total)
         try:
             shared_memory.reserve(descriptor, 0, layout.first)
-            Header.of(layout, token).write(descriptor)
+            PoolHeader.of(layout, token).write(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
     except NoRoom as error:
-        council.say(f"offer{number}", {"room": [error.wanted, error.free, error.whose]})
+        council.say(f"offer{number}", {"available_memory": [error.wanted, error.free, error.whose]})
         raise
     except (ExpertPoolError, OSError, ValueError) as error:
         council.say(f"offer{number}", {"error": f"rank {council.rank}: {error}"})
@@ -357,7 +359,9 @@ def _make(council: Council, layout: PoolLayout, number: int) -> tuple[int, bytes
     return descriptor, token
 
 
-def _join(council: Council, layout: PoolLayout, ranks: Ranks, number: int) -> Gathered | Ranks:
+def _join(
+    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
+) -> SharedDescriptor | Ranks:
     """The memory, or the ranks that stay apart, of which this is one."""
     owner = ranks[:1]
     offer = _offered(council.hear(f"offer{number}", owner)[owner[0]])
@@ -376,22 +380,22 @@ def _join(council: Council, layout: PoolLayout, ranks: Ranks, number: int) -> Ga
         raise
     if descriptor is None:
         return refused
-    return Gathered(_without(ranks, refused), descriptor)
+    return SharedDescriptor(_without(ranks, refused), descriptor)
 
 
-def _offered(told: dict[str, Any]) -> Offer:
+def _offered(told: dict[str, Any]) -> MemoryHandle:
     """What the owner offers. Raises what it failed with."""
-    if "room" in told:
-        raise NoRoom(*told["room"])
+    if "available_memory" in told:
+        raise NoRoom(*told["available_memory"])
     if "error" in told:
         raise ExpertPoolError(told["error"])
-    return Offer.decode(told["offer"])
+    return MemoryHandle.decode(told["offer"])
 
 
-def _knock(address: str, offer: Offer, layout: PoolLayout) -> int:
-    if offer.boot != boot():
+def _knock(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
+    if offer.boot_id != boot_id():
         raise ForeignMemory("it is on another machine")
-    return knock(address, offer, layout)
+    return receive_fd(address, offer, layout)
 
 
 def _try(opening: Callable[[], int]) -> tuple[int | None, str]:
@@ -402,7 +406,7 @@ def _try(opening: Callable[[], int]) -> tuple[int | None, str]:
         return None, str(error)
 
 
-def _refused(council: Council, question: str, ranks: Ranks) -> Ranks:
+def _refused(council: NodeCoordinator, question: str, ranks: Ranks) -> Ranks:
     """Which of `ranks` say why they have it not."""
     return tuple(rank for rank, reason in council.hear(question, ranks).items() if reason)
 

@@ -191,7 +191,7 @@ TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Header:
+class PoolHeader:
     """Magic, token of 16 random bytes, digest of the layout and bytes of the pool."""
 
     token: bytes
@@ -229,14 +229,14 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryLimit:
     """Bytes that can be had, and whose limit that is, for an error."""
 
     free: int
     whose: str
 
 
-def room(proc: Path = PROC, groups: Path = GROUPS) -> Room:
+def available_memory(proc: Path = PROC, groups: Path = GROUPS) -> MemoryLimit:
     """The tightest limit: of the machine, and of each control group that this process is in.
 
     Shared memory counts as used by whoever touches it first, and a control group that is full kills
@@ -247,15 +247,15 @@ def room(proc: Path = PROC, groups: Path = GROUPS) -> Room:
     return min(found, key=lambda limit: limit.free)
 
 
-def _machine(proc: Path) -> Room:
+def _machine(proc: Path) -> MemoryLimit:
     for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
-            return Room(int(rest.split()[0]) << 10, "this machine's memory")
+            return MemoryLimit(int(rest.split()[0]) << 10, "this machine's memory")
     raise ValueError(f"{proc / 'meminfo'} does not say what is available")
 
 
-def _groups(proc: Path, groups: Path) -> Iterator[Room]:
+def _groups(proc: Path, groups: Path) -> Iterator[MemoryLimit]:
     """Limits of either version of control groups, from the process's own to the root."""
     for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -280,7 +280,7 @@ def _groups(proc: Path, groups: Path) -> Iterator[Room]:
             place = place.parent
 
 
-def _group(place: Path, limit: str, used: str, spare: str) -> Iterator[Room]:
+def _group(place: Path, limit: str, used: str, spare: str) -> Iterator[MemoryLimit]:
     """Nothing where there is no limit, or no such folder: a container sees its own as the root."""
     try:
         most = (place / limit).read_text(encoding="ascii").strip()
@@ -292,4 +292,4 @@ def _group(place: Path, limit: str, used: str, spare: str) -> Iterator[Room]:
         return
     # Pages of files that nobody used lately are given up before anybody is killed.
     given_up = next((int(v) for k, v in map(str.split, stat.splitlines()) if k == spare), 0)
-    yield Room(max(0, int(most) - taken + given_up), f"control group {place}")
+    yield MemoryLimit(max(0, int(most) - taken + given_up), f"control group {place}")

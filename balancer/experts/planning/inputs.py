@@ -21,7 +21,7 @@ SWEEPS = 8
 
 
 @dataclass(frozen=True)
-class Settled:
+class SingleReplicaShares:
     """Every expert's rows go to one copy.
 
     Attributes:
@@ -34,7 +34,9 @@ class Settled:
     imbalance: npt.NDArray[np.float64]
 
 
-def settle(active: Active, placement: Placement, capacity: npt.NDArray[np.int32]) -> Settled:
+def assign_single_replica(
+    active: Active, placement: Placement, capacity: npt.NDArray[np.int32]
+) -> SingleReplicaShares:
     """Choose the copies so that the rank which runs most experts in a batch runs few.
 
     A copy that gets any row of a batch has its weights read: shares that split an expert make it
@@ -50,7 +52,7 @@ def settle(active: Active, placement: Placement, capacity: npt.NDArray[np.int32]
     for layer in layers:
         layer.improve()
     shares = np.stack([layer.shares() for layer in layers])
-    return Settled(shares, np.array([layer.imbalance() for layer in layers]))
+    return SingleReplicaShares(shares, np.array([layer.imbalance() for layer in layers]))
 
 
 @dataclass
@@ -149,7 +151,7 @@ KEPT = 64
 
 
 @dataclass(frozen=True)
-class Demand:
+class PlannerInput:
     """What is asked of the experts.
 
     Attributes:
@@ -166,9 +168,9 @@ class Demand:
     active: Active | None = None
 
 
-def demand_of(
+def planner_input(
     load: npt.ArrayLike, sigma: float | None, policy: Policy, objective: Objective
-) -> Demand:
+) -> PlannerInput:
     """From counts (layers, experts) or (windows, layers, experts).
 
     Without `sigma` it is what `default_sigma` says.
@@ -194,9 +196,9 @@ def demand_of(
         raise PlacementError(f"a layer has more than {MOST} rows")
     total = windows.sum(axis=0)
     if sigma == 0.0 or windows.shape[0] == 1:
-        return Demand(total, active=active)
+        return PlannerInput(total, active=active)
     starts = np.unique(np.arange(KEPT) * windows.shape[0] // KEPT)
-    return Demand(total, np.add.reduceat(windows, starts, axis=0), sigma, active)
+    return PlannerInput(total, np.add.reduceat(windows, starts, axis=0), sigma, active)
 
 
 def array_of(name: str, given: npt.ArrayLike) -> npt.NDArray[Any]:

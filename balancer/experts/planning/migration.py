@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
-from equipoise.balancer.experts.placement import Placement, Shape
+from equipoise.balancer.experts.placement import ExpertShape, Placement
 from equipoise.hal.errors import PlacementError
 
 Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Sending:
+class Send:
     """A blob to `peer`, packed from these local slots, in this order."""
 
     peer: int
@@ -34,7 +34,7 @@ class Sending:
 
 
 @dataclass(frozen=True)
-class Receiving:
+class Recv:
     """A blob from `peer`, unpacked to these staging buffers, to be committed to these local slots.
 
     The buffers are consecutive.
@@ -46,15 +46,15 @@ class Receiving:
 
 
 @dataclass(frozen=True)
-class RoundLeg:
+class RoundTransfers:
     """What a rank does in one round: nothing, where both are None."""
 
-    send: Sending | None
-    receive: Receiving | None
+    send: Send | None
+    receive: Recv | None
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalCopies:
     """Copies within a rank, one a position: local slot that is read, buffer, local slot to fill."""
 
     sources: tuple[int, ...]
@@ -63,7 +63,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Leg:
+class RankTransfers:
     """What one rank does for one lot.
 
     Attributes:
@@ -73,13 +73,13 @@ class Leg:
         copies: (staging buffer, local slot), all that the commit of the lot does on this rank.
     """
 
-    rounds: tuple[RoundLeg, ...]
-    local: Local
+    rounds: tuple[RoundTransfers, ...]
+    local: LocalCopies
     copies: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Moves:
+class SlotMoves:
     """Every slot that gets another expert, int32 [moves] each; sorted by lot and rank.
 
     Attributes:
@@ -100,7 +100,7 @@ class Moves:
 
 
 @dataclass(frozen=True, eq=False)
-class Shipment:
+class MigrationPlan:
     """All of an epoch, the same on every rank; `ship` makes it.
 
     Methods raise ValueError on a rank or a lot that there is not.
@@ -113,9 +113,9 @@ class Shipment:
         needs: int32 [lots, ranks], buffers that a lot fills.
     """
 
-    shape: Shape
+    shape: ExpertShape
     staging: int
-    moves: Moves
+    moves: SlotMoves
     order: Ids
     needs: Ids
     _arrivals: Ids
@@ -168,7 +168,7 @@ class Shipment:
         both = self.needs[self._lot(lot)] + self.needs[self._lot(other)]
         return abs(lot - other) == 1 and bool((both <= self.staging).all())
 
-    def leg(self, rank: int, lot: int) -> Leg:
+    def leg(self, rank: int, lot: int) -> RankTransfers:
         """What `rank` does for `lot`; reads nothing of other ranks."""
         place = self._place(rank, lot)
         first, last = self._arrivals[place : place + 2].tolist()
@@ -176,9 +176,9 @@ class Shipment:
         sends, receives = self._sends(place), self._receives(here, last)
         rounds = range(self.rounds(lot))
         slots = self._fills(first, last)
-        return Leg(
-            rounds=tuple(RoundLeg(sends.get(r), receives.get(r)) for r in rounds),
-            local=Local(
+        return RankTransfers(
+            rounds=tuple(RoundTransfers(sends.get(r), receives.get(r)) for r in rounds),
+            local=LocalCopies(
                 sources=self._reads(np.arange(first, here)),
                 staging=tuple(self.moves.staging[first:here].tolist()),
                 slots=slots[: here - first],
@@ -192,21 +192,21 @@ class Shipment:
     def _lot(self, lot: int) -> int:
         return _within("lot", lot, self.lots)
 
-    def _sends(self, place: int) -> dict[int, Sending]:
+    def _sends(self, place: int) -> dict[int, Send]:
         """By round."""
         first, last = self._leaving[place : place + 2].tolist()
         mine = self._departures[first:last]
         rounds, peers = self.moves.round[mine], self.moves.slot[mine] // self.shape.slots_per_rank
         slots = self._reads(mine)
-        return {int(rounds[a]): Sending(int(peers[a]), slots[a:b]) for a, b in _runs(rounds)}
+        return {int(rounds[a]): Send(int(peers[a]), slots[a:b]) for a, b in _runs(rounds)}
 
-    def _receives(self, first: int, last: int) -> dict[int, Receiving]:
+    def _receives(self, first: int, last: int) -> dict[int, Recv]:
         """By round."""
         rounds = self.moves.round[first:last]
         peers = self.moves.source[first:last] // self.shape.slots_per_rank
         staging, slots = self.moves.staging[first:last].tolist(), self._fills(first, last)
         return {
-            int(rounds[a]): Receiving(int(peers[a]), tuple(staging[a:b]), slots[a:b])
+            int(rounds[a]): Recv(int(peers[a]), tuple(staging[a:b]), slots[a:b])
             for a, b in _runs(rounds)
         }
 
@@ -236,16 +236,16 @@ def _runs(rounds: Ids) -> list[tuple[int, int]]:
     return list(pairwise(borders))
 
 
-def ship(
+def plan_migration(
     installed: Placement,
     proposed: Placement,
     order: Sequence[int] | Ids,
-    shape: Shape,
+    shape: ExpertShape,
     *,
     nodes: int = 1,
     staging: int,
     parcel: int,
-) -> Shipment:
+) -> MigrationPlan:
     """Every rank gets the same answer from the same arguments.
 
     A layer is atomic: one that fills more than `staging` slots of a rank is refused, so the planner
@@ -284,11 +284,13 @@ def _layers(order: Sequence[int] | Ids) -> Ids:
         raise PlacementError(f"order: a layer is beyond 32 bits: {list(order)}") from None
 
 
-def _shipment(shape: Shape, staging: int, layers: Ids, rows: Ids, *places: Ids) -> Shipment:
+def _shipment(
+    shape: ExpertShape, staging: int, layers: Ids, rows: Ids, *places: Ids
+) -> MigrationPlan:
     """From what the native core returns; nobody may write to it."""
     for array in (layers, rows, *places):
         array.flags.writeable = False
-    moves, arrivals = Moves(*rows.reshape(6, -1)), places[0]
+    moves, arrivals = SlotMoves(*rows.reshape(6, -1)), places[0]
     needs = np.diff(arrivals).reshape(-1, shape.ranks)
     needs.flags.writeable = False
-    return Shipment(shape, staging, moves, layers, needs, *places)
+    return MigrationPlan(shape, staging, moves, layers, needs, *places)

@@ -45,10 +45,22 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
-from equipoise.balancer.experts.config import Objective, Policy, Split, one_of
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape, Shares, check, digest
-from equipoise.balancer.experts.planning.inputs import Demand, array_of, demand_of, settle
-from equipoise.balancer.experts.planning.topology import Group, group_of, most_rows
+from equipoise.balancer.experts.config import Objective, Policy, Split, parse_choice
+from equipoise.balancer.experts.placement import (
+    SHARE_ONE,
+    ExpertShape,
+    Placement,
+    Shares,
+    check_placement,
+    placement_digest,
+)
+from equipoise.balancer.experts.planning.inputs import (
+    PlannerInput,
+    array_of,
+    assign_single_replica,
+    planner_input,
+)
+from equipoise.balancer.experts.planning.topology import RankTopology, most_rows, topology
 from equipoise.hal.errors import PlacementError
 
 HYSTERESIS = 1.6
@@ -82,15 +94,15 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """Of placement and shares; equal on two machines exactly when the plans are."""
-        return digest(self.placement, self.shares)
+        return placement_digest(self.placement, self.shares)
 
 
 @dataclass(frozen=True)
-class _Task:
+class _PlanCall:
     """What the native core is told, but for the number of copies."""
 
-    demand: Demand
-    group: Group
+    demand: PlannerInput
+    group: RankTopology
     installed: Placement | None
     policy: Policy
     aims: npt.NDArray[np.int32]
@@ -131,7 +143,7 @@ class _Task:
         except ValueError as error:
             # The native core checks what is installed, faster; what is wrong is said in our words.
             if self.installed is not None:
-                check(self.installed, self.group.shape)
+                check_placement(self.installed, self.group.shape)
             raise PlacementError(str(error)) from error
 
     def within(self, budget: int | None) -> Plan:
@@ -148,7 +160,7 @@ class _Task:
         kept = self.run(Policy.INCREMENTAL, none)
         uneven = kept.layer_imbalance
         if self.policy is Policy.INCREMENTAL:
-            allowance = ration(wanted.layer_moves, uneven, budget)
+            allowance = allocate_budget(wanted.layer_moves, uneven, budget)
             return self.run(self.policy, allowance)
         return self._mixed(kept, wanted, whole_layers(wanted.layer_moves, uneven, budget))
 
@@ -156,7 +168,7 @@ class _Task:
         """The same with whole shares, and what they promise, where active experts are planned."""
         if self.demand.active is None:
             return found
-        whole = settle(self.demand.active, found.placement, self.group.capacity)
+        whole = assign_single_replica(self.demand.active, found.placement, self.group.capacity)
         return replace(
             found,
             shares=whole.shares,
@@ -206,28 +218,28 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
 
     Raises `PlacementError` when the numbers cannot fit together.
     """
-    chosen = one_of(Policy, "policy", policy)
-    demand = demand_of(load, sigma, chosen, one_of(Objective, "objective", objective))
-    if demand.active is not None and one_of(Split, "split", split) is Split.EVEN:
+    chosen = parse_choice(Policy, "policy", policy)
+    demand = planner_input(load, sigma, chosen, parse_choice(Objective, "objective", objective))
+    if demand.active is not None and parse_choice(Split, "split", split) is Split.EVEN:
         raise PlacementError("active_experts runs an expert on one rank: split must be level")
     layers, experts = demand.load.shape
-    shape = Shape(layers, experts, slots, ranks)
-    group = group_of(shape, nodes, survive, capacities)
+    shape = ExpertShape(layers, experts, slots, ranks)
+    group = topology(shape, nodes, survive, capacities)
     if demand.load.sum(axis=1).max() > (most := most_rows(group.capacity)):
         raise PlacementError(f"a layer has more than {most} rows, the most with these capacities")
-    task = _Task(
+    task = _PlanCall(
         demand,
         group,
         _installed(installed, shape),
         chosen,
-        _aims(target, slack, node_cost, demand.sigma, one_of(Split, "split", split)),
+        _aims(target, slack, node_cost, demand.sigma, parse_choice(Split, "split", split)),
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MOST_THREADS),
     )
     return task.settled(task.within(_budget(max_copies, byte_budget, expert_bytes)))
 
 
-def ration(
+def allocate_budget(
     wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
 ) -> npt.NDArray[np.int64]:
     """How many of the copies that it wants each layer gets: the most uneven layers first."""
@@ -281,7 +293,7 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
-def _installed(installed: npt.ArrayLike | None, shape: Shape) -> Placement | None:
+def _installed(installed: npt.ArrayLike | None, shape: ExpertShape) -> Placement | None:
     if installed is None:
         return None
     given = array_of("installed", installed)

@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from equipoise.balancer.experts.placement import Layout, Shape
-from equipoise.balancer.experts.planning.migration import Leg, Shipment, ship
-from equipoise.balancer.experts.planning.rebalance_plan import Draft
-from equipoise.balancer.experts.routing.layer_update import Change, change_of
+from equipoise.balancer.experts.placement import ExpertShape, Layout
+from equipoise.balancer.experts.planning.migration import (
+    MigrationPlan,
+    RankTransfers,
+    plan_migration,
+)
+from equipoise.balancer.experts.planning.rebalance_plan import RebalancePlan
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,8 @@ class Proposal:
         digest: equal on two ranks exactly when layout, order and tables are.
     """
 
-    draft: Draft
-    changes: tuple[Change, ...]
+    draft: RebalancePlan
+    changes: tuple[LayerUpdate, ...]
     digest: str
 
     @property
@@ -31,7 +35,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Shipped(Proposal):
+class StagedProposal(Proposal):
     """A proposal whose weights come from peers: change k is lot k of the shipment.
 
     Attributes:
@@ -39,12 +43,12 @@ class Shipped(Proposal):
         legs: what this rank does for each lot.
     """
 
-    shipment: Shipment
-    legs: tuple[Leg, ...]
+    shipment: MigrationPlan
+    legs: tuple[RankTransfers, ...]
 
 
 @dataclass(frozen=True)
-class Freight:
+class TransferLimits:
     """How weights travel.
 
     Attributes:
@@ -60,9 +64,11 @@ class Freight:
     rank: int
 
 
-def by_ship(drafted: Draft, installed: Layout, shape: Shape, freight: Freight) -> Shipped:
+def staged_proposal(
+    drafted: RebalancePlan, installed: Layout, shape: ExpertShape, freight: TransferLimits
+) -> StagedProposal:
     """The proposal whose weights come from the slots of peers. Raises `PlacementError`."""
-    shipment = ship(
+    shipment = plan_migration(
         installed.placement,
         drafted.layout.placement,
         drafted.order,
@@ -74,22 +80,24 @@ def by_ship(drafted: Draft, installed: Layout, shape: Shape, freight: Freight) -
     lots = [shipment.layers(lot) for lot in range(shipment.lots)]
     changes = _changes(drafted, lots, shape)
     legs = tuple(shipment.leg(freight.rank, lot) for lot in range(shipment.lots))
-    return Shipped(drafted, changes, digest_of(drafted, changes), shipment, legs)
+    return StagedProposal(drafted, changes, proposal_digest(drafted, changes), shipment, legs)
 
 
-def by_groups(drafted: Draft, shape: Shape, size: int) -> Proposal:
+def in_place_proposal(drafted: RebalancePlan, shape: ExpertShape, size: int) -> Proposal:
     """The proposal whose weights are at hand: `size` layers are installed at a time."""
     order = drafted.order
     groups = [order[first : first + size] for first in range(0, len(order), size)]
     changes = _changes(drafted, groups, shape)
-    return Proposal(drafted, changes, digest_of(drafted, changes))
+    return Proposal(drafted, changes, proposal_digest(drafted, changes))
 
 
-def digest_of(drafted: Draft, changes: Sequence[Change]) -> str:
+def proposal_digest(drafted: RebalancePlan, changes: Sequence[LayerUpdate]) -> str:
     """Hexadecimal digest of all that a proposal would install, in its order."""
     parts = [drafted.layout.digest, *(change.digest for change in changes)]
     return blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def _changes(drafted: Draft, groups: Sequence[Sequence[int]], shape: Shape) -> tuple[Change, ...]:
-    return tuple(change_of(drafted.layout, shape, group) for group in groups)
+def _changes(
+    drafted: RebalancePlan, groups: Sequence[Sequence[int]], shape: ExpertShape
+) -> tuple[LayerUpdate, ...]:
+    return tuple(layer_update(drafted.layout, shape, group) for group in groups)

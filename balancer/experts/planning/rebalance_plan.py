@@ -7,19 +7,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.config import Aims, EngineConfig, Policy, RoutingRule, Split
+from equipoise.balancer.experts.config import (
+    BalancerConfig,
+    PlannerOptions,
+    Policy,
+    RoutingRule,
+    Split,
+)
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
+    ExpertShape,
     Layout,
     Load,
     Placement,
-    Shape,
-    check,
+    check_placement,
     imbalance,
 )
 from equipoise.balancer.experts.planning.planner import Plan, plan
-from equipoise.balancer.experts.planning.topology import Group, group_of
-from equipoise.balancer.experts.weights.expert_weights import ranges
+from equipoise.balancer.experts.planning.topology import RankTopology, topology
+from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.errors import PlacementError
 
 LOG = logging.getLogger(__name__)
@@ -28,7 +34,7 @@ URGENT = 1 << 62
 
 
 @dataclass(frozen=True)
-class Draft:
+class RebalancePlan:
     """What a plan promises.
 
     Attributes:
@@ -49,7 +55,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RebalanceLimits:
     """What an epoch may cost.
 
     Attributes:
@@ -63,15 +69,15 @@ class Limits:
 
     hysteresis: int
     staging: int
-    aims: Aims
+    aims: PlannerOptions
     nodes: int
     split: Split
 
 
-def limits_of(config: EngineConfig, staging: int) -> Limits:
+def limits_of(config: BalancerConfig, staging: int) -> RebalanceLimits:
     """As configured, for so many staging buffers."""
     split = Split.LEVEL if config.rule is RoutingRule.SHARES else Split.EVEN
-    return Limits(
+    return RebalanceLimits(
         hysteresis=config.hysteresis,
         staging=staging,
         aims=config.aims,
@@ -80,7 +86,9 @@ def limits_of(config: EngineConfig, staging: int) -> Limits:
     )
 
 
-def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
+def plan_rebalance(
+    windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
+) -> RebalancePlan:
     """Plan an epoch incrementally; every rank gets the same answer from the same load.
 
     Layers that would not survive what they have to, as at the start or when ranks were lost, come
@@ -95,7 +103,7 @@ def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Dra
     Raises:
         PlacementError: the planner returned a malformed placement.
     """
-    group = group_of(shape, limits.nodes, limits.aims.survive, None)
+    group = topology(shape, limits.nodes, limits.aims.survive, None)
     frail = _frail(installed.placement, group)
     kept = _kept(windows, installed, shape, limits)
     fresh = _fresh(windows, kept, frail, shape, limits)
@@ -106,27 +114,27 @@ def draft(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Dra
     filled = _slots_filled(installed.placement, fresh.placement, shape)
     worth = _worth_it(gain, filled, limits)
     layout = _mix(kept, fresh, worth)
-    check(layout.placement, shape)
+    check_placement(layout.placement, shape)
     if left := _frail(layout.placement, group):
-        LOG.warning("layers %s still do not survive what they have to", ranges(left))
+        LOG.warning("layers %s still do not survive what they have to", format_ranges(left))
     predicted = imbalance(load, layout, shape)
     short = _short_of_staging(windows, installed, filled, predicted, shape, limits)
-    return Draft(layout, tuple(worth), old, predicted, short)
+    return RebalancePlan(layout, tuple(worth), old, predicted, short)
 
 
-def _frail(placement: Placement, group: Group) -> list[int]:
+def _frail(placement: Placement, group: RankTopology) -> list[int]:
     """Layers that would not survive what they have to: at the start, or since ranks were lost."""
     return sorted({*group.frail(placement)[:, 0].tolist()})
 
 
-def _kept(windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Layout:
+def _kept(windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits) -> Layout:
     """What is installed, with the best shares for this load."""
     found = _planned(windows, installed.placement, shape, limits, survive=0, max_copies=0)
     return replace(installed, shares=found.shares)
 
 
 def _fresh(
-    windows: Load, kept: Layout, frail: Sequence[int], shape: Shape, limits: Limits
+    windows: Load, kept: Layout, frail: Sequence[int], shape: ExpertShape, limits: RebalanceLimits
 ) -> Layout:
     """The best that a few copies make of it; of frail layers, what survives, whatever it takes."""
     whole = [layer for layer in range(shape.layers) if layer not in set(frail)]
@@ -155,8 +163,8 @@ def _parts(whole: list[int], frail: Sequence[int]) -> Iterator[tuple[list[int], 
 def _planned(
     windows: Load,
     before: Placement,
-    shape: Shape,
-    limits: Limits,
+    shape: ExpertShape,
+    limits: RebalanceLimits,
     survive: int,
     policy: Policy = Policy.INCREMENTAL,
     max_copies: int | None = None,
@@ -179,7 +187,9 @@ def _planned(
     )
 
 
-def _slots_filled(installed: Placement, proposed: Placement, shape: Shape) -> npt.NDArray[np.int64]:
+def _slots_filled(
+    installed: Placement, proposed: Placement, shape: ExpertShape
+) -> npt.NDArray[np.int64]:
     """(layers,) the most slots of a layer that any rank would fill: its staging buffers."""
     differs = (installed != proposed).reshape(shape.layers, shape.ranks, shape.slots_per_rank)
     filled: npt.NDArray[np.int64] = differs.sum(axis=2).max(axis=1)
@@ -191,8 +201,8 @@ def _short_of_staging(
     installed: Layout,
     filled: npt.NDArray[np.int64],
     predicted: npt.NDArray[np.int64],
-    shape: Shape,
-    limits: Limits,
+    shape: ExpertShape,
+    limits: RebalanceLimits,
 ) -> tuple[int, ...]:
     """Layers that a plan without the bound would bring lower, by more than is worth a move.
 
@@ -212,7 +222,7 @@ def _short_of_staging(
 
 
 def _worth_it(
-    gain: npt.NDArray[np.int64], filled: npt.NDArray[np.int64], limits: Limits
+    gain: npt.NDArray[np.int64], filled: npt.NDArray[np.int64], limits: RebalanceLimits
 ) -> list[int]:
     """Layers worth moving, best gain first."""
     worth = (gain > limits.hysteresis) & (filled > 0)
@@ -221,7 +231,7 @@ def _worth_it(
         LOG.warning(
             "layers %s stay as they are: they would fill up to %d slots of a rank, which has %d "
             "staging buffers",
-            ranges(beyond),
+            format_ranges(beyond),
             filled[beyond].max(),
             limits.staging,
         )

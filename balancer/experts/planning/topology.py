@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shape
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Placement
 from equipoise.balancer.experts.planning.inputs import MOST
 from equipoise.hal.errors import PlacementError
 
@@ -15,7 +15,7 @@ MOST_UNLIKE = 1024
 
 
 @dataclass(frozen=True)
-class Group:
+class RankTopology:
     """Who takes part.
 
     Attributes:
@@ -25,7 +25,7 @@ class Group:
         survive: 0 nothing, 1 the loss of a rank, 2 of a node.
     """
 
-    shape: Shape
+    shape: ExpertShape
     capacity: npt.NDArray[np.int32]
     nodes: int
     survive: int
@@ -66,7 +66,9 @@ class Group:
             )
 
 
-def group_of(shape: Shape, nodes: int, survive: int, capacities: Sequence[float] | None) -> Group:
+def topology(
+    shape: ExpertShape, nodes: int, survive: int, capacities: Sequence[float] | None
+) -> RankTopology:
     """The group, its numbers checked. Raises `PlacementError`."""
     if nodes < 1 or shape.ranks % nodes:
         raise PlacementError(f"{shape.ranks} ranks do not divide among {nodes} nodes")
@@ -80,7 +82,7 @@ def group_of(shape: Shape, nodes: int, survive: int, capacities: Sequence[float]
         raise PlacementError(
             f"survive={survive} needs more than {shape.ranks} ranks, {nodes} nodes"
         )
-    return Group(shape, _capacity(capacities, shape.ranks), nodes, survive)
+    return RankTopology(shape, _capacity(capacities, shape.ranks), nodes, survive)
 
 
 def most_rows(capacity: npt.NDArray[np.int32]) -> int:
@@ -88,7 +90,7 @@ def most_rows(capacity: npt.NDArray[np.int32]) -> int:
     return MOST * min(int(capacity.min()), SHARE_ONE) // SHARE_ONE
 
 
-def bearable(shape: Shape, nodes: int, survive: int) -> int:
+def max_survivable(shape: ExpertShape, nodes: int, survive: int) -> int:
     """The most, up to `survive`, that so many slots, ranks and nodes allow to survive."""
     enough = shape.slots >= 2 * shape.experts
     if survive == 2 and enough and nodes > 1:

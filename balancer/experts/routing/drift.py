@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise.balancer.experts.placement import (
+    ExpertShape,
     Layout,
     Load,
-    Shape,
     Shares,
     imbalance,
     solve_shares,
@@ -22,7 +22,7 @@ DEVIATIONS = 2
 """How far above the median chance is believed to reach, in distances of the least below it."""
 
 
-class Follower:
+class DriftDetector:
     """Tells a change of traffic from the noise of a sub-window.
 
     Shares that are solved from a sub-window always look better on that same sub-window: they fit
@@ -41,7 +41,7 @@ class Follower:
         planned: sub-windows that the shares of a plan rest on.
     """
 
-    def __init__(self, shape: Shape, hysteresis: int, planned: int) -> None:
+    def __init__(self, shape: ExpertShape, hysteresis: int, planned: int) -> None:
         self._shape = shape
         self._threshold = hysteresis * shape.layers
         self._before: Load | None = None

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from equipoise import _native
-from equipoise.balancer.experts.placement import Layout, Placement, Shape, Shares
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, Shares
 from equipoise.hal.kernels import TableUpdate
 
 
-def table_update(layout: Layout, shape: Shape, layers: Sequence[int]) -> TableUpdate:
+def table_update(layout: Layout, shape: ExpertShape, layers: Sequence[int]) -> TableUpdate:
     """Routing tables of `layers`, on the host. Raises `ValueError` for a malformed layout."""
     rows = list(layers)
-    return rows_update(layout.placement[rows], layout.shares[rows], shape, rows)
+    return build_tables(layout.placement[rows], layout.shares[rows], shape, rows)
 
 
-def rows_update(
-    placement: Placement, shares: Shares, shape: Shape, layers: Sequence[int]
+def build_tables(
+    placement: Placement, shares: Shares, shape: ExpertShape, layers: Sequence[int]
 ) -> TableUpdate:
     """The same from the rows of `layers` alone.
 
@@ -55,7 +55,7 @@ def table_digests(update: TableUpdate) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Change:
+class LayerUpdate:
     """Another layout for some layers, with its tables: made beside the forward, then installed.
 
     Attributes:
@@ -87,7 +87,7 @@ class Change:
             shares[layer] = self.shares[row]
         return Layout(placement, shares)
 
-    def where_placed(self, layout: Layout) -> "Change | None":
+    def where_placed(self, layout: Layout) -> "LayerUpdate | None":
         """The part for layers placed as in `layout`; None where there is none."""
         fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
         if fits.all():
@@ -102,11 +102,11 @@ class Change:
             replicas=old.replicas[rows],
             cumulative=old.cumulative[rows],
         )
-        return Change(self.placement[kept], self.shares[kept], update)
+        return LayerUpdate(self.placement[kept], self.shares[kept], update)
 
 
-def change_of(layout: Layout, shape: Shape, layers: Sequence[int]) -> Change:
+def layer_update(layout: Layout, shape: ExpertShape, layers: Sequence[int]) -> LayerUpdate:
     """The change that brings `layers` to what `layout` says. Raises as `table_update` does."""
     rows = list(layers)
     placement, shares = layout.placement[rows], layout.shares[rows]
-    return Change(placement, shares, rows_update(placement, shares, shape, rows))
+    return LayerUpdate(placement, shares, build_tables(placement, shares, shape, rows))

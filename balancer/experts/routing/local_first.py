@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.placement import Layout, Load, Shape, Shares, solve_shares
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Shares, solve_shares
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.kernels import Salt, Tables
@@ -31,7 +31,7 @@ of each 65536 may go to the next replica."""
 
 
 @dataclass(frozen=True)
-class Runs:
+class ReplicaRuns:
     """A layer's slots by expert, and which of them lie on one rank.
 
     Attributes:
@@ -47,7 +47,7 @@ class Runs:
     nearest: Tensor
 
     @staticmethod
-    def of(start: Tensor, replicas: Tensor, ranks: int) -> "Runs":
+    def of(start: Tensor, replicas: Tensor, ranks: int) -> "ReplicaRuns":
         """From a layer's table: int32 [experts + 1] and [slots]."""
         slots = replicas.numel()
         place = torch.arange(slots, device=replicas.device)
@@ -56,7 +56,7 @@ class Runs:
         first = place == start.long()[owner]
         moved = torch.ones_like(first)
         moved[1:] = home[1:] != home[:-1]
-        return Runs(owner, home, first, first | moved)
+        return ReplicaRuns(owner, home, first, first | moved)
 
     def ends(self, amounts: Tensor) -> Tensor:
         """Inclusive sums of int64 [slots] within each expert."""
@@ -72,7 +72,7 @@ class Runs:
         return sums - before
 
 
-def local_cumulative(
+def local_first_shares(
     counts: Tensor, start: Tensor, replicas: Tensor, cumulative: Tensor, salt: Salt
 ) -> Tensor:
     """Shares by which one rank divides its batch so that rows stay on it, as far as they can.
@@ -87,7 +87,7 @@ def local_cumulative(
     Returns:
         int32 [slots], for `route_apportioned` with the same salt.
     """
-    runs = Runs.of(start, replicas, counts.shape[0])
+    runs = ReplicaRuns.of(start, replicas, counts.shape[0])
     quotas = _quotas(counts.sum(0), runs, cumulative, salt.layer)
     taken = _taken_at_home(counts, runs, quotas)
     mine = _rest_of(counts, runs, quotas, taken, salt.rank)
@@ -95,7 +95,7 @@ def local_cumulative(
     return _as_shares(runs.ends(mine), counts[salt.rank], runs, cumulative, salt)
 
 
-def _quotas(total: Tensor, runs: Runs, cumulative: Tensor, layer: int) -> Tensor:
+def _quotas(total: Tensor, runs: ReplicaRuns, cumulative: Tensor, layer: int) -> Tensor:
     """Rows that each replica takes of all ranks': as `route_apportioned` would of one batch."""
     # The same on all ranks, and another one a layer: so that roundings do not add up.
     dither = _dither(total, MASK32, layer)
@@ -105,13 +105,13 @@ def _quotas(total: Tensor, runs: Runs, cumulative: Tensor, layer: int) -> Tensor
     return ends - torch.where(runs.first, 0, before)
 
 
-def _taken_at_home(counts: Tensor, runs: Runs, quotas: Tensor) -> Tensor:
+def _taken_at_home(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
     """Rows that each replica takes of its own rank's."""
     there = counts[runs.home, runs.owner] - runs.before_at_home(quotas)
     return torch.minimum(there.clamp(min=0), quotas)
 
 
-def _rest_of(counts: Tensor, runs: Runs, quotas: Tensor, taken: Tensor, rank: int) -> Tensor:
+def _rest_of(counts: Tensor, runs: ReplicaRuns, quotas: Tensor, taken: Tensor, rank: int) -> Tensor:
     """Rows that each replica takes of what one rank cannot keep."""
     kept = torch.zeros_like(counts).view(-1)
     kept.index_add_(0, runs.home * counts.shape[1] + runs.owner, taken)
@@ -123,7 +123,9 @@ def _rest_of(counts: Tensor, runs: Runs, quotas: Tensor, taken: Tensor, rank: in
     return (torch.minimum(ends, filled) - torch.maximum(begins, filled - rest)).clamp(min=0)
 
 
-def _as_shares(ends: Tensor, own: Tensor, runs: Runs, cumulative: Tensor, salt: Salt) -> Tensor:
+def _as_shares(
+    ends: Tensor, own: Tensor, runs: ReplicaRuns, cumulative: Tensor, salt: Salt
+) -> Tensor:
     """Shares that the kernel divides `own` by at exactly these places.
 
     It ends a replica's part at floor((share * n + dither) / 65536), so the least share that ends it
@@ -142,8 +144,8 @@ def _dither(like: Tensor, rank: int, layer: int) -> Tensor:
     return mix32(experts, rank, layer, 0) >> SHARE_BITS
 
 
-class LocalRouter:
-    """As `BatchRouter`, but the counts of all ranks are gathered instead of summed.
+class LocalFirstRouter:
+    """As `ExactShareRouter`, but the counts of all ranks are gathered instead of summed.
 
     Args:
         accelerator: whose kernels and compute stream are used.
@@ -193,7 +195,7 @@ class LocalRouter:
         stream.launch(lambda: self._counters[layer].add_(self._counts))
         return slots
 
-    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """As solved on the load itself."""
         return solve_shares(load, layout.placement, shape)
 
@@ -206,4 +208,4 @@ class LocalRouter:
         start = tables.start[:, layer].index_select(0, live)[0]
         replicas = tables.replicas[:, layer].index_select(0, live)[0]
         counts = self._every.long()
-        self._cumulative.copy_(local_cumulative(counts, start, replicas, self._cumulative, salt))
+        self._cumulative.copy_(local_first_shares(counts, start, replicas, self._cumulative, salt))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.placement import (
+    ExpertShape,
     Layout,
     Load,
-    Shape,
     Shares,
     even_shares,
     solve_shares,
@@ -37,7 +37,7 @@ class Router(Protocol):
         """
         ...
 
-    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """The shares by which tokens of such a load would be divided; for reports."""
         ...
 
@@ -76,12 +76,12 @@ class TableRouter:
         stream.launch(lambda: self._counters[layer].add_(self._counts))
         return slots
 
-    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """As installed."""
         return layout.shares
 
 
-class BatchRouter:
+class ExactShareRouter:
     """Shares solved on this very batch: one all-reduce of the counts per layer and step.
 
     Args:
@@ -130,7 +130,7 @@ class BatchRouter:
         stream.launch(lambda: self._counters[layer].add_(self._local))
         return slots
 
-    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """As solved on the load itself."""
         return solve_shares(load, layout.placement, shape)
 
@@ -165,12 +165,12 @@ class RowHashRouter:
         """Slot ids, int32 [n, top_k]: the experts of a row take the same turn."""
         return self._passes.run(RowHash(ids.shape[-1], self.rows), layer, ids, on)
 
-    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Even ones."""
         return even_shares(layout.placement, shape.experts)
 
 
-class BlockTurnRouter:
+class BlockRoundRobinRouter:
     """TensorRT-LLM's rule: replicas in turn within a block of 1024 elements.
 
     Args:
@@ -190,7 +190,7 @@ class BlockTurnRouter:
         """Slot ids, int32 [n, top_k]."""
         return self._passes.run(self._rule, layer, ids, on)
 
-    def shares(self, load: Load, layout: Layout, shape: Shape) -> Shares:
+    def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
         """Even ones."""
         return even_shares(layout.placement, shape.experts)
 

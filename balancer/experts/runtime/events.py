@@ -13,7 +13,7 @@ from enum import StrEnum
 from time import perf_counter
 from typing import Protocol
 
-from equipoise.balancer.experts.placement import Layout, Load, Placement, Shape, Shares
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Placement, Shares
 
 COMMITTED = "committed"
 """Outcome of an epoch that changed what slots hold."""
@@ -43,7 +43,7 @@ class Track(StrEnum):
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """Something that lasted from `begin` to `end`.
 
     Attributes:
@@ -58,7 +58,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepDone:
     """A step of the model, its boundary included; told by whoever drives the steps."""
 
     step: int
@@ -67,7 +67,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Passed:
+class BoundaryDone:
     """The boundary before `step`, which had something to do."""
 
     step: int
@@ -76,7 +76,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Entered:
+class StateChanged:
     """The engine came into another state at the boundary before `step`.
 
     Attributes:
@@ -91,14 +91,14 @@ class Entered:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class RebalanceSkipped:
     """An epoch was due behind the boundary before `step`; the one before was still open here."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class Summed:
+class LoadReduced:
     """The load of a sub-window, over all ranks, is known.
 
     Attributes:
@@ -114,12 +114,12 @@ class Summed:
     steps: int
     load: Load
     layout: Layout
-    shape: Shape
-    shares: Callable[[Load, Layout, Shape], Shares]
+    shape: ExpertShape
+    shares: Callable[[Load, Layout, ExpertShape], Shares]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochRecord:
+class RebalanceRecord:
     """How an epoch went.
 
     Attributes:
@@ -161,7 +161,7 @@ class EpochRecord:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RebalanceEnded:
     """An epoch has just ended.
 
     Attributes:
@@ -174,29 +174,29 @@ class Ended:
         slot_bytes: of one slot.
     """
 
-    record: EpochRecord
+    record: RebalanceRecord
     begin: float
     end: float
     placements: tuple[Placement, Placement]
     place: int
-    shape: Shape
+    shape: ExpertShape
     slot_bytes: int
 
 
 @dataclass(frozen=True)
-class Closed:
+class EngineClosed:
     """The engine was closed: nothing more comes from it."""
 
 
 @dataclass(frozen=True)
-class Settled:
+class RebalanceMeasured:
     """All is known of an epoch that ended before."""
 
-    record: EpochRecord
+    record: RebalanceRecord
 
 
 @dataclass(frozen=True)
-class Balance:
+class BalanceMeasured:
     """How even the sub-window was that was closed at the boundary before `step`.
 
     Attributes:
@@ -217,7 +217,7 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class Stalled:
+class StepStalled:
     """A step within an epoch took `seconds` longer than steps outside usually do."""
 
     step: int
@@ -225,23 +225,32 @@ class Stalled:
 
 
 @dataclass(frozen=True)
-class Lost:
+class EventsDropped:
     """So many entries were dropped, because journals did not keep up."""
 
     entries: int
 
 
-Told = Span | Stepped | Passed | Entered | Skipped | Summed | Ended | Closed
+Told = (
+    TraceSpan
+    | StepDone
+    | BoundaryDone
+    | StateChanged
+    | RebalanceSkipped
+    | LoadReduced
+    | RebalanceEnded
+    | EngineClosed
+)
 """What happens."""
-Derived = Settled | Balance | Stalled | Lost
+Derived = RebalanceMeasured | BalanceMeasured | StepStalled | EventsDropped
 """What it comes to."""
-Entry = Told | Derived
+Event = Told | Derived
 
 
-class Journal(Protocol):
+class EventSink(Protocol):
     """Takes entries."""
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """Take one; returns at once where an engine calls."""
         ...
 
@@ -250,15 +259,15 @@ class Journal(Protocol):
         ...
 
 
-class Silent:
+class NullSink:
     """Forgets everything."""
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         """Forget it."""
 
     def close(self) -> None:
         """Nothing to do."""
 
 
-SILENT = Silent()
+NO_EVENTS = NullSink()
 """The journal of whoever asks for none."""

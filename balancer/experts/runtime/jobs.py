@@ -21,7 +21,7 @@ from equipoise.hal.work import Work
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Wait(Protocol[T_co]):
+class WaitFor(Protocol[T_co]):
     """Something that comes."""
 
     def ready(self) -> bool:
@@ -34,7 +34,7 @@ class Wait(Protocol[T_co]):
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkDone:
     """An operation of a communicator has ended; its own deadline bounds it as well."""
 
     work: Work
@@ -49,7 +49,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Reached:
+class EventDone:
     """A stream has come to where an event was recorded."""
 
     event: Event
@@ -63,15 +63,15 @@ class Reached:
         self.event.synchronize(timeout)
 
 
-def all_of(accelerator: Accelerator, stream: Stream) -> Reached:
+def stream_idle(accelerator: Accelerator, stream: Stream) -> EventDone:
     """Everything that was launched on `stream` so far has run."""
     event = accelerator.event()
     stream.record(event)
-    return Reached(event)
+    return EventDone(event)
 
 
 @dataclass(frozen=True)
-class Gathered:
+class BallotsReady:
     """Every one of these ranks has cast its ballot on a question."""
 
     control: ControlPlane
@@ -93,7 +93,7 @@ class Gathered:
         return self.control.collect(self.question, timeout, self.ranks)
 
 
-class Released:
+class LockReleased:
     """The stream has released a lock: the slots behind it are the mover's.
 
     Args:
@@ -121,10 +121,10 @@ class Released:
 
 
 T = TypeVar("T")
-Job: TypeAlias = Generator[Wait[Any], Any, T]
+Job: TypeAlias = Generator[WaitFor[Any], Any, T]
 
 
-class Titled(Generator[Wait[Any], Any, T]):
+class NamedJob(Generator[WaitFor[Any], Any, T]):
     """A job that says what it is, for whoever notes jobs; carried out as the one inside.
 
     Args:
@@ -138,11 +138,11 @@ class Titled(Generator[Wait[Any], Any, T]):
         self.name = name
         self.details = details
 
-    def send(self, value: object) -> Wait[Any]:
+    def send(self, value: object) -> WaitFor[Any]:
         """As a generator does."""
         return self._job.send(value)
 
-    def throw(self, *given: Any) -> Wait[Any]:
+    def throw(self, *given: Any) -> WaitFor[Any]:
         """As a generator does."""
         return self._job.throw(*given)
 
@@ -151,7 +151,7 @@ class Titled(Generator[Wait[Any], Any, T]):
         self._job.close()
 
 
-class Task(Protocol[T_co]):
+class JobHandle(Protocol[T_co]):
     """A job that was started."""
 
     def done(self) -> bool:
@@ -170,7 +170,7 @@ class Task(Protocol[T_co]):
 class Worker(Protocol):
     """Carries jobs out one after another, in the order in which they were started."""
 
-    def start(self, job: Job[T]) -> Task[T]:
+    def start(self, job: Job[T]) -> JobHandle[T]:
         """Begin `job` when those before it have ended."""
         ...
 
@@ -179,11 +179,11 @@ class Worker(Protocol):
         ...
 
 
-Hire: TypeAlias = Callable[[str], Worker]
+WorkerFactory: TypeAlias = Callable[[str], Worker]
 """Makes a worker of that name."""
 
 
-class Dismissed(Exception):
+class WorkerClosed(Exception):
     """The worker was closed while the job waited."""
 
 
@@ -203,7 +203,7 @@ class ThreadWorker:
 
     def start(self, job: Job[T]) -> Future[T]:
         """See `Worker`."""
-        return self._threads.submit(finish, job, self._deadline, self._check)
+        return self._threads.submit(run_blocking, job, self._deadline, self._check)
 
     def close(self) -> None:
         """See `Worker`; lasts at most as long as the wait that is under way."""
@@ -212,10 +212,10 @@ class ThreadWorker:
 
     def _check(self) -> None:
         if not self._open:
-            raise Dismissed
+            raise WorkerClosed
 
 
-def finish(job: Job[T], timeout: float, check: Callable[[], object] = lambda: None) -> T:
+def run_blocking(job: Job[T], timeout: float, check: Callable[[], object] = lambda: None) -> T:
     """Carry `job` out on the calling thread, and return its result.
 
     Args:
@@ -226,7 +226,7 @@ def finish(job: Job[T], timeout: float, check: Callable[[], object] = lambda: No
     Raises:
         Exception: what the job raises.
     """
-    go_on: Callable[[], Wait[Any]] = partial(next, job)
+    go_on: Callable[[], WaitFor[Any]] = partial(next, job)
     while True:
         try:
             wait = go_on()
@@ -240,22 +240,22 @@ def finish(job: Job[T], timeout: float, check: Callable[[], object] = lambda: No
             go_on = partial(job.throw, error)
 
 
-def at_once(call: Callable[[], T]) -> Job[T]:
+def immediate(call: Callable[[], T]) -> Job[T]:
     """A job that waits for nothing."""
     yield from ()
     return call()
 
 
 @dataclass(frozen=True)
-class Completed(Generic[T_co]):
+class JobDone(Generic[T_co]):
     """A task has ended: what a boundary waits for when it comes before what it needs."""
 
-    task: Task[T_co]
+    task: JobHandle[T_co]
 
     def ready(self) -> bool:
         """Whether it has."""
         return self.task.done()
 
     def take(self, timeout: float) -> T_co:
-        """Its result; raises as `Task.result` does."""
+        """Its result; raises as `JobHandle.result` does."""
         return self.task.result(timeout)

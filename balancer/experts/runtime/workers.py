@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic
 
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.runtime.jobs import Hire, Job, T, Task, ThreadWorker, Worker
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.runtime.jobs import (
+    Job,
+    JobHandle,
+    T,
+    ThreadWorker,
+    Worker,
+    WorkerFactory,
+)
 
 
-class HeldTask(Generic[T]):
+class DeferredHandle(Generic[T]):
     """A job that was started with a worker that keeps it back.
 
     Args:
@@ -24,32 +31,32 @@ class HeldTask(Generic[T]):
 
     def __init__(self, job: Job[T]) -> None:
         self._job = job
-        self._task: Task[T] | None = None
+        self._task: JobHandle[T] | None = None
 
     def go(self, worker: Worker) -> None:
         """Let it begin."""
         self._task = worker.start(self._job)
 
     def done(self) -> bool:
-        """See `Task`."""
+        """See `JobHandle`."""
         return self._task is not None and self._task.done()
 
     def result(self, timeout: float | None = None) -> T:
-        """See `Task`; raises `TimeoutError` at once where it has not begun."""
+        """See `JobHandle`; raises `TimeoutError` at once where it has not begun."""
         return self._begun().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See `Task`; raises `TimeoutError` at once where it has not begun."""
+        """See `JobHandle`; raises `TimeoutError` at once where it has not begun."""
         return self._begun().exception(timeout)
 
-    def _begun(self) -> Task[T]:
+    def _begun(self) -> JobHandle[T]:
         """Who starts jobs also lets them go and waits for them: waiting here would be for ever."""
         if self._task is None:
             raise TimeoutError("the job has not begun")
         return self._task
 
 
-class HeldWorker:
+class DeferredWorker:
     """Keeps jobs back until they are let go; then they begin in the order in which they came.
 
     One thread starts jobs, lets them go, and asks for their ends.
@@ -60,11 +67,11 @@ class HeldWorker:
 
     def __init__(self, inner: Worker) -> None:
         self._inner = inner
-        self._held: list[HeldTask[object]] = []
+        self._held: list[DeferredHandle[object]] = []
 
-    def start(self, job: Job[T]) -> Task[T]:
+    def start(self, job: Job[T]) -> JobHandle[T]:
         """See `Worker`; begins at the next `go`."""
-        task = HeldTask(job)
+        task = DeferredHandle(job)
         self._held.append(task)  # type: ignore[arg-type]
         return task
 
@@ -83,7 +90,7 @@ class HeldWorker:
 
 
 @dataclass(frozen=True)
-class Staff:
+class Workers:
     """One worker a kind of work, so that none waits for another; all begin at `go`.
 
     Attributes:
@@ -94,17 +101,17 @@ class Staff:
         teller: sums loads.
     """
 
-    planner: HeldWorker
-    mover: HeldWorker
-    clerk: HeldWorker
-    solver: HeldWorker
-    teller: HeldWorker
+    planner: DeferredWorker
+    mover: DeferredWorker
+    clerk: DeferredWorker
+    solver: DeferredWorker
+    teller: DeferredWorker
 
     @staticmethod
-    def hired(hire: Hire) -> "Staff":
+    def hired(hire: WorkerFactory) -> "Workers":
         """One of each."""
         kinds = ("planner", "mover", "clerk", "solver", "teller")
-        return Staff(*(HeldWorker(hire(kind)) for kind in kinds))
+        return Workers(*(DeferredWorker(hire(kind)) for kind in kinds))
 
     def go(self) -> None:
         """Let begin what was started."""
@@ -117,12 +124,12 @@ class Staff:
             worker.close()
 
     @cached_property  # every step asks
-    def _everybody(self) -> tuple[HeldWorker, ...]:
+    def _everybody(self) -> tuple[DeferredWorker, ...]:
         """Most urgent first."""
         return (self.clerk, self.teller, self.solver, self.mover, self.planner)
 
 
-def threads(config: EngineConfig) -> Hire:
+def thread_workers(config: BalancerConfig) -> WorkerFactory:
     """A thread each; the clerk's patience is less than what a peer's collective has."""
 
     def hire(kind: str) -> Worker:

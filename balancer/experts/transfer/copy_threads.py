@@ -78,7 +78,7 @@ UNLIMITED = 0.0
 
 
 @dataclass(frozen=True)
-class Profile:
+class CopyLimits:
     """How copies share a path with the serving's own traffic.
 
     Attributes:
@@ -104,11 +104,11 @@ class Profile:
 # The two rates are half and a quarter of what the links are said to carry, one way; nobody has
 # measured them here. A chunk is about 16 microseconds of its rate: that is how long another
 # transfer may find the path taken.
-PLAIN = Profile("plain", 1 << 20, UNLIMITED)
+PLAIN = CopyLimits("plain", 1 << 20, UNLIMITED)
 """Nothing to share with: loading, tests. Chunks that are many for a slot, and stay in a cache."""
-PCIE = Profile("pcie", 1 << 18, 16e9)
+PCIE = CopyLimits("pcie", 1 << 18, 16e9)
 """Half of 16 lanes of the fourth generation: the serving's own copies keep the other half."""
-C2C = Profile("c2c", 1 << 21, 112e9)
+C2C = CopyLimits("c2c", 1 << 21, 112e9)
 """A quarter of a coherent link of 450 GB/s: there host memory ends first, and the CPU needs it."""
 
 
@@ -130,7 +130,7 @@ class Copy:
     destination: Tensor
 
 
-class Held:
+class InFlightBuffers:
     """The operands of what is not copied yet, so that nobody frees them under a thread."""
 
     def __init__(self) -> None:
@@ -173,10 +173,12 @@ class Held:
         return len(self._tickets)
 
 
-class Ticket:
+class CopyHandle:
     """A list of copies under way; any thread may ask."""
 
-    def __init__(self, native: _native.CopyTicket, held: Held, copies: tuple[Copy, ...]) -> None:
+    def __init__(
+        self, native: _native.CopyTicket, held: InFlightBuffers, copies: tuple[Copy, ...]
+    ) -> None:
         self._native = native
         self._held = held
         self._number = held.keep(native, copies)
@@ -210,7 +212,7 @@ class Ticket:
         return progress
 
 
-class HostCopier:
+class CopyThreadPool:
     """A pool of copying threads; any thread may submit.
 
     Tickets are begun in their order and may end in another. Two that touch the same memory, and
@@ -225,11 +227,13 @@ class HostCopier:
         CopierError: no such thread can be had.
     """
 
-    def __init__(self, profile: Profile, threads: int, cpus: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, profile: CopyLimits, threads: int, cpus: frozenset[int] = frozenset()
+    ) -> None:
         self._profile = profile
         self._threads = threads
         self._cpus = cpus
-        self._held = Held()
+        self._held = InFlightBuffers()
         pins = [sorted(cpus)] * threads
         try:
             self._native = _native.CopyThreads(pins, profile.chunk_bytes, profile.rate)
@@ -238,7 +242,7 @@ class HostCopier:
         self._end = weakref.finalize(self, _end, self._native, self._held)
 
     @classmethod
-    def near(cls, topology: Topology, profile: Profile = PLAIN, accelerators: int = 1) -> Self:
+    def near(cls, topology: Topology, profile: CopyLimits = PLAIN, accelerators: int = 1) -> Self:
         """A copier for one of `accelerators` that share the NUMA node where `topology` says.
 
         Pinned to that node's processors, as far as this process may use them. Raises
@@ -249,7 +253,7 @@ class HostCopier:
         return cls(profile, copy_threads.thread_count(len(cpus or allowed), accelerators), cpus)
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> CopyLimits:
         """How gently it copies."""
         return self._profile
 
@@ -263,7 +267,7 @@ class HostCopier:
         """Processors that the threads are pinned to; none if they are not pinned."""
         return self._cpus
 
-    def submit(self, copies: Sequence[Copy]) -> Ticket:
+    def submit(self, copies: Sequence[Copy]) -> CopyHandle:
         """Begin to copy. The ticket, and the copier, own the tensors until the copy ended.
 
         Raises:
@@ -278,7 +282,7 @@ class HostCopier:
         rows = np.array([_row(copy) for copy in operands], dtype=np.int64).reshape(-1, 3)
         self._held.sweep()
         try:
-            return Ticket(self._native.submit(rows), self._held, operands)
+            return CopyHandle(self._native.submit(rows), self._held, operands)
         except ValueError as error:
             raise CopierError(f"refused: {error}") from error
 
@@ -310,11 +314,11 @@ class HostCopier:
             self._end()
 
 
-STUCK: list[Held] = []
+STUCK: list[InFlightBuffers] = []
 """Memory that a thread may still touch after it was told to end."""
 
 
-def _close(native: _native.CopyThreads, held: Held, timeout: float) -> int:
+def _close(native: _native.CopyThreads, held: InFlightBuffers, timeout: float) -> int:
     try:
         left = native.close(timeout)
     except RuntimeError as error:
@@ -324,7 +328,7 @@ def _close(native: _native.CopyThreads, held: Held, timeout: float) -> int:
     return left
 
 
-def _end(native: _native.CopyThreads, held: Held) -> None:
+def _end(native: _native.CopyThreads, held: InFlightBuffers) -> None:
     """When the copier is dropped, or the process ends: nobody frees memory under a thread."""
     if held.foreign:
         return

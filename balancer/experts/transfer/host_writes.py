@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.runtime.jobs import Job, all_of
-from equipoise.balancer.experts.transfer.copy_threads import Copy, HostCopier, Ticket
+from equipoise.balancer.experts.runtime.jobs import Job, stream_idle
+from equipoise.balancer.experts.transfer.copy_threads import Copy, CopyHandle, CopyThreadPool
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.checksum import MASK64
 from equipoise.hal.errors import SlotError, Unsupported
@@ -40,7 +40,7 @@ class SlotWriter(Protocol):
 
 
 @dataclass(frozen=True)
-class Supply:
+class HostWeights:
     """The weights, and who writes them."""
 
     source: WeightSource
@@ -63,25 +63,25 @@ class StreamWriter:
     def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
         """See `SlotWriter`."""
         self._store.write(slots, sources, self._copy)
-        yield all_of(self._accelerator, self._copy)
+        yield stream_idle(self._accelerator, self._copy)
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyDone:
     """A ticket's copies are done."""
 
-    ticket: Ticket
+    ticket: CopyHandle
 
     def ready(self) -> bool:
         """Whether they are, or have failed."""
         return self.ticket.done()
 
     def take(self, timeout: float) -> None:
-        """Raises as `Ticket.wait` does."""
+        """Raises as `CopyHandle.wait` does."""
         self.ticket.wait(timeout)
 
 
-class HostWriter:
+class CpuWriter:
     """Threads of the host, into slots that the host can write.
 
     Args:
@@ -93,7 +93,7 @@ class HostWriter:
         Unsupported: slots are in memory of a device.
     """
 
-    def __init__(self, copier: HostCopier, store: SlotStore, patience: float) -> None:
+    def __init__(self, copier: CopyThreadPool, store: SlotStore, patience: float) -> None:
         for segment in store.layout.slots[0]:
             if segment.data.device.type != "cpu":
                 raise Unsupported(f"segment {segment.name!r} is not in the host's memory")
@@ -110,7 +110,7 @@ class HostWriter:
         ]
         ticket = self._copier.submit(copies)
         try:
-            yield Copied(ticket)
+            yield CopyDone(ticket)
         finally:
             # Whoever is dismissed meanwhile leaves no thread behind that still writes slots.
             ticket.wait(self._patience)
@@ -120,10 +120,10 @@ ATTEMPTS = 2
 """Times that slots are written before their bytes count as wrong for good."""
 
 
-def write_checked(
+def write_and_verify(
     accelerator: Accelerator,
     store: SlotStore,
-    supply: Supply,
+    supply: HostWeights,
     layer: int,
     slots: Sequence[int],
     experts: Sequence[int],
@@ -151,5 +151,5 @@ def _sums(accelerator: Accelerator, store: SlotStore, slots: Sequence[int]) -> J
     with copy.current():
         sums = torch.empty(len(slots), dtype=torch.int64, device=accelerator.device)
     store.checksum_slots(slots, sums, copy)
-    yield all_of(accelerator, copy)
+    yield stream_idle(accelerator, copy)
     return [value & MASK64 for value in sums.tolist()]

@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
-from equipoise.balancer.experts.runtime.jobs import Released
+from equipoise.balancer.experts.runtime.jobs import LockReleased
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EngineError
 from equipoise.hal.lock import StreamLock
@@ -18,7 +18,7 @@ from equipoise.hal.readers import Readers
 from equipoise.hal.stream import Role
 
 
-class Visits:
+class EntryCounter:
     """Counts a layer's entries in the two steps in which it is handed over and taken back.
 
     A layer may be entered several times in a step: several layers of the model share its weights,
@@ -85,7 +85,7 @@ class Visits:
         )
 
 
-OPEN: AbstractContextManager[None] = nullcontext()
+UNLOCKED: AbstractContextManager[None] = nullcontext()
 """The gate of a layer that nobody writes."""
 
 
@@ -104,7 +104,7 @@ class StepKind(StrEnum):
     """Layers wait for what was written, and no further one is handed over."""
 
 
-class Guard(Protocol):
+class SlotGuard(Protocol):
     """Asked by every step, for every layer."""
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
@@ -116,19 +116,19 @@ class Guard(Protocol):
         ...
 
 
-class NoGates:
+class NoLocks:
     """Layers are never rewritten while they can be read."""
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
         """Open."""
-        return OPEN
+        return UNLOCKED
 
     def kind(self, step: int) -> StepKind:
         """No lock."""
         return StepKind.SKIP
 
 
-class Gates:
+class LayerLocks:
     """Stream locks by layer, and the steps at which each is used.
 
     A layer is rewritten between two steps: in the first the stream takes the lock at once, reads
@@ -162,17 +162,18 @@ class Gates:
         self._compute = accelerator.stream(Role.COMPUTE)
         self._readers = readers
         self._first: Mapping[int, int] = {}
-        self._released: Mapping[int, Released] = {}
-        self._visits: Mapping[int, Visits] = {}
+        self._released: Mapping[int, LockReleased] = {}
+        self._visits: Mapping[int, EntryCounter] = {}
         self._entries = entries
         self.locks = tuple(accelerator.stream_lock(deadline) for _ in range(layers))
 
     def schedule(self, first: Mapping[int, int]) -> None:
         """From now on each of these layers is handed over in its step `first`, no other is."""
         self._first = dict(first)
-        self._released = {layer: Released(self.locks[layer]) for layer in first}
+        self._released = {layer: LockReleased(self.locks[layer]) for layer in first}
         self._visits = {
-            layer: Visits(layer, step, self._entries.get(layer, 1)) for layer, step in first.items()
+            layer: EntryCounter(layer, step, self._entries.get(layer, 1))
+            for layer, step in first.items()
         }
 
     def reading(self, layer: int, step: int) -> AbstractContextManager[None]:
@@ -187,7 +188,7 @@ class Gates:
         if self.locked(layer, step):
             return self._guarded(layer, step)
         self._check_over(layer, step)
-        return OPEN
+        return UNLOCKED
 
     def locked(self, layer: int, step: int) -> bool:
         """Whether `step` takes the lock of `layer`."""

@@ -18,11 +18,11 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.agreement.ballot import WORD, LotMark
-from equipoise.balancer.experts.planning.migration import Leg, Local, RoundLeg
-from equipoise.balancer.experts.routing.layer_update import Change
-from equipoise.balancer.experts.runtime.events import SILENT, Journal, Span, Track, now
-from equipoise.balancer.experts.runtime.jobs import Ended, Job, all_of
+from equipoise.balancer.experts.agreement.ballot import MASK64, ChunkChecksum
+from equipoise.balancer.experts.planning.migration import LocalCopies, RankTransfers, RoundTransfers
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink, TraceSpan, Track, now
+from equipoise.balancer.experts.runtime.jobs import Job, WorkDone, stream_idle
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Communicator, Exchange, Parcel
 from equipoise.hal.slots import SlotStore
@@ -33,7 +33,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedChunk:
     """A lot that this rank has staged.
 
     Attributes:
@@ -50,7 +50,7 @@ class Staged:
 
 
 @dataclass
-class _Hold:
+class _ChunkState:
     """All that a lot keeps alive until it is staged.
 
     Attributes:
@@ -67,15 +67,15 @@ class _Hold:
 
 
 @dataclass(frozen=True)
-class _Passage:
+class _RoundInFlight:
     """A round under way: where what is received lands."""
 
-    leg: RoundLeg
+    leg: RoundTransfers
     blob: Tensor | None
     work: Work
 
 
-class Mover:
+class P2PTransfer:
     """Stages lots for one rank, on the copy stream.
 
     Args:
@@ -96,7 +96,7 @@ class Mover:
         store: SlotStore,
         ranks: Sequence[int],
         deadline: float,
-        journal: Journal = SILENT,
+        journal: EventSink = NO_EVENTS,
         parcel: int = 16,
     ) -> None:
         self._parcel = parcel
@@ -108,7 +108,7 @@ class Mover:
         self._copy = accelerator.stream(Role.COPY)
         self._journal = journal
 
-    def begin(self, leg: Leg, after: Event) -> Job[Staged]:
+    def begin(self, leg: RankTransfers, after: Event) -> Job[StagedChunk]:
         """Begin to stage a lot; the result goes on with it, on any thread.
 
         Where two communicators do not progress independently, everything that the lot issues is
@@ -124,10 +124,10 @@ class Mover:
         self._copy.wait(after)
         if self._communicator.capabilities.independent_groups:
             return self._one_by_one(leg)
-        hold = _Hold()
+        hold = _ChunkState()
         packed = deque(self._pack(part, hold) for part in leg.rounds)
         if not self._communicator.capabilities.stream_ordered:
-            all_of(self._accelerator, self._copy).take(self._deadline)
+            stream_idle(self._accelerator, self._copy).take(self._deadline)
         rounds = deque(self._depart(part, packed.popleft()) for part in leg.rounds)
         return self._landing(leg, hold, rounds)
 
@@ -149,41 +149,43 @@ class Mover:
         except Exception as error:  # said here: nobody asks what became of an aborted epoch's work
             LOG.warning("moves fail until their communicator is built again: %s", error)
 
-    def _one_by_one(self, leg: Leg) -> Job[Staged]:
+    def _one_by_one(self, leg: RankTransfers) -> Job[StagedChunk]:
         """Round after round, each as soon as the one before has arrived."""
-        hold = _Hold()
+        hold = _ChunkState()
         for part in leg.rounds:
             yield from self._round(part, hold)
         return (yield from self._land(leg, hold))
 
-    def _round(self, part: RoundLeg, hold: _Hold) -> Job[None]:
+    def _round(self, part: RoundTransfers, hold: _ChunkState) -> Job[None]:
         """From packing to unpacking; a generator of its own, so that its blobs end with it."""
         packed = self._pack(part, hold)
         if not self._communicator.capabilities.stream_ordered:
-            yield all_of(self._accelerator, self._copy)
+            yield stream_idle(self._accelerator, self._copy)
         yield from self._arrival(self._depart(part, packed), hold)
 
-    def _landing(self, leg: Leg, hold: _Hold, passages: deque[_Passage]) -> Job[Staged]:
+    def _landing(
+        self, leg: RankTransfers, hold: _ChunkState, passages: deque[_RoundInFlight]
+    ) -> Job[StagedChunk]:
         """What is left to do where all rounds are under way; each is let go when it has arrived."""
         while passages:
             yield from self._arrival(passages.popleft(), hold)
         return (yield from self._land(leg, hold))
 
-    def _arrival(self, passage: _Passage, hold: _Hold) -> Job[None]:
+    def _arrival(self, passage: _RoundInFlight, hold: _ChunkState) -> Job[None]:
         """Wait for a round, and fill staging with what it has brought."""
         begin = now()
-        yield Ended(passage.work)
+        yield WorkDone(passage.work)
         self._unpack(passage, hold)
         details = _details(passage.leg)
-        self._journal.note(Span("round", Track.COPY, begin, now(), details))
+        self._journal.note(TraceSpan("round", Track.COPY, begin, now(), details))
 
-    def _pack(self, part: RoundLeg, hold: _Hold) -> Tensor | None:
+    def _pack(self, part: RoundTransfers, hold: _ChunkState) -> Tensor | None:
         """Read what this rank sends in a round."""
         if part.send is None:
             return None
         return self._read(part.send.slots, _name(self._rank, part.send.peer), hold)
 
-    def _read(self, slots: Sequence[int], name: str, hold: _Hold) -> Tensor:
+    def _read(self, slots: Sequence[int], name: str, hold: _ChunkState) -> Tensor:
         blob = self._blob(len(slots))
         marks = self._empty(len(slots), torch.int64)
         self._store.checksum_slots(slots, marks, self._copy)
@@ -191,16 +193,16 @@ class Mover:
         hold.sent.append((name, marks))
         return blob
 
-    def _depart(self, part: RoundLeg, packed: Tensor | None) -> _Passage:
+    def _depart(self, part: RoundTransfers, packed: Tensor | None) -> _RoundInFlight:
         """Let a round travel: at most one blob to a peer, and one from a peer."""
         sends = () if part.send is None else (_parcel(part.send.peer, packed),)
         blob = None if part.receive is None else self._blob(len(part.receive.slots))
         receives = () if part.receive is None else (_parcel(part.receive.peer, blob),)
         with self._copy.current():
             work = self._communicator.exchange(Exchange(sends=sends, receives=receives))
-        return _Passage(part, blob, work)
+        return _RoundInFlight(part, blob, work)
 
-    def _unpack(self, passage: _Passage, hold: _Hold) -> None:
+    def _unpack(self, passage: _RoundInFlight, hold: _ChunkState) -> None:
         """Fill staging with what a round has brought."""
         arrived, blob = passage.leg.receive, passage.blob
         if arrived is None or blob is None:
@@ -211,7 +213,12 @@ class Mover:
         hold.bytes_received += blob.numel()
 
     def _stage(
-        self, blob: Tensor, staging: Sequence[int], slots: Sequence[int], name: str, hold: _Hold
+        self,
+        blob: Tensor,
+        staging: Sequence[int],
+        slots: Sequence[int],
+        name: str,
+        hold: _ChunkState,
     ) -> None:
         marks = self._empty(len(staging), torch.int64)
         self._store.unpack(blob, staging, self._copy)
@@ -219,21 +226,21 @@ class Mover:
         hold.copies += zip(staging, slots, strict=True)
         hold.received.append((name, marks))
 
-    def _land(self, leg: Leg, hold: _Hold) -> Job[Staged]:
+    def _land(self, leg: RankTransfers, hold: _ChunkState) -> Job[StagedChunk]:
         """Copies within this rank, then the end of everything on the copy stream."""
         for first in range(0, len(leg.local.slots), self._parcel):
             if first:
-                yield all_of(self._accelerator, self._copy)  # no two blobs are there at once
+                yield stream_idle(self._accelerator, self._copy)  # no two blobs are there at once
             self._turn(leg.local, slice(first, first + self._parcel), hold)
-        yield all_of(self._accelerator, self._copy)
-        return Staged(
-            sent=total(hold.sent),
-            received=total(hold.received),
+        yield stream_idle(self._accelerator, self._copy)
+        return StagedChunk(
+            sent=checksum_sum(hold.sent),
+            received=checksum_sum(hold.received),
             copies=tuple(hold.copies),
             bytes_received=hold.bytes_received,
         )
 
-    def _turn(self, local: Local, part: slice, hold: _Hold) -> None:
+    def _turn(self, local: LocalCopies, part: slice, hold: _ChunkState) -> None:
         """A parcel of what stays on this rank."""
         name = _name(self._rank, self._rank)
         blob = self._read(local.sources[part], name, hold)
@@ -255,7 +262,7 @@ def _name(source: int, destination: int) -> str:
     return f"{source}>{destination}"
 
 
-def _details(leg: RoundLeg) -> dict[str, object]:
+def _details(leg: RoundTransfers) -> dict[str, object]:
     """Whom a round is with, and how many slots go each way."""
     details: dict[str, object] = {}
     if leg.send is not None:
@@ -270,19 +277,19 @@ def _parcel(peer: int, blob: Tensor | None) -> Parcel:
     return Parcel(peer, blob)
 
 
-def total(marks: Sequence[tuple[str, Tensor]]) -> int:
+def checksum_sum(marks: Sequence[tuple[str, Tensor]]) -> int:
     """Sum, modulo 2**64, of the fingerprints of parcels: (name, checksums of its slots)."""
-    return sum(fingerprint(name, checksums) for name, checksums in marks) & WORD
+    return sum(message_checksum(name, checksums) for name, checksums in marks) & MASK64
 
 
-def fingerprint(name: str, checksums: Tensor) -> int:
+def message_checksum(name: str, checksums: Tensor) -> int:
     """64 bits for a parcel: who sends it to whom, and the checksums, int64 [n], of its slots."""
     words = checksums.cpu().numpy().astype("<i8").tobytes()
     return int.from_bytes(blake2b(name.encode() + words, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
-class ReadyLot:
+class ReadyChunk:
     """All that a commit of a lot needs, and what the vote on it compares.
 
     Attributes:
@@ -291,12 +298,12 @@ class ReadyLot:
         mark: for the ballot.
     """
 
-    staged: Staged
-    change: Change
-    mark: LotMark
+    staged: StagedChunk
+    change: LayerUpdate
+    mark: ChunkChecksum
 
 
-def ready_lot(staging: Job[Staged], change: Change) -> Job[ReadyLot]:
+def stage_chunk(staging: Job[StagedChunk], change: LayerUpdate) -> Job[ReadyChunk]:
     """Stage a lot, and say what the ballot says of it."""
     staged = yield from staging
-    return ReadyLot(staged, change, LotMark(staged.sent, staged.received, change.digest))
+    return ReadyChunk(staged, change, ChunkChecksum(staged.sent, staged.received, change.digest))

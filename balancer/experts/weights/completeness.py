@@ -16,12 +16,12 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
-from equipoise.balancer.experts.weights.memory_spans import Claims, Span
+from equipoise.balancer.experts.weights.memory_spans import MemorySpan, SpanIndex
 from equipoise.hal.errors import ModelIncomplete, RegistrationError
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelTensor:
     """A tensor of the model.
 
     Attributes:
@@ -32,14 +32,14 @@ class Held:
 
     name: str
     tensor: Tensor
-    span: Span
+    span: MemorySpan
 
     def __str__(self) -> str:
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return f"{self.name} {dtype} {list(self.tensor.shape)}"
 
 
-def held_tensors(model: nn.Module | Iterable[tuple[str, Tensor]]) -> tuple[Held, ...]:
+def model_tensors(model: nn.Module | Iterable[tuple[str, Tensor]]) -> tuple[ModelTensor, ...]:
     """Parameters, buffers, and attributes that are tensors or lists, tuples, dicts of them.
 
     Kernels often read tensors that were derived after loading and hang on a module as plain
@@ -49,7 +49,7 @@ def held_tensors(model: nn.Module | Iterable[tuple[str, Tensor]]) -> tuple[Held,
     pairs = _of_module(model) if isinstance(model, nn.Module) else model
     plain = [inner for name, tensor in pairs for inner in _unwrapped(name, tensor)]
     return tuple(
-        Held(name, tensor, Span.of(tensor))
+        ModelTensor(name, tensor, MemorySpan.of(tensor))
         for name, tensor in plain
         if not nn.parameter.is_lazy(tensor) and tensor.numel()
     )
@@ -89,7 +89,7 @@ def _unwrapped(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpertCounts:
     """By what numbers tensors of experts are known."""
 
     slots_per_rank: int
@@ -103,9 +103,9 @@ class Expected:
 
 def check_complete(
     model: str,
-    held: Sequence[Held],
-    claims: Claims,
-    expected: Expected,
+    held: Sequence[ModelTensor],
+    claims: SpanIndex,
+    expected: ExpertCounts,
     ignore: Mapping[str, str],
 ) -> tuple[str, ...]:
     """What was excused, and which patterns excused nothing; one line each.
@@ -120,7 +120,7 @@ def check_complete(
             raise RegistrationError(f"model {model!r}: ignoring {pattern!r} needs a reason")
     loose = _unregistered(held, claims, expected)
     missing = [one for one in loose if not _patterns(one, ignore)]
-    strangers = _strangers(held, claims)
+    strangers = _not_in_model(held, claims)
     idle = [p for p in ignore if not any(fnmatchcase(one.name, p) for one in loose)]
     if missing or strangers:
         text = _complaint(model, missing, strangers, idle, claims)
@@ -130,7 +130,9 @@ def check_complete(
     return (*excused, *(f"ignored pattern {p!r} matches nothing that is left out" for p in idle))
 
 
-def _unregistered(held: Sequence[Held], claims: Claims, expected: Expected) -> list[Held]:
+def _unregistered(
+    held: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
+) -> list[ModelTensor]:
     lists = _expert_lists(held, claims, expected)
     return [
         one
@@ -140,11 +142,13 @@ def _unregistered(held: Sequence[Held], claims: Claims, expected: Expected) -> l
     ]
 
 
-def _leads(one: Held, expected: Expected) -> bool:
+def _leads(one: ModelTensor, expected: ExpertCounts) -> bool:
     return one.tensor.dim() > 0 and one.tensor.shape[0] in expected.counts
 
 
-def _expert_lists(held: Sequence[Held], claims: Claims, expected: Expected) -> set[str]:
+def _expert_lists(
+    held: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
+) -> set[str]:
     """Names of lists with as many numbered members as there are experts.
 
     A list of layers may have as many. It is known by a registered tensor that lies, with all its
@@ -159,7 +163,9 @@ def _expert_lists(held: Sequence[Held], claims: Claims, expected: Expected) -> s
     } - _layer_lists(held, claims, expected)
 
 
-def _layer_lists(held: Sequence[Held], claims: Claims, expected: Expected) -> set[str]:
+def _layer_lists(
+    held: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
+) -> set[str]:
     spread: dict[tuple[int, str, str], set[str]] = defaultdict(set)
     for one in held:
         owners = {(claim.place.layer, claim.place.tensor) for claim in claims.touching(one.span)}
@@ -177,22 +183,22 @@ def _numbered(name: str) -> list[tuple[str, str]]:
     return [(".".join(parts[:place]), part) for place, part in enumerate(parts) if part.isdecimal()]
 
 
-def _strangers(held: Sequence[Held], claims: Claims) -> tuple[str, ...]:
+def _not_in_model(held: Sequence[ModelTensor], claims: SpanIndex) -> tuple[str, ...]:
     """Registered tensors of which the model holds no byte: copies, which nobody reads."""
     found = {id(claim) for one in held for claim in claims.touching(one.span)}
     return tuple(dict.fromkeys(str(claim.place) for claim in claims if id(claim) not in found))
 
 
-def _patterns(one: Held, ignore: Mapping[str, str]) -> list[str]:
+def _patterns(one: ModelTensor, ignore: Mapping[str, str]) -> list[str]:
     return [pattern for pattern in ignore if fnmatchcase(one.name, pattern)]
 
 
 def _complaint(
     model: str,
-    missing: Sequence[Held],
+    missing: Sequence[ModelTensor],
     strangers: Sequence[str],
     idle: Sequence[str],
-    claims: Claims,
+    claims: SpanIndex,
 ) -> str:
     lines = [f"model {model!r}: its experts are not registered as it holds them"]
     for one in missing:

@@ -16,7 +16,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import PlacementError, RegistrationError
 from equipoise.hal.slots import Segment, SegmentType, SlotLayout
@@ -33,7 +33,7 @@ def strided(tensor: Tensor) -> SlotFormat:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorName:
     """Where a tensor belongs; every refusal names it."""
 
     model: str
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class SlotTensor:
     """One named tensor of a layer, slot by slot.
 
     Attributes:
@@ -59,7 +59,7 @@ class Column:
             Scales are often kept column by column; their bytes are dense all the same.
     """
 
-    place: Place
+    place: TensorName
     segments: tuple[Segment, ...]
     order: tuple[int, ...]
 
@@ -73,7 +73,9 @@ class Column:
         return tensor.detach().permute(self.order).contiguous()
 
 
-def column(place: Place, given: SlotTensors, slots_per_rank: int, format_of: FormatOf) -> Column:
+def slot_tensor(
+    place: TensorName, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
+) -> SlotTensor:
     """The slots' segments of one named tensor. Raises `RegistrationError`."""
     # A view that is made in inference mode cannot be written outside of it, and the worker that
     # commits an epoch is outside.
@@ -90,7 +92,7 @@ def column(place: Place, given: SlotTensors, slots_per_rank: int, format_of: For
     for number, segment in enumerate(segments):
         if segment.type != segments[0].type:
             raise place.refusal(f"slot {number} is {segment.type}, slot 0 is {segments[0].type}")
-    return Column(place, segments, order)
+    return SlotTensor(place, segments, order)
 
 
 def is_on(at: torch.device, wanted: torch.device) -> bool:
@@ -107,7 +109,7 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _by_slot(
-    place: Place, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
+    place: TensorName, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
 ) -> tuple[Tensor, ...]:
     if not isinstance(given, Tensor):
         return _each(place, given, slots_per_rank)
@@ -124,7 +126,7 @@ def _by_slot(
     return given.detach().unbind(0)
 
 
-def _each(place: Place, given: Iterable[Tensor], slots_per_rank: int) -> tuple[Tensor, ...]:
+def _each(place: TensorName, given: Iterable[Tensor], slots_per_rank: int) -> tuple[Tensor, ...]:
     if not isinstance(given, Iterable):
         raise place.refusal(f"is a {type(given).__name__}, neither a tensor nor one a slot")
     tensors = tuple(given)
@@ -136,7 +138,7 @@ def _each(place: Place, given: Iterable[Tensor], slots_per_rank: int) -> tuple[T
     return tensors
 
 
-def _check_kind(place: Place, tensor: Tensor) -> None:
+def _check_kind(place: TensorName, tensor: Tensor) -> None:
     """Refuse what has no plain memory of its own, or none that the model would read again."""
     if hasattr(tensor, "__tensor_flatten__"):
         raise place.refusal(f"is a {type(tensor).__name__}; register the tensors that it wraps")
@@ -152,7 +154,7 @@ def _check_kind(place: Place, tensor: Tensor) -> None:
         raise place.refusal(f"of shape {list(tensor.shape)} holds nothing; leave it out")
 
 
-def _check_alike(place: Place, tensor: Tensor, number: int, first: Tensor) -> None:
+def _check_alike(place: TensorName, tensor: Tensor, number: int, first: Tensor) -> None:
     """Equal bytes must mean equal values in every slot."""
     for what, mine, other in (
         ("of shape", list(tensor.shape), list(first.shape)),
@@ -163,7 +165,9 @@ def _check_alike(place: Place, tensor: Tensor, number: int, first: Tensor) -> No
             raise place.refusal(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
 
 
-def _segment(place: Place, tensor: Tensor, order: tuple[int, ...], format_of: FormatOf) -> Segment:
+def _segment(
+    place: TensorName, tensor: Tensor, order: tuple[int, ...], format_of: FormatOf
+) -> Segment:
     form = format_of(tensor)
     data = _normal(tensor.detach()).permute(order)
     if not data.is_contiguous():
@@ -177,7 +181,7 @@ def _segment(place: Place, tensor: Tensor, order: tuple[int, ...], format_of: Fo
     return segment
 
 
-def _check_bytes(place: Place, segment: Segment) -> None:
+def _check_bytes(place: TensorName, segment: Segment) -> None:
     """Better now than at the first copy."""
     try:
         shown = segment.bytes
@@ -202,7 +206,7 @@ Kind = tuple[tuple[SegmentType, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class LayerColumns:
+class LayerTensors:
     """One layer's tensors, by name.
 
     Attributes:
@@ -212,7 +216,7 @@ class LayerColumns:
     """
 
     number: int
-    columns: tuple[Column, ...]
+    columns: tuple[SlotTensor, ...]
 
     @property
     def kind(self) -> Kind:
@@ -224,7 +228,7 @@ class LayerColumns:
         """Segments by local slot."""
         return tuple(zip(*(column.segments for column in self.columns), strict=True))
 
-    def is_memory_of(self, other: "LayerColumns") -> bool:
+    def is_memory_of(self, other: "LayerTensors") -> bool:
         """Whether both are the same weights: every slot of every tensor at the same address."""
         return self.kind == other.kind and self._addresses == other._addresses
 
@@ -234,7 +238,7 @@ class LayerColumns:
 
 
 @dataclass(frozen=True)
-class Location:
+class SlotLocation:
     """A slot: which family's store holds it, and its number there."""
 
     family: int
@@ -242,7 +246,7 @@ class Location:
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class LayerGroup:
     """Layers whose slots have one descriptor, and so one slot store.
 
     Attributes:
@@ -253,7 +257,7 @@ class Family:
 
     layers: tuple[int, ...]
     slots: tuple[tuple[Segment, ...], ...]
-    columns: tuple[Column, ...]
+    columns: tuple[SlotTensor, ...]
 
     def layout(self, staging: int) -> SlotLayout:
         """What `Accelerator.slot_store` takes, with so many staging buffers."""
@@ -312,7 +316,7 @@ class ExpertModel:
     numbers: tuple[int, ...]
     entries: tuple[int, ...]
     repeats: Mapping[int, int]
-    families: tuple[Family, ...]
+    families: tuple[LayerGroup, ...]
     notes: tuple[str, ...]
 
     @property
@@ -325,9 +329,9 @@ class ExpertModel:
         """Bytes of all slots of this rank."""
         return sum(family.nbytes for family in self.families)
 
-    def shape(self, ranks: int) -> Shape:
+    def shape(self, ranks: int) -> ExpertShape:
         """Of its placements. Raises `PlacementError` where the slots cannot hold the experts."""
-        return Shape(self.layers, self.experts, self.slots_per_rank * ranks, ranks)
+        return ExpertShape(self.layers, self.experts, self.slots_per_rank * ranks, ranks)
 
     def layer(self, number: int) -> int:
         """The row of a placement for the model's own number of a layer.
@@ -339,7 +343,7 @@ class ExpertModel:
             raise RegistrationError(f"model {self.name!r} has no layer {number} registered")
         return found
 
-    def locate(self, layer: int, slot: int) -> Location:
+    def locate(self, layer: int, slot: int) -> SlotLocation:
         """Where the weights of a local slot of a layer are. Raises `PlacementError`."""
         if not (0 <= layer < self.layers and 0 <= slot < self.slots_per_rank):
             raise PlacementError(
@@ -347,7 +351,7 @@ class ExpertModel:
                 f"{self.layers} layers of {self.slots_per_rank} slots a rank"
             )
         home = self._homes[layer]
-        return Location(home.family, home.number + slot)
+        return SlotLocation(home.family, home.number + slot)
 
     @property
     def digest(self) -> str:
@@ -370,7 +374,7 @@ class ExpertModel:
     def family_line(self, number: int) -> str:
         """What a family is, in one line."""
         family = self.families[number]
-        own = ranges([self.numbers[layer] for layer in family.layers])
+        own = format_ranges([self.numbers[layer] for layer in family.layers])
         parts = ", ".join(
             f"{kind.name} {str(kind.dtype).removeprefix('torch.')} {list(kind.shape)}"
             for kind in family.descriptor
@@ -385,21 +389,21 @@ class ExpertModel:
         return {number: row for row, number in enumerate(self.numbers)}
 
     @cached_property
-    def _homes(self) -> dict[int, Location]:
+    def _homes(self) -> dict[int, SlotLocation]:
         return {
-            layer: Location(number, place * self.slots_per_rank)
+            layer: SlotLocation(number, place * self.slots_per_rank)
             for number, family in enumerate(self.families)
             for place, layer in enumerate(family.layers)
         }
 
 
-def families_of(layers: tuple[LayerColumns, ...]) -> tuple[Family, ...]:
+def layer_groups(layers: tuple[LayerTensors, ...]) -> tuple[LayerGroup, ...]:
     """Group layers, given by row of the placement, by their kind."""
     kinds: dict[Kind, list[int]] = {}
     for row, layer in enumerate(layers):
         kinds.setdefault(layer.kind, []).append(row)
     return tuple(
-        Family(
+        LayerGroup(
             layers=tuple(rows),
             slots=tuple(slot for row in rows for slot in layers[row].slots),
             columns=layers[rows[0]].columns,
@@ -408,7 +412,7 @@ def families_of(layers: tuple[LayerColumns, ...]) -> tuple[Family, ...]:
     )
 
 
-def ranges(numbers: list[int]) -> str:
+def format_ranges(numbers: list[int]) -> str:
     """Ascending numbers in short: `3..60, 62`."""
     runs: list[list[int]] = []
     for number in numbers:

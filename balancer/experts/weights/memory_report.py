@@ -7,7 +7,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.kernels import Tables
@@ -17,7 +17,7 @@ COUNTER_BYTES = 4 + 8
 """Of an expert of a layer: rows in the open sub-window, and their sum while it travels."""
 
 
-class Rounds(StrEnum):
+class RoundOrder(StrEnum):
     """How the rounds of a lot go, which says how much is packed at once."""
 
     IN_TURN = "in turn"
@@ -26,13 +26,13 @@ class Rounds(StrEnum):
     """All are issued by the thread that issues everything else (P4)."""
 
     @staticmethod
-    def over(found: CommunicatorCapabilities) -> "Rounds":
+    def over(found: CommunicatorCapabilities) -> "RoundOrder":
         """Over communicators that can do this."""
-        return Rounds.IN_TURN if found.independent_groups else Rounds.AT_ONCE
+        return RoundOrder.IN_TURN if found.independent_groups else RoundOrder.AT_ONCE
 
 
 @dataclass(frozen=True)
-class Entry:
+class MemoryItem:
     """Memory of one kind; `nbytes` on one rank, None where nobody can say."""
 
     what: str
@@ -50,18 +50,18 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class MemoryReport:
     """Entries in the order in which they are printed; ledgers add up."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[MemoryItem, ...] = ()
 
     @property
     def total(self) -> int:
         """Bytes of all entries that are known."""
         return sum(entry.nbytes or 0 for entry in self.entries)
 
-    def __add__(self, other: "Ledger") -> "Ledger":
-        return Ledger(self.entries + other.entries)
+    def __add__(self, other: "MemoryReport") -> "MemoryReport":
+        return MemoryReport(self.entries + other.entries)
 
     def __str__(self) -> str:
         rows = [HEADER, *((e.what, e.figure, e.why) for e in self.entries)]
@@ -71,13 +71,13 @@ class Ledger:
         return "\n".join(f"{a:<{first}}  {b:>{second}}  {c}".rstrip() for a, b, c in rows)
 
 
-def model_ledger(
+def memory_report(
     model: ExpertModel,
     ranks: int,
     staging: Sequence[int],
     parcel: int,
-    rounds: Rounds = Rounds.IN_TURN,
-) -> Ledger:
+    rounds: RoundOrder = RoundOrder.IN_TURN,
+) -> MemoryReport:
     """Slots, staging, packed blobs, routing tables and load counters of one model on one rank.
 
     Args:
@@ -98,19 +98,21 @@ def model_ledger(
     for number, (family, buffers) in enumerate(zip(model.families, staging, strict=True)):
         what = f"{model.name}: staging of family {number}"
         why = f"{buffers} buffers of {family.slot_bytes:,} bytes, where weights arrive"
-        entries.append(Entry(what, family.slot_bytes * buffers, why))
+        entries.append(MemoryItem(what, family.slot_bytes * buffers, why))
         slots = model.slots_per_rank * len(family.layers)
         what = f"{model.name}: blobs of family {number}"
         packed = family.slot_bytes * packed_slots(buffers, slots, parcel, rounds)
-        entries.append(Entry(what, packed, packed_why(rounds)))
+        entries.append(MemoryItem(what, packed, packed_why(rounds)))
     why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
-    entries.append(Entry(f"{model.name}: routing tables", tables_bytes(shape), why))
+    entries.append(MemoryItem(f"{model.name}: routing tables", tables_bytes(shape), why))
     counted = shape.layers * shape.experts * COUNTER_BYTES
-    entries.append(Entry(f"{model.name}: load counters", counted, "rows by expert, and their sum"))
-    return Ledger(tuple(entries))
+    entries.append(
+        MemoryItem(f"{model.name}: load counters", counted, "rows by expert, and their sum")
+    )
+    return MemoryReport(tuple(entries))
 
 
-def packed_slots(staging: int, slots: int, parcel: int, rounds: Rounds) -> int:
+def packed_slots(staging: int, slots: int, parcel: int, rounds: RoundOrder) -> int:
     """Slots that are packed on one rank at once, to be sent or just received.
 
     Args:
@@ -120,19 +122,19 @@ def packed_slots(staging: int, slots: int, parcel: int, rounds: Rounds) -> int:
         rounds: how those of a lot go. At once, as much is received as can be staged; how much is
             sent depends on plans: it is taken to be as much.
     """
-    if rounds is Rounds.AT_ONCE:
+    if rounds is RoundOrder.AT_ONCE:
         return 2 * staging
     return 2 * min(parcel, slots) if staging else 0
 
 
-def packed_why(rounds: Rounds) -> str:
+def packed_why(rounds: RoundOrder) -> str:
     """What `packed_slots` counts."""
-    if rounds is Rounds.AT_ONCE:
+    if rounds is RoundOrder.AT_ONCE:
         return "sent and received, in all rounds of the lots in flight at once"
     return "sent and received, in one round"
 
 
-def tables_bytes(shape: Shape) -> int:
+def tables_bytes(shape: ExpertShape) -> int:
     """Bytes of `equipoise.hal.kernels.Tables` for a shape."""
     # Made where nothing is stored, so that the figure is that of the tables and no second formula.
     nowhere = torch.device("meta")
@@ -141,10 +143,10 @@ def tables_bytes(shape: Shape) -> int:
     return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
-def _slots(model: ExpertModel, shape: Shape) -> Entry:
+def _slots(model: ExpertModel, shape: ExpertShape) -> MemoryItem:
     spare = shape.slots - shape.experts
     why = (
         f"the model's own weights in {model.layers} layers x {model.slots_per_rank} slots; "
         f"{spare} of {shape.slots} slots a layer, over all ranks, are spare"
     )
-    return Entry(f"{model.name}: slots", model.nbytes, why)
+    return MemoryItem(f"{model.name}: slots", model.nbytes, why)

@@ -10,14 +10,14 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from equipoise.balancer.experts.weights.expert_weights import ExpertModel, Place
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, TensorName
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import RegistrationError
 from equipoise.hal.slots import Segment
 
 
 @dataclass(frozen=True)
-class Span:
+class MemorySpan:
     """Bytes [start, end) of a device's memory."""
 
     device: str
@@ -30,28 +30,28 @@ class Span:
         return self.end - self.start
 
     @staticmethod
-    def of(tensor: Tensor) -> "Span":
+    def of(tensor: Tensor) -> "MemorySpan":
         """From the first to the last byte that the tensor reaches, gaps of its strides included."""
         reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         nbytes = (reach + 1) * tensor.element_size() if tensor.numel() else 0
-        return Span(str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + nbytes)
+        return MemorySpan(str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + nbytes)
 
     @staticmethod
-    def of_segment(segment: Segment) -> "Span":
+    def of_segment(segment: Segment) -> "MemorySpan":
         """What a copy of the segment touches: all the storage of a private format."""
         if segment.format is SlotFormat.STRIDED:
-            return Span.of(segment.data)
+            return MemorySpan.of(segment.data)
         storage = segment.data.untyped_storage()
         start = storage.data_ptr()
-        return Span(str(segment.data.device), start, start + storage.nbytes())
+        return MemorySpan(str(segment.data.device), start, start + storage.nbytes())
 
 
 @dataclass(frozen=True)
-class Claim:
+class OwnedSpan:
     """A span, and the slot of the tensor that moves it."""
 
-    span: Span
-    place: Place
+    span: MemorySpan
+    place: TensorName
     slot: int
 
     def told_to(self, model: str) -> str:
@@ -60,20 +60,20 @@ class Claim:
         return f"{whose}{self.place}, slot {self.slot}"
 
 
-class Claims:
+class SpanIndex:
     """Claims that share no byte, by address. Never changes."""
 
-    def __init__(self, claims: Iterable[Claim] = ()) -> None:
+    def __init__(self, claims: Iterable[OwnedSpan] = ()) -> None:
         self._claims = sorted(claims, key=_start)
         self._starts = [_start(claim) for claim in self._claims]
 
-    def __iter__(self) -> Iterator[Claim]:
+    def __iter__(self) -> Iterator[OwnedSpan]:
         return iter(self._claims)
 
-    def plus(self, more: Iterable[Claim]) -> "Claims":
+    def plus(self, more: Iterable[OwnedSpan]) -> "SpanIndex":
         """With more of them. Raises `RegistrationError` where two would share memory."""
         added = tuple(more)
-        made = Claims([*self._claims, *added])
+        made = SpanIndex([*self._claims, *added])
         new = {id(claim) for claim in added}
         # None of the old ones overlap, so of two that do, with the earlier start, one is new.
         for one, two in pairwise(made._claims):
@@ -83,13 +83,13 @@ class Claims:
                 raise late.place.refusal(f"slot {late.slot} shares memory with {other}")
         return made
 
-    def touching(self, span: Span) -> list[Claim]:
+    def touching(self, span: MemorySpan) -> list[OwnedSpan]:
         """Those that share a byte with `span`, by address."""
         first = max(0, bisect_right(self._starts, (span.device, span.start)) - 1)
         last = bisect_left(self._starts, (span.device, span.end))
         return [claim for claim in self._claims[first:last] if _meet(claim.span, span)]
 
-    def covered(self, span: Span) -> int:
+    def covered(self, span: MemorySpan) -> int:
         """How many of its bytes are claimed."""
         return sum(
             min(claim.span.end, span.end) - max(claim.span.start, span.start)
@@ -97,11 +97,11 @@ class Claims:
         )
 
 
-def _start(claim: Claim) -> tuple[str, int]:
+def _start(claim: OwnedSpan) -> tuple[str, int]:
     return claim.span.device, claim.span.start
 
 
-def _meet(one: Span, two: Span) -> bool:
+def _meet(one: MemorySpan, two: MemorySpan) -> bool:
     return one.device == two.device and one.start < two.end and two.start < one.end
 
 
@@ -125,7 +125,7 @@ class ModelSet:
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise RegistrationError(f"two models are named {twice[0]!r}")
-        claims = Claims()
+        claims = SpanIndex()
         for model in self.models:
             claims = claims.plus(_claims(model))
 
@@ -152,10 +152,14 @@ class ModelSet:
         return "\n".join(model.describe() for model in self.models)
 
 
-def _claims(model: ExpertModel) -> Iterator[Claim]:
+def _claims(model: ExpertModel) -> Iterator[OwnedSpan]:
     for family in model.families:
         for number, slot in enumerate(family.slots):
             place, local = divmod(number, model.slots_per_rank)
             layer = model.numbers[family.layers[place]]
             for segment in slot:
-                yield Claim(Span.of_segment(segment), Place(model.name, layer, segment.name), local)
+                yield OwnedSpan(
+                    MemorySpan.of_segment(segment),
+                    TensorName(model.name, layer, segment.name),
+                    local,
+                )

@@ -17,25 +17,29 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from equipoise.balancer.experts.weights.completeness import Expected, check_complete, held_tensors
+from equipoise.balancer.experts.weights.completeness import (
+    ExpertCounts,
+    check_complete,
+    model_tensors,
+)
 from equipoise.balancer.experts.weights.expert_weights import (
-    Column,
     ExpertModel,
     FormatOf,
-    LayerColumns,
-    Place,
+    LayerTensors,
+    SlotTensor,
     SlotTensors,
-    column,
-    families_of,
+    TensorName,
     is_on,
+    layer_groups,
+    slot_tensor,
     strided,
 )
-from equipoise.balancer.experts.weights.memory_spans import Claim, Claims, Span
+from equipoise.balancer.experts.weights.memory_spans import MemorySpan, OwnedSpan, SpanIndex
 from equipoise.hal.errors import RegistrationError
 
 
 @dataclass(frozen=True)
-class Open:
+class RegistryOpen:
     """Layers may still be registered.
 
     Attributes:
@@ -45,14 +49,14 @@ class Open:
         claims: memory of all layers.
     """
 
-    layers: Mapping[int, LayerColumns] = field(default_factory=dict)
+    layers: Mapping[int, LayerTensors] = field(default_factory=dict)
     repeats: Mapping[int, int] = field(default_factory=dict)
     entries: Mapping[int, int] = field(default_factory=dict)
-    claims: Claims = field(default_factory=Claims)
+    claims: SpanIndex = field(default_factory=SpanIndex)
 
 
 @dataclass(frozen=True)
-class Finalized:
+class RegistryFinalized:
     """Everything is registered, and complete."""
 
     model: ExpertModel
@@ -87,13 +91,13 @@ class ModelRegistry:
                 "must be positive"
             )
         self._name = name
-        self._expected = Expected(slots_per_rank, experts)
+        self._expected = ExpertCounts(slots_per_rank, experts)
         self._device = device
         self._format_of = format_of
-        self._state: Open | Finalized = Open()
+        self._state: RegistryOpen | RegistryFinalized = RegistryOpen()
 
     @property
-    def state(self) -> Open | Finalized:
+    def state(self) -> RegistryOpen | RegistryFinalized:
         """Where the registry stands."""
         return self._state
 
@@ -131,7 +135,7 @@ class ModelRegistry:
         given = self._given(layer, tensors, named)
         columns = tuple(self._column(layer, name, value) for name, value in given)
         device = self._common_device(columns)
-        added = _with(state, LayerColumns(layer, columns))
+        added = _with(state, LayerTensors(layer, columns))
         self._state = replace(added, entries={**state.entries, layer: entries})
         self._device = device
 
@@ -146,7 +150,7 @@ class ModelRegistry:
             )
         twice = sorted(set(tensors) & set(named))
         if twice:
-            raise Place(self._name, layer, twice[0]).refusal("is given twice")
+            raise TensorName(self._name, layer, twice[0]).refusal("is given twice")
         given = sorted({**tensors, **named}.items())
         if not given:
             raise RegistrationError(f"model {self._name!r}, layer {layer}: no tensors")
@@ -160,7 +164,7 @@ class ModelRegistry:
         """Check that everything an expert has is registered, and close the registry.
 
         Args:
-            model: the module, or pairs of name and tensor; see `held_tensors`.
+            model: the module, or pairs of name and tensor; see `model_tensors`.
             ignore: shell patterns of names that need not move, each with the reason.
 
         Raises:
@@ -171,18 +175,18 @@ class ModelRegistry:
         if not state.layers:
             raise RegistrationError(f"model {self._name!r}: no layer was registered")
         notes = check_complete(
-            self._name, held_tensors(model), state.claims, self._expected, ignore
+            self._name, model_tensors(model), state.claims, self._expected, ignore
         )
         made = self._made(state, notes)
-        self._state = Finalized(made)
+        self._state = RegistryFinalized(made)
         return made
 
-    def _open(self, wanted: str) -> Open:
-        if isinstance(self._state, Finalized):
+    def _open(self, wanted: str) -> RegistryOpen:
+        if isinstance(self._state, RegistryFinalized):
             raise RegistrationError(f"model {self._name!r} is finalized: too late to {wanted}")
         return self._state
 
-    def _check_numbers(self, layer: int, entries: int, state: Open) -> None:
+    def _check_numbers(self, layer: int, entries: int, state: RegistryOpen) -> None:
         if layer < 0:
             raise RegistrationError(f"model {self._name!r}: layer {layer} is negative")
         if layer in state.layers or layer in state.repeats:
@@ -192,11 +196,11 @@ class ModelRegistry:
                 f"model {self._name!r}, layer {layer}: a step enters it {entries} times"
             )
 
-    def _column(self, layer: int, name: str, given: SlotTensors) -> Column:
-        place = Place(self._name, layer, name)
-        return column(place, given, self._expected.slots_per_rank, self._format_of)
+    def _column(self, layer: int, name: str, given: SlotTensors) -> SlotTensor:
+        place = TensorName(self._name, layer, name)
+        return slot_tensor(place, given, self._expected.slots_per_rank, self._format_of)
 
-    def _common_device(self, columns: tuple[Column, ...]) -> torch.device:
+    def _common_device(self, columns: tuple[SlotTensor, ...]) -> torch.device:
         """Where all of them are: one slot store is on one device."""
         first = columns[0].device
         wanted = self._device or first
@@ -206,7 +210,7 @@ class ModelRegistry:
                 raise each.place.refusal(what)
         return first
 
-    def _made(self, state: Open, notes: tuple[str, ...]) -> ExpertModel:
+    def _made(self, state: RegistryOpen, notes: tuple[str, ...]) -> ExpertModel:
         """Rows by ascending number; of weights with several numbers the lowest counts."""
         lowest = {owner: owner for owner in state.layers}
         for repeat, owner in state.repeats.items():
@@ -224,7 +228,7 @@ class ModelRegistry:
             repeats=MappingProxyType(
                 {one: other for one, other in sorted(stands_for.items()) if one != other}
             ),
-            families=families_of(tuple(state.layers[owner] for owner in owners)),
+            families=layer_groups(tuple(state.layers[owner] for owner in owners)),
             notes=notes,
         )
 
@@ -240,16 +244,16 @@ def _whole(what: str, number: object) -> int:
         raise RegistrationError(f"{what} {number!r} is a {kind}, not a whole number") from None
 
 
-def _entries(state: Open, owner: int) -> int:
+def _entries(state: RegistryOpen, owner: int) -> int:
     """How often a step enters the weights of a layer, under all their numbers."""
     numbers = [owner, *(one for one, other in state.repeats.items() if other == owner)]
     return sum(state.entries[number] for number in numbers)
 
 
-def _with(state: Open, layer: LayerColumns) -> Open:
+def _with(state: RegistryOpen, layer: LayerTensors) -> RegistryOpen:
     """The state with one more layer. Raises `RegistrationError` where memory is shared in part."""
     spans = [
-        Claim(Span.of_segment(segment), column.place, slot)
+        OwnedSpan(MemorySpan.of_segment(segment), column.place, slot)
         for column in layer.columns
         for slot, segment in enumerate(column.segments)
     ]

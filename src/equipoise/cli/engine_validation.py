@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from equipoise.balancer.experts.config import AIMED
+from equipoise.balancer.experts.config import PLANNER_LIMITS
 from equipoise.cli.options import BY_KEY, MOVES, OPTIONS, PLANS, RunRequest
 from equipoise.demo.settings import (
     EXPERTS,
@@ -45,7 +45,7 @@ def check_engine(settings: RunSettings) -> None:
         value = getattr(settings, key)
         if not 1 <= value <= most:
             raise UsageError(f"{BY_KEY[key].name} must be 1 to {most}, got {value}")
-    for key, most in {**AIMED, "hysteresis": MOST_HYSTERESIS}.items():
+    for key, most in {**PLANNER_LIMITS, "hysteresis": MOST_HYSTERESIS}.items():
         value = getattr(settings, key)
         if not 0 <= value <= most:
             raise UsageError(f"{BY_KEY[key].name} must be 0 to {most}, got {value:g}")

@@ -43,7 +43,7 @@ LINKS = "node", "network", "host"
 ENDPOINTS = "chat", "completions"
 
 
-def one_of(choices: tuple[str, ...]) -> Kind:
+def parse_choice(choices: tuple[str, ...]) -> Kind:
     """One of these words."""
 
     def read(value: object) -> str:
@@ -189,9 +189,9 @@ PROFILE = Kind(
 )
 FAMILY_NAMES = Kind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
 RANGE = Kind("START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml)
-POLICY, SPLIT, OBJECTIVE = one_of(POLICIES), one_of(SPLITS), one_of(OBJECTIVES)
-PRECISION, LINK = one_of(PRECISIONS), one_of(LINKS)
-ENDPOINT, WORKLOAD = one_of(ENDPOINTS), one_of(tuple(WORKLOADS))
+POLICY, SPLIT, OBJECTIVE = parse_choice(POLICIES), parse_choice(SPLITS), parse_choice(OBJECTIVES)
+PRECISION, LINK = parse_choice(PRECISIONS), parse_choice(LINKS)
+ENDPOINT, WORKLOAD = parse_choice(ENDPOINTS), parse_choice(tuple(WORKLOADS))
 BYTES = Kind(
     "whole bytes such as 24MiB or 44M, 1 to 2^60",
     quantities.bytes_of_text,

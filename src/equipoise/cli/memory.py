@@ -1,12 +1,12 @@
 """Device memory that balancing takes in the demo, worked out before anything is allocated."""
 
 from equipoise.balancer.experts.config import CommitMode, ShareMode
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.memory_report import (
     COUNTER_BYTES,
-    Entry,
-    Ledger,
-    Rounds,
+    MemoryItem,
+    MemoryReport,
+    RoundOrder,
     packed_slots,
     packed_why,
     tables_bytes,
@@ -22,7 +22,7 @@ WEIGHT_BYTES = 4
 """The model computes in float32."""
 
 
-def demo_ledger(run: RunSettings) -> Ledger:
+def demo_ledger(run: RunSettings) -> MemoryReport:
     """Bytes per rank by purpose, of the variant that the run is about.
 
     Staging holds a few layers of which every slot changes. What a communicator takes is known of
@@ -34,17 +34,19 @@ def demo_ledger(run: RunSettings) -> Ledger:
     balanced = run.balance is Balance.ON
     slots = run.slots // run.ranks * model.layers if balanced else home
     staging = staging_buffers(run) if balanced and run.placement is None else 0
-    shape = Shape(model.layers, model.experts, slots // model.layers * run.ranks, run.ranks)
-    return Ledger(
+    shape = ExpertShape(model.layers, model.experts, slots // model.layers * run.ranks, run.ranks)
+    return MemoryReport(
         (
-            Entry(
+            MemoryItem(
                 "experts held without balancing", home * expert, f"{home} slots, the model's own"
             ),
-            Entry("redundant slots", (slots - home) * expert, f"{slots - home} more"),
-            Entry("staging", staging * expert, "where weights arrive beside the forward"),
+            MemoryItem("redundant slots", (slots - home) * expert, f"{slots - home} more"),
+            MemoryItem("staging", staging * expert, "where weights arrive beside the forward"),
             _blobs(run, staging, slots, expert),
-            Entry("routing tables", tables_bytes(shape), "two sets, for two generations"),
-            Entry("load counters", model.layers * model.experts * COUNTER_BYTES, "rows by expert"),
+            MemoryItem("routing tables", tables_bytes(shape), "two sets, for two generations"),
+            MemoryItem(
+                "load counters", model.layers * model.experts * COUNTER_BYTES, "rows by expert"
+            ),
             _communicators(run),
         )
     )
@@ -71,14 +73,14 @@ def words(nbytes: int | None) -> str:
     return "unknown" if nbytes is None else human_bytes(nbytes)
 
 
-def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> Entry:
+def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryItem:
     """What is packed while it travels, `expert` bytes a slot."""
     try:
-        rounds = Rounds.over(_backend(run).capabilities)
+        rounds = RoundOrder.over(_backend(run).capabilities)
     except BackendUnavailable:
-        return Entry("packed slots", None, "no backend")
+        return MemoryItem("packed slots", None, "no backend")
     packed = packed_slots(staging, slots, run.parcel, rounds)
-    return Entry("packed slots", packed * expert, packed_why(rounds))
+    return MemoryItem("packed slots", packed * expert, packed_why(rounds))
 
 
 def _backend(run: RunSettings) -> CommunicatorBackend:
@@ -86,7 +88,7 @@ def _backend(run: RunSettings) -> CommunicatorBackend:
     return registry.communicator(run.communicator or registry.accelerator(run.backend).communicator)
 
 
-def _communicators(run: RunSettings) -> Entry:
+def _communicators(run: RunSettings) -> MemoryItem:
     """Experts, loads, and as configured moves and routing."""
     opened = ["experts", "loads"]
     if run.balance is Balance.ON and run.placement is None:
@@ -95,8 +97,8 @@ def _communicators(run: RunSettings) -> Entry:
     try:
         backend = _backend(run)
     except BackendUnavailable:
-        return Entry("communicators", None, "no backend")
+        return MemoryItem("communicators", None, "no backend")
     why = f"{len(opened)} of {backend.name}: {', '.join(opened)}"
     if not isinstance(backend, CountsMemory):
-        return Entry("communicators", None, f"{why}; it does not say")
-    return Entry("communicators", backend.device_bytes(len(opened), run.ranks - 1), why)
+        return MemoryItem("communicators", None, f"{why}; it does not say")
+    return MemoryItem("communicators", backend.device_bytes(len(opened), run.ranks - 1), why)

@@ -74,9 +74,9 @@ def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statisti
 def tell_left_out(path: Path, statistics: "Statistics") -> None:
     """Warn of layers of the file that have no rows, which plans and files are without."""
     if statistics.left_out:
-        from equipoise.balancer.experts.weights.expert_weights import ranges
+        from equipoise.balancer.experts.weights.expert_weights import format_ranges
 
-        layers = ranges(list(statistics.left_out))
+        layers = format_ranges(list(statistics.left_out))
         warn(f"{path}: layers {layers} have no rows, as dense ones: they are left out")
 
 

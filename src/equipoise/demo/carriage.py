@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock
+from equipoise.balancer.experts.balancer import InPlaceFromHost, StagedFromPeers, UpdatePathConfig
 from equipoise.balancer.experts.config import CommitMode
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.balancer.experts.host_pool.pool import ExpertPool, neighbours
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.transfer.copy_threads import HostCopier
+from equipoise.balancer.experts.host_pool.pool import HostExpertPool, ranks_on_node
+from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.balancer.experts.transfer.copy_threads import CopyThreadPool
 from equipoise.balancer.experts.transfer.host_writes import (
-    HostWriter,
+    CpuWriter,
+    HostWeights,
     SlotWriter,
     StreamWriter,
-    Supply,
 )
-from equipoise.balancer.experts.weights.expert_weights import Family
+from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.demo.site import Site
 from equipoise.hal import registry
 from equipoise.hal.slots import SlotStore
@@ -23,8 +23,8 @@ from equipoise.hal.slots import SlotStore
 
 @contextmanager
 def carriage(
-    site: Site, name: str, family: Family, store: SlotStore, shape: Shape
-) -> Iterator[CommitPath]:
+    site: Site, name: str, family: LayerGroup, store: SlotStore, shape: ExpertShape
+) -> Iterator[UpdatePathConfig]:
     """The way that the run asks for, and what it takes as long as it is used; collective.
 
     Args:
@@ -39,28 +39,28 @@ def carriage(
         ControlError: a rank did not come.
     """
     if site.settings.commit is CommitMode.BOUNDARY:
-        yield AtBoundary()
+        yield StagedFromPeers()
         return
     pool = _pool(site, name, family, shape)
     # The ranks of a machine share its cores, and so do their copiers.
-    with HostCopier.near(site.accelerator.topology(), accelerators=len(pool.ranks)) as copier:
-        supply = Supply(pool, _writer(site, copier, store))
-        yield UnderLock(supply, registry.accelerator(site.settings.backend).capabilities)
+    with CopyThreadPool.near(site.accelerator.topology(), accelerators=len(pool.ranks)) as copier:
+        supply = HostWeights(pool, _writer(site, copier, store))
+        yield InPlaceFromHost(supply, registry.accelerator(site.settings.backend).capabilities)
     pool.close()
 
 
-def _writer(site: Site, copier: HostCopier, store: SlotStore) -> SlotWriter:
+def _writer(site: Site, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
     if site.accelerator.device.type == "cpu":
-        return HostWriter(copier, store, site.post.deadline)
+        return CpuWriter(copier, store, site.post.deadline)
     return StreamWriter(site.accelerator, store)
 
 
-def _pool(site: Site, name: str, family: Family, shape: Shape) -> ExpertPool:
+def _pool(site: Site, name: str, family: LayerGroup, shape: ExpertShape) -> HostExpertPool:
     """Every expert once in this machine's memory, each written by one of its ranks."""
     control, deadline, weights = site.post.control, site.post.deadline, site.post.weights
-    ranks = neighbours(control, site.accelerator.topology(), name=name, timeout=deadline)
+    ranks = ranks_on_node(control, site.accelerator.topology(), name=name, timeout=deadline)
     layout = PoolLayout(family.descriptor, shape.layers, shape.experts)
-    pool = ExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
+    pool = HostExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
     for layer, expert in pool.mine():
         parts = {"gate_up": weights.gate_up[layer, expert], "down": weights.down[layer, expert]}
         pool.fill(layer, expert, family.sources(parts))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balancer.experts.routing.routers import Router
-from equipoise.balancer.experts.weights.expert_weights import Family
+from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.demo.carriers import Carrier
 from equipoise.demo.model import (
@@ -39,7 +39,7 @@ class SlotWeights:
         self.gate_up = torch.zeros(*lead, config.hidden, 2 * config.expert_width).to(device)
         self.down = torch.zeros(*lead, config.expert_width, config.hidden).to(device)
 
-    def family(self) -> Family:
+    def family(self) -> LayerGroup:
         """All slots: every layer has the same descriptor."""
         registry = ModelRegistry("demo", self.down.shape[1], self._experts)
         for layer, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):

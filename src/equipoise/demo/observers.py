@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from equipoise.balancer.experts.config import EngineConfig
-from equipoise.balancer.experts.runtime.events import Journal
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.runtime.events import EventSink
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.lines import BALANCEDNESS, EPOCHS, lines_for
 from equipoise.balancer.observe.metrics import Exporter, Metrics, export
@@ -31,7 +31,7 @@ class Watched:
         spans: what is kept of it, whole once the pass is over.
     """
 
-    journal: Journal
+    journal: EventSink
     spans: SpanBook
 
 
@@ -53,7 +53,7 @@ class Observers:
         _write_lines(settings)
 
     @contextmanager
-    def watching(self, config: EngineConfig) -> Iterator[Watched]:
+    def watching(self, config: BalancerConfig) -> Iterator[Watched]:
         """The journal of one pass; closed when the pass is over, however it ends."""
         spans = SpanBook(self._rank)
         journals = [spans, *lines_for(config, self._rank), *self._wandb(config)]
@@ -68,7 +68,7 @@ class Observers:
         if self._exporter is not None:
             self._exporter.close()
 
-    def _wandb(self, config: EngineConfig) -> tuple[Journal, ...]:
+    def _wandb(self, config: BalancerConfig) -> tuple[EventSink, ...]:
         """A run a pass, of the first rank."""
         if not self._settings.wandb or self._rank:
             return ()

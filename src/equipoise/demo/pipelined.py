@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.runtime.events import Journal, Stepped, now
+from equipoise.balancer.experts.runtime.events import EventSink, StepDone, now
 from equipoise.demo.course import HIDDEN, Course
 from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
 from equipoise.demo.model.plan import plan_rows
@@ -51,7 +51,7 @@ class ServedStage:
     around_step: Callable[[int], AbstractContextManager[None]]
     watch: Callable[[int], None]
     name: str
-    journal: Journal
+    journal: EventSink
     finished: dict[int, bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class ServedStage:
     def _close_step(self, step: int) -> None:
         ended = now()
         self.meter.seconds[step] = ended - self._began
-        self.journal.note(Stepped(step, self._began, ended))
+        self.journal.note(StepDone(step, self._began, ended))
         self._began = ended
         self.watch(step)
 

@@ -10,8 +10,8 @@ from itertools import takewhile
 import torch
 
 from equipoise import __version__
-from equipoise.balancer.experts.engine.engine import EpochReport
-from equipoise.balancer.experts.runtime.events import EpochRecord
+from equipoise.balancer.experts.engine.engine import RebalanceReport
+from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import Recorder
 from equipoise.balancer.observe.spans import Traced
 from equipoise.demo.gather import Gatherer
@@ -223,7 +223,7 @@ def _epochs(site: Site, done: Pass, gatherer: Gatherer) -> tuple[tuple[Epoch, ..
     return tuple(sorted(epochs, key=lambda epoch: (epoch.step, epoch.number))), aborts
 
 
-def _epoch(report: EpochReport, known: EpochRecord | None, turns: int) -> Epoch:
+def _epoch(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -> Epoch:
     """The engine counts forwards, of which a step has `turns`."""
     return Epoch(
         number=report.number,

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from equipoise.balancer.experts.runtime.events import SILENT, Journal, Span, Stepped, Track, now
+from equipoise.balancer.experts.runtime.events import (
+    NO_EVENTS,
+    EventSink,
+    StepDone,
+    TraceSpan,
+    Track,
+    now,
+)
 from equipoise.demo.model import Decoder, KVCache, ModelWeights, MoeLayer
 from equipoise.demo.record import Counts
 from equipoise.demo.requests import Desk, capacity
@@ -91,7 +98,7 @@ class ServeLoop:
     around: Callable[[int], AbstractContextManager[None]]
     watch: Callable[[int], None]
     name: str
-    journal: Journal = SILENT
+    journal: EventSink = NO_EVENTS
     desk: Desk = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +122,7 @@ class ServeLoop:
             self._step(step)
             ended = now()
             self.meter.seconds[step] = ended - began
-            self.journal.note(Stepped(step, began, ended))
+            self.journal.note(StepDone(step, began, ended))
             self.watch(step)
         self.desk.close()
         return self.desk
@@ -133,5 +140,5 @@ class ServeLoop:
             )
         self.post.compute.synchronize(self.post.deadline * 2)
         details = {"step": step, "tokens": batch.rows}
-        self.journal.note(Span("step", Track.COMPUTE, began, now(), details))
+        self.journal.note(TraceSpan("step", Track.COMPUTE, began, now(), details))
         self.desk.take(batch, logits[0].cpu())

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from equipoise.balancer.experts.placement import Layout, Shape
+from equipoise.balancer.experts.placement import ExpertShape, Layout
 from equipoise.demo.grid import Grid
 from equipoise.demo.model import ModelWeights
 from equipoise.demo.observers import Observers
@@ -48,7 +48,7 @@ class Site:
         """The layers of this rank's stage."""
         return self.grid.layers(self.rank, self.weights.config.layers)
 
-    def shape(self, slots: int) -> Shape:
+    def shape(self, slots: int) -> ExpertShape:
         """Of the stage's layers in so many slots."""
         config = self.post.weights.config
-        return Shape(config.layers, config.experts, slots, self.post.ranks)
+        return ExpertShape(config.layers, config.experts, slots, self.post.ranks)

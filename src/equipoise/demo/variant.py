@@ -10,21 +10,21 @@ import torch
 from equipoise.balancer.experts.balancer import (
     ExpertBalancer,
     open_balancer,
-    open_static,
+    open_without_rebalancing,
 )
-from equipoise.balancer.experts.config import Aims, EngineConfig, Locality, ShareMode
-from equipoise.balancer.experts.engine.engine import EpochReport
+from equipoise.balancer.experts.config import BalancerConfig, Locality, PlannerOptions, ShareMode
+from equipoise.balancer.experts.engine.engine import RebalanceReport
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
+    ExpertShape,
     Layout,
     Placement,
-    Shape,
-    contiguous,
     even_shares,
+    initial_placement,
 )
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.balancer.experts.runtime.events import Journal
-from equipoise.balancer.experts.weights.expert_weights import Family
+from equipoise.balancer.experts.runtime.events import EventSink
+from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.balancer.observe.spans import SpanBook
 from equipoise.demo.carriage import carriage
 from equipoise.demo.carriers import (
@@ -84,7 +84,7 @@ class Eyes:
     """Who is told of a pass as it goes: after each step, and whatever the engine does."""
 
     watch: Watch
-    journal: Journal
+    journal: EventSink
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Pass:
 
     meter: Meter
     finished: dict[int, bytes]
-    reports: tuple[EpochReport, ...]
+    reports: tuple[RebalanceReport, ...]
     aborts: dict[str, int]
     spans: SpanBook
 
@@ -107,7 +107,7 @@ def serve_variant(site: Site, variant: Variant, watch: Watch) -> Pass:
 
 
 def _serve(
-    site: Site, variant: Variant, watch: Watch, journal: Journal
+    site: Site, variant: Variant, watch: Watch, journal: EventSink
 ) -> tuple[Meter, dict[int, bytes], ExpertBalancer]:
     site.post.control.enter(f"the opening of communicators ({variant.name})")
     shape = site.shape(variant.slots)
@@ -139,7 +139,7 @@ def _loop(
     return meter, finished
 
 
-def _carrier(site: Site, experts: Communicator, shape: Shape) -> Carrier:
+def _carrier(site: Site, experts: Communicator, shape: ExpertShape) -> Carrier:
     """As asked for; of fixed capacity, it has room for the largest batch that any rank can have."""
     compute, deadline = site.post.compute, site.post.deadline
     if site.settings.exchange is ExchangeForm.PORTABLE:
@@ -182,7 +182,7 @@ def _run(
 
 @contextmanager
 def _opened(
-    site: Site, variant: Variant, weights: SlotWeights, shape: Shape, journal: Journal
+    site: Site, variant: Variant, weights: SlotWeights, shape: ExpertShape, journal: EventSink
 ) -> Iterator[ExpertBalancer]:
     """The variant's balancer over freshly filled slots."""
     layout, config = _layout(site, variant, shape), engine_config(site, variant)
@@ -193,7 +193,7 @@ def _opened(
     mine = site.post.rank * shape.slots_per_rank
     _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
     if not variant.balanced:
-        yield open_static(accelerator, fabric, store, shape, layout, config, journal)
+        yield open_without_rebalancing(accelerator, fabric, store, shape, layout, config, journal)
         return
     with carriage(site, variant.name, family, store, shape) as path:
         yield open_balancer(
@@ -201,21 +201,23 @@ def _opened(
         )
 
 
-def _layout(site: Site, variant: Variant, shape: Shape) -> Layout:
+def _layout(site: Site, variant: Variant, shape: ExpertShape) -> Layout:
     """What is installed at the start of a variant."""
     if variant.name is VariantName.PLACEMENT:
         assert site.layout is not None
         first, last = site.layers.start, site.layers.stop
         return Layout(site.layout.placement[first:last], site.layout.shares[first:last])
-    placement = contiguous(shape) if not variant.balanced else first_placement(site.settings, shape)
+    placement = (
+        initial_placement(shape) if not variant.balanced else first_placement(site.settings, shape)
+    )
     return Layout(placement, even_shares(placement, shape.experts))
 
 
-def first_placement(settings: RunSettings, shape: Shape) -> Placement:
+def first_placement(settings: RunSettings, shape: ExpertShape) -> Placement:
     """Where experts are before the first plan; what has to be survived, is from the first step on:
     the incremental planner goes on from nothing else."""
     if not settings.survive:
-        return contiguous(shape)
+        return initial_placement(shape)
     even = np.ones((shape.layers, shape.experts), dtype=np.int64)
     return plan(
         even,
@@ -227,7 +229,7 @@ def first_placement(settings: RunSettings, shape: Shape) -> Placement:
     ).placement
 
 
-def _fill(site: Site, store: SlotStore, family: Family, held: Placement) -> None:
+def _fill(site: Site, store: SlotStore, family: LayerGroup, held: Placement) -> None:
     """Write experts into this rank's slots; `held` is the part of the placement that is here."""
     model = site.post.weights
     sources = [
@@ -239,12 +241,12 @@ def _fill(site: Site, store: SlotStore, family: Family, held: Placement) -> None
     site.post.compute.synchronize(site.post.deadline)
 
 
-def engine_config(site: Site, variant: Variant) -> EngineConfig:
+def engine_config(site: Site, variant: Variant) -> BalancerConfig:
     """As asked for; two sub-windows a window where that is even. The engine counts forwards."""
     settings, turns = site.settings, 1 if site.grid.alone else site.settings.turns
     half = settings.window_size // 2
     halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
-    return EngineConfig(
+    return BalancerConfig(
         label=variant.name,
         shares=ShareMode(variant.name) if variant.balanced else ShareMode.STATIC,
         window_size=settings.window_size * turns,
@@ -253,7 +255,7 @@ def engine_config(site: Site, variant: Variant) -> EngineConfig:
         # The other share modes stand beside it, and divide no batch.
         locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
         rule=settings.rule,
-        aims=Aims(
+        aims=PlannerOptions(
             target=settings.target,
             slack=settings.slack,
             survive=settings.survive,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.experts.placement import SHARE_ONE, Shape, contiguous
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, initial_placement
 from equipoise.balancer.formats.arrangement import Arrangement, Numbering
 from equipoise.balancer.formats.statistics import Statistics
 from equipoise.hal.errors import PlacementError
@@ -99,8 +99,8 @@ def linear(statistics: Statistics, ranks: int) -> Arrangement:
     `PlacementError`.
     """
     slots = -(-statistics.experts // ranks) * ranks
-    shape = Shape(len(statistics.layers), statistics.experts, slots, ranks)
-    return Arrangement.even(contiguous(shape), ranks, statistics.layers)
+    shape = ExpertShape(len(statistics.layers), statistics.experts, slots, ranks)
+    return Arrangement.even(initial_placement(shape), ranks, statistics.layers)
 
 
 def parts(layout: Arrangement) -> Reals:

@@ -11,7 +11,7 @@ from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.backends.cpu.event import CpuEvent, Mark, own_event
 from equipoise.backends.cpu.graph import CpuGraph
 from equipoise.backends.cpu.slots import Buffer, CpuSlotStore
-from equipoise.backends.cpu.stream import CpuStream, _Task, own_stream
+from equipoise.backends.cpu.stream import CpuStream, _PlanCall, own_stream
 from equipoise.hal.accelerator import Memory, Topology
 from equipoise.hal.errors import StreamFailed
 from equipoise.hal.stream import Event, Stream
@@ -68,7 +68,7 @@ class AnswersForFirstRecording(CpuEvent):
 class RunsAfterFailure(CpuStream):
     """What is queued behind a program that raised runs all the same."""
 
-    def _run(self, task: _Task) -> None:
+    def _run(self, task: _PlanCall) -> None:
         try:
             task.run()
         except BaseException as failure:
@@ -79,7 +79,7 @@ class RunsAfterFailure(CpuStream):
 class ReportsLastFailure(CpuStream):
     """A failed stream takes one more launch, and blames that one's failure."""
 
-    def _run(self, task: _Task) -> None:
+    def _run(self, task: _PlanCall) -> None:
         before, self._failure = self._failure, None
         super()._run(task)
         self._failure = self._failure or before

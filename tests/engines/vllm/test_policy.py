@@ -18,7 +18,7 @@ from helpers.harnesses.vllm_policy import Standing, first_map, fullest, popular,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm import policy_part
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.settings import PolicySettings
@@ -37,7 +37,7 @@ with warnings.catch_warnings():
 
 STOCK = policies.DefaultEplbPolicy
 POLICY = policy_class(PolicySettings())
-SHAPE = Shape(layers=4, experts=16, slots=20, ranks=2)
+SHAPE = ExpertShape(layers=4, experts=16, slots=20, ranks=2)
 UNHURRIED = settings(deadline=None)
 DTYPES = torch.int32, torch.int64, torch.float32, torch.float64
 

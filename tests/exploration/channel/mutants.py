@@ -15,7 +15,7 @@ from equipoise.pipeline.arrival import Awaited, HostArrival, StreamArrival
 from equipoise.pipeline.berth import Berth, Posted
 from equipoise.pipeline.buffer import Buffer
 from equipoise.pipeline.edge import Edge, Slices
-from equipoise.pipeline.gathering import Part, Whole, gather, parts_of
+from equipoise.pipeline.gathering import Part, Whole, gather, layer_group_specs
 from equipoise.pipeline.receiving import ReceivingEnd
 from equipoise.pipeline.sending import SendingEnd
 from equipoise.pipeline.sending_berth import SendingBerth
@@ -110,7 +110,7 @@ def whole_later(berth: Any, posted: Posted) -> Any:
     edge = berth._edge
     if edge.slices is None or not posted.layout.sliced:
         return posted.work
-    parts = parts_of(posted.layout, berth._message.memory, berth._wholes.memory)
+    parts = layer_group_specs(posted.layout, berth._message.memory, berth._wholes.memory)
     return LazyGathering(edge, edge.slices, posted.work, parts)
 
 

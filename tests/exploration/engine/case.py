@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape
 
 
 class FaultKind(StrEnum):
@@ -107,7 +107,7 @@ class Case:
         faults: what goes wrong.
     """
 
-    shape: Shape
+    shape: ExpertShape
     staging: int
     parcel: int
     path: Path = Path.BOUNDARY
@@ -125,9 +125,9 @@ class Case:
     faults: tuple[Fault, ...] = ()
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> BalancerConfig:
         """Of the engine on every rank."""
-        return EngineConfig(
+        return BalancerConfig(
             label="explored",
             shares=self.shares,
             window_size=self.cadence.window,

@@ -14,13 +14,13 @@ from exploration.engine.records import After
 
 from equipoise.backends.virtual.stream import VirtualStream
 from equipoise.backends.virtual.world import World
-from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.balancer import ExpertBalancer
-from equipoise.balancer.experts.builder import Means, assemble
-from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.builder import BuildContext, build
+from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.engine.states import Voting, outcome_of
-from equipoise.balancer.experts.placement import Layout, contiguous, even_shares
-from equipoise.balancer.experts.runtime.jobs import Job, Reached
+from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
+from equipoise.balancer.experts.runtime.jobs import EventDone, Job
 from equipoise.hal.communicator import Communicator
 from equipoise.hal.stream import Event, Role
 
@@ -58,9 +58,9 @@ class Seat:
     stages: list[str] = field(default_factory=list)
 
     @property
-    def engine(self) -> ExpertEngine:
+    def engine(self) -> RebalanceEngine:
         """The engine under test."""
-        assert isinstance(self.balancer.engine, ExpertEngine)
+        assert isinstance(self.balancer.engine, RebalanceEngine)
         return self.balancer.engine
 
     def serve(self, turn: Callable[[int], object]) -> Job[None]:
@@ -80,9 +80,9 @@ class Seat:
             begun.append((yield from self._forward(step, readers)))
             self._note()
             while len(begun) > self.case.ahead:
-                yield Reached(begun.popleft())
+                yield EventDone(begun.popleft())
         for event in (*begun, *(self._recorded(stream) for stream in readers.values())):
-            yield Reached(event)
+            yield EventDone(event)
         yield from self.balancer.load.drain()
 
     def _note(self) -> None:
@@ -107,7 +107,7 @@ class Seat:
         self.forward.count(compute, hot[step // 3 % len(hot)])
         self.engine.launched()
         if not self.tokens.capabilities.stream_ordered:
-            yield Reached(self._recorded(compute))
+            yield EventDone(self._recorded(compute))
         with compute.current():
             work = self.tokens.barrier()
         work.wait(compute)
@@ -123,7 +123,7 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     """A rank, put together; nothing has moved yet."""
     shape, traps, accelerator = case.shape, Traps(), world.accelerator(rank)
     fabric: Any = RiggedFabric(world.fabric(rank), traps)
-    placement = contiguous(shape)
+    placement = initial_placement(shape)
     layout = Layout(placement, even_shares(placement, shape.experts))
     slots = weights(placement, rank, shape, case.staging)
     workers: dict[str, LaneWorker] = {}
@@ -135,9 +135,9 @@ def seat(world: World, case: Case, rank: int, act: Callable[[int], object]) -> S
     store: Any = RiggedStore(accelerator.slot_store(slots), traps)
     path = way(case, accelerator, store)
     # Put together here: to open it all ranks would have to come at once.
-    members = Members(tuple(range(shape.ranks)), rank)
-    means = Means(accelerator, fabric, store, case.config, path, hire, members)
-    balancer = ExpertBalancer(means, shape, assemble(means, shape, layout))
+    members = EPGroup(tuple(range(shape.ranks)), rank)
+    means = BuildContext(accelerator, fabric, store, case.config, path, hire, members)
+    balancer = ExpertBalancer(means, shape, build(means, shape, layout))
     tables, counters = balancer.installed.tables, balancer.load.counters
     forward = Forward(rank, shape, slots, tables, counters, balancer.parts.guard)
     tokens = fabric.open("tokens")

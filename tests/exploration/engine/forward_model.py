@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from equipoise.backends.virtual.stream import VirtualStream
-from equipoise.balancer.experts.placement import Placement, Shape
-from equipoise.balancer.experts.transfer.layer_locks import Guard
+from equipoise.balancer.experts.placement import ExpertShape, Placement
+from equipoise.balancer.experts.transfer.layer_locks import SlotGuard
 from equipoise.hal.kernels import Tables
 from equipoise.hal.slots import Segment, SlotLayout
 
@@ -44,7 +44,7 @@ def mark(layer: int, expert: int, experts: int) -> int:
     return 1 + layer * experts + expert
 
 
-def weights(placement: Placement, rank: int, shape: Shape, staging: int) -> SlotLayout:
+def weights(placement: Placement, rank: int, shape: ExpertShape, staging: int) -> SlotLayout:
     """A rank's slots, filled as `placement` has them."""
     size = shape.slots_per_rank
     mine = placement[:, rank * size : (rank + 1) * size]
@@ -69,11 +69,11 @@ class Forward:
     """
 
     rank: int
-    shape: Shape
+    shape: ExpertShape
     layout: SlotLayout
     tables: Tables
     counters: torch.Tensor
-    guard: Guard
+    guard: SlotGuard
     sights: list[Sight] = field(default_factory=list)
 
     def __post_init__(self) -> None:

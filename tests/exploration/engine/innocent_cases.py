@@ -6,10 +6,10 @@ from exploration.engine.patches import Patches
 from exploration.engine.run_case import play
 
 from equipoise.balancer.experts.config import ShareMode
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 
 LOOSE = Case(
-    shape=Shape(layers=2, experts=4, slots=6, ranks=2),
+    shape=ExpertShape(layers=2, experts=4, slots=6, ranks=2),
     staging=6,
     parcel=4,
     cadence=Cadence(1, 1, 2),
@@ -19,7 +19,7 @@ LOOSE = Case(
 """One lot an epoch: all layers fit the staging together."""
 INNOCENT = (
     LOOSE,
-    Case(shape=Shape(2, 5, 9, 3), staging=6, parcel=2, shares=ShareMode.LAGGED, script=7),
+    Case(shape=ExpertShape(2, 5, 9, 3), staging=6, parcel=2, shares=ShareMode.LAGGED, script=7),
 )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from equipoise.balancer.experts.runtime.jobs import Dismissed, Gathered, Job, Wait
+from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job, WaitFor, WorkerClosed
 
 T = TypeVar("T")
 
@@ -23,10 +23,10 @@ class Run:
 
     __slots__ = ("_on", "job", "wait")
 
-    def __init__(self, job: Generator[Wait[Any], Any, Any]) -> None:
+    def __init__(self, job: Generator[WaitFor[Any], Any, Any]) -> None:
         self.job = job
-        self.wait: Wait[Any] | None = None
-        self._on: Callable[[], Wait[Any]] = partial(next, job)
+        self.wait: WaitFor[Any] | None = None
+        self._on: Callable[[], WaitFor[Any]] = partial(next, job)
 
     def ready(self) -> bool:
         return self.wait is None or self.wait.ready()
@@ -128,13 +128,13 @@ class LaneWorker:
     @property
     def votes(self) -> bool:
         """Whether it waits for ballots."""
-        return bool(self._queue) and isinstance(self._queue[0][0].wait, Gathered)
+        return bool(self._queue) and isinstance(self._queue[0][0].wait, BallotsReady)
 
     def close(self) -> None:
         while self._queue:
             run, task = self._queue.popleft()
             run.job.close()
-            task.fail(Dismissed())
+            task.fail(WorkerClosed())
 
     def _move(self, run: Run) -> None:
         if self.poisoned and (run.wait is not None or self.kind not in WAITING):
@@ -149,7 +149,7 @@ class LaneWorker:
 class _TimedOut:
     """A wait that is over: taking it raises what a deadline would."""
 
-    def __init__(self, wait: Wait[Any] | None) -> None:
+    def __init__(self, wait: WaitFor[Any] | None) -> None:
         assert wait is not None
         self._wait = wait
 
@@ -171,7 +171,7 @@ class LaneHost:
     kind = "host"
 
     def __init__(
-        self, rank: int, job: Generator[Wait[Any], Any, None], act: Callable[[int], object]
+        self, rank: int, job: Generator[WaitFor[Any], Any, None], act: Callable[[int], object]
     ) -> None:
         self.ranks: tuple[int, ...] = (rank,)
         self.ended = False

@@ -12,9 +12,9 @@ from exploration.engine.world_profiles import WORLDS
 from torch import Tensor
 
 from equipoise.backends.virtual.accelerator import VirtualAccelerator
-from equipoise.balancer.experts.balancer import AtBoundary, CommitPath, UnderLock
+from equipoise.balancer.experts.balancer import InPlaceFromHost, StagedFromPeers, UpdatePathConfig
 from equipoise.balancer.experts.runtime.jobs import Job
-from equipoise.balancer.experts.transfer.host_writes import SlotWriter, StreamWriter, Supply
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, SlotWriter, StreamWriter
 from equipoise.hal.checksum import checksum
 from equipoise.hal.slots import SlotStore
 
@@ -44,7 +44,7 @@ class Ready:
         """Nothing comes."""
 
 
-class HostWriter:
+class CpuWriter:
     """The host itself, half a slot at a time."""
 
     def __init__(self, store: RiggedStore) -> None:
@@ -61,10 +61,12 @@ class HostWriter:
         self._store.spoil(slots, lambda flip: flip())
 
 
-def way(case: Case, accelerator: VirtualAccelerator, store: RiggedStore) -> CommitPath:
+def way(case: Case, accelerator: VirtualAccelerator, store: RiggedStore) -> UpdatePathConfig:
     """How weights come into the slots of a rank."""
     if case.path is Path.BOUNDARY:
-        return AtBoundary()
+        return StagedFromPeers()
     by_stream, slots = case.path is Path.BY_STREAM, cast(SlotStore, store)
-    writer: SlotWriter = StreamWriter(accelerator, slots) if by_stream else HostWriter(store)
-    return UnderLock(Supply(Marks(case.shape.experts), writer), WORLDS[case.world].capabilities)
+    writer: SlotWriter = StreamWriter(accelerator, slots) if by_stream else CpuWriter(store)
+    return InPlaceFromHost(
+        HostWeights(Marks(case.shape.experts), writer), WORLDS[case.world].capabilities
+    )

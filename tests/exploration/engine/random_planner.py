@@ -5,13 +5,15 @@ from random import Random
 
 import numpy as np
 
-from equipoise.balancer.experts.placement import Layout, Load, Shape, solve_shares
-from equipoise.balancer.experts.planning.rebalance_plan import Draft, Limits
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, solve_shares
+from equipoise.balancer.experts.planning.rebalance_plan import RebalanceLimits, RebalancePlan
 
 Row = list[int]
 
 
-def scripted(windows: Load, installed: Layout, shape: Shape, limits: Limits, script: int) -> Draft:
+def scripted(
+    windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits, script: int
+) -> RebalancePlan:
     """A plan drawn from its arguments, of cycles, exchanges, and copies that come and go."""
     state = blake2b(windows.tobytes() + installed.placement.tobytes(), digest_size=8)
     draw = Random(int.from_bytes(state.digest(), "little") ^ script)
@@ -25,36 +27,36 @@ def scripted(windows: Load, installed: Layout, shape: Shape, limits: Limits, scr
     draw.shuffle(order)
     shares = solve_shares(windows.sum(axis=0), placement, shape)
     zeros = np.zeros(shape.layers, dtype=np.int64)
-    return Draft(Layout(placement, shares), tuple(order), zeros, zeros)
+    return RebalancePlan(Layout(placement, shares), tuple(order), zeros, zeros)
 
 
-def _changed(row: Row, shape: Shape, draw: Random) -> Row:
+def _changed(row: Row, shape: ExpertShape, draw: Random) -> Row:
     """Another row, or the same."""
     change = draw.choice((_keep, _cycle, _cycle_inside, _shuffle, _copy, _copy))
     return change(row, shape, draw)
 
 
-def _keep(row: Row, shape: Shape, draw: Random) -> Row:
+def _keep(row: Row, shape: ExpertShape, draw: Random) -> Row:
     return row
 
 
-def _cycle(row: Row, shape: Shape, draw: Random) -> Row:
+def _cycle(row: Row, shape: ExpertShape, draw: Random) -> Row:
     """Two or three slots of any ranks hand their experts on."""
     return _handed_on(row, draw.sample(range(shape.slots), draw.choice((2, 3))))
 
 
-def _cycle_inside(row: Row, shape: Shape, draw: Random) -> Row:
+def _cycle_inside(row: Row, shape: ExpertShape, draw: Random) -> Row:
     """The same within a rank."""
     rank, size = draw.randrange(shape.ranks), shape.slots_per_rank
     mine = range(rank * size, (rank + 1) * size)
     return _handed_on(row, draw.sample(mine, min(size, draw.choice((2, 3)))))
 
 
-def _shuffle(row: Row, shape: Shape, draw: Random) -> Row:
+def _shuffle(row: Row, shape: ExpertShape, draw: Random) -> Row:
     return draw.sample(row, len(row))
 
 
-def _copy(row: Row, shape: Shape, draw: Random) -> Row:
+def _copy(row: Row, shape: ExpertShape, draw: Random) -> Row:
     """A slot whose expert sits elsewhere too takes up another expert."""
     spare = [slot for slot, expert in enumerate(row) if row.count(expert) > 1]
     if not spare:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from exploration.engine.case import Case, Fault
 from exploration.engine.forward_model import Sight
 
-from equipoise.balancer.experts.engine.engine import EpochReport
+from equipoise.balancer.experts.engine.engine import RebalanceReport
 
 
 class After(NamedTuple):
@@ -38,7 +38,7 @@ class Story:
     after: tuple[After, ...]
     stages: tuple[str, ...]
     sights: tuple[Sight, ...]
-    reports: tuple[EpochReport, ...]
+    reports: tuple[RebalanceReport, ...]
     aborts: dict[str, int]
     open: tuple[int, int] | None
 

@@ -16,12 +16,16 @@ from exploration.engine.records import Record, Story
 from exploration.engine.world_profiles import WORLDS
 
 from equipoise.backends.virtual.world import World
-from equipoise.balancer.experts.engine.states import Draining, Observing
-from equipoise.balancer.experts.placement import Layout, Load, Shape
-from equipoise.balancer.experts.planning.rebalance_plan import Draft, Limits, draft
-from equipoise.balancer.experts.routing.layer_update import Change
+from equipoise.balancer.experts.engine.states import Draining, Idle
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
+from equipoise.balancer.experts.planning.rebalance_plan import (
+    RebalanceLimits,
+    RebalancePlan,
+    plan_rebalance,
+)
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate
 from equipoise.balancer.experts.runtime.jobs import Job
-from equipoise.balancer.experts.transfer.p2p import ReadyLot, Staged, ready_lot
+from equipoise.balancer.experts.transfer.p2p import ReadyChunk, StagedChunk, stage_chunk
 
 OTHERWISE = 0x5EED
 """What a rank that plans otherwise adds to the script."""
@@ -39,7 +43,7 @@ class Play:
         self.case = case
         self._acting = 0
         self._lurking: bool | None = None
-        self._plans: dict[tuple[bytes, ...], Draft] = {}
+        self._plans: dict[tuple[bytes, ...], RebalancePlan] = {}
         self.driver = Driver(world, case, self._lost)
         self.seats = [seat(world, case, rank, self._act) for rank in range(world.size)]
         waiting = [(fault, fault.delay) for fault in case.faults]
@@ -50,7 +54,9 @@ class Play:
             self.driver.hosts.append(LaneHost(one.rank, job, self._act))
             self.driver.workers += one.workers.values()
 
-    def draft(self, windows: Load, installed: Layout, shape: Shape, limits: Limits) -> Draft:
+    def draft(
+        self, windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
+    ) -> RebalancePlan:
         """Stands for the planner; equal questions of a case are answered once."""
         otherwise = self._trap(FaultKind.OTHER_PLAN)
         key = (windows.tobytes(), installed.digest.encode(), bytes([otherwise]))
@@ -59,15 +65,15 @@ class Play:
             if script:
                 self._plans[key] = scripted(windows, installed, shape, limits, script)
             else:
-                self._plans[key] = draft(windows, installed, shape, limits)
+                self._plans[key] = plan_rebalance(windows, installed, shape, limits)
         return self._plans[key]
 
-    def ready_lot(self, staging: Job[Staged], change: Change) -> Job[ReadyLot]:
+    def stage_chunk(self, staging: Job[StagedChunk], change: LayerUpdate) -> Job[ReadyChunk]:
         """Stands for what stages a lot."""
         if self._trap(FaultKind.OTHER_TABLES):
             other = change.update.cumulative - torch.ones((), dtype=torch.int32)
             change = replace(change, update=replace(change.update, cumulative=other))
-        return ready_lot(staging, change)
+        return stage_chunk(staging, change)
 
     def record(self) -> Record:
         """Play to the end."""
@@ -105,7 +111,7 @@ class Play:
 
     def _story(self, at: Seat) -> Story:
         state = at.engine.state
-        epoch = None if isinstance(state, Observing | Draining) else state.epoch
+        epoch = None if isinstance(state, Idle | Draining) else state.epoch
         return Story(
             rank=at.rank,
             gone=at.rank in self.mischief.gone,
@@ -130,9 +136,9 @@ def play(case: Case, patches: Patches | None = None) -> Record:
     with closing(WORLDS[case.world].world(case.shape.ranks, b"")) as world, patched(patches or {}):
         played = Play(case, world)
         hooks = {
-            "engine.staged_path.draft": played.draft,
-            "engine.in_place_path.draft": played.draft,
-            "engine.staged_path.ready_lot": played.ready_lot,
+            "engine.staged_path.plan_rebalance": played.draft,
+            "engine.in_place_path.plan_rebalance": played.draft,
+            "engine.staged_path.stage_chunk": played.stage_chunk,
         }
         with patched(hooks):
             return played.record()

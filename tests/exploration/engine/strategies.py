@@ -12,7 +12,7 @@ from exploration.engine.world_profiles import WORLDS
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import ShareMode
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 
 T = TypeVar("T")
 LANES = ("mover", "mover", "mover", "host", "clerk", "aux", "aux", "copy", "compute", "outbox")
@@ -44,7 +44,7 @@ LENGTHS = (0, 1, 3, 8, 16, 32, 64, 64)
 LAGS = 4
 FAULTS = 2
 SHAPES = [
-    Shape(layers, experts, ranks * size, ranks)
+    ExpertShape(layers, experts, ranks * size, ranks)
     for ranks in (2, 3)
     for layers in (2, 3)
     for experts in (4, 5, 6)

@@ -6,13 +6,13 @@ import time
 import torch
 from torch import Tensor
 
-from equipoise.balancer.experts.transfer.copy_threads import UNLIMITED, Profile
+from equipoise.balancer.experts.transfer.copy_threads import UNLIMITED, CopyLimits
 
 SOON = 20.0
 GUARD = 251
 """What stands where nothing is copied to."""
-SMALL = Profile("small", 64, UNLIMITED)
-STILL = Profile("still", 64, 1e-3)
+SMALL = CopyLimits("small", 64, UNLIMITED)
+STILL = CopyLimits("still", 64, 1e-3)
 """Begins one chunk, and the next a day later."""
 
 

@@ -10,7 +10,7 @@ from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.balancer.experts.host_pool.pool import ExpertPool
+from equipoise.balancer.experts.host_pool.pool import HostExpertPool
 from equipoise.balancer.experts.host_pool.shared_memory import LABEL
 from equipoise.hal.checksum import checksum
 from equipoise.hal.control import ControlPlane
@@ -52,18 +52,20 @@ def holdings(process: int | str = "self") -> tuple[int, int]:
     return descriptors, sum(LABEL in line for line in maps.splitlines())
 
 
-def opened(control: ControlPlane, layout: PoolLayout = LAYOUT, name: str = "model") -> ExpertPool:
+def opened(
+    control: ControlPlane, layout: PoolLayout = LAYOUT, name: str = "model"
+) -> HostExpertPool:
     """A pool among all ranks of the control plane."""
-    return ExpertPool.open(control, range(control.size), layout, name=name, timeout=WATCHDOG)
+    return HostExpertPool.open(control, range(control.size), layout, name=name, timeout=WATCHDOG)
 
 
-def fill(pool: ExpertPool, seed: int = 0) -> None:
+def fill(pool: HostExpertPool, seed: int = 0) -> None:
     """This rank's part."""
     for which in pool.mine():
         pool.fill(*which, weights(pool.layout, *which, seed))
 
 
-def sealed(control: ControlPlane, layout: PoolLayout = LAYOUT, seed: int = 0) -> ExpertPool:
+def sealed(control: ControlPlane, layout: PoolLayout = LAYOUT, seed: int = 0) -> HostExpertPool:
     """A pool that can be read."""
     pool = opened(control, layout)
     fill(pool, seed)
@@ -71,7 +73,7 @@ def sealed(control: ControlPlane, layout: PoolLayout = LAYOUT, seed: int = 0) ->
     return pool
 
 
-def holds(pool: ExpertPool, seed: int = 0) -> bool:
+def holds(pool: HostExpertPool, seed: int = 0) -> bool:
     """Whether every expert is what was filled, in place and by checksum."""
     layout = pool.layout
     for layer in range(layout.layers):

@@ -9,18 +9,18 @@ import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
 from equipoise.balancer.experts.balancer import (
-    AtBoundary,
-    CommitPath,
     ExpertBalancer,
-    UnderLock,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
     open_balancer,
 )
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.engine.engine import EpochReport, ExpertEngine
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
-from equipoise.balancer.experts.runtime.events import SILENT, Journal
-from equipoise.balancer.experts.runtime.jobs import at_once
-from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.engine.engine import RebalanceEngine, RebalanceReport
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
+from equipoise.balancer.experts.runtime.jobs import immediate
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal import registry as hal
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.checksum import checksum
@@ -28,7 +28,7 @@ from equipoise.hal.communicator import Fabric
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
 
-SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 STEPS = 26
 HOT = (1, 1, 1, 61)
 """Rows per expert and rank in the first half of the steps."""
@@ -53,7 +53,7 @@ class Story:
     """One rank's run."""
 
     sights: tuple[Sight, ...]
-    reports: tuple[EpochReport, ...]
+    reports: tuple[RebalanceReport, ...]
     aborts: dict[str, int]
 
     @property
@@ -91,14 +91,14 @@ class Pace:
     hook: Callable[[int], object] = lambda step: None
 
 
-Journals = Callable[[int], Journal]
+Journals = Callable[[int], EventSink]
 """The journal of a rank."""
-Way = Callable[[Accelerator, SlotStore], CommitPath]
+Way = Callable[[Accelerator, SlotStore], UpdatePathConfig]
 
 
-def by_boundary(accelerator: Accelerator, store: SlotStore) -> CommitPath:
+def by_boundary(accelerator: Accelerator, store: SlotStore) -> UpdatePathConfig:
     """Weights come from the peer."""
-    return AtBoundary()
+    return StagedFromPeers()
 
 
 class Numbers:
@@ -113,10 +113,10 @@ class Numbers:
         return checksum(self.view(layer, expert)[0])
 
 
-def by_lock(accelerator: Accelerator, store: SlotStore) -> CommitPath:
+def by_lock(accelerator: Accelerator, store: SlotStore) -> UpdatePathConfig:
     """Weights come from the host's memory."""
-    supply = Supply(Numbers(), StreamWriter(accelerator, store))
-    return UnderLock(supply, hal.accelerator("cpu").capabilities)
+    supply = HostWeights(Numbers(), StreamWriter(accelerator, store))
+    return InPlaceFromHost(supply, hal.accelerator("cpu").capabilities)
 
 
 def rebalance(
@@ -124,13 +124,13 @@ def rebalance(
     shares: ShareMode = ShareMode.STATIC,
     pace: Pace | None = None,
     way: Way = by_boundary,
-    journals: Journals = lambda rank: SILENT,
+    journals: Journals = lambda rank: NO_EVENTS,
     staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,
 ) -> list[Story]:
     """Run `STEPS` steps on two ranks; `breakage` and `way` are applied on every rank."""
     pace = pace or Pace()
-    settings = EngineConfig(
+    settings = BalancerConfig(
         **{
             "label": "test",
             "shares": shares,
@@ -150,7 +150,7 @@ def rebalance(
 def _serve(
     seat: Seat,
     breakage: Break,
-    settings: EngineConfig,
+    settings: BalancerConfig,
     pace: Pace,
     way: Way,
     journals: Journals,
@@ -159,7 +159,7 @@ def _serve(
     weights = _weights(seat.rank, staging)
     store = seat.accelerator.slot_store(weights)
     parts = breakage(Parts(seat.rank, seat.fabric, store))
-    placement = contiguous(SHAPE)
+    placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
     path = way(seat.accelerator, parts.store)
     balancer = open_balancer(
@@ -187,9 +187,9 @@ def _serve(
 
 def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     """Wait until what the engine has begun is through, as it is between real steps."""
-    assert isinstance(balancer.engine, ExpertEngine)
+    assert isinstance(balancer.engine, RebalanceEngine)
     staff = balancer.engine._staff
-    through = [worker.start(at_once(lambda: None)) for worker in (staff.planner, staff.mover)]
+    through = [worker.start(immediate(lambda: None)) for worker in (staff.planner, staff.mover)]
     staff.go()
     for task in through:
         with suppress(TimeoutError):
@@ -233,7 +233,7 @@ def _held(weights: SlotLayout, layer: int) -> tuple[int, ...]:
 def _weights(rank: int, staging: int) -> SlotLayout:
     """Slots that each hold the number of their expert plus one, in a tensor shared by all."""
     per = SHAPE.slots_per_rank
-    mine = contiguous(SHAPE)[:, rank * per : (rank + 1) * per]
+    mine = initial_placement(SHAPE)[:, rank * per : (rank + 1) * per]
     stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
     slots = tuple((Segment("weight", row),) for row in stacked)
     return SlotLayout(slots, staging)

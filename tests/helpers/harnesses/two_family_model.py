@@ -10,12 +10,12 @@ from helpers.processes.thread_ranks import Seat
 from helpers.strategies.expert_tensors import Part, tensors_of
 from torch import Tensor
 
-from equipoise.balancer.experts.builder import AtBoundary, CommitPath, UnderLock
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.model_balancer import Berth, ModelBalancers
-from equipoise.balancer.experts.open import Start, Way, open_model_balancers
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
-from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.balancer.experts.builder import InPlaceFromHost, StagedFromPeers, UpdatePathConfig
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.model_balancer import BalancerSet, LayerGroupContext
+from equipoise.balancer.experts.open import ModelStart, UpdatePath, open_balancers
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel, SlotTensors
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.experts.weights.registry import ModelRegistry
@@ -73,8 +73,8 @@ class Given:
 
     def model(self, rank: int, ranks: int = RANKS) -> ExpertModel:
         """Registered and finalized on a rank."""
-        shape = Shape(1, EXPERTS, ranks * PER_RANK, ranks)
-        mine = contiguous(shape)[0, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
+        shape = ExpertShape(1, EXPERTS, ranks * PER_RANK, ranks)
+        mine = initial_placement(shape)[0, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
         layers = {
             number: layer_of(kind, [mark(number, expert) for expert in mine])
             for number, kind in self.kinds.items()
@@ -109,7 +109,7 @@ DRAFT = Given("draft", {0: WIDE}, entries={0: 3})
 class Marks:
     """Weights of a family in the host's memory."""
 
-    def __init__(self, berth: Berth) -> None:
+    def __init__(self, berth: LayerGroupContext) -> None:
         self._berth = berth
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
@@ -125,37 +125,37 @@ class Marks:
         return checksum(torch.cat(parts))
 
 
-def by_boundary(berth: Berth) -> CommitPath:
+def by_boundary(berth: LayerGroupContext) -> UpdatePathConfig:
     """Weights come from the peer."""
-    return AtBoundary()
+    return StagedFromPeers()
 
 
-def by_lock(berth: Berth) -> CommitPath:
+def by_lock(berth: LayerGroupContext) -> UpdatePathConfig:
     """Weights come from the host's memory."""
-    supply = Supply(Marks(berth), StreamWriter(berth.accelerator, berth.store))
-    return UnderLock(supply, hal.accelerator("cpu").capabilities)
+    supply = HostWeights(Marks(berth), StreamWriter(berth.accelerator, berth.store))
+    return InPlaceFromHost(supply, hal.accelerator("cpu").capabilities)
 
 
-def settings(**config: Any) -> EngineConfig:
+def settings(**config: Any) -> BalancerConfig:
     """Short epochs."""
     given = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 6, "sub_window": 2}
-    return EngineConfig(**{"label": "test", "deadline": 8.0, **given, **config})
+    return BalancerConfig(**{"label": "test", "deadline": 8.0, **given, **config})
 
 
 def open_all(
     seat: Seat,
     models: Sequence[Given],
-    way: Way,
-    config: EngineConfig,
+    way: UpdatePath,
+    config: BalancerConfig,
     row: Sequence[int] = (),
-) -> ModelBalancers:
+) -> BalancerSet:
     """Balancers of what is on paper; the slots of each layer hold `row`, or what a model gives."""
     made = ModelSet(tuple(given.model(seat.rank, seat.size) for given in models))
     starts = {}
     for model in made:
-        placement = contiguous(model.shape(seat.size))
+        placement = initial_placement(model.shape(seat.size))
         if row:
             placement[:] = row
-        starts[model.name] = Start(Layout(placement, even_shares(placement, EXPERTS)), config)
+        starts[model.name] = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
     budget = BUDGET if way is by_boundary else 0
-    return open_model_balancers(seat.accelerator, seat.fabric, made, starts, budget=budget, way=way)
+    return open_balancers(seat.accelerator, seat.fabric, made, starts, budget=budget, way=way)

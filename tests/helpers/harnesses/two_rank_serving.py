@@ -23,10 +23,10 @@ from helpers.harnesses.two_family_model import (
 )
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.engine.engine import EpochReport, ExpertEngine
-from equipoise.balancer.experts.model_balancer import ModelBalancer, ModelBalancers
-from equipoise.balancer.experts.open import Way
-from equipoise.balancer.experts.runtime.jobs import at_once as one_call
+from equipoise.balancer.experts.engine.engine import RebalanceEngine, RebalanceReport
+from equipoise.balancer.experts.model_balancer import BalancerSet, ModelBalancer
+from equipoise.balancer.experts.open import UpdatePath
+from equipoise.balancer.experts.runtime.jobs import immediate as one_call
 from equipoise.hal.stream import Role
 
 STEPS = 26
@@ -52,7 +52,7 @@ class Story:
     """One rank's run."""
 
     sights: tuple[Sight, ...]
-    reports: dict[str, tuple[tuple[EpochReport, ...], ...]]
+    reports: dict[str, tuple[tuple[RebalanceReport, ...], ...]]
     """By model, then by family."""
     aborts: int
     staged: int
@@ -80,7 +80,7 @@ PLAIN = Habit()
 
 
 def serve(
-    way: Way = by_boundary,
+    way: UpdatePath = by_boundary,
     models: Sequence[Given] = (TARGET, DRAFT),
     habit: Habit = PLAIN,
     **config: Any,
@@ -102,7 +102,7 @@ class Run:
     def __init__(
         self,
         seat: Seat,
-        balancers: ModelBalancers,
+        balancers: BalancerSet,
         models: Sequence[Given],
         habit: Habit,
         ranks: Sequence[int],
@@ -190,7 +190,7 @@ def let_work(balancer: ModelBalancer) -> None:
     """Wait until what the engines have begun is through, as it is between real steps."""
     for family in balancer.families:
         engine = family.inner.engine
-        assert isinstance(engine, ExpertEngine)
+        assert isinstance(engine, RebalanceEngine)
         staff = engine._staff
         through = [worker.start(one_call(lambda: None)) for worker in (staff.planner, staff.mover)]
         staff.go()

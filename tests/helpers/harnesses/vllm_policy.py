@@ -7,7 +7,7 @@ from helpers.strategies.placement_problems import Problem, problems
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from equipoise.balancer.experts.placement import Placement, Shape
+from equipoise.balancer.experts.placement import ExpertShape, Placement
 
 Counts = NDArray[np.int64]
 
@@ -20,9 +20,9 @@ class Standing:
     installed: Placement
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ExpertShape:
         problem = self.problem
-        return Shape(problem.load.shape[0], problem.experts, problem.slots, problem.ranks)
+        return ExpertShape(problem.load.shape[0], problem.experts, problem.slots, problem.ranks)
 
 
 @st.composite
@@ -46,7 +46,7 @@ def window(popularity: NDArray[np.float64], seed: int, tokens: int = 1_000_000) 
     return np.stack([rng.multinomial(tokens, row) for row in odds]).astype(np.int64)
 
 
-def first_map(shape: Shape) -> Placement:
+def first_map(shape: ExpertShape) -> Placement:
     """As engines lay out experts at the start: in order, then the first ones again."""
     row = np.arange(shape.slots, dtype=np.int32) % shape.experts
     return np.tile(row, (shape.layers, 1))

@@ -10,17 +10,21 @@ from helpers.processes import resource_counts as census
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.balancer import (
+    ExpertBalancer,
+    open_balancer,
+    open_without_rebalancing,
+)
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
-CONFIG = EngineConfig(
+SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
+CONFIG = BalancerConfig(
     label="",
     shares=ShareMode.STATIC,
     window_size=2,
@@ -92,7 +96,7 @@ def _opened(
     rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 4)
     slots = SlotLayout(tuple((Segment("weight", row),) for row in rows), staging=6)
     store = accelerator.slot_store(slots)
-    layout = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+    layout = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), SHAPE.experts))
     config = replace(CONFIG, label=label, shares=shares)
-    opening = open_static if static else open_balancer
+    opening = open_without_rebalancing if static else open_balancer
     return opening(accelerator, fabric, store, SHAPE, layout, config)

@@ -29,19 +29,19 @@ from helpers.mutants.balancer_breakages import (
 )
 
 from equipoise.balancer.experts.balancer import (
-    AtBoundary,
-    CommitPath,
     ExpertBalancer,
-    UnderLock,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
     open_balancer,
 )
-from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
-from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.config import BalancerConfig, CommitMode, ShareMode
+from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.engine.serving_state import Copies
-from equipoise.balancer.experts.placement import Layout, Shape, even_shares
-from equipoise.balancer.experts.routing.layer_update import Change
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate
 from equipoise.balancer.experts.runtime.events import COMMITTED
-from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator, open_for
 from equipoise.hal.checksum import checksum
@@ -50,7 +50,7 @@ from equipoise.hal.errors import EngineError, EquipoiseError
 from equipoise.hal.slots import Segment, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
 
-SHAPE = Shape(layers=2, experts=4, slots=9, ranks=3)
+SHAPE = ExpertShape(layers=2, experts=4, slots=9, ranks=3)
 START = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
 LOAD = torch.tensor([[1, 1, 1, 61], [1, 1, 61, 1]], dtype=torch.int32)
 STEPS = 600
@@ -64,7 +64,7 @@ VICTIM = 1
 DEADLINE = 20.0
 """Seconds. On a busy machine a healthy rank may stand still for some; a lost one costs them all."""
 
-CONFIG = EngineConfig(
+CONFIG = BalancerConfig(
     label="t",
     shares=ShareMode.STATIC,
     window_size=2,
@@ -128,7 +128,7 @@ class Trap:
         """Lie in wait for the decision."""
         installed, commit = balancer.installed, balancer.installed.commit
 
-        def deadly(change: Change, copies: Copies) -> None:
+        def deadly(change: LayerUpdate, copies: Copies) -> None:
             if self.where == "Decided":
                 self.act()
             commit(change, copies)
@@ -138,7 +138,7 @@ class Trap:
     def look(self, balancer: ExpertBalancer) -> None:
         """Act in the state it is set for."""
         engine = balancer.engine
-        assert isinstance(engine, ExpertEngine)
+        assert isinstance(engine, RebalanceEngine)
         if type(engine.state).__name__ == self.where:
             self.act()
 
@@ -173,7 +173,7 @@ class Bench:
         self.weights = _weights(self.rank, self.accelerator.device)
 
     def balancer(
-        self, breakage: Break, config: EngineConfig, commit: str, numbers: Numbers
+        self, breakage: Break, config: BalancerConfig, commit: str, numbers: Numbers
     ) -> ExpertBalancer:
         """With something wrong with a part."""
         parts = Parts(self.rank, self.fabric, self.accelerator.slot_store(self.weights))
@@ -184,11 +184,11 @@ class Bench:
             self.accelerator, parts.fabric, parts.store, SHAPE, layout, config, path
         )
 
-    def _path(self, store: SlotStore, commit: CommitMode, numbers: Numbers) -> CommitPath:
-        supply = Supply(numbers, StreamWriter(self.accelerator, store))
+    def _path(self, store: SlotStore, commit: CommitMode, numbers: Numbers) -> UpdatePathConfig:
+        supply = HostWeights(numbers, StreamWriter(self.accelerator, store))
         if commit is CommitMode.LOCKED:
-            return UnderLock(supply, self.backend.capabilities)
-        return AtBoundary((supply,))
+            return InPlaceFromHost(supply, self.backend.capabilities)
+        return StagedFromPeers((supply,))
 
     def loop(self, where: str, act: Callable[[], object], balancer: ExpertBalancer) -> "Loop":
         """Steps, with a trap on the rank that is to suffer."""

@@ -10,20 +10,20 @@ from helpers.processes import resource_counts as census
 
 from equipoise.backends.cpu.control import StoreControlPlane
 from equipoise.balancer.experts.balancer import (
-    AtBoundary,
-    CommitPath,
     ExpertBalancer,
-    UnderLock,
+    InPlaceFromHost,
+    StagedFromPeers,
+    UpdatePathConfig,
     open_balancer,
 )
-from equipoise.balancer.experts.config import CommitMode, EngineConfig, ShareMode
-from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.config import BalancerConfig, CommitMode, ShareMode
+from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.balancer.experts.host_pool.pool import ExpertPool
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.host_pool.pool import HostExpertPool
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import COMMITTED
-from equipoise.balancer.experts.transfer.copy_threads import PLAIN, HostCopier
-from equipoise.balancer.experts.transfer.host_writes import HostWriter, Supply
+from equipoise.balancer.experts.transfer.copy_threads import PLAIN, CopyThreadPool
+from equipoise.balancer.experts.transfer.host_writes import CpuWriter, HostWeights
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.lines import BalancednessLines, EpochLines
 from equipoise.hal import registry
@@ -32,14 +32,14 @@ from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.slots import Segment, SegmentType, SlotLayout, SlotStore
 from equipoise.hal.stream import Role
 
-SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 LOAD = torch.tensor([[1, 1, 1, 61], [61, 1, 1, 1]], dtype=torch.int32)
 """Rows of a step by layer and expert: of each expert in turn, so that there is always a move."""
 PHASE = 8
 """Steps until the load switches."""
 ELEMENTS = 5
 WAIT = 20.0
-CONFIG = EngineConfig(
+CONFIG = BalancerConfig(
     label="soak",
     shares=ShareMode.LAGGED,
     window_size=2,
@@ -99,7 +99,7 @@ def _serving(fabric: Fabric, commit: str) -> Iterator[tuple[ExpertBalancer, "Loo
     accelerator = registry.accelerator("cpu").open(0)
     weights = _weights(fabric.control.rank)
     store = accelerator.slot_store(weights)
-    placement = contiguous(SHAPE)
+    placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
     journal = Courier([EpochLines("soak"), BalancednessLines("soak", 1)])
     with _path(fabric, store, commit) as path:
@@ -183,7 +183,7 @@ class Loop:
 
 def _census(fabric: Fabric, balancer: ExpertBalancer) -> dict[str, Any]:
     """What is held, apart from reports of epochs, of which an engine keeps the last ones."""
-    assert isinstance(balancer.engine, ExpertEngine)
+    assert isinstance(balancer.engine, RebalanceEngine)
     assert isinstance(fabric.control, StoreControlPlane)
     assert balancer.engine.reports.maxlen is not None
     balancer.engine.reports.clear()
@@ -194,26 +194,26 @@ def _census(fabric: Fabric, balancer: ExpertBalancer) -> dict[str, Any]:
 
 def _weights(rank: int) -> SlotLayout:
     per = SHAPE.slots_per_rank
-    mine = contiguous(SHAPE)[:, rank * per : (rank + 1) * per]
+    mine = initial_placement(SHAPE)[:, rank * per : (rank + 1) * per]
     stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, ELEMENTS)
     slots = tuple((Segment("weight", row),) for row in stacked)
     return SlotLayout(slots, staging=len(slots))
 
 
 @contextmanager
-def _path(fabric: Fabric, store: SlotStore, commit: str) -> Iterator[CommitPath]:
+def _path(fabric: Fabric, store: SlotStore, commit: str) -> Iterator[UpdatePathConfig]:
     """From peers; or from a host pool, by threads of the host."""
     if CommitMode(commit) is CommitMode.BOUNDARY:
-        yield AtBoundary()
+        yield StagedFromPeers()
         return
     segment = SegmentType("weight", (ELEMENTS,), torch.float32)
     layout = PoolLayout((segment,), SHAPE.layers, SHAPE.experts)
     ranks = range(fabric.control.size)
-    pool = ExpertPool.open(fabric.control, ranks, layout, name="soak", timeout=WAIT)
+    pool = HostExpertPool.open(fabric.control, ranks, layout, name="soak", timeout=WAIT)
     for layer, expert in pool.mine():
         pool.fill(layer, expert, [torch.full((ELEMENTS,), expert + 1.0)])
     pool.seal(WAIT)
-    with HostCopier(PLAIN, threads=1) as copier:
-        supply = Supply(pool, HostWriter(copier, store, WAIT))
-        yield UnderLock(supply, registry.accelerator("cpu").capabilities)
+    with CopyThreadPool(PLAIN, threads=1) as copier:
+        supply = HostWeights(pool, CpuWriter(copier, store, WAIT))
+        yield InPlaceFromHost(supply, registry.accelerator("cpu").capabilities)
     pool.close(WAIT)

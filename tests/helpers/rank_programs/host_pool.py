@@ -12,20 +12,20 @@ from helpers.rank_programs.call_outcome import Outcome, outcome
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.host_pool import shared_memory
-from equipoise.balancer.experts.host_pool.pool import ExpertPool
-from equipoise.balancer.experts.host_pool.rendezvous import Council, Offer
+from equipoise.balancer.experts.host_pool.pool import HostExpertPool
+from equipoise.balancer.experts.host_pool.rendezvous import MemoryHandle, NodeCoordinator
 from equipoise.balancer.experts.host_pool.shared_memory import Mapping
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import ForeignMemory
 
-KEPT: list[ExpertPool] = []
+KEPT: list[HostExpertPool] = []
 """Pools that a case leaves open."""
 
 
 def share(fabric: Fabric, door: bool = False) -> dict[str, Any]:
     """Fill and read one pool; by the door, if nobody may look into another's /proc."""
-    barred = mock.patch.object(Offer, "open", side_effect=ForeignMemory("not permitted"))
+    barred = mock.patch.object(MemoryHandle, "open", side_effect=ForeignMemory("not permitted"))
     if door:
         barred.start()
     try:
@@ -48,19 +48,19 @@ def keep(fabric: Fabric) -> int:
 def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
     """The victim is killed when it is about to say its n-th word; the others go on."""
     spoken = iter(range(1 << 10))
-    say = Council.say
+    say = NodeCoordinator.say
 
-    def mortal(self: Council, question: str, answer: Any) -> None:
+    def mortal(self: NodeCoordinator, question: str, answer: Any) -> None:
         if self.rank == victim and next(spoken) == word:
             os.kill(os.getpid(), signal.SIGKILL)
         say(self, question, answer)
 
     def work() -> None:
-        pool = ExpertPool.open(fabric.control, range(3), LAYOUT, name="doomed", timeout=1.0)
+        pool = HostExpertPool.open(fabric.control, range(3), LAYOUT, name="doomed", timeout=1.0)
         fill(pool)
         pool.seal(1.0)
 
-    with mock.patch.object(Council, "say", mortal):
+    with mock.patch.object(NodeCoordinator, "say", mortal):
         ended = outcome(work)
     gc.collect()
     return {"ended": ended, "holdings": holdings()}
@@ -82,7 +82,7 @@ def instances(fabric: Fabric) -> dict[str, Any]:
     control = fabric.control
     job = control.rank // 2
     members = (2 * job, 2 * job + 1)
-    pool = ExpertPool.open(control, members, LAYOUT, name=f"job{job}", timeout=WATCHDOG)
+    pool = HostExpertPool.open(control, members, LAYOUT, name=f"job{job}", timeout=WATCHDOG)
     fill(pool, seed=job)
     _meet(control, "filled")
     pool.seal(WATCHDOG)
@@ -96,14 +96,14 @@ def instances(fabric: Fabric) -> dict[str, Any]:
 def steal(fabric: Fabric) -> list[Outcome] | None:
     """Rank 0 holds a pool of one instance; rank 1 comes with the token of its own, then rightly."""
     control = fabric.control
-    pool = ExpertPool.open(
+    pool = HostExpertPool.open(
         control, [control.rank], LAYOUT, name=f"{control.rank}", timeout=WATCHDOG
     )
     state = pool._state
     header = os.pread(state.descriptor, 24, 0)  # type: ignore[union-attr]
-    mine = Offer.of(state.descriptor, header[8:])  # type: ignore[union-attr]
+    mine = MemoryHandle.of(state.descriptor, header[8:])  # type: ignore[union-attr]
     control.cast("offers", mine.encode().encode())
-    theirs = Offer.decode(control.collect("offers", WATCHDOG)[1 - control.rank].decode())
+    theirs = MemoryHandle.decode(control.collect("offers", WATCHDOG)[1 - control.rank].decode())
     tries = [dataclasses.replace(theirs, token=mine.token), theirs]
     found = [outcome(lambda o=o: os.close(o.open(LAYOUT))) for o in tries]  # type: ignore[misc]
     _meet(control, "tried")

@@ -5,23 +5,23 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise.balancer.experts.placement import (
+    ExpertShape,
     Layout,
     Load,
     Placement,
-    Shape,
-    contiguous,
     even_shares,
+    initial_placement,
 )
 from equipoise.balancer.experts.runtime.events import (
-    Ended,
-    Entered,
-    Entry,
-    EpochRecord,
-    Stepped,
-    Summed,
+    Event,
+    LoadReduced,
+    RebalanceEnded,
+    RebalanceRecord,
+    StateChanged,
+    StepDone,
 )
 
-SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 SUB_WINDOW = 2
 SLOT_BYTES = 100
 
@@ -30,19 +30,19 @@ class Kept:
     """A journal that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Event] = []
         self.closed = 0
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         self.entries.append(entry)
 
     def close(self) -> None:
         self.closed += 1
 
 
-def record(**other: object) -> EpochRecord:
+def record(**other: object) -> RebalanceRecord:
     """Of an epoch that was committed, unless `other` says something else."""
-    made = EpochRecord(
+    made = RebalanceRecord(
         number=3,
         opened=5,
         ended=9,
@@ -62,20 +62,20 @@ def record(**other: object) -> EpochRecord:
 
 def moved(expert: int = 3) -> tuple[Placement, Placement]:
     """The start placement, and one in which slot 0 of layer 0, of rank 0, holds `expert`."""
-    before = contiguous(SHAPE)
+    before = initial_placement(SHAPE)
     after = before.copy()
     after[0, 0] = expert
     return before, after
 
 
-def ended(place: int = 0, **other: object) -> Ended:
-    return Ended(record(**other), 1.0, 2.0, moved(), place, SHAPE, SLOT_BYTES)
+def ended(place: int = 0, **other: object) -> RebalanceEnded:
+    return RebalanceEnded(record(**other), 1.0, 2.0, moved(), place, SHAPE, SLOT_BYTES)
 
 
-def summed(closed: int, load: Load) -> Summed:
-    placement = contiguous(SHAPE)
+def summed(closed: int, load: Load) -> LoadReduced:
+    placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    return Summed(closed, SUB_WINDOW, load, layout, SHAPE, lambda _, at, __: at.shares)
+    return LoadReduced(closed, SUB_WINDOW, load, layout, SHAPE, lambda _, at, __: at.shares)
 
 
 def rows(*first: int) -> Load:
@@ -83,10 +83,10 @@ def rows(*first: int) -> Load:
     return np.tile(np.array(first, dtype=np.int64), (SHAPE.layers, 1))
 
 
-def steps(first: int, *seconds: float) -> list[Entry]:
+def steps(first: int, *seconds: float) -> list[Event]:
     """Steps of these lengths."""
-    return [Stepped(first + place, 0.0, length) for place, length in enumerate(seconds)]
+    return [StepDone(first + place, 0.0, length) for place, length in enumerate(seconds)]
 
 
-def entered(state: str, epoch: int | None = None) -> Entry:
-    return Entered(0, 0.0, state, epoch)
+def entered(state: str, epoch: int | None = None) -> Event:
+    return StateChanged(0, 0.0, state, epoch)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.placement import Placement, Shape
-from equipoise.balancer.experts.planning.migration import Shipment, ship
+from equipoise.balancer.experts.placement import ExpertShape, Placement
+from equipoise.balancer.experts.planning.migration import MigrationPlan, plan_migration
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Change:
     installed: Placement
     proposed: Placement
     order: tuple[int, ...]
-    shape: Shape
+    shape: ExpertShape
     nodes: int
     staging: int
     parcel: int
 
-    def ship(self) -> Shipment:
-        return ship(
+    def ship(self) -> MigrationPlan:
+        return plan_migration(
             self.installed,
             self.proposed,
             self.order,
@@ -63,7 +63,7 @@ class Change:
 
 
 @st.composite
-def rows(draw: st.DrawFn, shape: Shape) -> list[int]:
+def rows(draw: st.DrawFn, shape: ExpertShape) -> list[int]:
     """A layer: every expert has a slot."""
     spare = shape.slots - shape.experts
     expert = st.integers(0, shape.experts - 1)
@@ -77,7 +77,7 @@ def changes(draw: st.DrawFn, parcels: int = 4, most_layers: int = 6) -> Change:
     ranks, per_rank = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     slots = ranks * per_rank
     layers, experts = draw(st.integers(1, most_layers)), draw(st.integers(1, slots))
-    shape = Shape(layers, experts, slots, ranks)
+    shape = ExpertShape(layers, experts, slots, ranks)
     installed = [draw(rows(shape)) for _ in range(layers)]
     proposed = [draw(st.one_of(rows(shape), st.just(row))) for row in installed]
     before, after = np.array(installed, dtype=np.int32), np.array(proposed, dtype=np.int32)
@@ -106,14 +106,14 @@ class Route:
     round: int
 
 
-def routes(shipment: Shipment) -> list[Route]:
+def routes(shipment: MigrationPlan) -> list[Route]:
     """In the order of the arrays."""
     moves = shipment.moves
     columns = moves.layer, moves.slot, moves.expert, moves.source, moves.staging, moves.round
     return [Route(*row) for row in np.stack(columns, axis=1).tolist()]
 
 
-def by_lot(shipment: Shipment) -> list[list[Route]]:
+def by_lot(shipment: MigrationPlan) -> list[list[Route]]:
     """Moves of each lot."""
     lot_of = {layer: k for k in range(shipment.lots) for layer in shipment.layers(k)}
     lots: list[list[Route]] = [[] for _ in range(shipment.lots)]

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.balancer.experts.balancer import open_static
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.placement import Layout, Placement, Shape, solve_shares
+from equipoise.balancer.experts.balancer import open_without_rebalancing
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape, Layout, Placement, solve_shares
 from equipoise.demo.carriers import Carrier, FixedCarrier, PortableCarrier, fixed_exchange
 from equipoise.demo.model import (
     Batch,
@@ -34,7 +34,7 @@ WEIGHTS = random_weights(CONFIG, seed=7)
 PROMPTS = [
     torch.randint(1, 256, (12,), generator=torch.Generator().manual_seed(seed)) for seed in range(4)
 ]
-ENGINE = EngineConfig(
+ENGINE = BalancerConfig(
     label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2
 )
 
@@ -74,7 +74,7 @@ def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor
     return [torch.cat(request) for request in rows]
 
 
-def carrier_of(seat: Seat, form: ExchangeForm, shape: Shape) -> Carrier:
+def carrier_of(seat: Seat, form: ExchangeForm, shape: ExpertShape) -> Carrier:
     """Either form, on communicators of its own."""
     compute, line = seat.accelerator.stream(Role.COMPUTE), seat.fabric.open("experts")
     if form is ExchangeForm.PORTABLE:
@@ -90,7 +90,7 @@ def carrier_of(seat: Seat, form: ExchangeForm, shape: Shape) -> Carrier:
 def serve_on(
     seat: Seat,
     layout: Layout,
-    shape: Shape,
+    shape: ExpertShape,
     held: Placement,
     form: ExchangeForm = ExchangeForm.PORTABLE,
 ) -> list[Tensor]:
@@ -99,7 +99,7 @@ def serve_on(
     compute = seat.accelerator.stream(Role.COMPUTE)
     _fill(seat, weights, held, shape)
     store = seat.accelerator.slot_store(weights.family().layout(staging=0))
-    balancer = open_static(seat.accelerator, seat.fabric, store, shape, layout, ENGINE)
+    balancer = open_without_rebalancing(seat.accelerator, seat.fabric, store, shape, layout, ENGINE)
     moe = ExpertParallel(
         balancer.router,
         balancer.installed.generation,
@@ -116,7 +116,7 @@ def serve_on(
     return logits[0]
 
 
-def _fill(seat: Seat, weights: SlotWeights, held: Placement, shape: Shape) -> None:
+def _fill(seat: Seat, weights: SlotWeights, held: Placement, shape: ExpertShape) -> None:
     first = seat.rank * shape.slots_per_rank
     for layer, row in enumerate(held[:, first : first + shape.slots_per_rank]):
         for slot, expert in enumerate(row):
@@ -125,17 +125,17 @@ def _fill(seat: Seat, weights: SlotWeights, held: Placement, shape: Shape) -> No
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[Shape, Layout]:
+def layouts(draw: st.DrawFn) -> tuple[ExpertShape, Layout]:
     ranks = draw(st.sampled_from([1, 2, 4]))
     per_rank = draw(st.integers(8 // ranks, 8 // ranks + 3))
-    shape = Shape(CONFIG.layers, CONFIG.experts, ranks * per_rank, ranks)
+    shape = ExpertShape(CONFIG.layers, CONFIG.experts, ranks * per_rank, ranks)
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     placement = np.stack([_placement(random, shape) for _ in range(shape.layers)])
     load = random.integers(0, 100, (shape.layers, shape.experts))
     return shape, Layout(placement, solve_shares(load, placement, shape))
 
 
-def _placement(random: np.random.Generator, shape: Shape) -> Placement:
+def _placement(random: np.random.Generator, shape: ExpertShape) -> Placement:
     spare = random.integers(0, shape.experts, shape.slots - shape.experts)
     return random.permutation(np.concatenate([np.arange(shape.experts), spare])).astype(np.int32)
 
@@ -147,7 +147,7 @@ def _placement(random: np.random.Generator, shape: Shape) -> Placement:
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_expert_parallel_logits_equal_single_process(
-    reference: list[Tensor], form: ExchangeForm, case: tuple[Shape, Layout]
+    reference: list[Tensor], form: ExchangeForm, case: tuple[ExpertShape, Layout]
 ) -> None:
     shape, layout = case
     by_rank = on_ranks(
@@ -160,7 +160,7 @@ def test_expert_parallel_logits_equal_single_process(
 def test_expert_parallel_logits_differ_with_wrong_expert(
     reference: list[Tensor], form: ExchangeForm
 ) -> None:
-    shape = Shape(CONFIG.layers, CONFIG.experts, 8, 2)
+    shape = ExpertShape(CONFIG.layers, CONFIG.experts, 8, 2)
     placement = np.tile(np.arange(8, dtype=np.int32), (CONFIG.layers, 1))
     shares = np.full_like(placement, 65536)
     false = placement.copy()

@@ -11,13 +11,13 @@ from helpers.processes.ports import free_port
 from helpers.strategies.journal_entries import ended
 from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.runtime.events import Closed
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.runtime.events import EngineClosed
 from equipoise.balancer.observe.lines import BALANCEDNESS, EPOCHS
 from equipoise.demo.observers import Observers
 from equipoise.demo.settings import RunSettings
 
-CONFIG = EngineConfig(
+CONFIG = BalancerConfig(
     label="exact", shares=ShareMode.EXACT, window_size=2, step_interval=2, sub_window=1
 )
 
@@ -34,7 +34,7 @@ def loggers_as_before() -> Iterator[None]:
 def one_epoch(observers: Observers) -> None:
     with observers.watching(CONFIG) as seen:
         seen.journal.note(ended())
-        seen.journal.note(Closed())
+        seen.journal.note(EngineClosed())
     assert [epoch.number for epoch in seen.spans.epochs] == [3]
 
 

@@ -6,9 +6,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from equipoise.balancer.experts.config import Aims, EngineConfig, RoutingRule, ShareMode
-from equipoise.balancer.experts.placement import Shape, check
-from equipoise.balancer.experts.planning.topology import group_of
+from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, RoutingRule, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape, check_placement
+from equipoise.balancer.experts.planning.topology import topology
 from equipoise.demo.grid import Grid
 from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
 from equipoise.demo.site import Site
@@ -41,7 +41,7 @@ def site(settings: RunSettings) -> Site:
 def test_engine_config_takes_every_run_setting() -> None:
     config = engine_config(site(TOLD), Variant(VariantName.STATIC, 40))
     assert config.shares is ShareMode.STATIC
-    assert config.aims == Aims(target=0.5, slack=0.25, survive=1, sigma=2.0)
+    assert config.aims == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
     assert (config.window_size, config.step_interval, config.sub_window) == (6, 9, 3)
     assert (config.rule, config.hysteresis) == (RoutingRule.ROW_HASH, 1 << 15)
     assert (config.nodes, config.parcel, config.patience) == (2, 3, 7)
@@ -50,7 +50,7 @@ def test_engine_config_takes_every_run_setting() -> None:
 
 def test_engine_config_of_default_run_has_engine_defaults() -> None:
     told = engine_config(site(RunSettings()), Variant(VariantName.EXACT, 40))
-    plain = EngineConfig(
+    plain = BalancerConfig(
         label=told.label,
         shares=told.shares,
         window_size=told.window_size,
@@ -87,12 +87,12 @@ def test_variants_are_the_requested_ones(asked: tuple[str, ...], served: list[st
 def test_first_placement_meets_survival_requirement(
     ranks: int, nodes: int, survive: int, slots: int
 ) -> None:
-    shape = Shape(LAYERS, EXPERTS, slots, ranks)
+    shape = ExpertShape(LAYERS, EXPERTS, slots, ranks)
     found = first_placement(
         RunSettings(ranks=ranks, nodes=nodes, survive=survive, slots=slots), shape
     )
-    check(found, shape)
-    group_of(shape, nodes, survive, None).check_survival(found)
+    check_placement(found, shape)
+    topology(shape, nodes, survive, None).check_survival(found)
     lost_together = np.arange(slots) // (slots // (ranks if survive == 1 else nodes))
     for row in found:
         homes = [np.unique(lost_together[row == expert]) for expert in range(EXPERTS)]

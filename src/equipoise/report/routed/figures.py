@@ -78,7 +78,7 @@ class Figures:
 def figures_of(routed: Routed) -> Figures:
     """All of them."""
     loads = loads_of(routed)
-    means = {} if loads is None else dict(zip(routed.workers, _means(loads), strict=True))
+    means = {} if loads is None else dict(zip(routed.workers, _build_context(loads), strict=True))
     return Figures(
         seconds=routed.seconds,
         outcomes=dict(Counter(trip.outcome for trip in routed.trips).most_common()),
@@ -101,7 +101,7 @@ def spread_of(values: Iterable[float | None]) -> Spread:
     return Spread(float(known.mean()), float(np.quantile(known, 0.99)))
 
 
-def _means(loads: Loads) -> list[float]:
+def _build_context(loads: Loads) -> list[float]:
     if not loads.busy.any():
         return [float("nan")] * loads.tokens.shape[1]
     return [float(mean) for mean in loads.tokens[loads.busy].mean(axis=0)]

@@ -22,12 +22,12 @@ from vllm.distributed.eplb import eplb_state
 from vllm.distributed.eplb.eplb_communicator import TorchDistNcclEplbCommunicator
 from vllm.distributed.eplb.rebalance_execute import rearrange_expert_weights_inplace
 
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.policy import policy_class
 from equipoise.integrations.vllm.settings import PolicySettings
 
-SHAPE = Shape(layers=3, experts=16, slots=20, ranks=2)
+SHAPE = ExpertShape(layers=3, experts=16, slots=20, ranks=2)
 WIDTHS = 5, 3
 WINDOWS = 4
 BYTES = 8 * sum(WIDTHS)

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from exploration.engine.lane import LaneTask
 from exploration.engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.agreement.ballot import Verdict, Wait
-from equipoise.balancer.experts.engine.engine import ExpertEngine
+from equipoise.balancer.experts.agreement.ballot import Pending, Verdict
+from equipoise.balancer.experts.engine.engine import RebalanceEngine
 from equipoise.balancer.experts.engine.share_refresh import LaggedShares, Resting, Solving
-from equipoise.balancer.experts.engine.states import Draining, Observing, State, Voting
+from equipoise.balancer.experts.engine.states import Draining, Idle, State, Voting
 from equipoise.balancer.experts.runtime.jobs import Job
 
 
-class LateVerdicts(ExpertEngine):
+class LateVerdicts(RebalanceEngine):
     """Acts on the last verdict that has come, of whatever vote or epoch, and waits for none."""
 
-    _heard: Verdict = Wait()
+    _heard: Verdict = Pending()
 
     def _settle(self, state: Voting, step: int) -> Job[State]:
         assert self._vote is not None
@@ -27,13 +27,13 @@ class LateVerdicts(ExpertEngine):
         return (yield from super()._settle(state, step))
 
 
-class ForgetsToDrain(ExpertEngine):
+class ForgetsToDrain(RebalanceEngine):
     """Leaves an aborted epoch at once, and drops what still runs for it."""
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         super()._abort(state, step, reason)
         self._staff.mover.close()
-        return Observing()
+        return Idle()
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class NeverDrained(Draining):
         return False
 
 
-class UncountedAborts(ExpertEngine):
+class UncountedAborts(RebalanceEngine):
     """Reports an abort, and does not count it."""
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
@@ -77,13 +77,13 @@ MUTANTS = (
         name="late-signal",
         broken="the verdict of an earlier vote is acted on, in whatever epoch",
         property="explained",
-        patches={"builder.ExpertEngine": LateVerdicts},
+        patches={"builder.RebalanceEngine": LateVerdicts},
     ),
     Mutant(
         name="abort-without-drain",
         broken="what runs for an aborted epoch is dropped",
         property="nothing-left",
-        patches={"builder.ExpertEngine": ForgetsToDrain},
+        patches={"builder.RebalanceEngine": ForgetsToDrain},
     ),
     Mutant(
         name="drain-without-end",
@@ -95,7 +95,7 @@ MUTANTS = (
         name="abort-not-counted",
         broken="aborts are not counted",
         property="accounted",
-        patches={"builder.ExpertEngine": UncountedAborts},
+        patches={"builder.RebalanceEngine": UncountedAborts},
     ),
     Mutant(
         name="shares-when-ready",

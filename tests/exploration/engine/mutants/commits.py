@@ -6,42 +6,49 @@ from typing import Any
 
 from exploration.engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.agreement.ballot import Ballot, Commit, Stand, Verdict, Wait, judge
-from equipoise.balancer.experts.engine.serving_state import Copies, Installed
-from equipoise.balancer.experts.engine.staged_path import Voyages
-from equipoise.balancer.experts.engine.states import (
-    Barred,
-    Committing,
-    Landed,
-    Moving,
-    Travelling,
-    Voyage,
+from equipoise.balancer.experts.agreement.ballot import (
+    Ballot,
+    Commit,
+    Pending,
+    RankStatus,
+    Verdict,
+    tally,
 )
-from equipoise.balancer.experts.planning.migration import Leg
-from equipoise.balancer.experts.routing.layer_update import Change
-from equipoise.balancer.experts.runtime.jobs import Job, all_of
-from equipoise.balancer.experts.transfer.p2p import Mover, ReadyLot, Staged
+from equipoise.balancer.experts.engine.serving_state import Copies, ServingState
+from equipoise.balancer.experts.engine.staged_path import StagedPath
+from equipoise.balancer.experts.engine.states import (
+    Failed,
+    Finished,
+    Staged,
+    TransferProgress,
+    Transferring,
+    Travelling,
+)
+from equipoise.balancer.experts.planning.migration import RankTransfers
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate
+from equipoise.balancer.experts.runtime.jobs import Job, stream_idle
+from equipoise.balancer.experts.transfer.p2p import P2PTransfer, ReadyChunk, StagedChunk
 from equipoise.hal.slots import Reader
 from equipoise.hal.stream import Stream
 
 
-class CommitsEarly(Voyages):
+class CommitsEarly(StagedPath):
     """Installs what is staged when it casts its ballot, a boundary before the verdict."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._ahead: list[ReadyLot] = []
+        self._ahead: list[ReadyChunk] = []
 
-    def look(self, voyage: Voyage) -> Travelling | Barred:
+    def look(self, voyage: TransferProgress) -> Travelling | Failed:
         after = super().look(voyage)
-        if isinstance(after, Committing):
+        if isinstance(after, Staged):
             for lot in after.staged:
                 if not any(lot is early for early in self._ahead):
                     self._ahead.append(lot)
                     self._installed.commit(lot.change, lot.staged.copies)
         return after
 
-    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
         installed, self._installed = self._installed, _Nowhere(self._installed)  # type: ignore[assignment]
         try:
             after = super().commit(state, lots, step)
@@ -53,50 +60,50 @@ class CommitsEarly(Voyages):
 class _Nowhere:
     """What is committed here was installed before."""
 
-    def __init__(self, installed: Installed) -> None:
+    def __init__(self, installed: ServingState) -> None:
         self.settled = installed.settled
 
-    def commit(self, change: Change, copies: Copies) -> None:
+    def commit(self, change: LayerUpdate, copies: Copies) -> None:
         """Nothing is left to do."""
 
 
-class CommitsAll(Voyages):
+class CommitsAll(StagedPath):
     """Installs all that is staged here, however many lots were agreed on."""
 
-    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
         return super().commit(state, len(state.staged), step)
 
 
-class OverlapsBuffers(Voyages):
+class OverlapsBuffers(StagedPath):
     """Lets a lot go beside another that fills the same buffers."""
 
     @staticmethod
-    def _may_fly(voyage: Voyage) -> bool:
+    def _may_fly(voyage: TransferProgress) -> bool:
         lot = voyage.committed + len(voyage.flying)
         return lot < voyage.proposal.shipment.lots and len(voyage.flying) < 2
 
 
-class OverwritesSources(Voyages):
+class OverwritesSources(StagedPath):
     """Installs a lot that some rank has staged; who has not brings the weights in later."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._late: list[Any] = []
 
-    def look(self, voyage: Voyage) -> Travelling | Barred:
+    def look(self, voyage: TransferProgress) -> Travelling | Failed:
         self._catch_up()
         after = super().look(voyage)
-        return Committing(after.voyage, ()) if isinstance(after, Moving) else after
+        return Staged(after.voyage, ()) if isinstance(after, Transferring) else after
 
-    def commit(self, state: Committing, lots: int, step: int) -> Moving | Landed:
+    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
         missing = lots - len(state.staged)
         after = super().commit(state, lots - max(missing, 0), step)
         for _ in range(missing):
-            assert isinstance(after, Moving)
+            assert isinstance(after, Transferring)
             after = self._tables_only(after.voyage)
         return after
 
-    def _tables_only(self, voyage: Voyage) -> Moving | Landed:
+    def _tables_only(self, voyage: TransferProgress) -> Transferring | Finished:
         self._installed.commit(voyage.proposal.changes[voyage.committed], ())
         self._late.append(voyage.flying[0])
         done, rest = voyage.committed + 1, voyage.flying[1:]
@@ -112,16 +119,16 @@ class OverwritesSources(Voyages):
 
 def any_rank(ballots: Sequence[Ballot]) -> Verdict:
     """A lot may be committed when one rank has staged it."""
-    verdict = judge(ballots)
+    verdict = tally(ballots)
     most = max(len(ballot.staged) for ballot in ballots)
-    moving = {ballot.stand for ballot in ballots} == {Stand.MOVING}
-    return Commit(most) if moving and most and isinstance(verdict, Wait) else verdict
+    moving = {ballot.stand for ballot in ballots} == {RankStatus.MOVING}
+    return Commit(most) if moving and most and isinstance(verdict, Pending) else verdict
 
 
-class TablesFirst(Installed):
+class TablesFirst(ServingState):
     """Flips generations, and holds readers for the copying of the weights only."""
 
-    def commit(self, change: Change, copies: Copies) -> None:
+    def commit(self, change: LayerUpdate, copies: Copies) -> None:
         self._accelerator.kernels.commit_tables(change.update, self.tables, self._compute)
         held = self.readers.hold(self._compute)
         if copies:
@@ -136,7 +143,7 @@ class _Forgotten:
         """Nobody had heard of it."""
 
 
-class ForgetsReaders(Installed):
+class ForgetsReaders(ServingState):
     """Commits without regard to attached streams."""
 
     def attach(self, stream: Stream) -> Reader:
@@ -144,11 +151,11 @@ class ForgetsReaders(Installed):
         return _Forgotten()
 
 
-class AcknowledgesUnread(Mover):
+class AcknowledgesUnread(P2PTransfer):
     """Says that a lot is staged before the copy stream has come to its end."""
 
-    def _land(self, leg: Leg, hold: Any) -> Job[Staged]:
-        early: Any = all_of(self._accelerator, self._copy)
+    def _land(self, leg: RankTransfers, hold: Any) -> Job[StagedChunk]:
+        early: Any = stream_idle(self._accelerator, self._copy)
         landing = super()._land(leg, hold)
         due = next(landing)
         while True:
@@ -157,7 +164,7 @@ class AcknowledgesUnread(Mover):
             try:
                 due = landing.send(None)
             except StopIteration as end:
-                staged: Staged = end.value
+                staged: StagedChunk = end.value
                 return staged
 
 
@@ -166,48 +173,48 @@ MUTANTS = (
         name="early-commit",
         broken="a rank commits a boundary before the verdict",
         property="decided",
-        patches={"builder.Voyages": CommitsEarly},
+        patches={"builder.StagedPath": CommitsEarly},
     ),
     Mutant(
         name="commit-of-all",
         broken="a rank commits all that it has staged, not what was agreed on",
         property="one-generation",
-        patches={"builder.Voyages": CommitsAll},
+        patches={"builder.StagedPath": CommitsAll},
     ),
     Mutant(
         name="staging-reused",
         broken="a third lot is let go before the first is committed",
         property="right-weights",
-        patches={"engine.staged_path.FLYING": 3},
+        patches={"engine.staged_path.CHUNKS_IN_FLIGHT": 3},
     ),
     Mutant(
         name="buffers-overlap",
         broken="two lots fly that need the same buffers",
         property="right-weights",
-        patches={"builder.Voyages": OverlapsBuffers},
+        patches={"builder.StagedPath": OverlapsBuffers},
     ),
     Mutant(
         name="source-overwritten",
         broken="a lot is committed when one rank has staged it, not all",
         property="right-weights",
-        patches={"builder.Voyages": OverwritesSources, "agreement.ballot.judge": any_rank},
+        patches={"builder.StagedPath": OverwritesSources, "agreement.ballot.tally": any_rank},
     ),
     Mutant(
         name="tables-before-weights",
         broken="generations flip before slots are copied",
         property="one-generation",
-        patches={"builder.Installed": TablesFirst},
+        patches={"builder.ServingState": TablesFirst},
     ),
     Mutant(
         name="reader-forgotten",
         broken="attached streams are not held",
         property="right-weights",
-        patches={"builder.Installed": ForgetsReaders},
+        patches={"builder.ServingState": ForgetsReaders},
     ),
     Mutant(
         name="acknowledged-unread",
         broken="a lot counts as staged before the copy stream has come to its end",
         property="explained",
-        patches={"builder.Mover": AcknowledgesUnread},
+        patches={"builder.P2PTransfer": AcknowledgesUnread},
     ),
 )

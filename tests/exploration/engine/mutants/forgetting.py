@@ -4,23 +4,23 @@ from contextlib import suppress
 
 from exploration.engine.mutants.mutant import Mutant
 
-from equipoise.balancer.experts.agreement.ballot import Ballot, Question, Verdict, Wait, vote
-from equipoise.balancer.experts.agreement.key_collector import ArchiveHere
+from equipoise.balancer.experts.agreement.ballot import Ballot, Pending, Verdict, VoteSpec, vote
+from equipoise.balancer.experts.agreement.key_collector import StoreKeyCollector
 from equipoise.balancer.experts.runtime.jobs import Job
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import ControlLost
 
 
-def forgetful(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+def forgetful(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Forget an outcome as soon as it is known here."""
     verdict = yield from vote(control, question, ballot)
-    if not isinstance(verdict, Wait):
+    if not isinstance(verdict, Pending):
         with suppress(ControlLost):
             control.forget(question.outcome)
     return verdict
 
 
-class Unseen(ArchiveHere):
+class Unseen(StoreKeyCollector):
     """Takes it that everybody is where this rank is."""
 
     def _all_in(self, ballots: str) -> bool:
@@ -38,6 +38,6 @@ MUTANTS = (
         name="forgotten-unseen",
         broken="earlier epochs are forgotten before every rank is seen in this one",
         property="same-history",
-        patches={"agreement.key_collector.ArchiveHere": Unseen},
+        patches={"agreement.key_collector.StoreKeyCollector": Unseen},
     ),
 )

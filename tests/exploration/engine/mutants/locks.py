@@ -5,51 +5,51 @@ from collections.abc import Mapping, Sequence
 from exploration.engine.case import FaultKind
 from exploration.engine.mutants.mutant import Mutant, with_fault
 
-from equipoise.balancer.experts.engine.in_place_path import Updates
-from equipoise.balancer.experts.engine.states import Updating
+from equipoise.balancer.experts.engine.in_place_path import InPlacePath
+from equipoise.balancer.experts.engine.states import UpdatingInPlace
 from equipoise.balancer.experts.placement import Layout
-from equipoise.balancer.experts.routing.layer_update import Change
-from equipoise.balancer.experts.runtime.jobs import Job, Released
-from equipoise.balancer.experts.transfer.host_writes import Supply
-from equipoise.balancer.experts.transfer.layer_locks import Gates
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate
+from equipoise.balancer.experts.runtime.jobs import Job, LockReleased
+from equipoise.balancer.experts.transfer.host_writes import HostWeights
+from equipoise.balancer.experts.transfer.layer_locks import LayerLocks
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.lock import StreamLock
 from equipoise.hal.slots import SlotStore
 
 
-class NotDrained(Updates):
+class NotDrained(InPlacePath):
     """Ends an epoch when its tables are installed, whoever still holds a lock."""
 
-    def _drained(self, state: Updating) -> bool:
+    def _drained(self, state: UpdatingInPlace) -> bool:
         return True
 
 
-class WritesAtOnce(Updates):
+class WritesAtOnce(InPlacePath):
     """Writes a layer without waiting for the step that still reads it."""
 
-    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         for layer in change.layers:
             yield from self._fill(layer, layout.placement)
-            yield Released(self._gates.locks[layer])
+            yield LockReleased(self._gates.locks[layer])
             self._gates.locks[layer].signal(epochs[layer])
 
 
-class SignalsFirst(Updates):
+class SignalsFirst(InPlacePath):
     """Lets the next step read, then writes."""
 
-    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         for layer in change.layers:
-            yield Released(self._gates.locks[layer])
+            yield LockReleased(self._gates.locks[layer])
             self._gates.locks[layer].signal(epochs[layer])
             yield from self._fill(layer, layout.placement)
 
 
-class IgnoresErrors(Updates):
+class IgnoresErrors(InPlacePath):
     """Goes on when a write has failed: its layer is handed back as it is."""
 
-    def _rewrite(self, change: Change, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
         for layer in change.layers:
-            yield Released(self._gates.locks[layer])
+            yield LockReleased(self._gates.locks[layer])
             try:
                 yield from self._fill(layer, layout.placement)
             except Exception:
@@ -58,7 +58,7 @@ class IgnoresErrors(Updates):
             self._gates.locks[layer].signal(epochs[layer])
 
 
-class HalfGates(Gates):
+class HalfGates(LayerLocks):
     """Locks the step that hands a layer over, and not the one behind."""
 
     def locked(self, layer: int, step: int) -> bool:
@@ -68,7 +68,7 @@ class HalfGates(Gates):
         """Believes that all is well."""
 
 
-class LonelyGates(Gates):
+class LonelyGates(LayerLocks):
     """Only the compute stream is behind the lock."""
 
     def _take(self, lock: StreamLock) -> None:
@@ -81,7 +81,7 @@ class LonelyGates(Gates):
 def unchecked(
     accelerator: Accelerator,
     store: SlotStore,
-    supply: Supply,
+    supply: HostWeights,
     layer: int,
     slots: Sequence[int],
     experts: Sequence[int],
@@ -97,43 +97,43 @@ MUTANTS = (
         name="late-signal-of-a-lock",
         broken="an epoch ends while its movers may still signal",
         property="explained",
-        patches={"builder.Updates": NotDrained},
+        patches={"builder.InPlacePath": NotDrained},
     ),
     Mutant(
         name="written-while-read",
         broken="a layer is written while a step reads it",
         property="right-weights",
-        patches={"builder.Updates": WritesAtOnce},
+        patches={"builder.InPlacePath": WritesAtOnce},
     ),
     Mutant(
         name="signal-before-write",
         broken="a step may read a layer that is yet to be written",
         property="right-weights",
-        patches={"builder.Updates": SignalsFirst},
+        patches={"builder.InPlacePath": SignalsFirst},
     ),
     Mutant(
         name="write-error-ignored",
         broken="a layer whose writing failed is handed back as it is",
         property="right-weights",
-        patches={"builder.Updates": IgnoresErrors},
+        patches={"builder.InPlacePath": IgnoresErrors},
         reaches=with_fault(FaultKind.WRITE_FAILS),
     ),
     Mutant(
         name="write-not-checked",
         broken="nobody looks at what was written",
         property="right-weights",
-        patches={"engine.in_place_path.write_checked": unchecked},
+        patches={"engine.in_place_path.write_and_verify": unchecked},
     ),
     Mutant(
         name="half-a-gate",
         broken="the step behind the hand-over does not wait for the mover",
         property="right-weights",
-        patches={"builder.Gates": HalfGates},
+        patches={"builder.LayerLocks": HalfGates},
     ),
     Mutant(
         name="reader-past-the-gate",
         broken="attached streams read without the lock",
         property="right-weights",
-        patches={"builder.Gates": LonelyGates},
+        patches={"builder.LayerLocks": LonelyGates},
     ),
 )

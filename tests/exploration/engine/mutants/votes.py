@@ -9,24 +9,24 @@ from exploration.engine.mutants.mutant import Mutant
 from equipoise.balancer.experts.agreement.ballot import (
     Abort,
     Ballot,
+    ChunkChecksum,
     Commit,
-    LotMark,
-    Question,
+    Pending,
     Verdict,
-    Wait,
+    VoteSpec,
     _wish,
-    judge,
+    tally,
     to_decision,
     vote,
 )
-from equipoise.balancer.experts.runtime.jobs import Gathered, Job
+from equipoise.balancer.experts.runtime.jobs import BallotsReady, Job
 from equipoise.hal.control import ControlPlane
 from equipoise.hal.errors import AgreementLost, BallotIncomplete, ControlLost
 
-Blank = Callable[[LotMark], LotMark]
+Blank = Callable[[ChunkChecksum], ChunkChecksum]
 
 
-def without_vote(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+def without_vote(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Settle for a commit when the own staging is full, and do so."""
     if not ballot.staged:
         return (yield from vote(control, question, ballot))
@@ -36,19 +36,19 @@ def without_vote(control: ControlPlane, question: Question, ballot: Ballot) -> J
     return Commit(len(ballot.staged))
 
 
-def own_wish(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+def own_wish(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Write the wish down, and obey it whatever the answer is."""
     try:
         control.cast(question.ballots, ballot.to_bytes())
         wish = yield from _wish(control, question)
-        if not isinstance(wish, Wait):
+        if not isinstance(wish, Pending):
             control.decide(question.outcome, to_decision(wish))
         return wish
     except ControlLost as error:
         raise AgreementLost(str(error)) from error
 
 
-def guessing(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+def guessing(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Take it for an abort when the outcome cannot be learnt."""
     try:
         return (yield from vote(control, question, ballot))
@@ -56,18 +56,18 @@ def guessing(control: ControlPlane, question: Question, ballot: Ballot) -> Job[V
         return Abort("guessed")
 
 
-def impatient(ballots: str, outcome: str, last: bool, ranks: tuple[int, ...]) -> Question:
+def impatient(ballots: str, outcome: str, last: bool, ranks: tuple[int, ...]) -> VoteSpec:
     """Nobody's patience ever ends."""
-    return Question(ballots, outcome, False, ranks)
+    return VoteSpec(ballots, outcome, False, ranks)
 
 
-def endless(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Verdict]:
+def endless(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Wait for ballots again, each time that they do not come."""
     try:
         control.cast(question.ballots, ballot.to_bytes())
         while True:
             with suppress(BallotIncomplete):
-                yield Gathered(control, question.ballots, question.ranks)
+                yield BallotsReady(control, question.ballots, question.ranks)
                 break
         return (yield from vote(control, question, ballot))
     except ControlLost as error:
@@ -76,24 +76,24 @@ def endless(control: ControlPlane, question: Question, ballot: Ballot) -> Job[Ve
 
 def blind_to_bytes(ballots: Sequence[Ballot]) -> Verdict:
     """Nobody compares what was sent with what was received."""
-    return judge([_blanked(ballot, _without_sums) for ballot in ballots])
+    return tally([_blanked(ballot, _without_sums) for ballot in ballots])
 
 
 def blind_to_tables(ballots: Sequence[Ballot]) -> Verdict:
     """Nobody compares the tables of a lot."""
-    return judge([_blanked(ballot, _without_tables) for ballot in ballots])
+    return tally([_blanked(ballot, _without_tables) for ballot in ballots])
 
 
 def blind_to_plans(ballots: Sequence[Ballot]) -> Verdict:
     """Nobody compares plans."""
-    return judge([replace(ballot, digest="") for ballot in ballots])
+    return tally([replace(ballot, digest="") for ballot in ballots])
 
 
-def _without_sums(mark: LotMark) -> LotMark:
+def _without_sums(mark: ChunkChecksum) -> ChunkChecksum:
     return replace(mark, sent=0, received=0)
 
 
-def _without_tables(mark: LotMark) -> LotMark:
+def _without_tables(mark: ChunkChecksum) -> ChunkChecksum:
     return replace(mark, tables="")
 
 
@@ -124,7 +124,7 @@ MUTANTS = (
         name="no-patience",
         broken="an epoch may wait for ever",
         property="accounted",
-        patches={"engine.engine.Question": impatient},
+        patches={"engine.engine.VoteSpec": impatient},
     ),
     Mutant(
         name="endless-vote",
@@ -136,18 +136,18 @@ MUTANTS = (
         name="bytes-not-compared",
         broken="nobody compares staged bytes with those of their sources",
         property="right-weights",
-        patches={"agreement.ballot.judge": blind_to_bytes},
+        patches={"agreement.ballot.tally": blind_to_bytes},
     ),
     Mutant(
         name="tables-not-compared",
         broken="nobody compares the tables that are committed",
         property="one-generation",
-        patches={"agreement.ballot.judge": blind_to_tables},
+        patches={"agreement.ballot.tally": blind_to_tables},
     ),
     Mutant(
         name="plans-not-compared",
         broken="nobody compares plans",
         property="explained",
-        patches={"agreement.ballot.judge": blind_to_plans},
+        patches={"agreement.ballot.tally": blind_to_plans},
     ),
 )

@@ -1,7 +1,7 @@
 """Streams of an engine's: an exception in one program does not end them (clause E7)."""
 
 import pytest
-from helpers.fakes import synchronous_runtime as at_once
+from helpers.fakes import synchronous_runtime as immediate
 
 from equipoise.hal.errors import StreamFailed
 
@@ -11,7 +11,7 @@ def _raise() -> None:
 
 
 def test_adopted_stream_raises_at_the_launch_and_goes_on() -> None:
-    stream, ran = at_once.stream(adopted=True), list[int]()
+    stream, ran = immediate.stream(adopted=True), list[int]()
     with pytest.raises(StreamFailed, match="a hook of ours") as raised:
         stream.launch(_raise)
     assert isinstance(raised.value.__cause__, ValueError)
@@ -21,7 +21,7 @@ def test_adopted_stream_raises_at_the_launch_and_goes_on() -> None:
 
 
 def test_own_stream_fails_for_good_when_a_program_raises() -> None:
-    stream, ran = at_once.stream(), list[int]()
+    stream, ran = immediate.stream(), list[int]()
     stream.launch(_raise)
     for _ in range(2):
         with pytest.raises(StreamFailed, match="a hook of ours"):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.fakes import synchronous_runtime as at_once
+from helpers.fakes import synchronous_runtime as immediate
 from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.devices.lock import DeviceStreamLock
@@ -88,13 +88,13 @@ def acquiring(lock: DeviceStreamLock, stream: DeviceStream, words: Both) -> Iter
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    made = Watch(at_once.DEVICE)
+    made = Watch(immediate.DEVICE)
     yield made
     made.stop()
 
 
 def test_signal_completes_during_blocked_acquire(watch: Watch) -> None:
-    words, stream = Both(), at_once.stream()
+    words, stream = Both(), immediate.stream()
     lock = DeviceStreamLock(words, WATCHDOG, watch)
     with acquiring(lock, stream, words):
         lock.signal(0)
@@ -104,7 +104,7 @@ def test_signal_completes_during_blocked_acquire(watch: Watch) -> None:
 
 
 def test_watchdog_poisons_lock_during_blocked_acquire(watch: Watch) -> None:
-    words, stream = Both(), at_once.stream()
+    words, stream = Both(), immediate.stream()
     lock = DeviceStreamLock(words, BRIEF, watch)
     with acquiring(lock, stream, words):
         assert words.made[0].given.wait(WATCHDOG)
@@ -113,7 +113,7 @@ def test_watchdog_poisons_lock_during_blocked_acquire(watch: Watch) -> None:
 
 
 def test_drain_times_out_during_blocked_acquire(watch: Watch) -> None:
-    words, stream = Both(), at_once.stream()
+    words, stream = Both(), immediate.stream()
     lock = DeviceStreamLock(words, WATCHDOG, watch)
     with acquiring(lock, stream, words):
         with pytest.raises(StreamTimeout, match="being issued"):

@@ -9,21 +9,25 @@ import pytest
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.load_window import Summing
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
-from equipoise.balancer.experts.runtime.jobs import Job, T, Task, ThreadWorker, Worker
+from equipoise.balancer.experts.balancer import (
+    ExpertBalancer,
+    open_balancer,
+    open_without_rebalancing,
+)
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.load_window import Reducing
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, T, ThreadWorker, Worker
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.errors import CommunicatorFailed, EngineError, StreamTimeout
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role, Stream
 
-SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
+SHAPE = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
 STEPS = 9
-LAYOUT = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+LAYOUT = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), SHAPE.experts))
 SLOTS = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(2, 4)), staging=2)
-CONFIG = EngineConfig(
+CONFIG = BalancerConfig(
     label="test", shares=ShareMode.LAGGED, window_size=2, step_interval=4, sub_window=2
 )
 
@@ -36,7 +40,7 @@ class Watched:
         self._kind = kind
         self._begun = begun
 
-    def start(self, job: Job[T]) -> Task[T]:
+    def start(self, job: Job[T]) -> JobHandle[T]:
         self._begun.append(self._kind)
         return self._inner.start(job)
 
@@ -124,7 +128,7 @@ def test_boundary_after_close_raises_and_second_close_does_not() -> None:
 def test_static_balancer_raises_at_boundary_after_close() -> None:
     def program(seat: Seat) -> None:
         ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(SLOTS)
-        balancer = open_static(*ends, SHAPE, LAYOUT, CONFIG)
+        balancer = open_without_rebalancing(*ends, SHAPE, LAYOUT, CONFIG)
         balancer.boundary(0)
         balancer.close()
         balancer.close()
@@ -140,7 +144,7 @@ def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
             for step in range(3):  # behind the last a sum is under way
                 balancer.boundary(step)
             loads, *others = balancer.parts.communicators
-            balancer.load._state = Summing(torch.zeros(1), Lost())
+            balancer.load._state = Reducing(torch.zeros(1), Lost())
             with pytest.raises(CommunicatorFailed, match="lost its peer"):
                 balancer.close()
             for communicator in (loads, *others):

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from equipoise.balancer.experts.closing import abandon, close_all
+from equipoise.balancer.experts.closing import close_all, close_quietly
 from equipoise.hal.errors import EngineError
 
 
@@ -34,6 +34,6 @@ def test_close_failure_is_logged_when_another_error_is_raised(
 ) -> None:
     ended: list[str] = []
     with caplog.at_level(logging.WARNING):
-        abandon(things(ended))
+        close_quietly(things(ended))
     assert ended == ["last", "middle", "first"]
     assert "middle does not end" in caplog.text

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import (
-    AIMED,
-    COUNTED,
-    Aims,
-    EngineConfig,
+    AT_LEAST_ONE,
+    PLANNER_LIMITS,
+    BalancerConfig,
+    PlannerOptions,
     RoutingRule,
     ShareMode,
 )
@@ -23,12 +23,12 @@ from equipoise.hal.errors import ConfigError, PlacementError
 LOAD = np.arange(12, dtype=np.int64).reshape(2, 1, 6)
 
 
-def config(**changes: Any) -> EngineConfig:
+def config(**changes: Any) -> BalancerConfig:
     known = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 2, "sub_window": 1}
-    return EngineConfig(label="x", **{**known, **changes})
+    return BalancerConfig(label="x", **{**known, **changes})
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", AT_LEAST_ONE)
 def test_engine_config_counts_are_at_least_one(name: str) -> None:
     assert getattr(config(**{name: 1}), name) == 1
     with pytest.raises(ConfigError, match=f"{name} is at least 1, got 0"):
@@ -69,17 +69,20 @@ def test_engine_config_refuses_negative_hysteresis() -> None:
         config(hysteresis=-1)
 
 
-@given(name=st.sampled_from(sorted(AIMED)), value=st.floats(-2.0, 2000.0) | st.just(float("nan")))
+@given(
+    name=st.sampled_from(sorted(PLANNER_LIMITS)),
+    value=st.floats(-2.0, 2000.0) | st.just(float("nan")),
+)
 def test_aims_are_refused_exactly_when_planner_refuses(name: str, value: float) -> None:
     """Two slots an expert on two nodes of two ranks: any survival is possible."""
     asked = int(value) if name == "survive" and value == value else value
     try:
         plan(LOAD, slots=12, ranks=4, nodes=2, **{name: asked})  # type: ignore[arg-type]
     except PlacementError:
-        with pytest.raises(ConfigError, match=f"{name} must be 0 to {AIMED[name]}, got"):
-            Aims(**{name: asked})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=f"{name} must be 0 to {PLANNER_LIMITS[name]}, got"):
+            PlannerOptions(**{name: asked})  # type: ignore[arg-type]
     else:
-        assert getattr(Aims(**{name: asked}), name) == asked  # type: ignore[arg-type]
+        assert getattr(PlannerOptions(**{name: asked}), name) == asked  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(-3, 30))

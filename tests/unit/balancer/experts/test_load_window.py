@@ -2,17 +2,17 @@ import numpy as np
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.load_window import LoadWindow, SubWindows
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.runtime.jobs import ThreadWorker, finish
+from equipoise.balancer.experts.load_window import LoadWindow, WindowSchedule
+from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.balancer.experts.runtime.jobs import ThreadWorker, run_blocking
 from equipoise.hal.stream import Role
 
-SHAPE = Shape(layers=1, experts=2, slots=2, ranks=1)
+SHAPE = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
 
 
 def window(seat: Seat, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
     loads, teller = seat.fabric.open("loads"), ThreadWorker("teller", 20.0)
-    parts = SubWindows(sub_window, total, period or total)
+    parts = WindowSchedule(sub_window, total, period or total)
     return LoadWindow(seat.accelerator, loads, SHAPE, parts, teller)
 
 
@@ -31,11 +31,11 @@ def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
     load = window(seat)
     seen = []
     for step in range(8):
-        taken = finish(load.advance(step), 20.0)
+        taken = run_blocking(load.advance(step), 20.0)
         total = load.total[0].tolist() if load.sums else []
         seen.append((taken, load.full, total))
         count(seat, load, 1, 10 * (seat.rank + 1))
-    finish(load.drain(), 20.0)
+    run_blocking(load.drain(), 20.0)
     return seen
 
 
@@ -52,7 +52,7 @@ def test_load_window_keeps_only_its_last_sub_windows() -> None:
     def program(seat: Seat) -> tuple[list[int], list[int]]:
         load = window(seat)
         for step in range(10):
-            finish(load.advance(step), 20.0)
+            run_blocking(load.advance(step), 20.0)
             count(seat, load, step, 0)
         return load.total[0].tolist(), load.latest[0].tolist()
 
@@ -65,7 +65,7 @@ def test_load_window_sums_large_counts_as_integers() -> None:
     def program(seat: Seat) -> int:
         load = window(seat)
         for step in range(4):
-            finish(load.advance(step), 20.0)
+            run_blocking(load.advance(step), 20.0)
             if step % 2 == 0:
                 count(seat, load, 2**30 + 1, 0)
         return int(load.latest[0, 0])
@@ -78,7 +78,7 @@ def test_load_window_drops_counts_outside_windows() -> None:
         load = window(seat, sub_window=1, total=2, period=5)
         seen = []
         for step in range(12):
-            if finish(load.advance(step), 20.0):
+            if run_blocking(load.advance(step), 20.0):
                 seen.append((step, int(load.latest[0, 0])))
             count(seat, load, 2**step, 0)
         return seen
@@ -92,7 +92,7 @@ def test_load_window_loses_no_count_between_sub_windows() -> None:
         load = window(seat, sub_window=1, total=1)
         total = 0
         for step in range(9):
-            if finish(load.advance(step), 20.0):
+            if run_blocking(load.advance(step), 20.0):
                 total += int(np.sum(load.latest))
             count(seat, load, 0, 3)
         return total
@@ -105,9 +105,9 @@ def test_load_window_due_names_next_boundary_with_work() -> None:
         load = window(seat, sub_window=3, total=3)
         due = []
         for step in range(5):
-            finish(load.advance(step), 20.0)
+            run_blocking(load.advance(step), 20.0)
             due.append(load.due(step))
-        finish(load.drain(), 20.0)
+        run_blocking(load.drain(), 20.0)
         return due
 
     assert on_ranks(1, program) == [[3, 3, 3, 4, 6]]

@@ -20,8 +20,8 @@ from helpers.harnesses.two_family_model import (
 from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, violations
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.model_balancer import ModelBalancers
-from equipoise.balancer.experts.open import Way
+from equipoise.balancer.experts.model_balancer import BalancerSet
+from equipoise.balancer.experts.open import UpdatePath
 from equipoise.hal.errors import (
     AgreementLost,
     EngineError,
@@ -97,8 +97,8 @@ OFTEN = Given("draft", {0: WIDE}, entries={0: 4})
 
 
 def lose(
-    seat: Seat, way: Way, active: Sequence[int], row: Sequence[int] = ()
-) -> ModelBalancers | None:
+    seat: Seat, way: UpdatePath, active: Sequence[int], row: Sequence[int] = ()
+) -> BalancerSet | None:
     """Two steps of the target, then without those that are not active."""
     balancers = open_all(seat, BOTH, way, settings(), row)
     for step in range(2):

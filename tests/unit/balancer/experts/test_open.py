@@ -27,14 +27,19 @@ from hypothesis import given
 from hypothesis import settings as settled
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.agreement.members import Members
-from equipoise.balancer.experts.engine.states import Updating
+from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.engine.states import UpdatingInPlace
 from equipoise.balancer.experts.model_balancer import ModelBalancer
-from equipoise.balancer.experts.open import Start, Way, open_model_balancers, parts_of
-from equipoise.balancer.experts.placement import Layout, contiguous, even_shares
+from equipoise.balancer.experts.open import (
+    ModelStart,
+    UpdatePath,
+    layer_group_specs,
+    open_balancers,
+)
+from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
 from equipoise.balancer.experts.transfer import layer_locks
-from equipoise.balancer.experts.transfer.layer_locks import StepKind, Visits
-from equipoise.balancer.experts.weights.memory_report import Ledger
+from equipoise.balancer.experts.transfer.layer_locks import EntryCounter, StepKind
+from equipoise.balancer.experts.weights.memory_report import MemoryReport
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.hal.errors import (
     AgreementLost,
@@ -51,7 +56,7 @@ ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
 @pytest.mark.slow
 @ways
 @pytest.mark.parametrize("draft_role", [Role.COMPUTE, Role.AUX])
-def test_model_balancers_move_experts_of_every_family(way: Way, draft_role: Role) -> None:
+def test_model_balancers_move_experts_of_every_family(way: UpdatePath, draft_role: Role) -> None:
     stories = serve(way, habit=Habit(role=draft_role))
     assert violations(stories) == []
     for name, families in (("target", 2), ("draft", 1)):
@@ -67,7 +72,7 @@ def test_model_balancers_move_experts_of_every_family(way: Way, draft_role: Role
 def test_model_balancers_log_device_memory_at_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def program(seat: Seat) -> Ledger:
+    def program(seat: Seat) -> MemoryReport:
         balancers = open_all(seat, [TARGET, DRAFT], by_boundary, settings())
         balancers.close()
         return balancers.ledger
@@ -81,7 +86,7 @@ def test_model_balancers_log_device_memory_at_start(
 
 
 @ways
-def test_model_balancers_close_all_communicators(way: Way) -> None:
+def test_model_balancers_close_all_communicators(way: UpdatePath) -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, [TARGET, DRAFT], way, settings())
         families = [family for model in balancers for family in model.families]
@@ -97,7 +102,7 @@ def test_model_balancers_close_all_communicators(way: Way) -> None:
 
 
 @ways
-def test_draft_model_moves_by_its_own_step_counter(way: Way) -> None:
+def test_draft_model_moves_by_its_own_step_counter(way: UpdatePath) -> None:
     drafts = (3, 0, 0, 1, 2, 0)
     stories = serve(way, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
     assert violations(stories) == []
@@ -110,7 +115,9 @@ def test_draft_model_moves_by_its_own_step_counter(way: Way) -> None:
 @ways
 @settled(max_examples=6, deadline=None)
 @given(kinds=st.lists(KINDS.map(tuple), min_size=1, max_size=3))
-def test_model_balancers_move_experts_of_any_tensor_kinds(way: Way, kinds: list[Kind]) -> None:
+def test_model_balancers_move_experts_of_any_tensor_kinds(
+    way: UpdatePath, kinds: list[Kind]
+) -> None:
     model = Given("m", dict(enumerate(kinds)), entries={0: 2})
     stories = serve(way, models=[model])
     assert violations(stories) == []
@@ -129,7 +136,9 @@ def dawdle(balancer: ModelBalancer, step: int) -> None:
     """Let a mover that may write do so before the next entry."""
     for family in balancer.families:
         state = getattr(family.inner.engine, "state", None)
-        if family.inner.step_kind(step) is not StepKind.UPDATE or not isinstance(state, Updating):
+        if family.inner.step_kind(step) is not StepKind.UPDATE or not isinstance(
+            state, UpdatingInPlace
+        ):
             continue
         family.inner.engine.launched()
         for _ in range(30):
@@ -138,7 +147,7 @@ def dawdle(balancer: ModelBalancer, step: int) -> None:
             sleep(0.01)
 
 
-class BackAtFirst(Visits):
+class BackAtFirst(EntryCounter):
     """Mutant: the lock goes back at the first exit of a step."""
 
     def leave(self, give_back: object) -> None:
@@ -154,7 +163,7 @@ def test_layer_entered_three_times_is_not_rewritten_in_between(
     stories = serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))
     assert violations(stories) == []
     assert commits(stories[0], "draft")[0]
-    monkeypatch.setattr(layer_locks, "Visits", BackAtFirst)
+    monkeypatch.setattr(layer_locks, "EntryCounter", BackAtFirst)
     assert violations(serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))), (
         "the mutant lives"
     )
@@ -193,19 +202,19 @@ def test_model_balancers_refuse_ranks_with_different_settings() -> None:
 def test_model_balancers_name_model_in_opening_errors() -> None:
     def program(seat: Seat) -> None:
         model = DRAFT.model(seat.rank)
-        placement = contiguous(model.shape(RANKS))
-        start = Start(Layout(placement, even_shares(placement, EXPERTS)), settings())
+        placement = initial_placement(model.shape(RANKS))
+        start = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), settings())
         ends = (seat.accelerator, seat.fabric, ModelSet((model,)))
         with pytest.raises(UsageError, match=r"starts of \['x'\] for \['draft'\]"):
-            open_model_balancers(*ends, {"x": start})
-        short = Start(Layout(placement[:, :4], start.layout.shares), settings())
+            open_balancers(*ends, {"x": start})
+        short = ModelStart(Layout(placement[:, :4], start.layout.shares), settings())
         with pytest.raises(PlacementError, match="model 'draft': a placement is int32"):
-            open_model_balancers(*ends, {"draft": short})
+            open_balancers(*ends, {"draft": short})
         with pytest.raises(EngineError, match="3 bytes of staging are not enough: one slot of"):
-            open_model_balancers(*ends, {"draft": start}, budget=3)
+            open_balancers(*ends, {"draft": start}, budget=3)
         says = "model 'draft', layers 0 counted from 0: .* need a budget of staging"
         with pytest.raises(EngineError, match=says):
-            open_model_balancers(*ends, {"draft": start})
+            open_balancers(*ends, {"draft": start})
 
     on_ranks(RANKS, program)
 
@@ -222,17 +231,19 @@ def test_parts_have_distinct_labels_and_spread_phases(
 ) -> None:
     interval = sub_window * windows
     models = ModelSet(tuple(Given(n, dict(enumerate(layers))).model(0) for n in names))
-    placement = contiguous(models.models[0].shape(RANKS))
+    placement = initial_placement(models.models[0].shape(RANKS))
     config = settings(
         window_size=sub_window,
         sub_window=sub_window,
         step_interval=interval,
         phase=phase % windows * sub_window,
     )
-    starts = dict.fromkeys(names, Start(Layout(placement, even_shares(placement, EXPERTS)), config))
-    parts = parts_of(models, starts, 0)
+    starts = dict.fromkeys(
+        names, ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
+    )
+    parts = layer_group_specs(models, starts, 0)
     labels = [part.start.config.label for part in parts]
-    incarnations = [Members((0,), 0, number) for number in range(len(layers) + 1)]
+    incarnations = [EPGroup((0,), 0, number) for number in range(len(layers) + 1)]
     every = [members.named(label) for label in labels for members in incarnations]
     assert len(set(every)) == len(every), "nor may one be another's without a lost rank"
     phases = [part.start.config.phase for part in parts]
@@ -246,13 +257,13 @@ def test_parts_have_distinct_labels_and_spread_phases(
 
 def test_parts_keep_staging_of_all_models_within_budget() -> None:
     models = ModelSet((TARGET.model(0), DRAFT.model(0)))
-    placements = {model.name: contiguous(model.shape(RANKS)) for model in models}
+    placements = {model.name: initial_placement(model.shape(RANKS)) for model in models}
     starts = {
-        name: Start(Layout(p, even_shares(p, EXPERTS)), settings())
+        name: ModelStart(Layout(p, even_shares(p, EXPERTS)), settings())
         for name, p in placements.items()
     }
     for budget in (60, 100, 150):
-        parts = parts_of(models, starts, budget)
+        parts = layer_group_specs(models, starts, budget)
         taken = [part.staging * part.model.families[part.number].slot_bytes for part in parts]
         assert sum(taken) <= budget
         assert min(part.staging for part in parts) >= 1

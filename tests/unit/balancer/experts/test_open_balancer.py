@@ -9,15 +9,19 @@ import pytest
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.balancer import ExpertBalancer, open_balancer, open_static
-from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
-from equipoise.balancer.experts.runtime.events import Entry
+from equipoise.balancer.experts.balancer import (
+    ExpertBalancer,
+    open_balancer,
+    open_without_rebalancing,
+)
+from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
+from equipoise.balancer.experts.runtime.events import Event
 from equipoise.hal.errors import AgreementLost, EquipoiseError
 from equipoise.hal.slots import Segment, SlotLayout
 
-SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
-CONFIG = EngineConfig(
+SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
+CONFIG = BalancerConfig(
     label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2, deadline=8.0
 )
 
@@ -26,14 +30,14 @@ CONFIG = EngineConfig(
 class Given:
     """What a rank opens a balancer with."""
 
-    shape: Shape = SHAPE
-    config: EngineConfig = CONFIG
+    shape: ExpertShape = SHAPE
+    config: BalancerConfig = CONFIG
     placement: Any = None
     missing: int = 0
     staging: int = 2
 
     def open(self, seat: Seat, **more: Any) -> ExpertBalancer:
-        placement = contiguous(SHAPE) if self.placement is None else self.placement
+        placement = initial_placement(SHAPE) if self.placement is None else self.placement
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
         rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank - self.missing, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), self.staging)
@@ -43,10 +47,10 @@ class Given:
 
 
 MOST_STEPS = 10_000
-TURNED = np.ascontiguousarray(np.roll(contiguous(SHAPE), 1, axis=1))
+TURNED = np.ascontiguousarray(np.roll(initial_placement(SHAPE), 1, axis=1))
 CANNOT: dict[str, tuple[Given, str]] = {
     "a shape of more ranks": (
-        Given(shape=Shape(2, 4, 6, 3)),
+        Given(shape=ExpertShape(2, 4, 6, 3)),
         "the shape is of 3 ranks, the group of 2",
     ),
     "a slot is missing": (
@@ -55,11 +59,11 @@ CANNOT: dict[str, tuple[Given, str]] = {
     ),
     "no staging": (Given(staging=0), "need a store with staging"),
     "nothing survives": (
-        Given(config=replace(CONFIG, aims=Aims(survive=1))),
+        Given(config=replace(CONFIG, aims=PlannerOptions(survive=1))),
         "survive=1 needs two slots an expert: 8, not 6",
     ),
     "another layout": (
-        Given(placement=contiguous(Shape(3, 4, 6, 2))),
+        Given(placement=initial_placement(ExpertShape(3, 4, 6, 2))),
         r"a placement is int32 \(2, 6\), got int32 \(3, 6\)",
     ),
 }
@@ -99,13 +103,13 @@ def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> No
 
 def test_open_static_refuses_ranks_with_different_layouts() -> None:
     def program(seat: Seat) -> None:
-        placement = TURNED if seat.rank else contiguous(SHAPE)
+        placement = TURNED if seat.rank else initial_placement(SHAPE)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
         rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), 0)
         store = seat.accelerator.slot_store(slots)
         with pytest.raises(AgreementLost, match="has layout"):
-            open_static(seat.accelerator, seat.fabric, store, SHAPE, layout, CONFIG)
+            open_without_rebalancing(seat.accelerator, seat.fabric, store, SHAPE, layout, CONFIG)
 
     on_ranks(2, program)
 
@@ -116,7 +120,7 @@ class Heard:
     def __init__(self) -> None:
         self.count = 0
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         self.count += 1
 
 
@@ -155,4 +159,4 @@ def test_log_settings_may_differ_between_ranks() -> None:
         balancer.close()
         return installed
 
-    assert on_ranks(2, program) == [contiguous(SHAPE).tolist()] * 2
+    assert on_ranks(2, program) == [initial_placement(SHAPE).tolist()] * 2

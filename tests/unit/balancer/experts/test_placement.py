@@ -3,32 +3,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.placement import Shape, check, contiguous, digest
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    check_placement,
+    initial_placement,
+    placement_digest,
+)
 from equipoise.hal.errors import PlacementError
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> Shape:
+def shapes(draw: st.DrawFn) -> ExpertShape:
     ranks = draw(st.integers(1, 6))
     per_rank = draw(st.integers(1, 6))
     slots = ranks * per_rank
-    return Shape(draw(st.integers(1, 4)), draw(st.integers(1, slots)), slots, ranks)
+    return ExpertShape(draw(st.integers(1, 4)), draw(st.integers(1, slots)), slots, ranks)
 
 
 @given(shapes())
-def test_contiguous_placement_gives_every_expert_a_slot(shape: Shape) -> None:
-    start = contiguous(shape)
-    check(start, shape)
+def test_contiguous_placement_gives_every_expert_a_slot(shape: ExpertShape) -> None:
+    start = initial_placement(shape)
+    check_placement(start, shape)
     assert all(set(row) == set(range(shape.experts)) for row in start.tolist())
 
 
 def test_contiguous_placement_without_spare_slots_is_in_order() -> None:
-    row = contiguous(Shape(1, 8, 8, 4))[0]
+    row = initial_placement(ExpertShape(1, 8, 8, 4))[0]
     assert row.tolist() == list(range(8))
 
 
 def test_contiguous_placement_fills_spare_slots_with_next_experts() -> None:
-    row = contiguous(Shape(1, 4, 6, 2))[0]
+    row = initial_placement(ExpertShape(1, 4, 6, 2))[0]
     assert row.tolist() == [0, 1, 2, 2, 3, 0]
 
 
@@ -47,27 +52,31 @@ def test_shape_refuses_impossible_numbers(
     layers: int, experts: int, slots: int, ranks: int, says: str
 ) -> None:
     with pytest.raises(PlacementError, match=says):
-        Shape(layers, experts, slots, ranks)
+        ExpertShape(layers, experts, slots, ranks)
 
 
 def test_placement_check_names_missing_expert_and_layer() -> None:
-    shape = Shape(2, 3, 4, 2)
-    placement = contiguous(shape)
+    shape = ExpertShape(2, 3, 4, 2)
+    placement = initial_placement(shape)
     placement[1] = [0, 1, 1, 0]
     with pytest.raises(PlacementError, match=r"layer 1 has no slot for expert\(s\) \[2\]"):
-        check(placement, shape)
+        check_placement(placement, shape)
 
 
 def test_placement_check_refuses_unknown_expert() -> None:
-    shape = Shape(1, 2, 2, 1)
+    shape = ExpertShape(1, 2, 2, 1)
     with pytest.raises(PlacementError, match="outside"):
-        check(np.array([[0, 2]], dtype=np.int32), shape)
+        check_placement(np.array([[0, 2]], dtype=np.int32), shape)
 
 
 def test_placement_digest_depends_on_placement_and_shares() -> None:
     placement = np.array([[0, 1, 1, 0]], dtype=np.int32)
     shares = np.array([[65536, 32768, 32768, 0]], dtype=np.int32)
     other = np.array([[32768, 32768, 32768, 32768]], dtype=np.int32)
-    digests = {digest(placement, shares), digest(placement, other), digest(shares, placement)}
+    digests = {
+        placement_digest(placement, shares),
+        placement_digest(placement, other),
+        placement_digest(shares, placement),
+    }
     assert len(digests) == 3
-    assert digest(placement.copy(), shares.copy()) == digest(placement, shares)
+    assert placement_digest(placement.copy(), shares.copy()) == placement_digest(placement, shares)

@@ -11,26 +11,32 @@ from helpers.processes.thread_ranks import Seat, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.agreement.members import Members
+from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.balancer import (
-    AtBoundary,
     ExpertBalancer,
+    StagedFromPeers,
     open_balancer,
-    open_static,
+    open_without_rebalancing,
 )
-from equipoise.balancer.experts.builder import Means
-from equipoise.balancer.experts.config import Aims, EngineConfig, ShareMode
-from equipoise.balancer.experts.placement import Layout, Placement, Shape, check, even_shares
-from equipoise.balancer.experts.planning.topology import group_of
-from equipoise.balancer.experts.recovery import salvage
+from equipoise.balancer.experts.builder import BuildContext
+from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Layout,
+    Placement,
+    check_placement,
+    even_shares,
+)
+from equipoise.balancer.experts.planning.topology import topology
+from equipoise.balancer.experts.recovery import surviving_layout
 from equipoise.balancer.experts.runtime.events import COMPLETED
-from equipoise.balancer.experts.transfer.host_writes import StreamWriter, Supply
+from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal.checksum import checksum
 from equipoise.hal.errors import AgreementLost, ExpertsLost, PlacementError, UsageError
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SHAPE = Shape(layers=2, experts=4, slots=9, ranks=3)
+SHAPE = ExpertShape(layers=2, experts=4, slots=9, ranks=3)
 SAFE = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
 """Whatever rank is lost, every expert keeps a copy."""
 FRAIL = np.array([[0, 1, 2, 0, 1, 2, 3, 3, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1]], dtype=np.int32)
@@ -56,8 +62,8 @@ class After:
     epochs: int
 
 
-def config() -> EngineConfig:
-    return EngineConfig(
+def config() -> BalancerConfig:
+    return BalancerConfig(
         label="t", shares=ShareMode.STATIC, window_size=2, step_interval=4, sub_window=2,
         deadline=8.0,
     )  # fmt: skip
@@ -84,8 +90,8 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
         weights = slots_of(seat.rank, placement)
         store = seat.accelerator.slot_store(weights)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
-        supply = Supply(Numbers(), StreamWriter(seat.accelerator, store))
-        path = AtBoundary((supply,) if host else ())
+        supply = HostWeights(Numbers(), StreamWriter(seat.accelerator, store))
+        path = StagedFromPeers((supply,) if host else ())
         balancer = open_balancer(
             seat.accelerator, seat.fabric, store, SHAPE, layout, config(), path
         )
@@ -132,7 +138,7 @@ def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]
     for place, after in enumerate(left):
         assert after is not None
         assert after.placement == left[0].placement  # type: ignore[union-attr]
-        check(np.array(after.placement, dtype=np.int32), Shape(2, 4, 6, 2))
+        check_placement(np.array(after.placement, dtype=np.int32), ExpertShape(2, 4, 6, 2))
         promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
         assert after.held == [*chain(*promised)]
         assert after.epochs >= 3, "epochs go on"
@@ -143,7 +149,7 @@ def test_static_balancer_stays_static_after_reconfigure() -> None:
         store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
         layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
         ends = seat.accelerator, seat.fabric, store, SHAPE, layout, config()
-        balancer = open_static(*ends)
+        balancer = open_without_rebalancing(*ends)
         serve(balancer, seat, [0, 1, 2], range(3))
         if seat.rank == 2:
             balancer.close()
@@ -164,7 +170,7 @@ def test_reconfigure_restores_lost_experts_from_host() -> None:
     found = loses(FRAIL, [0, 1], host=True)
     for place, after in enumerate(found[:2]):
         assert after is not None
-        check(np.array(after.placement, dtype=np.int32), Shape(2, 4, 6, 2))
+        check_placement(np.array(after.placement, dtype=np.int32), ExpertShape(2, 4, 6, 2))
         promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
         assert after.held == [*chain(*promised)]
 
@@ -201,14 +207,14 @@ def test_reconfigure_refuses_ranks_with_different_steps() -> None:
 def test_reconfigure_continues_epochs_with_less_redundancy(
     experts: int, survive: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shape = Shape(layers=2, experts=experts, slots=9, ranks=3)
+    shape = ExpertShape(layers=2, experts=experts, slots=9, ranks=3)
     row = [0, 0, 1, 2, 2, 1, 0, 1, 2] if experts == 3 else [0, 1, 2, 3, 0, 1, 2, 3, 0]
     placement = np.array([row] * 2, dtype=np.int32)
 
     def program(seat: Seat) -> tuple[list[str], int, list[object]] | None:
         store = seat.accelerator.slot_store(slots_of(seat.rank, placement))
         layout = Layout(placement, even_shares(placement, experts))
-        asked = replace(config(), aims=Aims(survive=1))
+        asked = replace(config(), aims=PlannerOptions(survive=1))
         balancer = open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
         if seat.rank == 2:
             balancer.close()
@@ -222,7 +228,7 @@ def test_reconfigure_continues_epochs_with_less_redundancy(
         left.close()
         outcomes = [report.outcome for report in left.engine.reports]
         aims, found = left.means.config.aims, left.installed.layout.placement
-        frail = group_of(left.shape, 1, aims.survive, None).frail(found)
+        frail = topology(left.shape, 1, aims.survive, None).frail(found)
         return outcomes, aims.survive, frail.tolist()
 
     for outcomes, asked, frail in [told for told in on_ranks(3, program) if told is not None]:
@@ -240,13 +246,13 @@ def test_reconfigure_continues_epochs_with_less_redundancy(
 def test_salvage_holds_every_expert_and_keeps_remaining_slots(
     row: list[int], active: set[int]
 ) -> None:
-    shape = Shape(layers=1, experts=4, slots=9, ranks=3)
+    shape = ExpertShape(layers=1, experts=4, slots=9, ranks=3)
     placement = np.array([row], dtype=np.int32)
     own = min(active)
-    before = Members((0, 1, 2), own)
+    before = EPGroup((0, 1, 2), own)
     layout = Layout(placement, even_shares(placement, 4))
-    saved = salvage(layout, shape, before, before.without(sorted(active)))
-    check(saved.layout.placement, saved.shape)
+    saved = surviving_layout(layout, shape, before, before.without(sorted(active)))
+    check_placement(saved.layout.placement, saved.shape)
     kept = [row[rank * 3 + place] for rank in sorted(active) for place in range(3)]
     touched = {refill.slot: refill.expert for refill in saved.refills}
     assert len(touched) == 4 - len(set(kept)), "only what was lost is written"
@@ -272,16 +278,16 @@ def test_balancer_counts_nodes_of_remaining_ranks(
     ranks: int, nodes: int, left: list[int], expected: int
 ) -> None:
     nothing: Any = None
-    before = Members(tuple(range(ranks)), left[0])
+    before = EPGroup(tuple(range(ranks)), left[0])
     asked = replace(config(), nodes=nodes)
-    means = Means(nothing, nothing, nothing, asked, AtBoundary(), nothing, before)
+    means = BuildContext(nothing, nothing, nothing, asked, StagedFromPeers(), nothing, before)
     balancer = ExpertBalancer(means, SHAPE, nothing)
     assert balancer._nodes(before.without(left)) == expected
 
 
 def test_members_are_ascending_and_contain_their_own_rank() -> None:
-    members = Members((0, 1, 2), 1)
-    assert members.without([2, 1]) == Members((1, 2), 1, 1)
+    members = EPGroup((0, 1, 2), 1)
+    assert members.without([2, 1]) == EPGroup((1, 2), 1, 1)
     assert members.without([1]).without([1]).named("x") == "x.2"
     with pytest.raises(UsageError, match="were no members"):
         members.without([1, 5])

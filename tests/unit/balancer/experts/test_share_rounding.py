@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.balancer.experts.placement import Placement, Shape, Shares, solve_shares
-from equipoise.balancer.experts.routing.layer_update import rows_update
+from equipoise.balancer.experts.placement import ExpertShape, Placement, Shares, solve_shares
+from equipoise.balancer.experts.routing.layer_update import build_tables
 from equipoise.hal.routing import POSITIONS, position_counts
 
 SIZES = (
@@ -42,9 +42,9 @@ def imbalance(load: np.ndarray, placement: Placement, parts: np.ndarray, ranks: 
     return float(levels.max() / levels.mean() - 1)
 
 
-def rounded(placement: Placement, shares: Shares, shape: Shape) -> np.ndarray:
+def rounded(placement: Placement, shares: Shares, shape: ExpertShape) -> np.ndarray:
     """The part of its expert's positions that each slot has."""
-    made = rows_update(placement, shares, shape, range(1))
+    made = build_tables(placement, shares, shape, range(1))
     ends = position_counts(made.cumulative[0])
     before = torch.cat([ends.new_zeros(1), ends[:-1]])
     before[made.start[0, :-1].long()] = 0
@@ -58,7 +58,7 @@ def rounded(placement: Placement, shares: Shares, shape: Shape) -> np.ndarray:
 def test_rounding_shares_to_positions_costs_little_balance(
     experts: int, slots: int, ranks: int, sigma: float
 ) -> None:
-    shape, rises = Shape(layers=1, experts=experts, slots=slots, ranks=ranks), []
+    shape, rises = ExpertShape(layers=1, experts=experts, slots=slots, ranks=ranks), []
     for seed in range(3):
         load = (np.exp(np.random.default_rng(seed).normal(0, sigma, experts)) * 1000).astype(int)
         placement = placed(load, slots, ranks)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.open import divided
+from equipoise.balancer.experts.open import split_staging
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.errors import EngineError
@@ -29,11 +29,11 @@ def test_staging_budget_is_kept_and_gives_each_family_a_buffer(
 ) -> None:
     families = made.families
     least = sum(family.slot_bytes for family in families)
-    buffers = divided(families, least + more)
+    buffers = split_staging(families, least + more)
     taken = sum(n * family.slot_bytes for n, family in zip(buffers, families, strict=True))
     assert taken <= least + more
     assert all(1 <= n <= len(f.slots) for n, f in zip(buffers, families, strict=True))
-    for wider, narrower in zip(divided(families, least + more + 100), buffers, strict=True):
+    for wider, narrower in zip(split_staging(families, least + more + 100), buffers, strict=True):
         assert wider >= narrower
 
 
@@ -43,22 +43,22 @@ def test_staging_budget_for_all_slots_stages_everything(
 ) -> None:
     families = made.families
     budget = made.nbytes + sum(family.slot_bytes for family in families)
-    assert divided(families, budget) == tuple(len(family.slots) for family in families)
+    assert split_staging(families, budget) == tuple(len(family.slots) for family in families)
 
 
 @given(models)
 def test_staging_budget_of_a_layer_each_leaves_no_family_short(made: ExpertModel) -> None:
     families = made.families
     budget = sum(family.nbytes // len(family.layers) for family in families)
-    assert divided(families, budget) == (made.slots_per_rank,) * len(families)
+    assert split_staging(families, budget) == (made.slots_per_rank,) * len(families)
     if budget > sum(family.slot_bytes for family in families):
-        assert min(divided(families, budget - 1)) == made.slots_per_rank - 1
+        assert min(split_staging(families, budget - 1)) == made.slots_per_rank - 1
 
 
 def test_staging_budget_beyond_a_layer_goes_to_larger_family() -> None:
     made = model([4, 4, 4, 8], 6)
     assert [family.slot_bytes for family in made.families] == [16, 32]
-    many, few = divided(made.families, 6 * (16 + 32) + 100)
+    many, few = split_staging(made.families, 6 * (16 + 32) + 100)
     assert (many, few) == (12, 6)
 
 
@@ -66,4 +66,4 @@ def test_staging_budget_beyond_a_layer_goes_to_larger_family() -> None:
 def test_staging_budget_below_one_buffer_per_family_is_refused(made: ExpertModel) -> None:
     least = sum(family.slot_bytes for family in made.families)
     with pytest.raises(EngineError, match=f"one slot of each of {len(made.families)} families"):
-        divided(made.families, least - 1)
+        split_staging(made.families, least - 1)

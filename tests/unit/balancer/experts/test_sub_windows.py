@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.load_window import SubWindows
+from equipoise.balancer.experts.load_window import WindowSchedule
 
 COUNTS = st.integers(1, 5)
 MORE = st.integers(0, 6)
@@ -20,7 +20,7 @@ def test_sub_windows_following_is_next_boundary_with_work(
     every: int, in_window: int, more: int, phase: int, first: int, step: int
 ) -> None:
     window, period = every * in_window, every * (in_window + more)
-    parts = SubWindows(every, window, period, every * phase, first)
+    parts = WindowSchedule(every, window, period, every * phase, first)
     something = next(n for n in range(step + 1, step + 1000) if parts.ends(n) or parts.opens(n))
     assert parts.following(step) == something
 
@@ -32,7 +32,7 @@ def test_sub_windows_of_a_plan_cover_exactly_its_window(
     every: int, in_window: int, more: int, phase: int, number: int
 ) -> None:
     window, period = every * in_window, every * (in_window + more)
-    parts = SubWindows(every, window, period, every * phase)
+    parts = WindowSchedule(every, window, period, every * phase)
     due = number * period + every * phase
     ends = [step for step in range(due - period + 1, due + 1) if parts.ends(step)]
     assert ends == list(range(due - window + every, due + 1, every))
@@ -44,7 +44,7 @@ def test_sub_windows_of_a_plan_cover_exactly_its_window(
 def test_sub_windows_sum_only_whole_ones_from_the_first_step_on(
     every: int, in_window: int, more: int, first: int
 ) -> None:
-    parts = SubWindows(every, every * in_window, every * (in_window + more), 0, first)
+    parts = WindowSchedule(every, every * in_window, every * (in_window + more), 0, first)
     counted = 0
     for step in range(first, first + 100):
         if parts.ends(step):
@@ -67,4 +67,4 @@ def test_sub_windows_refuse_impossible_numbers(
     numbers: tuple[int, int, int, int], why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        SubWindows(*numbers)
+        WindowSchedule(*numbers)

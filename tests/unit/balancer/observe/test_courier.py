@@ -7,14 +7,20 @@ import pytest
 from helpers.strategies.journal_entries import Kept, ended, entered, rows, steps, summed
 from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.runtime.events import Balance, Entry, Lost, Settled, Stepped
+from equipoise.balancer.experts.runtime.events import (
+    BalanceMeasured,
+    Event,
+    EventsDropped,
+    RebalanceMeasured,
+    StepDone,
+)
 from equipoise.balancer.observe.courier import Courier
 
 
 class Broken(Kept):
     """Takes nothing."""
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         raise RuntimeError("out of ink")
 
     def close(self) -> None:
@@ -28,7 +34,7 @@ class Slow(Kept):
         super().__init__()
         self._gate = gate
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         assert self._gate.wait(WATCHDOG)
         super().note(entry)
 
@@ -36,7 +42,7 @@ class Slow(Kept):
 def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
     kept = [Kept(), Kept()]
     courier = Courier(kept)
-    told: list[Entry] = [entered("observing"), *steps(0, 1.0, 2.0)]
+    told: list[Event] = [entered("observing"), *steps(0, 1.0, 2.0)]
     for entry in told:
         courier.note(entry)
     courier.close()
@@ -51,7 +57,7 @@ def test_courier_delivers_derived_entries_after_their_source() -> None:
     courier.note(ended(ended=9))
     courier.note(summed(12, rows(1, 2, 3, 4)))
     courier.close()
-    assert [type(entry) for entry in kept.entries][2:] == [Balance, Settled]
+    assert [type(entry) for entry in kept.entries][2:] == [BalanceMeasured, RebalanceMeasured]
 
 
 def test_courier_reports_failing_journal_once_and_serves_others(
@@ -76,10 +82,10 @@ def test_courier_counts_undigestible_entry_and_goes_on() -> None:
     kept = Kept()
     courier = Courier([kept])
     courier.note(summed(8, rows(1, 2, 3)))  # an expert is missing
-    courier.note(Stepped(1, 0.0, 1.0))
+    courier.note(StepDone(1, 0.0, 1.0))
     courier.close()
     assert courier.failures == 1
-    assert isinstance(kept.entries[-1], Stepped)
+    assert isinstance(kept.entries[-1], StepDone)
 
 
 def test_courier_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,8 +97,8 @@ def test_courier_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture)
             courier.note(entry)
         gate.set()
         courier.close()
-    lost = sum(entry.entries for entry in slow.entries if isinstance(entry, Lost))
-    taken = [entry for entry in slow.entries if isinstance(entry, Stepped)]
+    lost = sum(entry.entries for entry in slow.entries if isinstance(entry, EventsDropped))
+    taken = [entry for entry in slow.entries if isinstance(entry, StepDone)]
     assert courier.lost == lost
     assert len(taken) + lost == 20
     assert 4 <= len(taken) <= 5
@@ -117,7 +123,7 @@ def test_courier_counts_entries_after_close_as_lost() -> None:
     kept = Kept()
     courier = Courier([kept])
     courier.close()
-    courier.note(Stepped(1, 0.0, 1.0))
+    courier.note(StepDone(1, 0.0, 1.0))
     courier.close()
     assert courier.lost == 1
     assert kept.entries == []

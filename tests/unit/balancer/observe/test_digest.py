@@ -19,18 +19,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise import _native
-from equipoise.balancer.experts.placement import SHARE_ONE, Layout, Shape, imbalance
-from equipoise.balancer.experts.runtime.events import Balance, Closed, Entry, Settled, Stalled
+from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, Layout, imbalance
+from equipoise.balancer.experts.runtime.events import (
+    BalanceMeasured,
+    EngineClosed,
+    Event,
+    RebalanceMeasured,
+    StepStalled,
+)
 from equipoise.balancer.observe.digest import FEWEST, Digest, arrivals, balance_of, rank_loads
 
 
-def read(*entries: Entry) -> list[Entry]:
+def read(*entries: Event) -> list[Event]:
     digest = Digest()
     return [derived for entry in entries for derived in digest.read(entry)]
 
 
-def settled(*entries: Entry) -> list[Settled]:
-    return [entry for entry in read(*entries) if isinstance(entry, Settled)]
+def settled(*entries: Event) -> list[RebalanceMeasured]:
+    return [entry for entry in read(*entries) if isinstance(entry, RebalanceMeasured)]
 
 
 def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
@@ -75,7 +81,7 @@ def test_balance_uses_shares_applied_by_router() -> None:
 def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> None:
     ranks, per, layers = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.just(2)))
     slots = ranks * per
-    shape = Shape(layers, experts=1 if slots < 3 else 3, slots=slots, ranks=ranks)
+    shape = ExpertShape(layers, experts=1 if slots < 3 else 3, slots=slots, ranks=ranks)
     draw = st.lists(st.integers(0, shape.experts - 1), min_size=slots, max_size=slots)
     before, after = (
         np.array([data.draw(draw) for _ in range(layers)], dtype=np.int32) for _ in range(2)
@@ -89,13 +95,13 @@ def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:
     load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
     digest = Digest()
     assert digest.read(ended(place=0, ended=9)) == ()
-    assert [type(entry) for entry in digest.read(early)] == [Balance]
+    assert [type(entry) for entry in digest.read(early)] == [BalanceMeasured]
     balance, told = digest.read(summed(late, load))
-    assert isinstance(balance, Balance)
-    assert isinstance(told, Settled)
+    assert isinstance(balance, BalanceMeasured)
+    assert isinstance(told, RebalanceMeasured)
     assert told.record.actual == balance.imbalance
     assert told.record.here == SLOT_BYTES
-    assert [type(entry) for entry in digest.read(summed(13, load))] == [Balance]
+    assert [type(entry) for entry in digest.read(summed(13, load))] == [BalanceMeasured]
 
 
 def test_epoch_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
@@ -114,7 +120,7 @@ def test_epoch_outcome_is_unknown_when_next_epoch_moved_first() -> None:
 
 
 def test_rank_without_arrivals_copied_zero_bytes() -> None:
-    (told,) = settled(ended(place=1), Closed())
+    (told,) = settled(ended(place=1), EngineClosed())
     assert told.record.here == 0
     assert arrivals(*moved(), 0, SHAPE) == 1
 
@@ -125,8 +131,8 @@ def test_aborted_epoch_is_settled_at_once() -> None:
     assert told.record.actual is None
 
 
-@pytest.mark.parametrize("last", [Closed(), ended(number=4, outcome="plans differ")])
-def test_epoch_is_settled_without_later_sub_window(last: Entry) -> None:
+@pytest.mark.parametrize("last", [EngineClosed(), ended(number=4, outcome="plans differ")])
+def test_epoch_is_settled_without_later_sub_window(last: Event) -> None:
     told = settled(ended(), last)
     assert told[0].record.number == 3
     assert told[0].record.actual is None
@@ -135,16 +141,16 @@ def test_epoch_is_settled_without_later_sub_window(last: Entry) -> None:
 def test_stall_is_step_time_above_median_outside_epochs() -> None:
     outside = [entered("observing"), *steps(0, *[1.0] * FEWEST, 9.0)]
     inside = [entered("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
-    found = read(*outside, *inside, ended(), Closed())
-    stalls = [entry.seconds for entry in found if isinstance(entry, Stalled)]
+    found = read(*outside, *inside, ended(), EngineClosed())
+    stalls = [entry.seconds for entry in found if isinstance(entry, StepStalled)]
     assert stalls == pytest.approx([0.5, 1.0])
-    (told,) = [entry for entry in found if isinstance(entry, Settled)]
+    (told,) = [entry for entry in found if isinstance(entry, RebalanceMeasured)]
     assert told.record.stall == pytest.approx(1.5)
 
 
 def test_epoch_without_stall_has_zero_stall() -> None:
     outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
-    (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), Closed())
+    (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), EngineClosed())
     assert told.record.stall == 0.0
 
 
@@ -152,10 +158,10 @@ def test_stall_median_excludes_draining_steps() -> None:
     outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
     drained = [entered("draining"), *steps(6, *[50.0] * 9), entered("observing")]
     found = read(*outside, *drained, entered("planning", 3), *steps(15, 3.0))
-    assert [entry.seconds for entry in found if isinstance(entry, Stalled)][-1] == 2.0
+    assert [entry.seconds for entry in found if isinstance(entry, StepStalled)][-1] == 2.0
 
 
 def test_stall_is_unknown_before_enough_usual_steps() -> None:
     few = [entered("observing"), *steps(0, *[1.0] * (FEWEST - 1))]
-    (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), Closed())
+    (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), EngineClosed())
     assert told.record.stall is None

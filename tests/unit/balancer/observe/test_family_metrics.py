@@ -11,10 +11,10 @@ from helpers.harnesses.two_family_model import BUDGET, PER_RANK, RANKS, TARGET, 
 from helpers.paths import ROOT
 from helpers.processes.thread_ranks import Seat, on_ranks
 
-from equipoise.balancer.experts.model_balancer import Berth
-from equipoise.balancer.experts.open import Start, open_model_balancers
-from equipoise.balancer.experts.placement import Layout, contiguous, even_shares
-from equipoise.balancer.experts.runtime.events import Stepped, now
+from equipoise.balancer.experts.model_balancer import LayerGroupContext
+from equipoise.balancer.experts.open import ModelStart, open_balancers
+from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
+from equipoise.balancer.experts.runtime.events import StepDone, now
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.observe.courier import Courier
 from equipoise.balancer.observe.metrics import Metrics
@@ -35,7 +35,7 @@ class Watch:
         self.couriers: dict[str, Courier] = {}
         self.books: dict[str, SpanBook] = {}
 
-    def of(self, berth: Berth) -> Courier:
+    def of(self, berth: LayerGroupContext) -> Courier:
         """The journal of one family."""
         name = f"{berth.model.name}:{berth.number}"
         self.books[name] = SpanBook(self.rank)
@@ -77,19 +77,21 @@ def test_observability_page_imports_exist() -> None:
         for name in line.names
         if str(line.module).startswith("equipoise.")
     ]
-    assert ("equipoise.balancer.experts.runtime.events", "Stepped") in named
+    assert ("equipoise.balancer.experts.runtime.events", "StepDone") in named
     for module, name in named:
         assert hasattr(import_module(module), name), f"{module}.{name}"
 
 
 def _serve(seat: Seat, watch: Watch) -> None:
     model = TARGET.model(seat.rank, seat.size)
-    placement = contiguous(model.shape(seat.size))
+    placement = initial_placement(model.shape(seat.size))
     assert placement.shape[1] == RANKS * PER_RANK
     experts = int(placement.max()) + 1
-    start = Start(Layout(placement, even_shares(placement, experts)), settings(step_interval=8))
+    start = ModelStart(
+        Layout(placement, even_shares(placement, experts)), settings(step_interval=8)
+    )
     models = ModelSet((model,))
-    balancers = open_model_balancers(
+    balancers = open_balancers(
         seat.accelerator,
         seat.fabric,
         models,
@@ -105,7 +107,7 @@ def _serve(seat: Seat, watch: Watch) -> None:
         begin = now()
         length = SLOW if any(_within(family) for family in target.families) else 0.0
         for courier in watch.couriers.values():
-            courier.note(Stepped(step, begin, begin + length))
+            courier.note(StepDone(step, begin, begin + length))
     balancers.close()
     for courier in watch.couriers.values():
         courier.close()

@@ -10,8 +10,8 @@ from helpers.strategies.journal_entries import entered, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.config import EngineConfig, ShareMode
-from equipoise.balancer.experts.runtime.events import UNCHANGED, Balance, Settled
+from equipoise.balancer.experts.config import BalancerConfig, ShareMode
+from equipoise.balancer.experts.runtime.events import UNCHANGED, BalanceMeasured, RebalanceMeasured
 from equipoise.balancer.observe.lines import (
     BALANCEDNESS,
     EPOCHS,
@@ -33,13 +33,13 @@ def parsed(line: str) -> dict[str, str]:
     return {key: json.loads(text) if text.startswith('"') else text for key, text in pairs}
 
 
-def balance(step: int) -> Balance:
-    return Balance(step, 0.0, imbalance=0.25, balancedness=0.8, average=80.0, largest=100.0)
+def balance(step: int) -> BalanceMeasured:
+    return BalanceMeasured(step, 0.0, imbalance=0.25, balancedness=0.8, average=80.0, largest=100.0)
 
 
 def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").note(Settled(record(actual=0.125, stall=0.5)))
+        EpochLines("exact").note(RebalanceMeasured(record(actual=0.125, stall=0.5)))
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message) == {
@@ -53,7 +53,7 @@ def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureF
 
 def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").note(Settled(record(outcome=UNCHANGED, layers=0, copies=0)))
+        EpochLines("exact").note(RebalanceMeasured(record(outcome=UNCHANGED, layers=0, copies=0)))
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message)["outcome"] == "unchanged"
@@ -67,7 +67,7 @@ def test_epoch_line_counts_layers_short_of_staging() -> None:
 
 def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, EPOCHS.name):
-        EpochLines("exact").note(Settled(record(outcome="staged bytes differ")))
+        EpochLines("exact").note(RebalanceMeasured(record(outcome="staged bytes differ")))
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
     fields = parsed(line.message)
@@ -119,9 +119,9 @@ def test_balancedness_interval_of_zero_is_refused() -> None:
         config(log_balancedness_interval=0)
 
 
-def config(**other: object) -> EngineConfig:
+def config(**other: object) -> BalancerConfig:
     words = {"label": "exact", "shares": ShareMode.EXACT, "window_size": 2, "step_interval": 2}
-    return EngineConfig(**{**words, "sub_window": 1, **other})  # type: ignore[arg-type]
+    return BalancerConfig(**{**words, "sub_window": 1, **other})  # type: ignore[arg-type]
 
 
 def test_lines_for_returns_journals_on_first_rank_only() -> None:

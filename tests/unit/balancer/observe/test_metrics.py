@@ -13,12 +13,12 @@ from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.runtime.events import (
     UNCHANGED,
-    Balance,
-    Lost,
-    Passed,
-    Settled,
-    Skipped,
-    Stalled,
+    BalanceMeasured,
+    BoundaryDone,
+    EventsDropped,
+    RebalanceMeasured,
+    RebalanceSkipped,
+    StepStalled,
 )
 from equipoise.balancer.observe.metrics import (
     PHASES,
@@ -55,7 +55,7 @@ def value(registry: Any, name: str, engine: str = "target", **labels: str) -> fl
 
 def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(Settled(record(here=700)))
+    metrics.note(RebalanceMeasured(record(here=700)))
     assert value(registry, "equipoise_epochs_total") == 1
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
@@ -67,9 +67,9 @@ def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> Non
 
 def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(Settled(record(predicted=0.3)))
-    metrics.note(Settled(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
-    metrics.note(Settled(record(outcome="the moon")))
+    metrics.note(RebalanceMeasured(record(predicted=0.3)))
+    metrics.note(RebalanceMeasured(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
+    metrics.note(RebalanceMeasured(record(outcome="the moon")))
     assert value(registry, "equipoise_epochs_total") == 3
     assert value(registry, "equipoise_epochs_aborted_total", reason="ballot_missing") == 1
     assert value(registry, "equipoise_epochs_aborted_total", reason="other") == 1
@@ -78,23 +78,25 @@ def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
 
 def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(Settled(record(short_of_staging=5)))
+    metrics.note(RebalanceMeasured(record(short_of_staging=5)))
     assert value(registry, "equipoise_layers_short_of_staging") == 5
     assert value(registry, "equipoise_epochs_unchanged_total") == 0
-    metrics.note(Settled(record(outcome=UNCHANGED, short_of_staging=2)))
+    metrics.note(RebalanceMeasured(record(outcome=UNCHANGED, short_of_staging=2)))
     assert value(registry, "equipoise_epochs_total") == 2
     assert value(registry, "equipoise_epochs_unchanged_total") == 1
     assert value(registry, "equipoise_layers_short_of_staging") == 2
-    metrics.note(Settled(record(outcome="plans differ", short_of_staging=9)))
+    metrics.note(RebalanceMeasured(record(outcome="plans differ", short_of_staging=9)))
     assert value(registry, "equipoise_layers_short_of_staging") == 2
 
 
 def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
-    metrics.note(Stalled(9, 0.5))
-    metrics.note(Passed(9, 1.0, 1.125))
-    metrics.note(Lost(3))
+    metrics.note(
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+    )
+    metrics.note(StepStalled(9, 0.5))
+    metrics.note(BoundaryDone(9, 1.0, 1.125))
+    metrics.note(EventsDropped(3))
     assert value(registry, "equipoise_balancedness") == 0.75
     assert value(registry, "equipoise_actual_imbalance") == 0.25
     assert value(registry, "equipoise_stall_seconds_total") == 0.5
@@ -104,7 +106,7 @@ def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
 
 def test_metrics_count_skipped_epochs_separately(registry: Any) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(Skipped(9))
+    metrics.note(RebalanceSkipped(9))
     assert value(registry, "equipoise_epochs_skipped_total") == 1
     assert value(registry, "equipoise_epochs_total") == 0
 
@@ -113,7 +115,9 @@ def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
     """A promise of 0 that nobody made would be broken by the first load."""
     metrics = Metrics(registry, "target")
     assert all(isnan(value(registry, name)) for name in GAUGES)
-    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    metrics.note(
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+    )
     assert value(registry, "equipoise_actual_imbalance") == 0.25
     assert isnan(value(registry, "equipoise_predicted_imbalance"))
 
@@ -122,8 +126,10 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
     registry: Any,
 ) -> None:
     metrics = Metrics(registry, "target")
-    metrics.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
-    metrics.note(Settled(record(predicted=0.1)))
+    metrics.note(
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+    )
+    metrics.note(RebalanceMeasured(record(predicted=0.1)))
     metrics.close()
     assert all(isnan(value(registry, name)) for name in GAUGES)
     assert value(registry, "equipoise_epochs_total") == 1
@@ -131,8 +137,10 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
 
 def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
     target, draft = Metrics(registry, "target"), Metrics(registry, "draft")
-    target.note(Settled(record(here=700)))
-    draft.note(Settled(record(here=30, outcome="plans differ", seconds={"agreeing": 2.0})))
+    target.note(RebalanceMeasured(record(here=700)))
+    draft.note(
+        RebalanceMeasured(record(here=30, outcome="plans differ", seconds={"agreeing": 2.0}))
+    )
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_slot_copy_bytes_total", "draft") == 30
     reason = {"reason": "plans_differ"}
@@ -145,7 +153,7 @@ def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
 
 def test_metrics_of_registries_are_separate(registry: Any) -> None:
     other = type(registry)()
-    Metrics(registry, "target").note(Stalled(9, 0.5))
+    Metrics(registry, "target").note(StepStalled(9, 0.5))
     Metrics(other, "target")
     assert value(other, "equipoise_stall_seconds_total") == 0
 
@@ -160,16 +168,18 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
     before = series()
     for number in range(300):
         seconds = dict.fromkeys(PHASES, 0.1)
-        metrics.note(Settled(record(number=number, outcome=f"reason {number}", seconds=seconds)))
-        metrics.note(Settled(record(number=number, seconds=seconds)))
-        metrics.note(Balance(number, 0.0, 0.1, 0.9, 1.0, 1.0))
+        metrics.note(
+            RebalanceMeasured(record(number=number, outcome=f"reason {number}", seconds=seconds))
+        )
+        metrics.note(RebalanceMeasured(record(number=number, seconds=seconds)))
+        metrics.note(BalanceMeasured(number, 0.0, 0.1, 0.9, 1.0, 1.0))
     assert series() == before <= MOST_SERIES
 
 
 def test_metrics_phases_equal_epoch_states() -> None:
     from equipoise.balancer.experts.engine import states
 
-    held = (*states.Voting.__args__, states.Updating)
+    held = (*states.Voting.__args__, states.UpdatingInPlace)
     assert {state.__name__.lower() for state in held} == set(PHASES)
 
 
@@ -188,7 +198,7 @@ def test_observability_page_lists_every_metric_and_label(registry: Any) -> None:
 
 
 def test_metrics_export_serves_until_closed(registry: Any) -> None:
-    Metrics(registry, "target").note(Stalled(9, 0.5))
+    Metrics(registry, "target").note(StepStalled(9, 0.5))
     exporter = export(registry, 0)
     try:
         with urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=WATCHDOG) as answer:

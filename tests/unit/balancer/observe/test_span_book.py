@@ -5,14 +5,21 @@ import time
 import pytest
 from helpers.strategies.journal_entries import record
 
-from equipoise.balancer.experts.runtime.events import Balance, Passed, Settled, Span, Track, now
+from equipoise.balancer.experts.runtime.events import (
+    BalanceMeasured,
+    BoundaryDone,
+    RebalanceMeasured,
+    TraceSpan,
+    Track,
+    now,
+)
 from equipoise.balancer.observe.spans import SpanBook, Traced, wall_clock_lead
 
 
 def test_span_book_keeps_spans_with_rank_and_wall_clock() -> None:
     book, begin, wall = SpanBook(3), now(), time.time()
-    book.note(Span("vote", Track.CLERK, begin, begin + 2.0, {"verdict": "Wait()"}))
-    book.note(Passed(7, begin, begin + 1.0))
+    book.note(TraceSpan("vote", Track.CLERK, begin, begin + 2.0, {"verdict": "Wait()"}))
+    book.note(BoundaryDone(7, begin, begin + 1.0))
     vote, boundary = book.spans
     assert vote == Traced(3, "clerk", "vote", vote.begin, vote.end, {"verdict": "Wait()"})
     assert boundary.track == "boundary"
@@ -24,15 +31,17 @@ def test_span_book_keeps_spans_with_rank_and_wall_clock() -> None:
 def test_span_book_drops_and_counts_oldest_spans() -> None:
     book = SpanBook(0, most=3)
     for step in range(5):
-        book.note(Passed(step, 0.0, 1.0))
+        book.note(BoundaryDone(step, 0.0, 1.0))
     assert [span.details["step"] for span in book.spans] == [2, 3, 4]
     assert book.forgotten == 2
 
 
 def test_span_book_keeps_epochs_and_balance_levels() -> None:
     book = SpanBook(1)
-    book.note(Settled(record()))
-    book.note(Balance(8, now(), imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    book.note(RebalanceMeasured(record()))
+    book.note(
+        BalanceMeasured(8, now(), imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+    )
     book.close()
     assert [epoch.number for epoch in book.epochs] == [3]
     (level,) = book.levels

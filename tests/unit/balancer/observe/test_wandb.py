@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.strategies.journal_entries import entered, record
 
-from equipoise.balancer.experts.runtime.events import Balance, Settled
+from equipoise.balancer.experts.runtime.events import BalanceMeasured, RebalanceMeasured
 from equipoise.balancer.observe.wandb import WandbJournal, WandbMissing
 
 
@@ -49,8 +49,10 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
     journal = WandbJournal("mine", {"ranks": 4})
     journal.note(entered("planning", 3))
     assert wandb.begun == []
-    journal.note(Settled(record(actual=0.125)))
-    journal.note(Balance(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0))
+    journal.note(RebalanceMeasured(record(actual=0.125)))
+    journal.note(
+        BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, average=3.0, largest=4.0)
+    )
     journal.close()
     journal.close()
     assert wandb.begun == [{"project": "mine", "config": {"ranks": 4}}]

@@ -161,8 +161,8 @@ def test_workload_summary_uses_none_for_undefined_figures() -> None:
     found = Workload("a", None, counts(5, 5), counts(1, 2)).summary()
     assert (found.span, found.rate, found.variation) == (None, None, None)
     assert (found.correlation, found.reuse) == (None, None)
-    at_once = Workload("a", np.zeros(2), counts(5, 5), counts(1, 2)).summary()
-    assert (at_once.span, at_once.rate, at_once.variation) == (0.0, None, None)
+    immediate = Workload("a", np.zeros(2), counts(5, 5), counts(1, 2)).summary()
+    assert (immediate.span, immediate.rate, immediate.variation) == (0.0, None, None)
 
 
 @given(workloads())

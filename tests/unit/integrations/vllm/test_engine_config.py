@@ -5,33 +5,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.open import divided
+from equipoise.balancer.experts.open import split_staging
 from equipoise.balancer.experts.weights.expert_weights import (
-    Family,
-    LayerColumns,
-    Place,
-    column,
-    families_of,
+    LayerGroup,
+    LayerTensors,
+    TensorName,
+    layer_groups,
+    slot_tensor,
     strided,
 )
 from equipoise.integrations.vllm.engine_config import node_count, staging_budget
 from equipoise.integrations.vllm.settings import EngineSettings
 
 
-def families(slots_per_rank: int, sizes: list[int]) -> tuple[Family, ...]:
+def families(slots_per_rank: int, sizes: list[int]) -> tuple[LayerGroup, ...]:
     """One layer for each size of a slot, in bytes."""
     layers = []
     for number, size in enumerate(sizes):
         tensor = torch.empty((slots_per_rank, size), dtype=torch.uint8)
-        placed = Place("model", number, "w13")
-        layers.append(LayerColumns(number, (column(placed, tensor, slots_per_rank, strided),)))
-    return families_of(tuple(layers))
+        placed = TensorName("model", number, "w13")
+        layers.append(LayerTensors(number, (slot_tensor(placed, tensor, slots_per_rank, strided),)))
+    return layer_groups(tuple(layers))
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 3000), min_size=1, max_size=6))
 def test_default_staging_holds_all_slots_of_any_layer(slots: int, sizes: list[int]) -> None:
     found = families(slots, sizes)
-    assert divided(found, staging_budget(EngineSettings(), found)) == (slots,) * len(found)
+    assert split_staging(found, staging_budget(EngineSettings(), found)) == (slots,) * len(found)
 
 
 @pytest.mark.parametrize(("staging_mb", "wanted"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from equipoise import _native
 from equipoise.balancer.compat.rules import doubled, peaks
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.hal.errors import ConfigError
 from equipoise.integrations.vllm.policy_plan import Proposal, balancedness, propose, standing
 from equipoise.integrations.vllm.settings import PolicySettings
 
 UNHURRIED = settings(deadline=None)
-BIG = Shape(layers=58, experts=256, slots=288, ranks=32)
+BIG = ExpertShape(layers=58, experts=256, slots=288, ranks=32)
 DRIFT = 0.05
 # Ranks are processes of machines that differ in all of this.
 ELSEWHERE = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "1"}
@@ -174,11 +174,11 @@ def test_proposal_is_the_same_in_another_process() -> None:
     ids=["empty slot", "unknown", "expert gone", "more slots", "more layers", "beyond 32 bits"],
 )
 def test_standing_map_is_none_for_invalid_placement(old: list[list[int]]) -> None:
-    assert standing(np.array(old, dtype=np.int64), Shape(1, 3, 4, 2)) is None
+    assert standing(np.array(old, dtype=np.int64), ExpertShape(1, 3, 4, 2)) is None
 
 
 def test_standing_map_is_int32_for_valid_placement() -> None:
-    found = standing(np.array([[0, 1, 2, 0]], dtype=np.int64), Shape(1, 3, 4, 2))
+    found = standing(np.array([[0, 1, 2, 0]], dtype=np.int64), ExpertShape(1, 3, 4, 2))
     assert found is not None
     assert found.dtype == np.int32
     assert found.tolist() == [[0, 1, 2, 0]]
@@ -189,7 +189,7 @@ def test_proposal_does_not_overflow_with_largest_loads() -> None:
     placement = np.array([[0, 1, 2, 3]], dtype=np.int32)
     assert (peaks(load, placement, 2) > 0).all()
     assert balancedness(load, placement, 2) == pytest.approx(2 / 3)
-    found = propose(load, Shape(1, 4, 4, 2), placement, PolicySettings())
+    found = propose(load, ExpertShape(1, 4, 4, 2), placement, PolicySettings())
     assert found.before is not None
     assert found.before < found.after == pytest.approx(1.0)
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from helpers.fakes import synchronous_runtime as at_once
+from helpers.fakes import synchronous_runtime as immediate
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
@@ -39,14 +39,14 @@ IDS = torch.tensor([0, 4, -1, 3, 3, 5, 1, 2, 0, 0, 4, 1], dtype=torch.int32)
 
 @pytest.fixture
 def stream() -> DeviceStream:
-    return at_once.stream()
+    return immediate.stream()
 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> CudaKernels:
     """On the host: it has no page-locked memory, and no stream is current."""
     monkeypatch.setattr(table_rows, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
-    return CudaKernels(at_once.DEVICE)
+    return CudaKernels(immediate.DEVICE)
 
 
 def table(first: int) -> RoutingTable:
@@ -64,7 +64,7 @@ def update(layer: int, made: RoutingTable) -> TableUpdate:
 
 def filled(kernels: CudaKernels, stream: DeviceStream) -> tuple[Tables, list[RoutingTable]]:
     """Two layers with tables of their own; the second was committed twice."""
-    tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, at_once.DEVICE.torch)
+    tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, immediate.DEVICE.torch)
     kernels.commit_tables(update(0, table(20_000)), tables, stream)
     kernels.commit_tables(update(1, table(1)), tables, stream)
     kernels.commit_tables(update(1, table(50_000)), tables, stream)
@@ -152,7 +152,7 @@ def test_checksum_equals_the_reference(kernels: CudaKernels, stream: DeviceStrea
 
 
 def test_commit_tables_refuses_duplicate_layer(kernels: CudaKernels, stream: DeviceStream) -> None:
-    tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, at_once.DEVICE.torch)
+    tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, immediate.DEVICE.torch)
     made = table(5)
     start, replicas, cumulative = (
         part.expand(2, -1) for part in (made.start, made.replicas, made.cumulative)
@@ -175,7 +175,7 @@ def test_kernel_error_fails_its_stream(
 
 
 def test_workspace_is_per_stream_and_size() -> None:
-    spaces, first, second = Workspaces(at_once.DEVICE), at_once.stream(), at_once.stream()
+    spaces, first, second = Workspaces(immediate.DEVICE), immediate.stream(), immediate.stream()
     sizes = launching._sizes(EXPERTS, SLOTS, RANKS)
     mine = spaces.of(first, sizes)
     assert spaces.of(first, sizes) is mine
@@ -184,7 +184,7 @@ def test_workspace_is_per_stream_and_size() -> None:
 
 
 def test_workspace_is_freed_with_its_stream() -> None:
-    spaces, passing = Workspaces(at_once.DEVICE), at_once.stream()
+    spaces, passing = Workspaces(immediate.DEVICE), immediate.stream()
     space = weakref.ref(spaces.of(passing, launching._sizes(EXPERTS, SLOTS, RANKS)))
     assert space() is not None
     del passing

@@ -5,28 +5,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.agreement.ballot import (
-    WORD,
+    MASK64,
     Abort,
     Ballot,
+    ChunkChecksum,
     Commit,
-    LotMark,
-    Move,
-    Settled,
-    Stand,
-    Wait,
+    Decision,
+    Pending,
+    RankStatus,
+    StartTransfer,
     from_decision,
-    judge,
+    tally,
     to_decision,
 )
 from equipoise.hal.errors import AgreementLost
 
-MARKS = (LotMark(5, 9, "t"), LotMark(9, 5, "t"))
+MARKS = (ChunkChecksum(5, 9, "t"), ChunkChecksum(9, 5, "t"))
 """What two ranks say of a lot that came through."""
-words = st.integers(0, WORD)
-marks = st.builds(LotMark, sent=words, received=words, tables=st.sampled_from("tu"))
+words = st.integers(0, MASK64)
+marks = st.builds(ChunkChecksum, sent=words, received=words, tables=st.sampled_from("tu"))
 ballots = st.builds(
     Ballot,
-    stand=st.sampled_from(Stand),
+    stand=st.sampled_from(RankStatus),
     digest=st.sampled_from(["", "d", "e"]),
     staged=st.lists(marks, max_size=2).map(tuple),
     reason=st.sampled_from(["", "planner failed"]),
@@ -55,71 +55,77 @@ def test_ballot_raises_on_unreadable_bytes(text: bytes) -> None:
 
 
 def test_judge_moves_on_equal_plans() -> None:
-    assert judge([Ballot(Stand.PLANNED, "d")] * 3) == Move()
+    assert tally([Ballot(RankStatus.PLANNED, "d")] * 3) == StartTransfer()
 
 
 def test_judge_aborts_on_different_plans() -> None:
-    assert judge([Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNED, "e")]) == Abort("plans differ")
+    assert tally([Ballot(RankStatus.PLANNED, "d"), Ballot(RankStatus.PLANNED, "e")]) == Abort(
+        "plans differ"
+    )
 
 
 def test_judge_aborts_on_different_plans_while_a_rank_plans() -> None:
-    cast = [Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNED, "e"), Ballot(Stand.PLANNING)]
-    assert judge(cast) == Abort("plans differ")
+    cast = [
+        Ballot(RankStatus.PLANNED, "d"),
+        Ballot(RankStatus.PLANNED, "e"),
+        Ballot(RankStatus.PLANNING),
+    ]
+    assert tally(cast) == Abort("plans differ")
 
 
 def test_judge_waits_while_a_rank_plans() -> None:
-    assert judge([Ballot(Stand.PLANNED, "d"), Ballot(Stand.PLANNING)]) == Wait()
+    assert tally([Ballot(RankStatus.PLANNED, "d"), Ballot(RankStatus.PLANNING)]) == Pending()
 
 
-def moving(*staged: LotMark) -> Ballot:
-    return Ballot(Stand.MOVING, "d", staged)
+def moving(*staged: ChunkChecksum) -> Ballot:
+    return Ballot(RankStatus.MOVING, "d", staged)
 
 
 def test_judge_commits_lots_with_matching_checksums() -> None:
-    assert judge([moving(mark) for mark in MARKS]) == Commit(1)
-    assert judge([moving(mark, mark) for mark in MARKS]) == Commit(2)
+    assert tally([moving(mark) for mark in MARKS]) == Commit(1)
+    assert tally([moving(mark, mark) for mark in MARKS]) == Commit(2)
 
 
 def test_judge_commits_only_lots_staged_on_every_rank() -> None:
-    assert judge([moving(MARKS[0], MARKS[0]), moving(MARKS[1])]) == Commit(1)
-    assert judge([moving(MARKS[0]), moving()]) == Wait()
+    assert tally([moving(MARKS[0], MARKS[0]), moving(MARKS[1])]) == Commit(1)
+    assert tally([moving(MARKS[0]), moving()]) == Pending()
 
 
-@pytest.mark.parametrize(("sent", "received"), [(6, 9), (5, 8), (WORD, 9)])
+@pytest.mark.parametrize(("sent", "received"), [(6, 9), (5, 8), (MASK64, 9)])
 def test_judge_aborts_when_staged_bytes_differ_from_sources(sent: int, received: int) -> None:
-    broken = LotMark(sent, received, "t")
-    assert judge([moving(broken), moving(MARKS[1])]) == Abort("staged bytes differ")
+    broken = ChunkChecksum(sent, received, "t")
+    assert tally([moving(broken), moving(MARKS[1])]) == Abort("staged bytes differ")
     second = [moving(MARKS[0], broken), moving(MARKS[1], MARKS[1])]
-    assert judge(second) == Abort("staged bytes differ")
+    assert tally(second) == Abort("staged bytes differ")
 
 
 def test_judge_compares_sums_of_checksums_modulo_64_bits() -> None:
-    high = LotMark(WORD, 1, "t"), LotMark(2, 0, "t")
-    assert judge([moving(mark) for mark in high]) == Commit(1)
+    high = ChunkChecksum(MASK64, 1, "t"), ChunkChecksum(2, 0, "t")
+    assert tally([moving(mark) for mark in high]) == Commit(1)
 
 
 def test_judge_aborts_when_tables_differ() -> None:
     other = replace(MARKS[1], tables="u")
-    assert judge([moving(MARKS[0]), moving(other)]) == Abort("tables differ")
+    assert tally([moving(MARKS[0]), moving(other)]) == Abort("tables differ")
 
 
-@pytest.mark.parametrize("stand", [Stand.PLANNING, Stand.PLANNED])
-def test_judge_aborts_when_ranks_are_out_of_step(stand: Stand) -> None:
-    assert judge([Ballot(stand), moving(MARKS[1])]) == Abort("ranks out of step")
+@pytest.mark.parametrize("stand", [RankStatus.PLANNING, RankStatus.PLANNED])
+def test_judge_aborts_when_ranks_are_out_of_step(stand: RankStatus) -> None:
+    assert tally([Ballot(stand), moving(MARKS[1])]) == Abort("ranks out of step")
 
 
 def test_judge_aborts_with_reason_of_failed_rank() -> None:
-    cast = [Ballot(Stand.PLANNING), Ballot(Stand.FAILED, reason="move failed")]
-    assert judge(cast) == Abort("move failed")
+    cast = [Ballot(RankStatus.PLANNING), Ballot(RankStatus.FAILED, reason="move failed")]
+    assert tally(cast) == Abort("move failed")
 
 
 @given(st.lists(ballots, min_size=1, max_size=4))
 def test_judge_commits_only_verified_staging_of_one_plan(
     cast: list[Ballot],
 ) -> None:
-    verdict = judge(cast)
+    verdict = tally(cast)
     if isinstance(verdict, Commit):
-        assert {ballot.stand for ballot in cast} == {Stand.MOVING}
+        assert {ballot.stand for ballot in cast} == {RankStatus.MOVING}
         assert len({ballot.digest for ballot in cast if ballot.digest}) <= 1
         for lot in range(verdict.lots):
             said = [ballot.staged[lot] for ballot in cast]
@@ -128,9 +134,11 @@ def test_judge_commits_only_verified_staging_of_one_plan(
 
 
 @given(
-    st.one_of(st.just(Move()), st.builds(Commit, st.integers(1, 9)), st.builds(Abort, st.text()))
+    st.one_of(
+        st.just(StartTransfer()), st.builds(Commit, st.integers(1, 9)), st.builds(Abort, st.text())
+    )
 )
-def test_decision_round_trips_through_bytes(verdict: Settled) -> None:
+def test_decision_round_trips_through_bytes(verdict: Decision) -> None:
     assert from_decision(to_decision(verdict)) == verdict
 
 

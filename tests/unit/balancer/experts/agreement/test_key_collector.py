@@ -12,31 +12,33 @@ from hypothesis import strategies as st
 from equipoise.backends.virtual import BACKEND
 from equipoise.backends.virtual.control import Store, VirtualControlPlane
 from equipoise.backends.virtual.world import World
-from equipoise.balancer.experts.agreement.ballot import Ballot, Stand
+from equipoise.balancer.experts.agreement.ballot import Ballot, RankStatus
 from equipoise.balancer.experts.agreement.key_collector import (
     BEFORE,
     PORTION,
-    ArchiveElsewhere,
-    ArchiveHere,
-    Filed,
-    archive_of,
+    NoKeyCollector,
+    StoredKey,
+    StoreKeyCollector,
+    key_collector_of,
 )
-from equipoise.balancer.experts.agreement.members import Members
-from equipoise.balancer.experts.runtime.jobs import Job, T, Task, ThreadWorker, finish
+from equipoise.balancer.experts.agreement.members import EPGroup
+from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, T, ThreadWorker, run_blocking
 
 SIZE = 2
 ABSENT = None
-Vote = tuple[Stand | None, ...]
+Vote = tuple[RankStatus | None, ...]
 """What each rank says; None where its ballot does not come."""
-WELL: Vote = (Stand.PLANNING, Stand.MOVING)
-votes = st.lists(st.tuples(*[st.sampled_from([*Stand, ABSENT])] * SIZE), min_size=1, max_size=4)
+WELL: Vote = (RankStatus.PLANNING, RankStatus.MOVING)
+votes = st.lists(
+    st.tuples(*[st.sampled_from([*RankStatus, ABSENT])] * SIZE), min_size=1, max_size=4
+)
 
 
 class AtOnce:
     """A worker that carries jobs out where they are started."""
 
-    def start(self, job: Job[T]) -> Task[T]:
-        finish(job, 1.0)
+    def start(self, job: Job[T]) -> JobHandle[T]:
+        run_blocking(job, 1.0)
         return None  # type: ignore[return-value]
 
     def close(self) -> None:
@@ -48,11 +50,11 @@ class Office:
     """A store, the archive of its rank 0, and what must still be there."""
 
     world: World
-    leavings: tuple[Filed, ...] = ()
-    archive: ArchiveHere = field(init=False)
+    leavings: tuple[StoredKey, ...] = ()
+    archive: StoreKeyCollector = field(init=False)
 
     def __post_init__(self) -> None:
-        self.archive = ArchiveHere(self.plane(0), (0, 1), AtOnce(), self.leavings)
+        self.archive = StoreKeyCollector(self.plane(0), (0, 1), AtOnce(), self.leavings)
 
     def plane(self, rank: int) -> VirtualControlPlane:
         control = self.world.fabric(rank).control
@@ -98,7 +100,7 @@ def test_archive_keeps_ballots_until_all_ranks_are_healthy_in_later_epoch(
             for due, stands in enumerate(drawn):
                 office.vote(epoch, due, stands)
                 cast |= {(epoch, f"t/{epoch}/{due}", r) for r in range(SIZE) if stands[r]}
-                if ABSENT not in stands and Stand.FAILED not in stands:
+                if ABSENT not in stands and RankStatus.FAILED not in stands:
                     past = epoch
                 kept = {(q, rank) for number, q, rank in cast if number >= past}
                 assert kept <= office.store.ballots.keys()
@@ -124,7 +126,7 @@ def test_archive_keeps_only_last_healthy_epoch(
 
 def test_archive_forgets_ballot_cast_for_next_vote(office: Office) -> None:
     office.vote(0, 1, WELL)
-    office.plane(1).cast("t/0/2", Ballot(Stand.FAILED, reason="leaves").to_bytes())
+    office.plane(1).cast("t/0/2", Ballot(RankStatus.FAILED, reason="leaves").to_bytes())
     office.vote(1, 5, WELL)
     assert office.epochs() == {1}
 
@@ -135,7 +137,7 @@ def test_archive_leftovers_are_forgotten_by_next_group(office: Office) -> None:
     assert {filed.epoch for filed in left} == {BEFORE}
     assert office.asked() <= {filed.name for filed in left}
     after = Office(office.world, left)
-    after.vote(0, 9, (Stand.FAILED, Stand.PLANNING), "t.1")
+    after.vote(0, 9, (RankStatus.FAILED, RankStatus.PLANNING), "t.1")
     assert "t/3/1" in after.asked()
     after.vote(0, 10, WELL, "t.1")
     assert {name.split("/")[0] for name in after.asked()} == {"t.1"}
@@ -154,9 +156,9 @@ def test_archive_logs_lost_store_and_goes_on(
 
 def test_archive_is_kept_by_lowest_member_only(office: Office) -> None:
     clerk = ThreadWorker("clerk", 1.0)
-    made = [archive_of(office.plane(0), Members((1, 4), own), clerk, ()) for own in (1, 4)]
+    made = [key_collector_of(office.plane(0), EPGroup((1, 4), own), clerk, ()) for own in (1, 4)]
     clerk.close()
-    assert [type(archive) for archive in made] == [ArchiveHere, ArchiveElsewhere]
+    assert [type(archive) for archive in made] == [StoreKeyCollector, NoKeyCollector]
     made[1].file(0, ["t/0/1"], "t/0/move")
     made[1].tidy(0, "t/0/1")
     assert made[1].leavings == ()

@@ -38,15 +38,15 @@ from equipoise.balancer.experts.agreement import ballot as vote_module
 from equipoise.balancer.experts.agreement.ballot import (
     Abort,
     Ballot,
+    ChunkChecksum,
     Commit,
-    LotMark,
     Verdict,
-    judge,
+    tally,
 )
-from equipoise.balancer.experts.config import EngineConfig, RoutingRule, ShareMode
+from equipoise.balancer.experts.config import BalancerConfig, RoutingRule, ShareMode
 from equipoise.balancer.experts.engine import engine, staged_path
-from equipoise.balancer.experts.engine.staged_path import Voyages
-from equipoise.balancer.experts.engine.states import Barred, Committing, Travelling, Voyage
+from equipoise.balancer.experts.engine.staged_path import StagedPath
+from equipoise.balancer.experts.engine.states import Failed, Staged, TransferProgress, Travelling
 from equipoise.balancer.experts.planning import rebalance_plan
 from equipoise.balancer.experts.runtime.events import COMPLETED
 from equipoise.hal.errors import AgreementLost, ConfigError
@@ -77,7 +77,7 @@ def test_engine_moves_experts_under_vllm_and_tensorrt_rules(rule: RoutingRule) -
 
 def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
     with pytest.raises(ConfigError, match="reads no shares"):
-        EngineConfig(
+        BalancerConfig(
             label="x",
             shares=ShareMode.LAGGED,
             rule=RoutingRule.ROW_HASH,
@@ -237,7 +237,7 @@ def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
 
     def late(*args: Any) -> Any:
         gate.wait(WATCHDOG)
-        return rebalance_plan.draft(*args)
+        return rebalance_plan.plan_rebalance(*args)
 
     monkeypatch.setattr(staged_path, "draft", late)
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
@@ -277,31 +277,31 @@ def test_rank_stops_when_outcome_is_unknown() -> None:
         rebalance(both(fabric("control", NoStore), fabric("control", NoStore, rank=0)))
 
 
-class CommitsEarly(Voyages):
+class CommitsEarly(StagedPath):
     """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
 
-    def look(self, voyage: Voyage) -> Travelling | Barred:
+    def look(self, voyage: TransferProgress) -> Travelling | Failed:
         after = super().look(voyage)
-        if isinstance(after, Committing) and self._rank == 1:
+        if isinstance(after, Staged) and self._rank == 1:
             self.commit(after, len(after.staged), step=0)
         return after
 
 
 def trusts_bytes(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares checksums."""
-    verdict = judge(ballots)
+    verdict = tally(ballots)
     lots = min(len(ballot.staged) for ballot in ballots)
     return Commit(lots) if verdict == Abort("staged bytes differ") else verdict
 
 
-def unmarked(mark: LotMark) -> LotMark:
+def unmarked(mark: ChunkChecksum) -> ChunkChecksum:
     return replace(mark, tables="")
 
 
 def trusts_plans(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares digests."""
     blank = [replace(b, digest="", staged=tuple(map(unmarked, b.staged))) for b in ballots]
-    return judge(blank)
+    return tally(blank)
 
 
 def test_oracle_detects_missing_copy() -> None:
@@ -309,19 +309,19 @@ def test_oracle_detects_missing_copy() -> None:
 
 
 def test_oracle_detects_commit_without_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.balancer.experts.builder.Voyages", CommitsEarly)
+    monkeypatch.setattr("equipoise.balancer.experts.builder.StagedPath", CommitsEarly)
     assert any("differ" in line for line in violations(rebalance()))
 
 
 def test_oracle_detects_unverified_staged_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vote_module, "judge", trusts_bytes)
+    monkeypatch.setattr(vote_module, "tally", trusts_bytes)
     assert violations(rebalance(fabric(".moves", FlippedByte))) != []
 
 
 def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vote_module, "judge", trusts_plans)
+    monkeypatch.setattr(vote_module, "tally", trusts_plans)
     lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
     assert any("layouts differ" in line for line in violations(rebalance(lies)))
 
@@ -337,4 +337,4 @@ def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_engine_config_refuses_inconsistent_cadence(wrong: dict[str, int], says: str) -> None:
     cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
     with pytest.raises(ConfigError, match=says):
-        EngineConfig(label="x", shares=ShareMode.STATIC, **cadence)
+        BalancerConfig(label="x", shares=ShareMode.STATIC, **cadence)

@@ -1,8 +1,8 @@
 """What a real engine tells its journal."""
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from threading import Event
 from typing import TypeVar
 
 import pytest
@@ -23,16 +23,16 @@ from helpers.strategies.journal_entries import Kept
 
 from equipoise.balancer.experts.config import ShareMode
 from equipoise.balancer.experts.runtime.events import (
-    Closed,
-    Ended,
-    Entered,
-    Entry,
-    Passed,
-    Settled,
-    Silent,
-    Skipped,
-    Span,
-    Summed,
+    BoundaryDone,
+    EngineClosed,
+    Event,
+    LoadReduced,
+    NullSink,
+    RebalanceEnded,
+    RebalanceMeasured,
+    RebalanceSkipped,
+    StateChanged,
+    TraceSpan,
     Track,
 )
 from equipoise.balancer.observe.courier import Courier
@@ -54,13 +54,13 @@ FOLLOWS = {
 WAYS: dict[str, Way] = {"boundary": by_boundary, "locked": by_lock}
 
 
-def of(entries: Sequence[Entry], kind: type[T]) -> list[T]:
+def of(entries: Sequence[Event], kind: type[T]) -> list[T]:
     return [entry for entry in entries if isinstance(entry, kind)]
 
 
 def observed(
     run: Callable[..., list[Story]] = rebalance, **options: object
-) -> tuple[list[Story], list[list[Entry]]]:
+) -> tuple[list[Story], list[list[Event]]]:
     """Both ranks' stories, and what their journals were told."""
     kept = [Kept() for _ in range(SHAPE.ranks)]
     stories = run(journals=kept.__getitem__, **options)
@@ -69,15 +69,15 @@ def observed(
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def told(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Entry]]]:
+def told(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Event]]]:
     return observed(way=WAYS[request.param], pace=Pace(0.02))
 
 
 def test_journal_records_every_reported_epoch(
-    told: tuple[list[Story], list[list[Entry]]],
+    told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for story, entries in zip(*told, strict=True):
-        records = [entry.record for entry in of(entries, Ended)]
+        records = [entry.record for entry in of(entries, RebalanceEnded)]
         assert len(records) >= 2
         assert [(r.number, r.opened, r.ended, r.outcome, r.copies, r.bytes) for r in records] == [
             (r.number, r.opened, r.step, r.outcome, r.slots, r.bytes) for r in story.reports
@@ -85,10 +85,10 @@ def test_journal_records_every_reported_epoch(
 
 
 def test_journal_predicts_lower_imbalance_for_plans_that_move(
-    told: tuple[list[Story], list[list[Entry]]],
+    told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for entries in told[1]:
-        records = [entry.record for entry in of(entries, Ended) if entry.record.copies]
+        records = [entry.record for entry in of(entries, RebalanceEnded) if entry.record.copies]
         assert records
         for record in records:
             assert record.predicted is not None
@@ -99,10 +99,10 @@ def test_journal_predicts_lower_imbalance_for_plans_that_move(
 
 
 def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
-    told: tuple[list[Story], list[list[Entry]]],
+    told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     by_rank = [
-        [entry.record for item in entries for entry in of(digest.read(item), Settled)]
+        [entry.record for item in entries for entry in of(digest.read(item), RebalanceMeasured)]
         for entries, digest in ((entries, Digest()) for entries in told[1])
     ]
     assert any(record.bytes for record in by_rank[0])
@@ -113,7 +113,7 @@ def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
 def test_journal_actual_imbalance_matches_prediction() -> None:
     _, entries = observed()
     digest = Digest()
-    records = [e.record for item in entries[0] for e in of(digest.read(item), Settled)]
+    records = [e.record for item in entries[0] for e in of(digest.read(item), RebalanceMeasured)]
     # The first epoch is over, and seen to be so, before the loads change at the half.
     first = records[0]
     assert first.copies
@@ -122,19 +122,19 @@ def test_journal_actual_imbalance_matches_prediction() -> None:
 
 
 def test_journal_phase_seconds_add_up_to_epoch_duration(
-    told: tuple[list[Story], list[list[Entry]]],
+    told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for entries in told[1]:
-        for entry in of(entries, Ended):
+        for entry in of(entries, RebalanceEnded):
             assert sum(entry.record.seconds.values()) == pytest.approx(entry.end - entry.begin)
             assert min(entry.record.seconds.values()) >= 0
 
 
 def test_journal_state_changes_are_legal_and_epochs_ascend(
-    told: tuple[list[Story], list[list[Entry]]],
+    told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for entries in told[1]:
-        states = of(entries, Entered)
+        states = of(entries, StateChanged)
         names = ["observing", *(entry.state for entry in states)]
         for before, after in pairwise(names):
             assert after in FOLLOWS[before], names
@@ -143,9 +143,9 @@ def test_journal_state_changes_are_legal_and_epochs_ascend(
         assert [entry.at for entry in states] == sorted(entry.at for entry in states)
 
 
-def test_journal_spans_of_a_track_never_cross(told: tuple[list[Story], list[list[Entry]]]) -> None:
+def test_journal_spans_of_a_track_never_cross(told: tuple[list[Story], list[list[Event]]]) -> None:
     for entries in told[1]:
-        spans = of(entries, Span)
+        spans = of(entries, TraceSpan)
         assert {Track.PLANNER, Track.CLERK, Track.EPOCH, Track.MOVER} <= {s.track for s in spans}
         for track in Track:
             assert crossing([(s.begin, s.end) for s in spans if s.track == track]) == []
@@ -166,7 +166,7 @@ def crossing(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def test_journal_spans_show_sent_and_received_slots_and_verdicts() -> None:
     _, entries = observed()
-    spans = [span for told in entries for span in of(told, Span)]
+    spans = [span for told in entries for span in of(told, TraceSpan)]
     rounds = [span.details for span in spans if span.track is Track.COPY]
     assert sum(int(str(d.get("sent", 0))) for d in rounds) == sum(
         int(str(d.get("received", 0))) for d in rounds
@@ -176,12 +176,12 @@ def test_journal_spans_show_sent_and_received_slots_and_verdicts() -> None:
 
 
 def test_journal_spans_of_work_carry_their_epoch(
-    told: tuple[list[Story], list[list[Entry]]],
+    told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for rank, entries in enumerate(told[1]):
-        begun = {entry.epoch for entry in of(entries, Entered) if entry.epoch is not None}
+        begun = {entry.epoch for entry in of(entries, StateChanged) if entry.epoch is not None}
         # The program that drives the engine waits for its workers by jobs that say nothing.
-        spans = [span for span in of(entries, Span) if span.details]
+        spans = [span for span in of(entries, TraceSpan) if span.details]
         for name in ("plan", "vote", "move"):
             epochs = [span.details.get("epoch") for span in spans if span.name == name]
             assert epochs, name
@@ -201,29 +201,29 @@ def test_journal_records_abort_reason() -> None:
     stories, entries = observed(
         lambda journals: rebalance(fabric(".moves", FlippedByte), deadline=4.0, journals=journals)
     )
-    reasons = [entry.record.outcome for entry in of(entries[0], Ended)]
+    reasons = [entry.record.outcome for entry in of(entries[0], RebalanceEnded)]
     assert "staged bytes differ" in reasons
     assert len(reasons) == len(stories[0].reports)
 
 
 def test_journal_records_skipped_epoch() -> None:
-    gate = Event()
+    gate = threading.Event()
     pace = Pace(0.02, hook=lambda step: gate.set() if step == 14 else None)
     slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
     _, entries = observed(
         lambda journals: rebalance(slow, pace=pace, journals=journals)  # opens at 5
     )
     for told in entries:
-        steps = [entry.step for entry in of(told, Skipped)]
+        steps = [entry.step for entry in of(told, RebalanceSkipped)]
         assert steps[:2] == [9, 13]
         assert all(step % 4 == 1 for step in steps)
-        opened = {entry.step for entry in of(told, Entered) if entry.state == "planning"}
+        opened = {entry.step for entry in of(told, StateChanged) if entry.state == "planning"}
         assert opened.isdisjoint(steps)
 
 
 def test_journal_omits_idle_boundaries() -> None:
     _, entries = observed(sub_window=8, window_size=8, step_interval=16)
-    boundaries = [entry.step for entry in of(entries[0], Passed)]
+    boundaries = [entry.step for entry in of(entries[0], BoundaryDone)]
     quiet = set(range(1, 8)) | set(range(10, 16))
     assert quiet.isdisjoint(boundaries)
     assert {8, 9, 16, 17} <= set(boundaries)
@@ -232,7 +232,7 @@ def test_journal_omits_idle_boundaries() -> None:
 
 def test_journal_sums_carry_layout_in_force() -> None:
     _, entries = observed(shares=ShareMode.LAGGED)
-    sums = of(entries[0], Summed)
+    sums = of(entries[0], LoadReduced)
     assert [entry.closed for entry in sums] == list(range(2, STEPS, 2))
     assert {entry.load.sum() for entry in sums} == {SHAPE.layers * 64 * 2 * SHAPE.ranks}
     assert len({entry.layout.digest for entry in sums}) >= 2
@@ -240,13 +240,13 @@ def test_journal_sums_carry_layout_in_force() -> None:
 
 def test_journal_ends_with_closed_entry() -> None:
     for entries in observed()[1]:
-        assert isinstance(entries[-1], Closed)
+        assert isinstance(entries[-1], EngineClosed)
 
 
-class Broken(Silent):
+class Broken(NullSink):
     """Takes nothing."""
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Event) -> None:
         raise RuntimeError("out of ink")
 
 

@@ -7,9 +7,11 @@ START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_locked_updates_rewrite_layers_and_commit_alike(shares: ShareMode, at_once: int) -> None:
-    stories = rebalance(shares=shares, way=by_lock, pace=Pace(0.02), layer_updates_per_iter=at_once)
+@pytest.mark.parametrize("immediate", [1, 2])
+def test_locked_updates_rewrite_layers_and_commit_alike(shares: ShareMode, immediate: int) -> None:
+    stories = rebalance(
+        shares=shares, way=by_lock, pace=Pace(0.02), layer_updates_per_iter=immediate
+    )
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits
     assert len(stories[0].commits) >= 2

@@ -9,32 +9,37 @@ import pytest
 from helpers.strategies.journal_entries import SHAPE, Kept, moved
 
 from equipoise.balancer.experts.engine import recorder as module
-from equipoise.balancer.experts.engine.engine import EpochReport
-from equipoise.balancer.experts.engine.recorder import Subject, Written, proposal_of
+from equipoise.balancer.experts.engine.engine import RebalanceReport
+from equipoise.balancer.experts.engine.recorder import EventRecorder, RecorderContext, proposal_of
 from equipoise.balancer.experts.engine.states import (
-    Agreeing,
-    Barred,
-    Committing,
     Draining,
-    Epoch,
-    Moving,
-    Observing,
+    Failed,
+    Idle,
     Planning,
+    Proposed,
+    RebalanceId,
+    Staged,
     State,
-    Voyage,
+    TransferProgress,
+    Transferring,
 )
 from equipoise.balancer.experts.placement import Layout, even_shares
 from equipoise.balancer.experts.planning.proposal import Proposal
-from equipoise.balancer.experts.planning.rebalance_plan import Draft
-from equipoise.balancer.experts.runtime.events import Ended, Entered, Passed, Span
+from equipoise.balancer.experts.planning.rebalance_plan import RebalancePlan
+from equipoise.balancer.experts.runtime.events import (
+    BoundaryDone,
+    RebalanceEnded,
+    StateChanged,
+    TraceSpan,
+)
 
-EPOCH = Epoch(3, 5)
+EPOCH = RebalanceId(3, 5)
 UNDONE: Any = None
 """A task that nobody looks at."""
 BEFORE, AFTER = (Layout(p, even_shares(p, SHAPE.experts)) for p in moved())
 PARTS = np.array([0, 1 << 16]), np.array([0, 1 << 14])
-PROPOSAL = Proposal(Draft(AFTER, (1,), *PARTS), (), "digest")
-VOYAGE = Voyage(EPOCH, UNDONE, 0, 5, ())
+PROPOSAL = Proposal(RebalancePlan(AFTER, (1,), *PARTS), (), "digest")
+VOYAGE = TransferProgress(EPOCH, UNDONE, 0, 5, ())
 
 
 @pytest.fixture
@@ -45,9 +50,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter(())
 
 
-def told(kept: Kept, states: list[State], report: EpochReport | None) -> None:
+def told(kept: Kept, states: list[State], report: RebalanceReport | None) -> None:
     """Boundary by boundary; the epoch ends at the last."""
-    written = Written(kept, Subject(SHAPE, 0, 100, 2, lambda load, at, shape: at.shares))
+    written = EventRecorder(
+        kept, RecorderContext(SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
+    )
     for step, state in enumerate(states):
         written.begin(step)
         if report is not None and step == len(states) - 1:
@@ -57,11 +64,11 @@ def told(kept: Kept, states: list[State], report: EpochReport | None) -> None:
 
 def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     kept = Kept()
-    moving, committing = Moving(VOYAGE), Committing(VOYAGE, ())
-    proposed = Agreeing(EPOCH, PROPOSAL)
+    moving, committing = Transferring(VOYAGE), Staged(VOYAGE, ())
+    proposed = Proposed(EPOCH, PROPOSAL)
     states: list[State] = [Planning(EPOCH, UNDONE), moving, committing, moving, moving, committing]
-    told(kept, [*states, proposed, Observing()], EpochReport(3, 5, 9, "committed", 2, 200))
-    (ended,) = [entry for entry in kept.entries if isinstance(entry, Ended)]
+    told(kept, [*states, proposed, Idle()], RebalanceReport(3, 5, 9, "committed", 2, 200))
+    (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
     # next lasts two seconds.
     assert ended.record.seconds == {"planning": 2, "moving": 6, "committing": 4, "agreeing": 2}
@@ -78,10 +85,10 @@ def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
 def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> None:
     kept = Kept()
     planning = Planning(EPOCH, UNDONE)
-    told(kept, [Observing(), planning, planning, planning], None)
-    passed = [entry for entry in kept.entries if isinstance(entry, Passed)]
+    told(kept, [Idle(), planning, planning, planning], None)
+    passed = [entry for entry in kept.entries if isinstance(entry, BoundaryDone)]
     assert [(entry.step, entry.end - entry.begin) for entry in passed] == [(i, 1) for i in range(4)]
-    assert [(e.step, e.state, e.epoch) for e in kept.entries if isinstance(e, Entered)] == [
+    assert [(e.step, e.state, e.epoch) for e in kept.entries if isinstance(e, StateChanged)] == [
         (1, "planning", 3)
     ]
 
@@ -89,31 +96,31 @@ def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> N
 def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:
     kept = Kept()
     planning, draining = Planning(EPOCH, UNDONE), Draining(())
-    told(kept, [planning, draining], EpochReport(3, 5, 6, "planner failed", 0, 0))
-    (ended,) = [entry for entry in kept.entries if isinstance(entry, Ended)]
+    told(kept, [planning, draining], RebalanceReport(3, 5, 6, "planner failed", 0, 0))
+    (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
     assert ended.record.seconds == {"planning": 2}
     assert (ended.record.before, ended.record.predicted) == (None, None)
-    names = [entry.name for entry in kept.entries if isinstance(entry, Span)]
+    names = [entry.name for entry in kept.entries if isinstance(entry, TraceSpan)]
     assert names == ["planning", "epoch 3: aborted"]
 
 
 def test_chronicle_ignores_end_of_epoch_it_did_not_see_open(clock: None) -> None:
     kept = Kept()
-    told(kept, [Observing(), Observing()], EpochReport(3, 5, 6, "committed", 0, 0))
-    assert [entry for entry in kept.entries if isinstance(entry, Ended)] == []
+    told(kept, [Idle(), Idle()], RebalanceReport(3, 5, 6, "committed", 0, 0))
+    assert [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)] == []
 
 
 @pytest.mark.parametrize(
     ("state", "known"),
     [
-        (Observing(), False),
+        (Idle(), False),
         (Draining(()), False),
         (Planning(EPOCH, UNDONE), False),
-        (Barred(EPOCH, "no", Draining(())), False),
-        (Barred(EPOCH, "no", Planning(EPOCH, UNDONE)), False),
-        (Agreeing(EPOCH, PROPOSAL), True),
-        (Moving(Voyage(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
-        (Barred(EPOCH, "no", Voyage(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+        (Failed(EPOCH, "no", Draining(())), False),
+        (Failed(EPOCH, "no", Planning(EPOCH, UNDONE)), False),
+        (Proposed(EPOCH, PROPOSAL), True),
+        (Transferring(TransferProgress(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+        (Failed(EPOCH, "no", TransferProgress(EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
     ],
 )
 def test_proposal_of_state_is_known_from_agreeing_on(state: State, known: bool) -> None:

@@ -9,24 +9,24 @@ from helpers.watchdog import WATCHDOG
 
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.kernels import CpuKernels
-from equipoise.balancer.experts.engine.serving_state import Installed
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
-from equipoise.balancer.experts.routing.layer_update import change_of
+from equipoise.balancer.experts.engine.serving_state import ServingState
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
+from equipoise.balancer.experts.routing.layer_update import layer_update
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.kernels import Tables, TableUpdate
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role, Stream
 
-SHAPE = Shape(layers=2, experts=4, slots=4, ranks=1)
+SHAPE = ExpertShape(layers=2, experts=4, slots=4, ranks=1)
 
 
-def installed(cpu: Accelerator) -> Installed:
+def installed(cpu: Accelerator) -> ServingState:
     """The start placement, in slots of zeros."""
-    start = contiguous(SHAPE)
+    start = initial_placement(SHAPE)
     slots = torch.zeros(SHAPE.layers * SHAPE.slots, 8)
     layout = SlotLayout(tuple((Segment("w", slot),) for slot in slots), staging=1)
     shares = even_shares(start, SHAPE.experts)
-    return Installed(cpu, cpu.slot_store(layout), SHAPE, Layout(start, shares))
+    return ServingState(cpu, cpu.slot_store(layout), SHAPE, Layout(start, shares))
 
 
 def test_installed_warms_kernels_before_first_table_commit(
@@ -49,7 +49,7 @@ def test_installed_warms_kernels_before_first_table_commit(
     made = installed(cpu)
     cpu.synchronize(WATCHDOG)
     assert calls == ["warm 2 x 4, 4", "commit 2"]
-    assert np.array_equal(made.layout.placement, contiguous(SHAPE))
+    assert np.array_equal(made.layout.placement, initial_placement(SHAPE))
     cpu.close()
 
 
@@ -77,7 +77,7 @@ def test_stream_attached_during_a_change_reads_after_it(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(CpuKernels, "commit_tables", committed)
     cpu.synchronize(WATCHDOG)
-    made.commit(change_of(made.layout, SHAPE, range(SHAPE.layers)), ())
+    made.commit(layer_update(made.layout, SHAPE, range(SHAPE.layers)), ())
     attaching.join(WATCHDOG)
     other.launch(look)
     read.wait(0.3)  # it would come now, were it not held

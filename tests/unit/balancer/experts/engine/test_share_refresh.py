@@ -7,31 +7,31 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.balancer.experts.engine.serving_state import Installed
-from equipoise.balancer.experts.engine.share_refresh import KeepShares, LaggedShares
+from equipoise.balancer.experts.engine.serving_state import ServingState
+from equipoise.balancer.experts.engine.share_refresh import LaggedShares, StaticShares
 from equipoise.balancer.experts.load_window import LoadWindow
 from equipoise.balancer.experts.placement import (
+    ExpertShape,
     Layout,
     Load,
-    Shape,
-    contiguous,
     even_shares,
+    initial_placement,
     solve_shares,
 )
-from equipoise.balancer.experts.routing.layer_update import Change, change_of
-from equipoise.balancer.experts.runtime.jobs import ThreadWorker, finish
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
+from equipoise.balancer.experts.runtime.jobs import ThreadWorker, run_blocking
 from equipoise.hal.errors import AgreementLost
 
-SHAPE = Shape(layers=2, experts=4, slots=6, ranks=2)
+SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
 SKEWED = np.array([[10, 300, 300, 10]] * 2, dtype=np.int64)
 
 
 @dataclass
 class FakeInstalled:
     layout: Layout
-    renewals: list[Change] = field(default_factory=list)
+    renewals: list[LayerUpdate] = field(default_factory=list)
 
-    def commit(self, change: Change, copies: tuple[()]) -> None:
+    def commit(self, change: LayerUpdate, copies: tuple[()]) -> None:
         assert copies == ()
         self.renewals.append(change)
         self.layout = change.on(self.layout)
@@ -44,7 +44,7 @@ class FakeLoad:
 
 
 def start() -> Layout:
-    placement = contiguous(SHAPE)
+    placement = initial_placement(SHAPE)
     return Layout(placement, even_shares(placement, SHAPE.experts))
 
 
@@ -55,7 +55,7 @@ class Bench:
     renewal: LaggedShares
 
     def boundary(self, summed: bool) -> None:
-        finish(self.renewal.boundary(summed), 20.0)
+        run_blocking(self.renewal.boundary(summed), 20.0)
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def bench() -> Iterator[Bench]:
     installed, load = FakeInstalled(start()), FakeLoad(SKEWED)
     worker = ThreadWorker("solver", 20.0)
     renewal = LaggedShares(
-        cast(Installed, installed), cast(LoadWindow, load), SHAPE, hysteresis=655, worker=worker
+        cast(ServingState, installed), cast(LoadWindow, load), SHAPE, hysteresis=655, worker=worker
     )
     yield Bench(installed, load, renewal)
     worker.close()
 
 
-def keeping(installed: FakeInstalled) -> KeepShares:
-    return KeepShares(cast(Installed, installed), SHAPE)
+def keeping(installed: FakeInstalled) -> StaticShares:
+    return StaticShares(cast(ServingState, installed), SHAPE)
 
 
 def test_lagged_shares_are_installed_one_boundary_after_sum(bench: Bench) -> None:
@@ -79,7 +79,7 @@ def test_lagged_shares_are_installed_one_boundary_after_sum(bench: Bench) -> Non
     assert bench.installed.renewals == []
     bench.boundary(summed=False)
     assert not bench.renewal.pending
-    wanted = solve_shares(SKEWED, contiguous(SHAPE), SHAPE)
+    wanted = solve_shares(SKEWED, initial_placement(SHAPE), SHAPE)
     np.testing.assert_array_equal(bench.installed.layout.shares, wanted)
     bench.boundary(summed=False)
     assert len(bench.installed.renewals) == 1
@@ -87,7 +87,7 @@ def test_lagged_shares_are_installed_one_boundary_after_sum(bench: Bench) -> Non
 
 def test_lagged_shares_for_replaced_placement_are_dropped(bench: Bench) -> None:
     bench.boundary(summed=True)
-    other = np.roll(contiguous(SHAPE), 1, axis=1)
+    other = np.roll(initial_placement(SHAPE), 1, axis=1)
     bench.installed.layout = Layout(other, even_shares(other, SHAPE.experts))
     bench.boundary(summed=False)
     assert bench.installed.renewals == []
@@ -95,19 +95,19 @@ def test_lagged_shares_for_replaced_placement_are_dropped(bench: Bench) -> None:
 
 def test_lagged_shares_are_installed_for_untouched_layers(bench: Bench) -> None:
     bench.boundary(summed=True)
-    other = contiguous(SHAPE)
+    other = initial_placement(SHAPE)
     other[0] = np.roll(other[0], 1)
     bench.installed.layout = Layout(other, even_shares(other, SHAPE.experts))
     bench.boundary(summed=False)
     (change,) = bench.installed.renewals
     assert change.layers == (1,)
-    wanted = change_of(bench.installed.layout, SHAPE, [1]).update
+    wanted = layer_update(bench.installed.layout, SHAPE, [1]).update
     assert torch.equal(change.update.cumulative, wanted.cumulative)
 
 
 def test_lagged_shares_with_small_gain_are_not_installed(bench: Bench) -> None:
     bench.installed.layout = Layout(
-        contiguous(SHAPE), solve_shares(SKEWED, contiguous(SHAPE), SHAPE)
+        initial_placement(SHAPE), solve_shares(SKEWED, initial_placement(SHAPE), SHAPE)
     )
     bench.boundary(summed=True)
     bench.boundary(summed=False)
@@ -129,8 +129,8 @@ def test_lagged_shares_ignore_shares_of_a_plan(bench: Bench) -> None:
 def test_kept_shares_take_shares_of_plan_where_placement_stays() -> None:
     installed = FakeInstalled(start())
     keep = keeping(installed)
-    finish(keep.boundary(summed=True), 20.0)
-    wanted = Layout(contiguous(SHAPE), solve_shares(SKEWED, contiguous(SHAPE), SHAPE))
+    run_blocking(keep.boundary(summed=True), 20.0)
+    wanted = Layout(initial_placement(SHAPE), solve_shares(SKEWED, initial_placement(SHAPE), SHAPE))
     keep.planned(wanted)
     (change,) = installed.renewals
     assert change.layers == (0, 1)
@@ -141,7 +141,7 @@ def test_kept_shares_take_shares_of_plan_where_placement_stays() -> None:
 
 def test_kept_shares_of_moving_layer_wait_for_its_weights() -> None:
     installed = FakeInstalled(start())
-    moved = contiguous(SHAPE)
+    moved = initial_placement(SHAPE)
     moved[1] = np.roll(moved[1], 2)
     shares = solve_shares(SKEWED, moved, SHAPE)
     keeping(installed).planned(Layout(moved, shares))

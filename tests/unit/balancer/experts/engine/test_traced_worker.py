@@ -6,23 +6,23 @@ import pytest
 from helpers.strategies.journal_entries import Kept
 from helpers.watchdog import WATCHDOG
 
-from equipoise.balancer.experts.agreement.ballot import Abort, Move
-from equipoise.balancer.experts.engine.traced_worker import WORK, describe, timed
-from equipoise.balancer.experts.runtime.events import Span, Track
-from equipoise.balancer.experts.runtime.jobs import Completed, Job, ThreadWorker, Titled, at_once
+from equipoise.balancer.experts.agreement.ballot import Abort, StartTransfer
+from equipoise.balancer.experts.engine.traced_worker import WORK, describe, traced
+from equipoise.balancer.experts.runtime.events import TraceSpan, Track
+from equipoise.balancer.experts.runtime.jobs import Job, JobDone, NamedJob, ThreadWorker, immediate
 
 KINDS = tuple(WORK)
 
 
-def spans(kept: Kept) -> list[Span]:
-    return [entry for entry in kept.entries if isinstance(entry, Span)]
+def spans(kept: Kept) -> list[TraceSpan]:
+    return [entry for entry in kept.entries if isinstance(entry, TraceSpan)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_timed_worker_records_span_and_returns_result(kind: str) -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)(kind)
-    assert worker.start(at_once(lambda: 7)).result(WATCHDOG) == 7
+    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)(kind)
+    assert worker.start(immediate(lambda: 7)).result(WATCHDOG) == 7
     worker.close()
     (span,) = spans(kept)
     assert (span.track, span.name) == WORK[kind]
@@ -32,12 +32,12 @@ def test_timed_worker_records_span_and_returns_result(kind: str) -> None:
 
 def test_timed_worker_records_exception_of_job() -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)("planner")
+    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)("planner")
 
     def fail() -> None:
         raise ArithmeticError("too many")
 
-    task = worker.start(at_once(fail))
+    task = worker.start(immediate(fail))
     assert isinstance(task.exception(WATCHDOG), ArithmeticError)
     worker.close()
     (span,) = spans(kept)
@@ -46,9 +46,12 @@ def test_timed_worker_records_exception_of_job() -> None:
 
 def test_timed_worker_names_span_after_titled_job() -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)("clerk")
-    assert worker.start(Titled(at_once(Move), "ask", epoch=3)).result(WATCHDOG) == Move()
-    worker.start(Titled(at_once(lambda: 1 // 0), "forget", epoch=4)).exception(WATCHDOG)
+    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)("clerk")
+    assert (
+        worker.start(NamedJob(immediate(StartTransfer), "ask", epoch=3)).result(WATCHDOG)
+        == StartTransfer()
+    )
+    worker.start(NamedJob(immediate(lambda: 1 // 0), "forget", epoch=4)).exception(WATCHDOG)
     worker.close()
     asked, forgot = spans(kept)
     assert (asked.name, asked.details) == ("ask", {"epoch": 3, "verdict": "Move()"})
@@ -58,11 +61,11 @@ def test_timed_worker_names_span_after_titled_job() -> None:
 
 def test_timed_worker_runs_job_that_waits() -> None:
     kept = Kept()
-    worker = timed(lambda name: ThreadWorker(name, WATCHDOG), kept)("mover")
+    worker = traced(lambda name: ThreadWorker(name, WATCHDOG), kept)("mover")
     other = ThreadWorker("other", WATCHDOG)
 
     def job() -> Job[int]:
-        came: int = yield Completed(other.start(at_once(lambda: 3)))
+        came: int = yield JobDone(other.start(immediate(lambda: 3)))
         return came + 1
 
     assert worker.start(job()).result(WATCHDOG) == 4
@@ -75,7 +78,7 @@ def test_timed_worker_runs_job_that_waits() -> None:
     ("result", "details"),
     [
         (None, {}),
-        (Move(), {"verdict": "Move()"}),
+        (StartTransfer(), {"verdict": "Move()"}),
         (Abort("plans differ"), {"verdict": "Abort(reason='plans differ')"}),
     ],
 )

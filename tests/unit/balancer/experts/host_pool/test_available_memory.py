@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.balancer.experts.host_pool.shared_memory import Room, room
+from equipoise.balancer.experts.host_pool.shared_memory import MemoryLimit, available_memory
 
 GIB = 1 << 30
 
@@ -36,8 +36,8 @@ class System:
         self.write(place / "memory.usage_in_bytes", used)
         self.write(place / "memory.stat", f"cache 7\ntotal_inactive_file {files}\n")
 
-    def room(self) -> Room:
-        return room(self.proc, self.groups)
+    def room(self) -> MemoryLimit:
+        return available_memory(self.proc, self.groups)
 
 
 @pytest.fixture
@@ -46,16 +46,16 @@ def system(tmp_path: Path) -> System:
 
 
 def test_available_memory_without_cgroup_limit_is_that_of_machine(system: System) -> None:
-    assert system.room() == Room(32 * GIB, "this machine's memory")
+    assert system.room() == MemoryLimit(32 * GIB, "this machine's memory")
 
 
 def test_available_memory_respects_tightest_cgroup_of_path(system: System) -> None:
     system.write(system.proc / "self" / "cgroup", "0::/jobs/mine\n")
     system.second("jobs/mine", "max", 5)
     system.second("jobs", 10 * GIB, 7 * GIB, files=GIB)
-    assert system.room() == Room(4 * GIB, f"control group {system.groups / 'jobs'}")
+    assert system.room() == MemoryLimit(4 * GIB, f"control group {system.groups / 'jobs'}")
     system.second("jobs/mine", 2 * GIB, GIB)
-    assert system.room() == Room(GIB, f"control group {system.groups / 'jobs/mine'}")
+    assert system.room() == MemoryLimit(GIB, f"control group {system.groups / 'jobs/mine'}")
 
 
 def test_available_memory_respects_cgroup_v1(system: System) -> None:
@@ -63,7 +63,7 @@ def test_available_memory_respects_cgroup_v1(system: System) -> None:
     system.write(system.proc / "self" / "cgroup", text)
     system.first("jobs", 3 * GIB, 2 * GIB, files=GIB // 2)
     found = system.room()
-    assert found == Room(3 * GIB // 2, f"control group {system.groups / 'memory/jobs'}")
+    assert found == MemoryLimit(3 * GIB // 2, f"control group {system.groups / 'memory/jobs'}")
 
 
 def test_available_memory_is_zero_when_cgroup_exceeds_limit(system: System) -> None:
@@ -74,7 +74,7 @@ def test_available_memory_is_zero_when_cgroup_exceeds_limit(system: System) -> N
 def test_available_memory_respects_cgroup_root_in_container(system: System) -> None:
     system.write(system.proc / "self" / "cgroup", "0::/not/seen/here\n")
     system.second("", 2 * GIB, GIB)
-    assert system.room() == Room(GIB, f"control group {system.groups}")
+    assert system.room() == MemoryLimit(GIB, f"control group {system.groups}")
 
 
 def test_available_memory_raises_without_memavailable(system: System) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.host_pool.layout import Contents, PoolLayout
+from equipoise.balancer.experts.host_pool.layout import PoolContents, PoolLayout
 from equipoise.balancer.experts.transfer.copy_threads import LINE
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import ExpertPoolError, Unsupported
@@ -54,7 +54,7 @@ def test_pool_view_covers_exactly_the_bytes_of_its_expert(
     data = torch.zeros(layout.total, dtype=torch.uint8)
     layer = choice.draw(st.integers(0, layout.layers - 1))
     expert = choice.draw(st.integers(0, layout.experts - 1))
-    view = Contents(layout, data).view(layer, expert)
+    view = PoolContents(layout, data).view(layer, expert)
     assert [(tuple(v.shape), v.dtype) for v in view] == [
         (segment.shape, segment.dtype) for segment in layout.descriptor
     ]

@@ -11,8 +11,8 @@ from helpers.harnesses.host_pool import LAYOUT, holdings
 
 from equipoise.balancer.experts.host_pool import rendezvous, shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.balancer.experts.host_pool.rendezvous import Door, Offer, knock
-from equipoise.balancer.experts.host_pool.shared_memory import Header
+from equipoise.balancer.experts.host_pool.rendezvous import FdServer, MemoryHandle, receive_fd
+from equipoise.balancer.experts.host_pool.shared_memory import PoolHeader
 from equipoise.hal.errors import ForeignMemory
 
 TOKEN = bytes(range(16))
@@ -21,7 +21,7 @@ OTHER = bytes(range(1, 17))
 
 def made(token: bytes = TOKEN, layout: PoolLayout = LAYOUT) -> int:
     descriptor = shared_memory.create(layout.total)
-    Header.of(layout, token).write(descriptor)
+    PoolHeader.of(layout, token).write(descriptor)
     return descriptor
 
 
@@ -33,7 +33,7 @@ def descriptor() -> Iterator[int]:
 
 
 def test_offer_opens_same_memory_after_encoding(descriptor: int) -> None:
-    sent = Offer.decode(Offer.of(descriptor, TOKEN).encode())
+    sent = MemoryHandle.decode(MemoryHandle.of(descriptor, TOKEN).encode())
     found = sent.open(LAYOUT)
     assert found != descriptor
     assert os.fstat(found).st_ino == os.fstat(descriptor).st_ino
@@ -58,7 +58,7 @@ def test_offer_of_another_process_or_machine_is_refused(
 ) -> None:
     before = holdings()
     with pytest.raises(ForeignMemory, match=message):
-        dataclasses.replace(Offer.of(descriptor, TOKEN), **changed).open(LAYOUT)  # type: ignore[arg-type]
+        dataclasses.replace(MemoryHandle.of(descriptor, TOKEN), **changed).open(LAYOUT)  # type: ignore[arg-type]
     assert holdings() == before
 
 
@@ -70,7 +70,7 @@ def file_of(path: Path) -> int:
 def unsealed() -> int:
     descriptor = os.memfd_create(shared_memory.LABEL, os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, LAYOUT.total)
-    Header.of(LAYOUT, TOKEN).write(descriptor)
+    PoolHeader.of(LAYOUT, TOKEN).write(descriptor)
     return descriptor
 
 
@@ -102,18 +102,18 @@ def test_offer_of_wrong_memory_is_refused_and_closed(
     descriptor = make(tmp_path)
     before = holdings()
     with pytest.raises(ForeignMemory, match=message):
-        Offer.of(descriptor, TOKEN).open(LAYOUT)
+        MemoryHandle.of(descriptor, TOKEN).open(LAYOUT)
     with (
-        Door(descriptor, TOKEN) as door,
+        FdServer(descriptor, TOKEN) as door,
         pytest.raises(ForeignMemory, match=message if "something" not in message else "it has"),
     ):
-        knock(door.address, Offer.of(descriptor, TOKEN), LAYOUT)
+        receive_fd(door.address, MemoryHandle.of(descriptor, TOKEN), LAYOUT)
     assert holdings() == before
     os.close(descriptor)
 
 
 def test_offer_is_refused_when_proc_shows_another_process(descriptor: int, tmp_path: Path) -> None:
-    told = Offer.of(descriptor, TOKEN)
+    told = MemoryHandle.of(descriptor, TOKEN)
     with pytest.raises(ForeignMemory, match="cannot open it"):
         told.open(LAYOUT, tmp_path)
     (tmp_path / f"{os.getpid()}").mkdir()
@@ -127,13 +127,13 @@ def test_process_start_time_is_parsed_for_any_process_name(name: str, tmp_path: 
     fields = " ".join(str(number) for number in range(3, 53))
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text(f"7 ({name}) {fields}\n")
-    assert rendezvous.started(7, tmp_path) == 22
+    assert rendezvous.start_time(7, tmp_path) == 22
 
 
 def test_memory_socket_sends_fd_for_valid_token(descriptor: int) -> None:
-    told = Offer.of(descriptor, TOKEN)
-    with Door(descriptor, TOKEN) as door:
-        found = [knock(door.address, told, LAYOUT) for _ in range(3)]
+    told = MemoryHandle.of(descriptor, TOKEN)
+    with FdServer(descriptor, TOKEN) as door:
+        found = [receive_fd(door.address, told, LAYOUT) for _ in range(3)]
     assert {os.fstat(each).st_ino for each in found} == {os.fstat(descriptor).st_ino}
     for each in found:
         assert not os.get_inheritable(each)
@@ -143,32 +143,32 @@ def test_memory_socket_sends_fd_for_valid_token(descriptor: int) -> None:
 def test_memory_socket_refuses_wrong_token_and_serves_next_client(
     descriptor: int,
 ) -> None:
-    told = Offer.of(descriptor, TOKEN)
-    with Door(descriptor, TOKEN) as door:
+    told = MemoryHandle.of(descriptor, TOKEN)
+    with FdServer(descriptor, TOKEN) as door:
         with pytest.raises(ForeignMemory, match="its door was shut"):
-            knock(door.address, dataclasses.replace(told, token=OTHER.hex()), LAYOUT)
+            receive_fd(door.address, dataclasses.replace(told, token=OTHER.hex()), LAYOUT)
         with socket.socket(socket.AF_UNIX) as rude:
             rude.connect(f"\0{door.address}")
-        os.close(knock(door.address, told, LAYOUT))
+        os.close(receive_fd(door.address, told, LAYOUT))
 
 
 def test_memory_socket_is_unreachable_after_close(descriptor: int) -> None:
-    with Door(descriptor, TOKEN) as door:
+    with FdServer(descriptor, TOKEN) as door:
         address = door.address
     with pytest.raises(ForeignMemory, match="no way to its door"):
-        knock(address, Offer.of(descriptor, TOKEN), LAYOUT)
+        receive_fd(address, MemoryHandle.of(descriptor, TOKEN), LAYOUT)
 
 
 def test_memory_socket_refuses_another_user(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Offer.of(descriptor, TOKEN)
-    with Door(descriptor, TOKEN) as door:
+    told = MemoryHandle.of(descriptor, TOKEN)
+    with FdServer(descriptor, TOKEN) as door:
         monkeypatch.setattr(
             "equipoise.balancer.experts.host_pool.rendezvous.same_user", lambda peer: False
         )
         with pytest.raises(ForeignMemory, match="another user"):
-            knock(door.address, told, LAYOUT)
+            receive_fd(door.address, told, LAYOUT)
         with socket.socket(socket.AF_UNIX) as visitor:
             visitor.connect(f"\0{door.address}")
             visitor.sendall(TOKEN)

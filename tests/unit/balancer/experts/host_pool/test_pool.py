@@ -30,9 +30,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.backends.cpu import BACKEND
-from equipoise.balancer.experts.host_pool.layout import Contents, PoolLayout
-from equipoise.balancer.experts.host_pool.pool import ExpertPool
-from equipoise.balancer.experts.transfer.copy_threads import PLAIN, Copy, HostCopier
+from equipoise.balancer.experts.host_pool.layout import PoolContents, PoolLayout
+from equipoise.balancer.experts.host_pool.pool import HostExpertPool
+from equipoise.balancer.experts.transfer.copy_threads import PLAIN, Copy, CopyThreadPool
 from equipoise.hal.errors import (
     ExpertPoolError,
     PoolDamaged,
@@ -95,7 +95,7 @@ def test_copier_copies_experts_from_leased_pool() -> None:
 
     def program(control: ThreadControl) -> None:
         pool = sealed(control)
-        with pool.lease(experts) as lease, HostCopier(PLAIN, threads=2) as copier:
+        with pool.lease(experts) as lease, CopyThreadPool(PLAIN, threads=2) as copier:
             pairs = zip(itertools.chain(*lease.sources), itertools.chain(*places), strict=True)
             copier.submit([Copy(source, place) for source, place in pairs]).wait(WATCHDOG)
         pool.close()
@@ -282,20 +282,20 @@ def test_pool_views_outlive_the_pool() -> None:
 
 
 def test_pool_seal_fails_while_another_thread_fills(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, inside, go_on = Contents.write, threading.Event(), threading.Event()
+    write, inside, go_on = PoolContents.write, threading.Event(), threading.Event()
 
-    def slow(self: Contents, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
+    def slow(self: PoolContents, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
         inside.set()
         go_on.wait(WATCHDOG)
         write(self, layer, expert, tensors)
 
-    def late(pool: ExpertPool) -> None:
+    def late(pool: HostExpertPool) -> None:
         with pytest.raises(ExpertPoolError, match="was let go"):
             fill(pool)
 
     def program(control: ThreadControl) -> None:
         pool = opened(control, PoolLayout(DESCRIPTOR, 1, 1))
-        monkeypatch.setattr(Contents, "write", slow)
+        monkeypatch.setattr(PoolContents, "write", slow)
         filler = threading.Thread(target=late, args=(pool,))
         filler.start()
         inside.wait(WATCHDOG)

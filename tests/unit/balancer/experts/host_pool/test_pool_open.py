@@ -22,9 +22,9 @@ from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.host_pool import rendezvous, shared_memory
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
-from equipoise.balancer.experts.host_pool.pool import ExpertPool, neighbours
-from equipoise.balancer.experts.host_pool.rendezvous import Offer
-from equipoise.balancer.experts.host_pool.shared_memory import Room
+from equipoise.balancer.experts.host_pool.pool import HostExpertPool, ranks_on_node
+from equipoise.balancer.experts.host_pool.rendezvous import MemoryHandle
+from equipoise.balancer.experts.host_pool.shared_memory import MemoryLimit
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.errors import (
     BallotIncomplete,
@@ -41,7 +41,7 @@ def test_pool_open_refuses_too_little_memory_before_allocating(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[int] = []
-    monkeypatch.setattr(rendezvous, "room", lambda: Room(1000, "control group x"))
+    monkeypatch.setattr(rendezvous, "room", lambda: MemoryLimit(1000, "control group x"))
     monkeypatch.setattr(shared_memory, "create", lambda nbytes: made.append(nbytes))
     wanted = f"wants {LAYOUT.total} bytes, and control group x leaves 1000"
     assert all(wanted in text for text in refused(opened, 3, NoRoom))
@@ -91,7 +91,7 @@ def test_pool_open_names_ranks_with_different_layouts() -> None:
 def test_pool_open_times_out_on_missing_rank() -> None:
     def program(control: ThreadControl) -> None:
         if control.rank != 1:
-            ExpertPool.open(control, range(3), LAYOUT, name="x", timeout=0.2)
+            HostExpertPool.open(control, range(3), LAYOUT, name="x", timeout=0.2)
 
     before = holdings()
     answers = meet(3, program)
@@ -103,7 +103,7 @@ def test_pool_open_times_out_on_missing_rank() -> None:
 
 def test_pool_open_refuses_rank_outside_its_node_group() -> None:
     def program(control: ThreadControl) -> None:
-        ExpertPool.open(control, [1, 2], LAYOUT, name="x", timeout=WATCHDOG)
+        HostExpertPool.open(control, [1, 2], LAYOUT, name="x", timeout=WATCHDOG)
 
     with pytest.raises(ExpertPoolError, match=r"rank 0 is not one of its node's \(1, 2\)"):
         alone(program)
@@ -112,10 +112,10 @@ def test_pool_open_refuses_rank_outside_its_node_group() -> None:
 def barred(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank may look into another's /proc."""
 
-    def forbidden(self: Offer, layout: PoolLayout, proc: object = None) -> int:
+    def forbidden(self: MemoryHandle, layout: PoolLayout, proc: object = None) -> int:
         raise ForeignMemory("cannot open it: Permission denied")
 
-    monkeypatch.setattr(Offer, "open", forbidden)
+    monkeypatch.setattr(MemoryHandle, "open", forbidden)
 
 
 def test_pool_open_uses_socket_when_proc_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,14 +146,14 @@ def test_pool_is_shared_among_ranks_that_reach_each_other(
     """Several containers under one node name: to each the others' processes are not there."""
     home = {rank: n for n, ranks in enumerate(containers) for rank in ranks}
     where: dict[int, int] = {}
-    honest = Offer.of
+    honest = MemoryHandle.of
 
-    def of(descriptor: int, token: bytes) -> Offer:
+    def of(descriptor: int, token: bytes) -> MemoryHandle:
         made = honest(descriptor, token)
-        return Offer(f"{home[where[threading.get_ident()]]}", made.process, made.started,
+        return MemoryHandle(f"{home[where[threading.get_ident()]]}", made.process, made.start_time,
                      made.descriptor, made.token)  # fmt: skip
 
-    monkeypatch.setattr(Offer, "of", of)
+    monkeypatch.setattr(MemoryHandle, "of", of)
     for module in ("offer", "gathering"):
         monkeypatch.setattr(
             f"equipoise.balancer.experts.host.{module}.boot",
@@ -220,6 +220,6 @@ def test_neighbours_are_ranks_with_same_node_name() -> None:
 
     def program(control: ThreadControl) -> tuple[int, ...]:
         topology = Topology(0, nodes[control.rank], -1)
-        return neighbours(control, topology, name="x", timeout=WATCHDOG)
+        return ranks_on_node(control, topology, name="x", timeout=WATCHDOG)
 
     assert meet(4, program) == [(0, 2), (1,), (0, 2), (3,)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.placement import SHARE_ONE
-from equipoise.balancer.experts.planning.inputs import Active, settle
+from equipoise.balancer.experts.planning.inputs import Active, assign_single_replica
 
 LIKE = np.array([SHARE_ONE] * 3, dtype=np.int32)
 
@@ -53,7 +53,7 @@ def test_active_expert_plan_uses_one_copy_per_expert_and_keeps_prediction(
     case: tuple[Active, NDArray[np.int32]],
 ) -> None:
     active, placement = case
-    found = settle(active[:, None], placement[None], LIKE)
+    found = assign_single_replica(active[:, None], placement[None], LIKE)
     assert set(found.shares[0].tolist()) <= {0, SHARE_ONE}
     whole = np.bincount(placement[found.shares[0] > 0], minlength=active.shape[1])
     assert (whole == 1).all()
@@ -67,7 +67,7 @@ def test_active_expert_plan_cannot_be_improved_by_moving_one_expert(
     case: tuple[Active, NDArray[np.int32]],
 ) -> None:
     active, placement = case
-    shares = settle(active[:, None], placement[None], LIKE).shares[0]
+    shares = assign_single_replica(active[:, None], placement[None], LIKE).shares[0]
     waited = waits(active, placement, shares)
     assert waited >= least(active, placement)
     for slot in np.flatnonzero(shares == 0):
@@ -81,7 +81,7 @@ def test_active_expert_plan_separates_experts_of_same_batches() -> None:
     active = np.array([[1, 1, 0, 0], [0, 0, 1, 1]] * 3, dtype=np.bool_)
     placement = np.array([0, 2, 1, 1, 3, 2], dtype=np.int32)
     alike = np.array([SHARE_ONE] * 2, dtype=np.int32)
-    found = settle(active[:, None], placement[None], alike)
+    found = assign_single_replica(active[:, None], placement[None], alike)
     assert found.shares[0].tolist() in (
         [SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0],
         [SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, SHARE_ONE, 0],
@@ -93,7 +93,7 @@ def test_active_expert_plan_follows_rank_capacity() -> None:
     active = np.ones((4, 6), dtype=np.bool_)
     placement = np.array([0, 1, 2, 3, 4, 5] * 2, dtype=np.int32)
     capacity = np.array([4, 2], dtype=np.int32) * (SHARE_ONE // 3)
-    shares = settle(active[:, None], placement[None], capacity).shares[0]
+    shares = assign_single_replica(active[:, None], placement[None], capacity).shares[0]
     assert [int((half > 0).sum()) for half in np.split(shares, 2)] == [4, 2]
 
 

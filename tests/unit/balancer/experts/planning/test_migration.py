@@ -17,8 +17,14 @@ from helpers.strategies.shipment_routes import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.placement import Placement, Shape
-from equipoise.balancer.experts.planning.migration import Leg, Receiving, Sending, Shipment, ship
+from equipoise.balancer.experts.placement import ExpertShape, Placement
+from equipoise.balancer.experts.planning.migration import (
+    MigrationPlan,
+    RankTransfers,
+    Recv,
+    Send,
+    plan_migration,
+)
 from equipoise.hal.errors import PlacementError
 
 pytestmark = pytest.mark.slow
@@ -28,7 +34,7 @@ def placement(*layers: tuple[int, ...]) -> Placement:
     return np.array(layers, dtype=np.int32)
 
 
-def legs(shipment: Shipment, lot: int) -> list[Leg]:
+def legs(shipment: MigrationPlan, lot: int) -> list[RankTransfers]:
     return [shipment.leg(rank, lot) for rank in range(shipment.shape.ranks)]
 
 
@@ -116,7 +122,7 @@ def test_blob_slots_match_on_sender_and_receiver(change: Change) -> None:
     assert travelled == shipment.travelling
 
 
-def assert_a_blob(change: Change, send: Sending, receive: Receiving, pair: tuple[int, int]) -> None:
+def assert_a_blob(change: Change, send: Send, receive: Recv, pair: tuple[int, int]) -> None:
     assert pair[0] != pair[1]
     assert 1 <= len(send.slots) == len(receive.slots) == len(receive.staging) <= change.parcel
     assert list(receive.staging) == list(range(receive.staging[0], receive.staging[-1] + 1))
@@ -190,29 +196,29 @@ def test_shipment_is_deterministic(change: Change) -> None:
 
 
 def test_lots_follow_given_layer_order() -> None:
-    shape = Shape(3, 2, 2, 2)
+    shape = ExpertShape(3, 2, 2, 2)
     before, after = placement(*[(0, 1)] * 3), placement(*[(1, 0)] * 3)
-    shipment = ship(before, after, (2, 0, 1), shape, staging=4, parcel=1)
+    shipment = plan_migration(before, after, (2, 0, 1), shape, staging=4, parcel=1)
     assert [shipment.layers(k) for k in range(shipment.lots)] == [(2, 0), (1,)]
     assert shipment.rounds(0) == 2
 
 
 def test_lot_may_hold_layer_without_moves() -> None:
     before = placement((0, 1), (0, 1))
-    shipment = ship(before, before, (1,), Shape(2, 2, 2, 2), staging=1, parcel=1)
+    shipment = plan_migration(before, before, (1,), ExpertShape(2, 2, 2, 2), staging=1, parcel=1)
     assert (shipment.lots, shipment.layers(0), shipment.total) == (1, (1,), 0)
     assert shipment.leg(0, 0) == shipment.leg(1, 0)
 
 
 def test_shipment_of_nothing_has_no_lot() -> None:
     before = placement((0, 1))
-    shipment = ship(before, before, (), Shape(1, 2, 2, 2), staging=1, parcel=1)
+    shipment = plan_migration(before, before, (), ExpertShape(1, 2, 2, 2), staging=1, parcel=1)
     assert (shipment.lots, shipment.total, shipment.arriving(0)) == (0, 0, 0)
 
 
 def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
-    shipment = ship(
-        placement((0, 1)), placement((1, 0)), (0,), Shape(1, 2, 2, 1), staging=2, parcel=1
+    shipment = plan_migration(
+        placement((0, 1)), placement((1, 0)), (0,), ExpertShape(1, 2, 2, 1), staging=2, parcel=1
     )
     leg = shipment.leg(0, 0)
     assert (leg.rounds, shipment.travelling, shipment.arriving(0)) == ((), 0, 2)
@@ -227,12 +233,16 @@ AFTER = placement((0, 1, 2, 3, 0, 0), (0, 0, 0, 0, 3, 1), (0, 0, 0, 2, 0, 3))
 
 def test_lot_is_balanced_while_busiest_sender_stays_the_same() -> None:
     """Else rank 1, which has sent least, would send both of its lot."""
-    shipment = ship(BEFORE, AFTER, (0, 1, 2), Shape(3, 4, 6, 6), staging=1, parcel=1)
+    shipment = plan_migration(
+        BEFORE, AFTER, (0, 1, 2), ExpertShape(3, 4, 6, 6), staging=1, parcel=1
+    )
     assert [shipment.rounds(k) for k in range(3)] == [2, 1, 3]
 
 
 def test_lot_balancing_creates_no_busier_sender() -> None:
-    shipment = ship(BEFORE[:2], AFTER[:2], (0, 1), Shape(2, 4, 6, 6), staging=1, parcel=1)
+    shipment = plan_migration(
+        BEFORE[:2], AFTER[:2], (0, 1), ExpertShape(2, 4, 6, 6), staging=1, parcel=1
+    )
     assert [shipment.rounds(k) for k in range(2)] == [2, 2]
     sends = Counter(move.source for move in routes(shipment))
     assert sends == {0: 2, 1: 2}
@@ -243,7 +253,7 @@ def small(**changed: object) -> dict[str, object]:
         "installed": placement((0, 1, 2, 0), (0, 1, 2, 0)),
         "proposed": placement((0, 1, 2, 1), (0, 1, 2, 0)),
         "order": (0,),
-        "shape": Shape(2, 3, 4, 2),
+        "shape": ExpertShape(2, 3, 4, 2),
         "nodes": 1,
         "staging": 2,
         "parcel": 1,
@@ -279,7 +289,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
 def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(PlacementError, match=message) as caught:
-        ship(**arguments)  # type: ignore[arg-type]
+        plan_migration(**arguments)  # type: ignore[arg-type]
     assert str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -287,10 +297,10 @@ def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], me
 def test_ship_requires_equal_ranks_per_node() -> None:
     six = placement((0, 1, 2, 3, 4, 5))
     with pytest.raises(PlacementError, match="ranks % nodes"):
-        ship(six, six, (), Shape(1, 6, 6, 6), nodes=4, staging=1, parcel=1)
+        plan_migration(six, six, (), ExpertShape(1, 6, 6, 6), nodes=4, staging=1, parcel=1)
 
 
-ASKED: dict[str, tuple[Callable[[Shipment], object], str]] = {
+ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
     "leg of no rank": (lambda s: s.leg(2, 0), "rank: expected 0 to 1, got 2"),
     "leg of the last rank": (lambda s: s.leg(-1, 0), "rank: .* got -1"),
     "leg of no lot": (lambda s: s.leg(0, 1), "lot: expected 0 to 0, got 1"),
@@ -303,10 +313,10 @@ ASKED: dict[str, tuple[Callable[[Shipment], object], str]] = {
 
 @pytest.mark.parametrize(("ask", "message"), ASKED.values(), ids=ASKED)
 def test_shipment_refuses_unknown_rank_or_lot(
-    ask: Callable[[Shipment], object], message: str
+    ask: Callable[[MigrationPlan], object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        ask(ship(**small()))  # type: ignore[arg-type]
+        ask(plan_migration(**small()))  # type: ignore[arg-type]
 
 
 @given(changes(), st.data())

@@ -8,8 +8,8 @@ from helpers.strategies.shipment_routes import Change, changes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.placement import Shape
-from equipoise.balancer.experts.planning.migration import Leg, Shipment
+from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.balancer.experts.planning.migration import MigrationPlan, RankTransfers
 
 Task = tuple[str, int, int, int]
 """What is to happen (read, arrive or turn), on which rank, for which lot, in which round."""
@@ -27,7 +27,7 @@ class Fleet:
         open: lots in flight.
     """
 
-    shipment: Shipment
+    shipment: MigrationPlan
     change: Change
     slots: list[list[int]] = field(default_factory=list)
     staging: list[list[tuple[int, int] | None]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Fleet:
         self.slots = blocks.transpose(1, 0, 2).reshape(shape.ranks, -1).tolist()
         self.staging = [[None] * self.change.staging for _ in range(shape.ranks)]
 
-    def leg(self, rank: int, lot: int) -> Leg:
+    def leg(self, rank: int, lot: int) -> RankTransfers:
         return self.shipment.leg(rank, lot)
 
     def launches(self) -> list[int]:
@@ -140,7 +140,7 @@ def test_shipment_reaches_proposed_placement_under_any_interleaving(
 def test_third_lot_launches_after_commit_of_first() -> None:
     before = np.array([(0, 1)] * 3, dtype=np.int32)
     after = before[:, ::-1].copy()
-    change = Change(before, after, (0, 1, 2), Shape(3, 2, 2, 2), nodes=1, staging=2, parcel=1)
+    change = Change(before, after, (0, 1, 2), ExpertShape(3, 2, 2, 2), nodes=1, staging=2, parcel=1)
     fleet = Fleet(change.ship(), change)
     fleet.launch(0)
     assert fleet.launches() == [1]
@@ -155,7 +155,7 @@ def test_third_lot_launches_after_commit_of_first() -> None:
 def test_lot_that_does_not_fit_waits_for_commit() -> None:
     before = np.array([(0, 1)] * 2, dtype=np.int32)
     after = before[:, ::-1].copy()
-    change = Change(before, after, (0, 1), Shape(2, 2, 2, 2), nodes=1, staging=1, parcel=1)
+    change = Change(before, after, (0, 1), ExpertShape(2, 2, 2, 2), nodes=1, staging=1, parcel=1)
     fleet = Fleet(change.ship(), change)
     fleet.launch(0)
     assert fleet.launches() == []

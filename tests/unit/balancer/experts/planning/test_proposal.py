@@ -5,59 +5,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.config import Aims, Split
+from equipoise.balancer.experts.config import PlannerOptions, Split
 from equipoise.balancer.experts.placement import (
     SHARE_ONE,
+    ExpertShape,
     Layout,
     Load,
-    Shape,
-    check,
-    contiguous,
+    check_placement,
     even_shares,
     imbalance,
+    initial_placement,
 )
-from equipoise.balancer.experts.planning.proposal import Freight, Shipped, by_ship
-from equipoise.balancer.experts.planning.rebalance_plan import Limits, draft
+from equipoise.balancer.experts.planning.proposal import (
+    StagedProposal,
+    TransferLimits,
+    staged_proposal,
+)
+from equipoise.balancer.experts.planning.rebalance_plan import RebalanceLimits, plan_rebalance
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Shape, Load]:
+def cases(draw: st.DrawFn) -> tuple[ExpertShape, Load]:
     ranks = draw(st.integers(1, 5))
     per_rank = draw(st.integers(1, 5))
     slots = ranks * per_rank
-    shape = Shape(draw(st.integers(1, 3)), draw(st.integers(1, slots)), slots, ranks)
+    shape = ExpertShape(draw(st.integers(1, 3)), draw(st.integers(1, slots)), slots, ranks)
     counts = st.lists(st.integers(0, 5000), min_size=shape.experts, max_size=shape.experts)
     load = [draw(counts) for _ in range(shape.layers)]
     return shape, np.array(load, dtype=np.int64)
 
 
-def start(shape: Shape) -> Layout:
-    placement = contiguous(shape)
+def start(shape: ExpertShape) -> Layout:
+    placement = initial_placement(shape)
     return Layout(placement, even_shares(placement, shape.experts))
 
 
-def limits(hysteresis: int, staging: int) -> Limits:
-    return Limits(hysteresis=hysteresis, staging=staging, aims=Aims(), nodes=1, split=Split.LEVEL)
+def limits(hysteresis: int, staging: int) -> RebalanceLimits:
+    return RebalanceLimits(
+        hysteresis=hysteresis, staging=staging, aims=PlannerOptions(), nodes=1, split=Split.LEVEL
+    )
 
 
-def propose(load: Load, installed: Layout, shape: Shape, limits: Limits) -> Shipped:
-    freight = Freight(parcel=4, nodes=1, staging=limits.staging, rank=0)
-    return by_ship(draft(load[None], installed, shape, limits), installed, shape, freight)
+def propose(
+    load: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
+) -> StagedProposal:
+    freight = TransferLimits(parcel=4, nodes=1, staging=limits.staging, rank=0)
+    return staged_proposal(
+        plan_rebalance(load[None], installed, shape, limits), installed, shape, freight
+    )
 
 
 @given(cases())
 def test_proposal_is_complete_and_never_worse_than_installed(
-    case: tuple[Shape, Load],
+    case: tuple[ExpertShape, Load],
 ) -> None:
     shape, load = case
     installed = start(shape)
     proposal = propose(load, installed, shape, limits(hysteresis=0, staging=10_000))
-    check(proposal.layout.placement, shape)
+    check_placement(proposal.layout.placement, shape)
     assert (proposal.draft.predicted <= imbalance(load, installed, shape)).all()
 
 
 @given(cases())
-def test_proposal_digest_is_equal_for_equal_load(case: tuple[Shape, Load]) -> None:
+def test_proposal_digest_is_equal_for_equal_load(case: tuple[ExpertShape, Load]) -> None:
     shape, load = case
     first = propose(load, start(shape), shape, limits(hysteresis=10, staging=10_000))
     second = propose(load.copy(), start(shape), shape, limits(hysteresis=10, staging=10_000))
@@ -66,7 +76,7 @@ def test_proposal_digest_is_equal_for_equal_load(case: tuple[Shape, Load]) -> No
 
 
 @given(cases())
-def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[Shape, Load]) -> None:
+def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[ExpertShape, Load]) -> None:
     shape, load = case
     first = propose(load, start(shape), shape, limits(hysteresis=0, staging=10_000))
     again = propose(load, first.layout, shape, limits(hysteresis=0, staging=10_000))
@@ -77,7 +87,7 @@ def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[Shape, Load]) 
 @pytest.mark.slow
 @given(cases(), st.integers(0, 12))
 def test_proposal_fills_no_more_slots_of_rank_than_staging(
-    case: tuple[Shape, Load], staging: int
+    case: tuple[ExpertShape, Load], staging: int
 ) -> None:
     shape, load = case
     found = propose(load, start(shape), shape, limits(hysteresis=0, staging=staging))
@@ -89,7 +99,7 @@ def test_proposal_fills_no_more_slots_of_rank_than_staging(
 
 @given(cases(), st.integers(0, 5))
 def test_proposal_names_layers_that_more_staging_would_bring_lower(
-    case: tuple[Shape, Load], staging: int
+    case: tuple[ExpertShape, Load], staging: int
 ) -> None:
     shape, load = case
     bound = limits(hysteresis=300, staging=staging)
@@ -106,14 +116,14 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
 
 
 def test_proposal_replans_layers_without_required_redundancy_first() -> None:
-    shape = Shape(3, 4, 12, 3)
+    shape = ExpertShape(3, 4, 12, 3)
     sound = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
     frail = [0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
     lonely = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 1, 2]
     placement = np.array([sound, lonely, frail], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 4))
     load = np.full((3, 4), 30, dtype=np.int64)
-    aims = replace(limits(10, 9), aims=Aims(survive=1))
+    aims = replace(limits(10, 9), aims=PlannerOptions(survive=1))
     found = propose(load, installed, shape, aims)
     assert found.draft.order == (1,)
     homes = [
@@ -125,24 +135,24 @@ def test_proposal_replans_layers_without_required_redundancy_first() -> None:
 
 
 def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
-    shape = Shape(2, 2, 4, 2)
+    shape = ExpertShape(2, 2, 4, 2)
     placement = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 2))
     load = np.array([[5, 5], [90, 10]], dtype=np.int64)
-    found = propose(load, installed, shape, replace(limits(0, 0), aims=Aims(survive=1)))
+    found = propose(load, installed, shape, replace(limits(0, 0), aims=PlannerOptions(survive=1)))
     assert found.draft.order == ()
     assert found.layout.placement.tolist() == placement.tolist()
 
 
 def test_proposal_orders_layers_by_gain() -> None:
-    shape = Shape(2, 4, 4, 2)
+    shape = ExpertShape(2, 4, 4, 2)
     load = np.array([[12, 10, 8, 8], [30, 30, 1, 1]], dtype=np.int64)
     proposal = propose(load, start(shape), shape, limits(hysteresis=0, staging=2))
     assert proposal.draft.order == (1, 0)
 
 
 def test_hysteresis_keeps_layer_with_small_gain() -> None:
-    shape = Shape(1, 4, 4, 2)
+    shape = ExpertShape(1, 4, 4, 2)
     load = np.array([[11, 11, 10, 10]], dtype=np.int64)
     gain = imbalance(load, start(shape), shape)[0]
     assert propose(load, start(shape), shape, limits(hysteresis=0, staging=9)).draft.order == (0,)
@@ -153,11 +163,11 @@ def test_hysteresis_keeps_layer_with_small_gain() -> None:
 
 
 def test_imbalance_is_max_over_mean_minus_one() -> None:
-    shape = Shape(1, 4, 4, 2)
+    shape = ExpertShape(1, 4, 4, 2)
     load = np.array([[30, 30, 20, 20]], dtype=np.int64)
     assert imbalance(load, start(shape), shape)[0] / SHARE_ONE == pytest.approx(0.2, abs=1e-4)
 
 
 def test_imbalance_of_zero_load_is_zero() -> None:
-    shape = Shape(1, 4, 4, 2)
+    shape = ExpertShape(1, 4, 4, 2)
     assert imbalance(np.zeros((1, 4), dtype=np.int64), start(shape), shape).tolist() == [0]

@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.placement import (
+    ExpertShape,
     Layout,
     Load,
-    Shape,
     Shares,
     even_shares,
     solve_shares,
 )
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.balancer.experts.routing.drift import MEMORY, Follower
+from equipoise.balancer.experts.routing.drift import MEMORY, DriftDetector
 
-SHAPE = Shape(layers=4, experts=16, slots=24, ranks=4)
+SHAPE = ExpertShape(layers=4, experts=16, slots=24, ranks=4)
 ROWS = 2000
 PLANNED = 8
 SEEDS = range(5)
@@ -38,7 +38,7 @@ def planned(loads: list[Load]) -> Layout:
     return Layout(found.placement, found.shares)
 
 
-def follow(follower: Follower, layout: Layout, loads: list[Load]) -> list[Shares | None]:
+def follow(follower: DriftDetector, layout: Layout, loads: list[Load]) -> list[Shares | None]:
     """What is said to each load, while all that is said is done."""
     told = []
     for load in loads:
@@ -47,8 +47,8 @@ def follow(follower: Follower, layout: Layout, loads: list[Load]) -> list[Shares
     return told
 
 
-def a_follower(hysteresis: int = 655) -> Follower:
-    return Follower(SHAPE, hysteresis, planned=PLANNED)
+def a_follower(hysteresis: int = 655) -> DriftDetector:
+    return DriftDetector(SHAPE, hysteresis, planned=PLANNED)
 
 
 def renewals(told: list[Shares | None]) -> int:
@@ -132,7 +132,7 @@ def test_follower_does_not_modify_its_loads(kinds: list[int]) -> None:
 def test_follower_solves_from_any_number_of_sub_windows() -> None:
     load = np.full((SHAPE.layers, SHAPE.experts), 2**41, dtype=np.int64)
     layout = planned([load])
-    follower = Follower(SHAPE, hysteresis=10_000, planned=1)
+    follower = DriftDetector(SHAPE, hysteresis=10_000, planned=1)
     solved = [shares for shares in follow(follower, layout, [load] * 40) if shares is not None]
     assert len(solved) > 3, "each time that they rest on twice as many"
     for shares in solved:

@@ -11,16 +11,16 @@ from torch import Tensor
 from equipoise.backends.cpu import BACKEND
 from equipoise.backends.cpu.accelerator import CpuAccelerator
 from equipoise.balancer.experts.config import RoutingRule
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.routing.layer_update import table_update
-from equipoise.balancer.experts.routing.routers import BlockTurnRouter, RowHashRouter
+from equipoise.balancer.experts.routing.routers import BlockRoundRobinRouter, RowHashRouter
 from equipoise.hal.kernels import Tables
 from equipoise.hal.routing import RoutingTable
 from equipoise.hal.routing_rules import BlockTurns, RowHash, route_by_rule
 from equipoise.hal.stream import Role
 
 SOON = 20.0
-SHAPE = Shape(layers=2, experts=4, slots=8, ranks=2)
+SHAPE = ExpertShape(layers=2, experts=4, slots=8, ranks=2)
 TOP_K = 3
 LAYER = 1
 
@@ -34,7 +34,7 @@ def cpu() -> Iterator[CpuAccelerator]:
 
 def layout() -> Layout:
     """All tokens on the first replica, as far as shares go."""
-    placement = contiguous(SHAPE)
+    placement = initial_placement(SHAPE)
     shares = np.zeros_like(placement)
     for layer in range(SHAPE.layers):
         first = [placement[layer].tolist().index(expert) for expert in range(SHAPE.experts)]
@@ -91,7 +91,7 @@ def test_row_hash_router_counts_all_rows_by_default(cpu: CpuAccelerator) -> None
 def test_block_turn_router_starts_at_offset(cpu: CpuAccelerator, offset: int) -> None:
     tables, table = installed(cpu)
     counted = counters()
-    slots = BlockTurnRouter(cpu, tables, offset, counted).route(LAYER, 3, ids())
+    slots = BlockRoundRobinRouter(cpu, tables, offset, counted).route(LAYER, 3, ids())
     settle(cpu)
     due = route_by_rule(ids().view(-1), table, BlockTurns(offset))
     assert slots.shape == ids().shape
@@ -104,7 +104,7 @@ def test_compat_routers_report_even_shares(cpu: CpuAccelerator) -> None:
     even = even_shares(layout().placement, SHAPE.experts).tolist()
     for router in (
         RowHashRouter(cpu, tables, counters()),
-        BlockTurnRouter(cpu, tables, 0, counters()),
+        BlockRoundRobinRouter(cpu, tables, 0, counters()),
     ):
         assert router.shares(load, layout(), SHAPE).tolist() == even
 

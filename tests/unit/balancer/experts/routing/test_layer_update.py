@@ -4,16 +4,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.placement import Layout, Placement, Shape, contiguous, solve_shares
-from equipoise.balancer.experts.routing.layer_update import Change, change_of
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Layout,
+    Placement,
+    initial_placement,
+    solve_shares,
+)
+from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_update
 from equipoise.hal.routing import build_table
 
-SHAPE = Shape(layers=4, experts=4, slots=6, ranks=2)
+SHAPE = ExpertShape(layers=4, experts=4, slots=6, ranks=2)
 
 
 def layout(seed: int) -> Layout:
     random = np.random.default_rng(seed)
-    rows = [random.permutation(row) for row in contiguous(SHAPE)]
+    rows = [random.permutation(row) for row in initial_placement(SHAPE)]
     placement: Placement = np.stack(rows).astype(np.int32)
     load = random.integers(0, 100, (SHAPE.layers, SHAPE.experts))
     return Layout(placement, solve_shares(load, placement, SHAPE))
@@ -25,7 +31,7 @@ layers = st.lists(st.integers(0, SHAPE.layers - 1), unique=True)
 
 @given(layouts, layers)
 def test_change_holds_tables_of_its_layers(wanted: Layout, chosen: list[int]) -> None:
-    change = change_of(wanted, SHAPE, chosen)
+    change = layer_update(wanted, SHAPE, chosen)
     assert change.layers == tuple(chosen)
     for place, layer in enumerate(chosen):
         placement = torch.from_numpy(wanted.placement[layer])
@@ -39,7 +45,7 @@ def test_change_holds_tables_of_its_layers(wanted: Layout, chosen: list[int]) ->
 def test_change_applies_to_its_own_layers_only(
     before: Layout, wanted: Layout, chosen: list[int]
 ) -> None:
-    after = change_of(wanted, SHAPE, chosen).on(before)
+    after = layer_update(wanted, SHAPE, chosen).on(before)
     for layer in range(SHAPE.layers):
         source = wanted if layer in chosen else before
         assert (after.placement[layer] == source.placement[layer]).all()
@@ -51,26 +57,26 @@ def test_change_applies_to_its_own_layers_only(
 def test_change_digests_are_equal_only_for_equal_tables(
     one: Layout, other: Layout, chosen: list[int]
 ) -> None:
-    first, second = change_of(one, SHAPE, chosen), change_of(other, SHAPE, chosen)
+    first, second = layer_update(one, SHAPE, chosen), layer_update(other, SHAPE, chosen)
     same = all(
         torch.equal(getattr(first.update, name), getattr(second.update, name))
         for name in ("start", "replicas", "cumulative")
     )
     assert (first.digest == second.digest) == same
-    assert first.digest == change_of(one, SHAPE, chosen).digest
+    assert first.digest == layer_update(one, SHAPE, chosen).digest
 
 
 def test_change_digest_depends_on_layer_number() -> None:
     start = layout(0)
     rows = Layout(start.placement[[0, 0, 0, 0]], start.shares[[0, 0, 0, 0]])
-    assert change_of(rows, SHAPE, [0]).digest != change_of(rows, SHAPE, [1]).digest
+    assert layer_update(rows, SHAPE, [0]).digest != layer_update(rows, SHAPE, [1]).digest
 
 
 @given(layouts, layers, layers)
 def test_change_where_placed_keeps_layers_with_same_placement(
     start: Layout, chosen: list[int], moved: list[int]
 ) -> None:
-    change = change_of(start, SHAPE, chosen)
+    change = layer_update(start, SHAPE, chosen)
     placement = start.placement.copy()
     placement[moved] = np.roll(placement[moved], 1, axis=1)
     now = Layout(placement, start.shares)
@@ -79,6 +85,6 @@ def test_change_where_placed_keeps_layers_with_same_placement(
     if not stay and chosen:
         assert fitting is None
         return
-    assert isinstance(fitting, Change)
+    assert isinstance(fitting, LayerUpdate)
     assert fitting.layers == tuple(stay)
-    assert fitting.digest == change_of(start, SHAPE, stay).digest
+    assert fitting.digest == layer_update(start, SHAPE, stay).digest

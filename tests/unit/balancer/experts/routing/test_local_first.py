@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.balancer.experts.config import EngineConfig, Locality, ShareMode
+from equipoise.balancer.experts.config import BalancerConfig, Locality, ShareMode
 from equipoise.balancer.experts.routing import local_first
-from equipoise.balancer.experts.routing.local_first import Runs, local_cumulative
+from equipoise.balancer.experts.routing.local_first import ReplicaRuns, local_first_shares
 from equipoise.hal.errors import ConfigError
 from equipoise.hal.kernels import Salt
 from equipoise.hal.routing import (
@@ -66,7 +66,7 @@ def ids_of(counts: Tensor, seed: int) -> Tensor:
 def routed(batch: Batch, rank: int) -> Tensor:
     """Rows that a rank sends to each slot, int64 [slots + 1]; the last are padding."""
     table, salt = batch.table, Salt(rank, LAYER, step=9)
-    own = local_cumulative(batch.counts, table.start, table.replicas, table.cumulative, salt)
+    own = local_first_shares(batch.counts, table.start, table.replicas, table.cumulative, salt)
     local = RoutingTable(table.start, table.replicas, own)
     ids = ids_of(batch.counts[rank], rank)
     slots, counted = route_apportioned(ids, local, rank, LAYER)
@@ -77,7 +77,7 @@ def routed(batch: Batch, rank: int) -> Tensor:
 def quotas(batch: Batch) -> Tensor:
     """Rows that each slot takes in all, int64 [slots]."""
     table = batch.table
-    runs = Runs.of(table.start, table.replicas, batch.ranks)
+    runs = ReplicaRuns.of(table.start, table.replicas, batch.ranks)
     by_entry = local_first._quotas(batch.counts.sum(0), runs, table.cumulative, LAYER)
     return torch.zeros(table.slots, dtype=torch.int64).index_add(0, table.replicas.long(), by_entry)
 
@@ -90,7 +90,7 @@ def test_local_routing_sends_each_replica_its_share_within_one_row(batch: Batch)
     assert sent[:, -1].tolist() == [3] * batch.ranks
     exact = torch.zeros(batch.table.slots, dtype=torch.float64)
     runs, ends = (
-        Runs.of(batch.table.start, batch.table.replicas, batch.ranks),
+        ReplicaRuns.of(batch.table.start, batch.table.replicas, batch.ranks),
         batch.table.cumulative,
     )
     shares = ends - torch.where(runs.first, 0, ends.roll(1))
@@ -104,7 +104,7 @@ def test_local_routing_sends_each_replica_its_share_within_one_row(batch: Batch)
 def test_local_routing_keeps_as_many_rows_home_as_possible(batch: Batch) -> None:
     table, due = batch.table, quotas(batch)
     placed = torch.empty(table.slots, dtype=torch.int64)
-    runs = Runs.of(table.start, table.replicas, batch.ranks)
+    runs = ReplicaRuns.of(table.start, table.replicas, batch.ranks)
     placed[table.replicas.long()] = runs.owner
     for rank in range(batch.ranks):
         sent = routed(batch, rank)[:-1]
@@ -118,7 +118,7 @@ def test_local_routing_keeps_as_many_rows_home_as_possible(batch: Batch) -> None
 @given(batches())
 def test_local_routing_sends_rows_to_replicas_of_their_expert(batch: Batch) -> None:
     table = batch.table
-    runs = Runs.of(table.start, table.replicas, batch.ranks)
+    runs = ReplicaRuns.of(table.start, table.replicas, batch.ranks)
     for rank in range(batch.ranks):
         sent = routed(batch, rank)[:-1]
         of_expert = torch.zeros(table.experts, dtype=torch.int64)
@@ -146,7 +146,7 @@ def test_local_routing_divides_large_batches_within_four_rows() -> None:
 @pytest.mark.parametrize("mode", [ShareMode.STATIC, ShareMode.LAGGED])
 def test_locality_requires_exact_shares(mode: ShareMode) -> None:
     with pytest.raises(ConfigError, match="shares must be exact"):
-        EngineConfig(
+        BalancerConfig(
             label="local",
             shares=mode,
             locality=Locality.PREFER,

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.balancer import open_balancer
-from equipoise.balancer.experts.config import EngineConfig, Locality, ShareMode
-from equipoise.balancer.experts.placement import Layout, Shape, contiguous, even_shares
+from equipoise.balancer.experts.config import BalancerConfig, Locality, ShareMode
+from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.hal.errors import ConfigError
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
-SHAPE = Shape(layers=1, experts=4, slots=8, ranks=2)
-LAYOUT = Layout(contiguous(SHAPE), even_shares(contiguous(SHAPE), SHAPE.experts))
+SHAPE = ExpertShape(layers=1, experts=4, slots=8, ranks=2)
+LAYOUT = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), SHAPE.experts))
 ROWS = st.lists(st.integers(0, SHAPE.experts - 1), min_size=1, max_size=64)
 
 
-def config(shares: ShareMode, alike: int, locality: Locality = Locality.ANY) -> EngineConfig:
-    return EngineConfig(
+def config(shares: ShareMode, alike: int, locality: Locality = Locality.ANY) -> BalancerConfig:
+    return BalancerConfig(
         label="alike",
         shares=shares,
         window_size=2,

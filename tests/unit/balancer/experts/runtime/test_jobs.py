@@ -4,12 +4,12 @@ import time
 import pytest
 
 from equipoise.balancer.experts.runtime.jobs import (
-    Dismissed,
     Job,
+    NamedJob,
     ThreadWorker,
-    Titled,
-    at_once,
-    finish,
+    WorkerClosed,
+    immediate,
+    run_blocking,
 )
 
 
@@ -44,7 +44,7 @@ def test_job_receives_results_of_its_waits() -> None:
     waits = Given(), Given()
     for wait in waits:
         wait.came.set()
-    assert finish(collecting(*waits), 1.0) == ["came", "came"]
+    assert run_blocking(collecting(*waits), 1.0) == ["came", "came"]
 
 
 def test_job_may_catch_exception_of_a_wait() -> None:
@@ -59,9 +59,9 @@ def test_job_may_catch_exception_of_a_wait() -> None:
             return f"caught {error}"
         return "nothing"
 
-    assert finish(forgiving(), 1.0) == "caught broken"
+    assert run_blocking(forgiving(), 1.0) == "caught broken"
     with pytest.raises(ValueError, match="broken"):
-        finish(collecting(wait), 1.0)
+        run_blocking(collecting(wait), 1.0)
 
 
 def test_titled_job_runs_like_the_inner_job() -> None:
@@ -69,11 +69,11 @@ def test_titled_job_runs_like_the_inner_job() -> None:
     bad.error = ValueError("broken")
     for wait in (good, bad):
         wait.came.set()
-    titled = Titled(collecting(good, good), "move", epoch=3)
+    titled = NamedJob(collecting(good, good), "move", epoch=3)
     assert (titled.name, titled.details) == ("move", {"epoch": 3})
-    assert finish(titled, 1.0) == ["came", "came"]
+    assert run_blocking(titled, 1.0) == ["came", "came"]
     with pytest.raises(ValueError, match="broken"):
-        finish(Titled(collecting(good, bad), "move"), 1.0)
+        run_blocking(NamedJob(collecting(good, bad), "move"), 1.0)
 
 
 def test_titled_job_close_closes_inner_job() -> None:
@@ -85,7 +85,7 @@ def test_titled_job_close_closes_inner_job() -> None:
         finally:
             ended.append(True)
 
-    titled = Titled(job(), "move")
+    titled = NamedJob(job(), "move")
     next(titled)
     titled.close()
     assert ended == [True]
@@ -93,7 +93,7 @@ def test_titled_job_close_closes_inner_job() -> None:
 
 def test_job_wait_ends_at_deadline() -> None:
     with pytest.raises(TimeoutError):
-        finish(collecting(Given()), 0.01)
+        run_blocking(collecting(Given()), 0.01)
 
 
 def test_worker_runs_jobs_in_order() -> None:
@@ -103,7 +103,7 @@ def test_worker_runs_jobs_in_order() -> None:
         yield gate
         order.append("first")
 
-    tasks = worker.start(first()), worker.start(at_once(lambda: order.append("second")))
+    tasks = worker.start(first()), worker.start(immediate(lambda: order.append("second")))
     assert not any(task.done() for task in tasks)
     gate.came.set()
     for task in tasks:
@@ -118,9 +118,9 @@ def test_worker_continues_after_failed_job() -> None:
     def broken() -> None:
         raise ValueError("heard")
 
-    failed = worker.start(at_once(broken))
+    failed = worker.start(immediate(broken))
     assert isinstance(failed.exception(20.0), ValueError)
-    assert worker.start(at_once(lambda: 7)).result(20.0) == 7
+    assert worker.start(immediate(lambda: 7)).result(20.0) == 7
     worker.close()
 
 
@@ -137,4 +137,4 @@ def test_worker_close_ends_job_at_next_wait() -> None:
     gate.came.set()
     closing.join(20.0)
     assert not closing.is_alive()
-    assert isinstance(task.exception(0.0), Dismissed)
+    assert isinstance(task.exception(0.0), WorkerClosed)

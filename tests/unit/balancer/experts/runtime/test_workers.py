@@ -3,14 +3,14 @@ from functools import partial
 
 import pytest
 
-from equipoise.balancer.experts.runtime.jobs import ThreadWorker, at_once
-from equipoise.balancer.experts.runtime.workers import HeldWorker, Staff
+from equipoise.balancer.experts.runtime.jobs import ThreadWorker, immediate
+from equipoise.balancer.experts.runtime.workers import DeferredWorker, Workers
 
 
 def test_held_worker_starts_jobs_in_order_after_go() -> None:
-    worker, order = HeldWorker(ThreadWorker("test", 20.0)), list[int]()
-    tasks = [worker.start(at_once(partial(order.append, number))) for number in (1, 2)]
-    behind = worker._inner.start(at_once(lambda: order.append(0)))
+    worker, order = DeferredWorker(ThreadWorker("test", 20.0)), list[int]()
+    tasks = [worker.start(immediate(partial(order.append, number))) for number in (1, 2)]
+    behind = worker._inner.start(immediate(lambda: order.append(0)))
     behind.result(20.0)
     assert order == [0]
     assert not any(task.done() for task in tasks)
@@ -24,8 +24,8 @@ def test_held_worker_starts_jobs_in_order_after_go() -> None:
 
 
 def test_held_worker_result_raises_before_job_has_started() -> None:
-    worker = HeldWorker(ThreadWorker("test", 20.0))
-    task = worker.start(at_once(lambda: 7))
+    worker = DeferredWorker(ThreadWorker("test", 20.0))
+    task = worker.start(immediate(lambda: 7))
     with pytest.raises(TimeoutError, match="has not begun"):
         task.result(20.0)
     with pytest.raises(TimeoutError, match="has not begun"):
@@ -39,16 +39,16 @@ def test_held_worker_reports_exception_of_job() -> None:
     def broken() -> None:
         raise ValueError("heard")
 
-    worker = HeldWorker(ThreadWorker("test", 20.0))
-    task = worker.start(at_once(broken))
+    worker = DeferredWorker(ThreadWorker("test", 20.0))
+    task = worker.start(immediate(broken))
     worker.go()
     assert isinstance(task.exception(20.0), ValueError)
     worker.close()
 
 
 def test_held_worker_drops_held_jobs_on_close() -> None:
-    worker, begun = HeldWorker(ThreadWorker("test", 20.0)), threading.Event()
-    task = worker.start(at_once(begun.set))
+    worker, begun = DeferredWorker(ThreadWorker("test", 20.0)), threading.Event()
+    task = worker.start(immediate(begun.set))
     worker.close()
     worker.go()
     assert not task.done()
@@ -56,9 +56,9 @@ def test_held_worker_drops_held_jobs_on_close() -> None:
 
 
 def test_held_workers_start_every_job_after_go() -> None:
-    staff = Staff.hired(lambda name: ThreadWorker(name, 20.0))
+    staff = Workers.hired(lambda name: ThreadWorker(name, 20.0))
     names = ["planner", "mover", "clerk", "solver", "teller"]
-    tasks = [getattr(staff, name).start(at_once(lambda: 1)) for name in names]
+    tasks = [getattr(staff, name).start(immediate(lambda: 1)) for name in names]
     staff.go()
     assert [task.result(20.0) for task in tasks] == [1] * len(names)
     staff.close()

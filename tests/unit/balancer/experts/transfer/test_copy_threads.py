@@ -18,15 +18,15 @@ from equipoise.balancer.experts.transfer.copy_threads import (
     PLAIN,
     UNLIMITED,
     Copy,
-    HostCopier,
-    Profile,
+    CopyLimits,
+    CopyThreadPool,
 )
 from equipoise.hal.errors import CopierError, CopyAbandoned
 
 
 @pytest.fixture(scope="module")
-def copier() -> Iterator[HostCopier]:
-    with HostCopier(SMALL, threads=4) as made:
+def copier() -> Iterator[CopyThreadPool]:
+    with CopyThreadPool(SMALL, threads=4) as made:
         yield made
 
 
@@ -52,7 +52,7 @@ def places(draw: st.DrawFn) -> Places:
 
 
 @given(places())
-def test_copier_writes_exactly_the_destination_bytes(copier: HostCopier, where: Places) -> None:
+def test_copier_writes_exactly_the_destination_bytes(copier: CopyThreadPool, where: Places) -> None:
     source = noise(where.nbytes)
     found, wanted = (torch.full((where.nbytes,), GUARD, dtype=torch.uint8) for _ in range(2))
     copies = [Copy(source[a : a + n], found[b : b + n]) for a, b, n in where.copies]
@@ -67,14 +67,14 @@ def test_copier_writes_exactly_the_destination_bytes(copier: HostCopier, where: 
 
 @pytest.mark.parametrize("profile", [PLAIN, PCIE, C2C, SMALL])
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1 << 16, (1 << 20) + 7, (1 << 22) + 65])
-def test_copier_profiles_copy_every_size(profile: Profile, nbytes: int) -> None:
+def test_copier_profiles_copy_every_size(profile: CopyLimits, nbytes: int) -> None:
     source, destination = noise(nbytes), guarded(nbytes)
-    with HostCopier(profile, threads=3) as copier:
+    with CopyThreadPool(profile, threads=3) as copier:
         copier.submit([Copy(source, destination)]).wait(SOON)
     assert torch.equal(source, destination)
 
 
-def test_copier_copies_any_dtype_as_bytes(copier: HostCopier) -> None:
+def test_copier_copies_any_dtype_as_bytes(copier: CopyThreadPool) -> None:
     source = torch.randn(3, 5, dtype=torch.bfloat16)
     destination = torch.empty(15, dtype=torch.int16)
     scalar, place = torch.tensor(2.5), torch.tensor(0.0)
@@ -87,7 +87,7 @@ def test_copier_serves_tickets_of_many_threads() -> None:
     """Each thread copies down a chain of buffers of its own."""
     wrong: list[object] = []
 
-    def chain(copier: HostCopier, seed: int) -> None:
+    def chain(copier: CopyThreadPool, seed: int) -> None:
         try:
             buffers = [noise(5000 + seed, seed), *(torch.empty(5000 + seed, dtype=torch.uint8)
                        for _ in range(12))]  # fmt: skip
@@ -98,7 +98,7 @@ def test_copier_serves_tickets_of_many_threads() -> None:
         except Exception as error:
             wrong.append(error)
 
-    with HostCopier(Profile("chunks", 512, UNLIMITED), threads=3) as copier:
+    with CopyThreadPool(CopyLimits("chunks", 512, UNLIMITED), threads=3) as copier:
         users = [threading.Thread(target=chain, args=(copier, seed)) for seed in range(6)]
         for user in users:
             user.start()
@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[list[Copy], str]] = {
 
 @pytest.mark.parametrize(("copies", "message"), REFUSED.values(), ids=REFUSED)
 def test_copier_refuses_bad_copies_before_any_effect(
-    copier: HostCopier, copies: list[Copy], message: str
+    copier: CopyThreadPool, copies: list[Copy], message: str
 ) -> None:
     first = torch.zeros(100, dtype=torch.uint8)
     with pytest.raises(CopierError, match=message) as caught:
@@ -139,7 +139,7 @@ def test_copier_refuses_bad_copies_before_any_effect(
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 20))
 def test_copier_refuses_overlapping_but_not_adjacent_ranges(
-    copier: HostCopier, a: int, b: int, nbytes: int
+    copier: CopyThreadPool, a: int, b: int, nbytes: int
 ) -> None:
     memory = noise(60)
     copy = Copy(memory[a : a + nbytes], memory[b : b + nbytes])
@@ -155,7 +155,7 @@ def test_copier_refuses_overlapping_but_not_adjacent_ranges(
 def test_copier_rate_holds_back_chunks() -> None:
     """Of 100 chunks at one a day the first is begun at once, and no other."""
     found = guarded(6400)
-    copier = HostCopier(STILL, threads=4)
+    copier = CopyThreadPool(STILL, threads=4)
     ticket = copier.submit([Copy(torch.zeros(6400, dtype=torch.uint8), found)])
     expiry = time.monotonic() + SOON
     while not int((found == 0).sum()) and time.monotonic() < expiry:
@@ -169,7 +169,7 @@ def test_copier_rate_holds_back_chunks() -> None:
 @pytest.mark.parametrize("which", ["write on write", "write on read", "read on write"])
 def test_copier_refuses_ticket_that_conflicts_with_running_one(which: str) -> None:
     a, b, c = (noise(256, seed) for seed in range(3))
-    copier = HostCopier(STILL, threads=1)
+    copier = CopyThreadPool(STILL, threads=1)
     copier.submit([Copy(a, b)])
     second = {
         "write on write": Copy(c, b),
@@ -183,7 +183,7 @@ def test_copier_refuses_ticket_that_conflicts_with_running_one(which: str) -> No
         copier.close(0.0)
 
 
-def test_copier_accepts_memory_again_after_its_ticket_ended(copier: HostCopier) -> None:
+def test_copier_accepts_memory_again_after_its_ticket_ended(copier: CopyThreadPool) -> None:
     a, b = noise(4096, 1), noise(4096, 2)
     wanted = a.clone()
     for _ in range(20):

@@ -15,23 +15,23 @@ from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.balancer.experts.transfer.copy_threads import (
     PLAIN,
     Copy,
-    HostCopier,
-    Profile,
-    Ticket,
+    CopyHandle,
+    CopyLimits,
+    CopyThreadPool,
 )
 from equipoise.hal.accelerator import Topology
 from equipoise.hal.errors import CopierError, CopyAbandoned, CopyPending
 
 
 @pytest.fixture(scope="module")
-def copier() -> Iterator[HostCopier]:
-    with HostCopier(SMALL, threads=4) as made:
+def copier() -> Iterator[CopyThreadPool]:
+    with CopyThreadPool(SMALL, threads=4) as made:
         yield made
 
 
 def test_ticket_wait_times_out_and_copy_goes_on() -> None:
     source, destination = noise(1000), guarded(1000)
-    copier = HostCopier(STILL, threads=2)
+    copier = CopyThreadPool(STILL, threads=2)
     ticket = copier.submit([Copy(source, destination)])
     with pytest.raises(CopyPending, match=r"not done within 0\.05 s"):
         ticket.wait(0.05)
@@ -44,7 +44,7 @@ def test_ticket_wait_times_out_and_copy_goes_on() -> None:
 
 
 def test_ticket_waiter_gets_error_when_copier_closes() -> None:
-    copier = HostCopier(STILL, threads=1)
+    copier = CopyThreadPool(STILL, threads=1)
     ticket = copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
     told: list[type[BaseException]] = []
 
@@ -64,7 +64,7 @@ def test_ticket_waiter_gets_error_when_copier_closes() -> None:
 
 @pytest.mark.slow
 def test_copier_keeps_tensors_alive_until_copied() -> None:
-    copier = HostCopier(STILL, threads=1)
+    copier = CopyThreadPool(STILL, threads=1)
     source, destination = noise(1000), torch.empty(1000, dtype=torch.uint8)
     watched = [weakref.ref(source), weakref.ref(destination)]
     copier.submit([Copy(source, destination)])
@@ -78,7 +78,7 @@ def test_copier_keeps_tensors_alive_until_copied() -> None:
 
 
 @pytest.mark.slow
-def test_copier_releases_tensors_of_finished_ticket(copier: HostCopier) -> None:
+def test_copier_releases_tensors_of_finished_ticket(copier: CopyThreadPool) -> None:
     source = noise(1000)
     watched = weakref.ref(source)
     ticket = copier.submit([Copy(source, torch.empty(1000, dtype=torch.uint8))])
@@ -93,7 +93,7 @@ def test_copier_releases_tensors_of_finished_ticket(copier: HostCopier) -> None:
 
 def test_dropped_copier_ends_threads_and_warns() -> None:
     before = threads()
-    copier = HostCopier(STILL, threads=5)
+    copier = CopyThreadPool(STILL, threads=5)
     mine = threads() - before
     ticket = copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
     assert len(mine) == 5
@@ -106,7 +106,7 @@ def test_dropped_copier_ends_threads_and_warns() -> None:
         ticket.wait(SOON)
 
 
-def abandoned(ticket: Ticket) -> bool:
+def abandoned(ticket: CopyHandle) -> bool:
     try:
         ticket.wait(0.0)
     except CopyAbandoned:
@@ -115,8 +115,8 @@ def abandoned(ticket: Ticket) -> bool:
 
 
 def test_copier_close_under_load_ends_every_ticket() -> None:
-    copier = HostCopier(Profile("load", 4096, 1e6), threads=3)
-    tickets: list[tuple[Ticket, Copy]] = []
+    copier = CopyThreadPool(CopyLimits("load", 4096, 1e6), threads=3)
+    tickets: list[tuple[CopyHandle, Copy]] = []
     told: list[object] = []
 
     def load(seed: int) -> None:
@@ -142,9 +142,9 @@ def test_copier_close_under_load_ends_every_ticket() -> None:
         assert abandoned(ticket) or torch.equal(copy.source, copy.destination)
 
 
-def test_copier_close_finishes_copies_and_refuses_new_ones(copier: HostCopier) -> None:
+def test_copier_close_finishes_copies_and_refuses_new_ones(copier: CopyThreadPool) -> None:
     before = threads()
-    closing = HostCopier(SMALL, threads=2)
+    closing = CopyThreadPool(SMALL, threads=2)
     mine = threads() - before
     source, destination = noise(100_000), torch.empty(100_000, dtype=torch.uint8)
     ticket = closing.submit([Copy(source, destination)])
@@ -160,7 +160,7 @@ def test_copier_close_finishes_copies_and_refuses_new_ones(copier: HostCopier) -
 
 def test_copier_exit_does_not_hide_error_of_with_block() -> None:
     def fail() -> None:
-        with HostCopier(STILL, threads=1) as copier:
+        with CopyThreadPool(STILL, threads=1) as copier:
             copier.submit([Copy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
             raise KeyError
 
@@ -175,12 +175,12 @@ def test_copier_threads_are_pinned_near_accelerator(monkeypatch: pytest.MonkeyPa
         copy_threads, "near_cpus", lambda node, cpus: chosen if node == 3 else frozenset()
     )
     before = threads()
-    with HostCopier.near(Topology(0, "here", 3)) as copier:
+    with CopyThreadPool.near(Topology(0, "here", 3)) as copier:
         mine = threads() - before
         assert (copier.cpus, copier.threads, len(mine)) == (chosen, 1, 1)
         assert [os.sched_getaffinity(thread) for thread in mine] == [chosen]
     assert ended(mine)
-    with HostCopier.near(Topology(0, "here", -1)) as copier:
+    with CopyThreadPool.near(Topology(0, "here", -1)) as copier:
         mine = threads() - before
         assert copier.cpus == frozenset()
         assert copier.threads == len(mine) == copy_threads.thread_count(len(allowed), 1)
@@ -191,17 +191,17 @@ def test_copier_threads_are_pinned_near_accelerator(monkeypatch: pytest.MonkeyPa
 def test_copier_refuses_missing_cpu_and_leaves_no_thread(cpu: int) -> None:
     before = threads()
     with pytest.raises(CopierError, match="copier 'plain'"):
-        HostCopier(PLAIN, threads=3, cpus=frozenset({cpu}))
+        CopyThreadPool(PLAIN, threads=3, cpus=frozenset({cpu}))
     assert ended(threads() - before)
 
 
 BAD: dict[str, tuple[Callable[[], object], str]] = {
-    "no threads": (lambda: HostCopier(PLAIN, threads=0), "threads: expected 1 to"),
-    "no chunk": (lambda: Profile("x", 0, 1.0), "multiples of 64 bytes, not 0"),
-    "odd chunk": (lambda: Profile("x", 100, 1.0), "multiples of 64 bytes, not 100"),
-    "backwards": (lambda: Profile("x", 64, -1.0), "no rate: -1.0"),
-    "no number": (lambda: Profile("x", 64, float("nan")), "no rate: nan"),
-    "endless": (lambda: Profile("x", 64, float("inf")), "no rate: inf"),
+    "no threads": (lambda: CopyThreadPool(PLAIN, threads=0), "threads: expected 1 to"),
+    "no chunk": (lambda: CopyLimits("x", 0, 1.0), "multiples of 64 bytes, not 0"),
+    "odd chunk": (lambda: CopyLimits("x", 100, 1.0), "multiples of 64 bytes, not 100"),
+    "backwards": (lambda: CopyLimits("x", 64, -1.0), "no rate: -1.0"),
+    "no number": (lambda: CopyLimits("x", 64, float("nan")), "no rate: nan"),
+    "endless": (lambda: CopyLimits("x", 64, float("inf")), "no rate: inf"),
 }
 
 
@@ -212,7 +212,7 @@ def test_copier_refuses_bad_settings(call: Callable[[], object], message: str) -
 
 
 def test_copier_in_forked_process_raises() -> None:
-    copier = HostCopier(SMALL, threads=2)
+    copier = CopyThreadPool(SMALL, threads=2)
     ticket = copier.submit([])
     child = os.fork()
     if child == 0:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.transfer.layer_locks import OPEN, Gates, NoGates, StepKind
+from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, LayerLocks, NoLocks, StepKind
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EngineError, LockPoisoned, StreamTimeout
@@ -22,17 +22,17 @@ def accelerator() -> Iterator[Accelerator]:
 
 def gates(
     accelerator: Accelerator, deadline: float = 20.0, entries: Mapping[int, int] | None = None
-) -> Gates:
-    return Gates(accelerator, 4, Readers(accelerator.event), deadline, entries or {})
+) -> LayerLocks:
+    return LayerLocks(accelerator, 4, Readers(accelerator.event), deadline, entries or {})
 
 
 def test_gates_leave_unwritten_layers_open(accelerator: Accelerator) -> None:
     locks = gates(accelerator)
     locks.schedule({2: 7})
-    assert locks.reading(1, 7) is OPEN
-    assert locks.reading(2, 6) is OPEN
-    assert locks.reading(2, 7) is not OPEN
-    assert NoGates().reading(2, 7) is OPEN
+    assert locks.reading(1, 7) is UNLOCKED
+    assert locks.reading(2, 6) is UNLOCKED
+    assert locks.reading(2, 7) is not UNLOCKED
+    assert NoLocks().reading(2, 7) is UNLOCKED
 
 
 @given(st.dictionaries(st.integers(0, 3), st.integers(0, 9)), st.integers(0, 12))
@@ -87,7 +87,7 @@ def test_attached_stream_reads_only_while_lock_is_held(
     compute, other = accelerator.stream(Role.COMPUTE), accelerator.stream(Role.AUX)
     readers = Readers(accelerator.event)
     readers.attach(other)
-    locks = Gates(accelerator, 1, readers, 20.0)
+    locks = LayerLocks(accelerator, 1, readers, 20.0)
     locks.schedule({0: 0})
     order, gate = list[str](), threading.Event()
 
@@ -115,7 +115,7 @@ def test_gates_check_raises_on_poisoned_lock(accelerator: Accelerator) -> None:
         locks.check()
 
 
-def holds(locks: Gates, layer: int) -> bool:
+def holds(locks: LayerLocks, layer: int) -> bool:
     """Whether the mover still waits for the stream to give a lock back."""
     try:
         locks.locks[layer].wait(locks.locks[layer].epoch, 0.0)
@@ -138,7 +138,7 @@ def test_lock_is_given_back_after_last_entry_of_a_step(entries: int) -> None:
         compute.synchronize(20.0)
         assert step == 5 or not holds(locks, 0)
     assert locks.drained(0)
-    assert locks.reading(0, 6) is OPEN
+    assert locks.reading(0, 6) is UNLOCKED
     device.close()
 
 

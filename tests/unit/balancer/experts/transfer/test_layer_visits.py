@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.transfer.layer_locks import Visits
+from equipoise.balancer.experts.transfer.layer_locks import EntryCounter
 from equipoise.hal.errors import EngineError, LockPoisoned
 
 
@@ -12,7 +12,7 @@ from equipoise.hal.errors import EngineError, LockPoisoned
 def test_visits_hold_lock_from_first_entry_to_last_exit(
     data: st.DataObject, entries: int, first: int
 ) -> None:
-    visits, told = Visits(5, first, entries), list[str]()
+    visits, told = EntryCounter(5, first, entries), list[str]()
     for step in (first, first + 1):
         told.clear()
         waiting, inside = entries, 0
@@ -33,7 +33,7 @@ def test_visits_hold_lock_from_first_entry_to_last_exit(
 def test_layer_visits_must_equal_declared_entries(
     entries: int, made: int, data: st.DataObject
 ) -> None:
-    visits = Visits(5, 7, entries)
+    visits = EntryCounter(5, 7, entries)
     here = min(made, entries)
     for _ in range(here):
         visits.enter(7, lambda: None)
@@ -52,7 +52,7 @@ def test_layer_visits_must_equal_declared_entries(
 
 
 def test_visits_do_not_count_entry_whose_lock_failed() -> None:
-    visits = Visits(5, 7, 1)
+    visits = EntryCounter(5, 7, 1)
 
     def poisoned() -> None:
         raise LockPoisoned("late")

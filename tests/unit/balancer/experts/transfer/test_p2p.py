@@ -9,9 +9,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from equipoise.backends.cpu.slots import CpuSlotStore
-from equipoise.balancer.experts.planning.migration import Leg, Local, Receiving, RoundLeg, Sending
-from equipoise.balancer.experts.runtime.jobs import finish
-from equipoise.balancer.experts.transfer.p2p import Mover
+from equipoise.balancer.experts.planning.migration import (
+    LocalCopies,
+    RankTransfers,
+    Recv,
+    RoundTransfers,
+    Send,
+)
+from equipoise.balancer.experts.runtime.jobs import run_blocking
+from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal.capabilities import CommunicatorCapabilities
 from equipoise.hal.communicator import Communicator, Exchange
 from equipoise.hal.slots import Segment, SlotLayout
@@ -85,16 +91,16 @@ class Seen:
         return self._inner.exchange(round)
 
 
-def leg_of(rank: int) -> Leg:
+def leg_of(rank: int) -> RankTransfers:
     """A slot each way a round, to and from the other rank; then copies within this one."""
     rounds = tuple(
-        RoundLeg(Sending(1 - rank, (at,)), Receiving(1 - rank, (at,), (ROUNDS + at,)))
+        RoundTransfers(Send(1 - rank, (at,)), Recv(1 - rank, (at,), (ROUNDS + at,)))
         for at in range(ROUNDS)
     )
     sources = tuple(at % ROUNDS for at in range(HERE))
     staging = tuple(range(ROUNDS, ROUNDS + HERE))
     slots = tuple(range(2 * ROUNDS, SLOTS))
-    return Leg(rounds, Local(sources, staging, slots), ())
+    return RankTransfers(rounds, LocalCopies(sources, staging, slots), ())
 
 
 def stage(
@@ -107,11 +113,11 @@ def stage(
     store = SeenStore(layout, blobs)
     inner = seat.fabric.open("moves")
     group = Seen(inner, blobs, declared(inner.capabilities))
-    mover = Mover(seat.accelerator, group, store, range(2), WAIT, parcel=PARCEL)  # type: ignore[arg-type]
+    mover = P2PTransfer(seat.accelerator, group, store, range(2), WAIT, parcel=PARCEL)  # type: ignore[arg-type]
     compute, leg = seat.accelerator.stream(Role.COMPUTE), leg_of(seat.rank)
     event = seat.accelerator.event()
     compute.record(event)
-    staged = finish(mover.begin(leg, event), WAIT)
+    staged = run_blocking(mover.begin(leg, event), WAIT)
     store.commit(staged.copies, compute)
     seat.accelerator.synchronize(WAIT)
     theirs = weights[:ROUNDS] + 1000 * (1 - 2 * seat.rank)

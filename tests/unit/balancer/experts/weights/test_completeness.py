@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from equipoise.balancer.experts.weights.completeness import held_tensors
+from equipoise.balancer.experts.weights.completeness import model_tensors
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
-from equipoise.balancer.experts.weights.registry import ModelRegistry, Open
+from equipoise.balancer.experts.weights.registry import ModelRegistry, RegistryOpen
 from equipoise.hal.errors import ModelIncomplete, RegistrationError
 
 SLOTS, EXPERTS, HIDDEN, WIDTH = 3, 10, 6, 4
@@ -96,7 +96,7 @@ def tensors_of(experts: nn.Module) -> dict[str, Tensor]:
 def incomplete(into: ModelRegistry, model: object, **ignore: str) -> ModelIncomplete:
     with pytest.raises(ModelIncomplete) as caught:
         into.finalize(model, {**ROUTER, "*.expert_map": "a map of ids", **ignore})  # type: ignore[arg-type]
-    assert isinstance(into.state, Open)
+    assert isinstance(into.state, RegistryOpen)
     return caught.value
 
 
@@ -284,7 +284,7 @@ class Strange(nn.Module):
 
 
 def test_held_tensors_finds_parameters_buffers_and_plain_tensors() -> None:
-    held = {one.name: list(one.tensor.shape) for one in held_tensors(Strange())}
+    held = {one.name: list(one.tensor.shape) for one in model_tensors(Strange())}
     assert held == {
         "weight": [2],
         "state": [6],
@@ -304,14 +304,14 @@ def test_held_tensors_finds_inner_tensor_of_wrapper_subclass() -> None:
 
     wrapper = torch.zeros(2).as_subclass(Wrapper)
     wrapper.kept = torch.zeros(7)
-    (one,) = held_tensors([("w", wrapper)])
+    (one,) = model_tensors([("w", wrapper)])
     assert (one.name, str(one)) == ("w.kept", "w.kept float32 [7]")
 
 
 def test_held_tensors_lists_shared_parameter_under_both_names() -> None:
     one, two = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     two.weight = one.weight
-    names = [held.name for held in held_tensors(nn.ModuleList([one, two]))]
+    names = [held.name for held in model_tensors(nn.ModuleList([one, two]))]
     assert names == ["0.weight", "1.weight"]
 
 

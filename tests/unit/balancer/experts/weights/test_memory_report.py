@@ -5,13 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.balancer.experts.weights.memory_report import (
-    Entry,
-    Ledger,
-    Rounds,
-    model_ledger,
+    MemoryItem,
+    MemoryReport,
+    RoundOrder,
+    memory_report,
     packed_slots,
     tables_bytes,
 )
@@ -39,12 +39,12 @@ def test_tables_bytes_equal_allocated_tables(
     made = Tables.empty(layers, experts, slots, ranks, torch.device("cpu"))
     tensors = (made.generation, made.start, made.replicas, made.cumulative)
     wanted = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    assert tables_bytes(Shape(layers, experts, slots, ranks)) == wanted
+    assert tables_bytes(ExpertShape(layers, experts, slots, ranks)) == wanted
 
 
 def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
     model = two_families()
-    ledger = model_ledger(model, RANKS, staging=[2, 5], parcel=1)
+    ledger = memory_report(model, RANKS, staging=[2, 5], parcel=1)
     assert [entry.what for entry in ledger.entries] == [
         "m: slots",
         "m: staging of family 0",
@@ -69,16 +69,16 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
 
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 9))
 def test_packed_slots_cover_one_round_or_all_rounds(staging: int, slots: int, parcel: int) -> None:
-    in_turn = packed_slots(staging, slots, parcel, Rounds.IN_TURN)
+    in_turn = packed_slots(staging, slots, parcel, RoundOrder.IN_TURN)
     assert in_turn == (2 * min(slots, parcel) if staging else 0)
-    assert packed_slots(staging, slots, parcel, Rounds.AT_ONCE) == 2 * staging
+    assert packed_slots(staging, slots, parcel, RoundOrder.AT_ONCE) == 2 * staging
 
 
 def test_rounds_are_in_turn_on_independent_groups() -> None:
-    assert Rounds.over(CommunicatorCapabilities(independent_groups=True)) is Rounds.IN_TURN
-    assert Rounds.over(CommunicatorCapabilities()) is Rounds.AT_ONCE
-    at_once = model_ledger(two_families(), RANKS, [2, 5], parcel=1, rounds=Rounds.AT_ONCE)
-    found = {entry.what: entry for entry in at_once.entries}["m: blobs of family 1"]
+    assert RoundOrder.over(CommunicatorCapabilities(independent_groups=True)) is RoundOrder.IN_TURN
+    assert RoundOrder.over(CommunicatorCapabilities()) is RoundOrder.AT_ONCE
+    immediate = memory_report(two_families(), RANKS, [2, 5], parcel=1, rounds=RoundOrder.AT_ONCE)
+    found = {entry.what: entry for entry in immediate.entries}["m: blobs of family 1"]
     assert found.nbytes == 2 * 5 * two_families().families[1].slot_bytes
     assert "at once" in found.why
 
@@ -87,12 +87,14 @@ def test_model_ledger_counters_equal_allocation_of_load_window() -> None:
     shape = two_families().shape(RANKS)
     counters = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
     summed = torch.empty(counters.shape, dtype=torch.int64)
-    ledger = model_ledger(two_families(), RANKS, [2, 5], parcel=1)
+    ledger = memory_report(two_families(), RANKS, [2, 5], parcel=1)
     assert ledger.entries[-1].nbytes == counters.nbytes + summed.nbytes
 
 
 def test_ledger_with_unknown_entry_prints_total_as_lower_bound() -> None:
-    ledger = Ledger((Entry("slots", 1000, "own"), Entry("links", None, "it does not say")))
+    ledger = MemoryReport(
+        (MemoryItem("slots", 1000, "own"), MemoryItem("links", None, "it does not say"))
+    )
     assert ledger.total == 1000
     assert str(ledger).splitlines()[-2:] == [
         "links  unknown  it does not say",
@@ -103,18 +105,18 @@ def test_ledger_with_unknown_entry_prints_total_as_lower_bound() -> None:
 def test_model_ledger_staging_equals_slot_store_staging() -> None:
     family = two_families().families[0]
     store = backends.accelerator("cpu").open(0).slot_store(family.layout(staging=4))
-    ledger = model_ledger(two_families(), RANKS, staging=[4, 0], parcel=16)
+    ledger = memory_report(two_families(), RANKS, staging=[4, 0], parcel=16)
     assert ledger.entries[1].nbytes == store.layout.staging * store.layout.slot_bytes
 
 
 def test_model_ledger_requires_staging_for_every_family() -> None:
     with pytest.raises(ValueError, match="1 numbers of staging for 2 families"):
-        model_ledger(two_families(), RANKS, staging=[2], parcel=16)
+        memory_report(two_families(), RANKS, staging=[2], parcel=16)
 
 
 def test_ledgers_add_up_and_print_as_columns() -> None:
-    one = Ledger((Entry("slots", 1234567, "weights"),))
-    both = one + Ledger((Entry("communicator buffers", 89, "measured"),))
+    one = MemoryReport((MemoryItem("slots", 1234567, "weights"),))
+    both = one + MemoryReport((MemoryItem("communicator buffers", 89, "measured"),))
     assert both.total == one.total + 89
     assert str(both).splitlines() == [
         "what                      bytes  why",
@@ -126,4 +128,4 @@ def test_ledgers_add_up_and_print_as_columns() -> None:
 
 def test_ledger_entry_refuses_negative_bytes() -> None:
     with pytest.raises(ValueError, match="x cannot take -1 bytes"):
-        Entry("x", -1, "")
+        MemoryItem("x", -1, "")

@@ -5,28 +5,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.experts.weights.expert_weights import Place
-from equipoise.balancer.experts.weights.memory_spans import Claim, Claims, Span
+from equipoise.balancer.experts.weights.expert_weights import TensorName
+from equipoise.balancer.experts.weights.memory_spans import MemorySpan, OwnedSpan, SpanIndex
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import RegistrationError
 from equipoise.hal.slots import Segment
 
 INTERVALS = st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(1, 6)).map(
-    lambda drawn: Span(drawn[0], drawn[1], drawn[1] + drawn[2])
+    lambda drawn: MemorySpan(drawn[0], drawn[1], drawn[1] + drawn[2])
 )
 
 
-def claim(span: Span, slot: int = 0) -> Claim:
-    return Claim(span, Place("m", 0, "w"), slot)
+def claim(span: MemorySpan, slot: int = 0) -> OwnedSpan:
+    return OwnedSpan(span, TensorName("m", 0, "w"), slot)
 
 
-def cells(span: Span) -> set[tuple[str, int]]:
+def cells(span: MemorySpan) -> set[tuple[str, int]]:
     return {(span.device, byte) for byte in range(span.start, span.end)}
 
 
 @given(st.lists(INTERVALS, max_size=8), INTERVALS)
-def test_claims_cover_exactly_the_claimed_bytes(spans: list[Span], asked: Span) -> None:
-    claims, owned = Claims(), set[tuple[str, int]]()
+def test_claims_cover_exactly_the_claimed_bytes(spans: list[MemorySpan], asked: MemorySpan) -> None:
+    claims, owned = SpanIndex(), set[tuple[str, int]]()
     kept = []
     for number, span in enumerate(spans):
         if cells(span) & owned:
@@ -43,28 +43,28 @@ def test_claims_cover_exactly_the_claimed_bytes(spans: list[Span], asked: Span) 
 
 
 @given(st.lists(INTERVALS, min_size=2, max_size=6))
-def test_claims_refuse_overlap_within_one_call(spans: list[Span]) -> None:
+def test_claims_refuse_overlap_within_one_call(spans: list[MemorySpan]) -> None:
     total = sum(span.nbytes for span in spans)
     if total == len(set().union(*map(cells, spans))):
-        assert len(list(Claims().plus(map(claim, spans)))) == len(spans)
+        assert len(list(SpanIndex().plus(map(claim, spans)))) == len(spans)
         return
     with pytest.raises(RegistrationError, match="shares memory"):
-        Claims().plus(map(claim, spans))
+        SpanIndex().plus(map(claim, spans))
 
 
 def test_span_covers_first_to_last_byte_of_tensor() -> None:
     whole = torch.zeros(4, 6)
     start = whole.data_ptr()
-    assert Span.of(whole) == Span("cpu", start, start + 96)
-    assert Span.of(whole.t()) == Span.of(whole)
-    assert Span.of(whole[1, 2]) == Span("cpu", start + 32, start + 36)
-    assert Span.of(whole[:, :2]) == Span("cpu", start, start + 80)
-    assert Span.of(whole[:0]).nbytes == 0
+    assert MemorySpan.of(whole) == MemorySpan("cpu", start, start + 96)
+    assert MemorySpan.of(whole.t()) == MemorySpan.of(whole)
+    assert MemorySpan.of(whole[1, 2]) == MemorySpan("cpu", start + 32, start + 36)
+    assert MemorySpan.of(whole[:, :2]) == MemorySpan("cpu", start, start + 80)
+    assert MemorySpan.of(whole[:0]).nbytes == 0
 
 
 def test_span_of_private_segment_covers_whole_storage() -> None:
     whole = torch.zeros(6)
     start = whole.data_ptr()
-    assert Span.of_segment(Segment("w", whole[:4])).nbytes == 16
+    assert MemorySpan.of_segment(Segment("w", whole[:4])).nbytes == 16
     private = Segment("w", whole[:4], SlotFormat.PRIVATE)
-    assert Span.of_segment(private) == Span("cpu", start, start + 24)
+    assert MemorySpan.of_segment(private) == MemorySpan("cpu", start, start + 24)

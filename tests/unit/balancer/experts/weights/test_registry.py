@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel, SlotTensors
-from equipoise.balancer.experts.weights.registry import Finalized, ModelRegistry
+from equipoise.balancer.experts.weights.registry import ModelRegistry, RegistryFinalized
 from equipoise.hal import registry as backends
 from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import PlacementError, RegistrationError
@@ -323,7 +323,7 @@ def test_registry_refuses_registration_after_finalize() -> None:
         registry.finalize([])
     registry.register(0, w=weights)
     model = registry.finalize([("w", weights)])
-    assert registry.state == Finalized(model)
+    assert registry.state == RegistryFinalized(model)
     with pytest.raises(RegistrationError, match="'m' is finalized: too late to register layer 1"):
         registry.register(1, w=torch.zeros(2, 3))
     with pytest.raises(RegistrationError, match="'m' is finalized: too late to finalize"):

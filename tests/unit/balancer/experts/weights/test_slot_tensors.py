@@ -13,7 +13,7 @@ from equipoise.balancer.experts.weights.expert_weights import (
     memory_order,
     strided,
 )
-from equipoise.balancer.experts.weights.registry import ModelRegistry, Open
+from equipoise.balancer.experts.weights.registry import ModelRegistry, RegistryOpen
 from equipoise.hal import registry as backends
 from equipoise.hal.capabilities import SlotFormat
 from equipoise.hal.errors import RegistrationError
@@ -29,7 +29,7 @@ def refusal(
     registry = ModelRegistry("m", 2, 7, device=device, format_of=format_of)
     with pytest.raises(RegistrationError) as caught:
         registry.register(3, w=given)
-    assert isinstance(registry.state, Open)
+    assert isinstance(registry.state, RegistryOpen)
     assert not registry.state.layers
     said = str(caught.value)
     assert said.startswith("model 'm', layer 3, tensor 'w': ")
@@ -122,7 +122,7 @@ def test_register_detaches_parameters_that_require_grad() -> None:
     stacked, each = nn.Parameter(torch.zeros(2, 3)), [nn.Parameter(torch.zeros(3)) for _ in "ab"]
     registry = ModelRegistry("m", 2, 7)
     registry.register(0, stacked=stacked, each=each, viewed=nn.Parameter(torch.zeros(6)).view(2, 3))
-    assert isinstance(registry.state, Open)
+    assert isinstance(registry.state, RegistryOpen)
     segments = [s for slot in registry.state.layers[0].slots for s in slot]
     assert not any(segment.data.requires_grad for segment in segments)
     segments[0].data.fill_(1)
