@@ -43,7 +43,7 @@ class StallMeter:
 
     def entered(self, entry: StateChanged) -> None:
         """Steps from now on are of an epoch, or are not."""
-        self._quiet = entry.epoch is None and entry.state == "observing"
+        self._quiet = entry.epoch is None and entry.state == "idle"
         if entry.epoch is None:
             return
         if self._known is None:

@@ -32,7 +32,7 @@ from equipoise.hal.errors import EquipoiseError, UsageError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-PHASES = ("planning", "agreeing", "moving", "committing", "updating", "barred")
+PHASES = ("planning", "proposed", "transferring", "staged", "updating", "failed")
 """States of the engine in which an epoch spends its time."""
 PHASE_SECONDS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 BOUNDARY_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.01, 0.1)

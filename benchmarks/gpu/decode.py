@@ -37,7 +37,7 @@ from equipoise.balancer.experts.builder import (
     build,
 )
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
-from equipoise.balancer.experts.engine.states import Idle, Staged, Transferring, UpdatingInPlace
+from equipoise.balancer.experts.engine.states import Idle, Staged, Transferring, Updating
 from equipoise.balancer.experts.placement import (
     ExpertShape,
     Layout,
@@ -130,7 +130,7 @@ NEVER = 1 << 20
 """Windows between epochs where there shall be none."""
 WARM = 8
 """Steps at the beginning of a run that are not told."""
-MOVING = Transferring | Staged | UpdatingInPlace
+MOVING = Transferring | Staged | Updating
 numbers = count()
 
 

@@ -13,14 +13,14 @@ from helpers.tiers import DEEP
 
 SIZE = 3
 LOST = [
-    ("Committing", "killed", "boundary"),
-    ("Moving", "stopped", "boundary"),
+    ("Staged", "killed", "boundary"),
+    ("Transferring", "stopped", "boundary"),
     ("Updating", "killed", "locked"),
-    ("Agreeing", "writes are wrong", "locked"),
+    ("Proposed", "writes are wrong", "locked"),
 ]
 TROUBLED = [
-    ("bytes corrupted", "Moving", "boundary"),
-    ("message lost", "Agreeing", "boundary"),
+    ("bytes corrupted", "Transferring", "boundary"),
+    ("message lost", "Proposed", "boundary"),
     ("plan differs", "Updating", "locked"),
 ]
 """Of the matrix, on every commit; all of it in the deep profile."""

@@ -24,7 +24,7 @@ class RankStatus(StrEnum):
     """The planner still runs."""
     PLANNED = "planned"
     """It has a proposal; the ballot carries its digest."""
-    MOVING = "moving"
+    MOVING = "transferring"
     """Weights travel; the ballot says which lots are staged."""
     FAILED = "failed"
     """It cannot go on; the ballot carries the reason."""

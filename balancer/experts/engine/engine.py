@@ -44,7 +44,7 @@ from equipoise.balancer.experts.engine.states import (
     TransferProgress,
     Transferring,
     Travelling,
-    UpdatingInPlace,
+    Updating,
     Voting,
     ballot_of,
     copies_of,
@@ -112,7 +112,7 @@ class UpdatePath(Protocol):
 
     def embark(
         self, epoch: RebalanceId, proposal: Proposal, step: int
-    ) -> Transferring | UpdatingInPlace | Finished:
+    ) -> Transferring | Updating | Finished:
         """Every rank has the same proposal, at the boundary before `step`."""
         ...
 
@@ -124,7 +124,7 @@ class UpdatePath(Protocol):
         """The next `lots` lots are staged everywhere, and are right."""
         ...
 
-    def advance(self, state: UpdatingInPlace, step: int) -> UpdatingInPlace | Finished:
+    def advance(self, state: Updating, step: int) -> Updating | Finished:
         """The next boundary of an update that nobody votes on."""
         ...
 
@@ -210,7 +210,7 @@ class RebalanceEngine:
 
         Only while they are rewritten in place, and only of use to whoever leaves that half done.
         """
-        if not isinstance(self._state, UpdatingInPlace):
+        if not isinstance(self._state, Updating):
             return ()
         begun = self._state.proposal.changes[: len(self._state.writing)]
         return tuple(layer for change in begun for layer in change.layers)
@@ -261,7 +261,7 @@ class RebalanceEngine:
         if summed:
             self._chronicle.summed(step - 1, self._load.latest, self._installed.layout)
         yield from self._renewal.boundary(summed)
-        if isinstance(self._state, UpdatingInPlace):
+        if isinstance(self._state, Updating):
             self._state = self._landing(self._path.advance(self._state, step), step)
         elif isinstance(self._state, Voting):
             self._state = yield from self._settle(self._state, step)
@@ -382,7 +382,7 @@ class RebalanceEngine:
                 return self._abort(state, step, reason)
         raise AgreementLost(f"told to {verdict} in {type(state).__name__}")
 
-    def _landing(self, state: Transferring | UpdatingInPlace | Finished, step: int) -> State:
+    def _landing(self, state: Transferring | Updating | Finished, step: int) -> State:
         """End the epoch where everything is installed."""
         match state:
             case Finished(epoch, layers, copies):

@@ -21,7 +21,7 @@ from equipoise.balancer.experts.engine.states import (
     TransferProgress,
     Transferring,
     Travelling,
-    UpdatingInPlace,
+    Updating,
 )
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Placement
 from equipoise.balancer.experts.planning.proposal import Proposal, in_place_proposal
@@ -78,9 +78,7 @@ class InPlacePath:
         drafted = plan_rebalance(windows, layout, self._shape, limits)
         return in_place_proposal(drafted, self._shape, self._config.layer_updates_per_iter)
 
-    def embark(
-        self, epoch: RebalanceId, proposal: Proposal, step: int
-    ) -> UpdatingInPlace | Finished:
+    def embark(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Updating | Finished:
         """Every rank has the same proposal, at the boundary before `step`: hand over group 0."""
         first = {
             layer: step + group
@@ -89,9 +87,9 @@ class InPlacePath:
         }
         self._gates.schedule(first)
         self._before = self._installed.layout.placement
-        return self.advance(UpdatingInPlace(epoch, proposal, step, ()), step)
+        return self.advance(Updating(epoch, proposal, step, ()), step)
 
-    def advance(self, state: UpdatingInPlace, step: int) -> UpdatingInPlace | Finished:
+    def advance(self, state: Updating, step: int) -> Updating | Finished:
         """Install the tables of the group whose second step this is, and hand over the next.
 
         Raises:
@@ -122,7 +120,7 @@ class InPlacePath:
         """Nothing of this path breaks in an epoch that is aborted."""
         return ()
 
-    def _check(self, state: UpdatingInPlace) -> None:
+    def _check(self, state: Updating) -> None:
         """Raise for what has gone wrong behind the decision."""
         for task in state.writing:
             if task.done() and (error := task.exception()) is not None:
@@ -132,7 +130,7 @@ class InPlacePath:
         except LockPoisoned as error:
             raise AgreementLost(f"epoch {state.epoch.number}: {error}") from error
 
-    def _hand_over(self, state: UpdatingInPlace, change: LayerUpdate) -> UpdatingInPlace:
+    def _hand_over(self, state: Updating, change: LayerUpdate) -> Updating:
         """Let the step that begins read these layers once more; they are written behind it.
 
         The first signals are given here and not by the worker, which may still wait for a layer
@@ -146,7 +144,7 @@ class InPlacePath:
         task = self._worker.start(NamedJob(job, "move", epoch=state.epoch.number, layers=layers))
         return replace(state, writing=(*state.writing, task))
 
-    def _drained(self, state: UpdatingInPlace) -> bool:
+    def _drained(self, state: Updating) -> bool:
         """Whether all that was written has been read once, so that the locks are as at first."""
         if not all(task.done() for task in state.writing):
             return False

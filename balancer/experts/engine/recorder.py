@@ -14,7 +14,7 @@ from equipoise.balancer.experts.engine.states import (
     Idle,
     Proposed,
     State,
-    UpdatingInPlace,
+    Updating,
     transfer_of,
 )
 from equipoise.balancer.experts.placement import (
@@ -265,7 +265,7 @@ def epoch_of(state: State) -> int | None:
 def proposal_of(state: State) -> Proposal | None:
     """What the epoch of this state would install, once that is known."""
     match state:
-        case Proposed(_, proposal) | UpdatingInPlace(_, proposal):
+        case Proposed(_, proposal) | Updating(_, proposal):
             return proposal
         case Idle() | Draining() | Failed(_, _, Draining()):
             return None

@@ -15,7 +15,7 @@ from equipoise.balancer.experts.engine.states import (
     TransferProgress,
     Transferring,
     Travelling,
-    UpdatingInPlace,
+    Updating,
 )
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load
 from equipoise.balancer.experts.planning.proposal import (
@@ -103,7 +103,7 @@ class StagedPath:
         done, rest = voyage.committed + lots, voyage.flying[lots:]
         return self._go_on(replace(voyage, committed=done, since=step, flying=rest))
 
-    def advance(self, state: UpdatingInPlace, step: int) -> UpdatingInPlace | Finished:
+    def advance(self, state: Updating, step: int) -> Updating | Finished:
         """Nothing is rewritten in place on this path."""
         raise AgreementLost(f"epoch {state.epoch.number} is an update on a path that has no locks")
 

@@ -1,15 +1,13 @@
-"""The states of the engine, one frozen type each.
+"""The states of the engine, one frozen type each, and what follows from each of them.
 
-    Observing -> Planning -> Agreeing -> Moving <-> Committing -> Observing     (boundary path)
-                             Agreeing -> Updating -> Observing                  (locked path)
-                    any state that votes  -> Draining -> Observing              (abort)
+    Idle -> Planning -> Proposed -> Transferring <-> Staged -> Idle     (staged path)
+                        Proposed -> Updating -> Idle                    (in-place path)
+            any state that votes -> Draining -> Idle                    (abort)
 
 A state changes only at a boundary (between two steps), and on verdicts that all ranks reach from
-the same ballots at the same boundary. The one exception is local progress within an epoch:
-Planning becomes Agreeing, and Moving becomes Committing, when this rank's own work is done; until
-all ranks are there the verdict is `Wait`.
-
-What a state says of itself: on a ballot, in a question, and to whoever waits for its work.
+the same ballots at the same boundary. The one exception is local progress within a rebalance:
+Planning becomes Proposed, and Transferring becomes Staged, when this rank's own work is done; until
+all ranks are there the verdict is `Pending`.
 """
 
 from dataclasses import dataclass
@@ -107,7 +105,7 @@ class Draining:
 
 
 @dataclass(frozen=True)
-class UpdatingInPlace:
+class Updating:
     """Layers are being rewritten in place, a group a step; nothing is left to agree on.
 
     Attributes:
@@ -156,7 +154,7 @@ class Failed:
 Travelling = Transferring | Staged
 Voting = Planning | Proposed | Travelling | Failed
 """States in which every boundary has a vote."""
-State = Idle | Voting | UpdatingInPlace | Draining
+State = Idle | Voting | Updating | Draining
 
 
 MOVE = "move"

@@ -24,12 +24,12 @@ SEQUENTIAL = ("#f3f0e8", "#f0c987", "#e08e4f", "#b3441f", "#5c1a1b")
 
 PHASES = {
     "planning": "#c99a2e",
-    "agreeing": "#d9c08a",
-    "moving": "#3d6fb6",
-    "committing": "#1f7a4d",
+    "proposed": "#d9c08a",
+    "transferring": "#3d6fb6",
+    "staged": "#1f7a4d",
     "updating": "#4f8f8b",
     "draining": "#c8553d",
-    "barred": "#b3331d",
+    "failed": "#b3331d",
 }
 """What an epoch is in."""
 

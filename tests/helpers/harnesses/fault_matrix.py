@@ -5,8 +5,8 @@ from typing import Any
 from helpers.rank_programs import epoch_faults as faults
 from helpers.rank_programs.epoch_faults import VICTIM
 
-BOUNDARY = ("Planning", "Agreeing", "Moving", "Committing", "Decided")
-LOCKED = ("Planning", "Agreeing", "Decided", "Updating")
+BOUNDARY = ("Planning", "Proposed", "Transferring", "Staged", "Decided")
+LOCKED = ("Planning", "Proposed", "Decided", "Updating")
 LOSSES = [
     *((where, how, commit)
       for commit, states in (("boundary", BOUNDARY), ("locked", LOCKED))
@@ -14,13 +14,13 @@ LOSSES = [
       for how in ("killed", "stopped", "cut off")),
     ("Decided", "raises", "boundary"),
     ("Decided", "raises", "locked"),
-    ("Agreeing", "writes fail", "locked"),
-    ("Agreeing", "writes are wrong", "locked"),
+    ("Proposed", "writes fail", "locked"),
+    ("Proposed", "writes are wrong", "locked"),
 ]  # fmt: skip
 """Where a rank is lost, how, and how the ranks commit."""
 TROUBLES = [
-    *((what, where, "boundary") for where in ("Observing", *BOUNDARY) for what in faults.BREAKAGES),
-    *((what, where, "locked") for where in ("Observing", *LOCKED)
+    *((what, where, "boundary") for where in ("Idle", *BOUNDARY) for what in faults.BREAKAGES),
+    *((what, where, "locked") for where in ("Idle", *LOCKED)
       for what in ("planner raises", "plan differs", "ballot lost", "slow")),
 ]  # fmt: skip
 """What is wrong with a rank that lives, since when, and how the ranks commit. Under locks nothing

@@ -53,7 +53,7 @@ def record(**other: object) -> RebalanceRecord:
         copies=2,
         bytes=2 * SLOT_BYTES,
         here=0,
-        seconds={"planning": 0.25, "agreeing": 0.5},
+        seconds={"planning": 0.25, "proposed": 0.5},
         before=0.4,
         predicted=0.1,
     )

@@ -9,18 +9,18 @@ from helpers.tiers import DEEP
 
 DEADLINE = faults.DEADLINE
 LOST = [
-    ("Committing", "killed", "boundary"),
-    ("Moving", "stopped", "boundary"),
+    ("Staged", "killed", "boundary"),
+    ("Transferring", "stopped", "boundary"),
     ("Decided", "killed", "boundary"),
     ("Decided", "raises", "boundary"),
     ("Updating", "killed", "locked"),
-    ("Agreeing", "cut off", "locked"),
-    ("Agreeing", "writes are wrong", "locked"),
+    ("Proposed", "cut off", "locked"),
+    ("Proposed", "writes are wrong", "locked"),
 ]
 TROUBLED = [
     *((what, "Planning", "boundary") for what in faults.BREAKAGES),
     ("plan differs", "Updating", "locked"),
-    ("slow", "Agreeing", "locked"),
+    ("slow", "Proposed", "locked"),
 ]
 """Of the matrix, on every commit; all of it in the deep profile."""
 

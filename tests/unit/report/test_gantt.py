@@ -22,7 +22,7 @@ def spans(number: int, ranks: int = 2) -> tuple[Traced, ...]:
         at, of = 100.0 + rank / 10, {"epoch": number}
         found += [
             Traced(rank, "epoch", "planning", at, at + 1, of),
-            Traced(rank, "epoch", "moving", at + 1, at + 2, of),
+            Traced(rank, "epoch", "transferring", at + 1, at + 2, of),
             Traced(rank, "epoch", f"epoch {number}: committed", at, at + 2, of),
             Traced(rank, "mover", "move", at + 1.0, at + 1.5),
             Traced(rank, "compute stream", "step", at - 50, at - 49),

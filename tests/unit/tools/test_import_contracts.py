@@ -4,12 +4,25 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+EXPERTS = Path("balancer", "experts")
+LEVELS = [
+    name.strip()
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"][
+        "importlinter"
+    ]["contracts"]
+    if contract["name"] == "Levels of the expert balancer"
+    for layer in contract["layers"]
+    for name in layer.split("|")
+]
 PACKAGES = ("hal", "backends", "balancer", "pipeline", "integrations", "compat", "demo", "report")
 FORBIDDEN = (
     ("balancer", "equipoise.backends"),
+    ("balancer.experts.planning", "equipoise.balancer.experts.open"),
+    ("balancer.experts.routing", "equipoise.balancer.experts.weights"),
     ("hal", "equipoise.balancer"),
     ("balancer", "equipoise.pipeline"),
     ("report", "equipoise.serve"),
@@ -24,6 +37,7 @@ FORBIDDEN = (
 )
 ALLOWED = (
     ("balancer", "equipoise.hal"),
+    ("balancer.experts.open", "equipoise.balancer.experts.planning"),
     ("backends", "torch_npu"),
     ("integrations", "vllm"),
     ("cli", "equipoise.serve"),
@@ -33,25 +47,26 @@ ALLOWED = (
 def test_forbidden_imports_break_their_contracts(tmp_path: Path) -> None:
     """All are planted into one package of empty modules, which import-linter reads once."""
     package = tmp_path / "equipoise"
-    for name in ("", "__main__", "cli", "serve", *PACKAGES):
+    inner = (EXPERTS, *(EXPERTS / level for level in LEVELS))
+    for name in ("", "__main__", "cli", "serve", *PACKAGES, *inner):
         (package / name).mkdir()
         (package / name / "__init__.py").touch()
     for number, (importer, imported) in enumerate(FORBIDDEN + ALLOWED):
-        module = package / importer / f"module_{number}.py"
+        module = package.joinpath(*importer.split(".")) / f"module_{number}.py"
         module.write_text(f"import {imported}\n", encoding="utf-8")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     linter = subprocess.run(
         [sys.executable, "-c", program, "--no-cache"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "NO_COLOR": "1"},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "NO_COLOR": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert linter.returncode == 1, linter.stderr
-    assert "Contracts: 0 kept, 3 broken." in linter.stdout
+    assert "Contracts: 0 kept, 4 broken." in linter.stdout
     reported = {
         (importer, imported)
         for number, (importer, imported) in enumerate(FORBIDDEN + ALLOWED)

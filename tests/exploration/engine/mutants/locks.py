@@ -6,7 +6,7 @@ from exploration.engine.case import FaultKind
 from exploration.engine.mutants.mutant import Mutant, with_fault
 
 from equipoise.balancer.experts.engine.in_place_path import InPlacePath
-from equipoise.balancer.experts.engine.states import UpdatingInPlace
+from equipoise.balancer.experts.engine.states import Updating
 from equipoise.balancer.experts.placement import Layout
 from equipoise.balancer.experts.routing.layer_update import LayerUpdate
 from equipoise.balancer.experts.runtime.jobs import Job, LockReleased
@@ -20,7 +20,7 @@ from equipoise.hal.slots import SlotStore
 class NotDrained(InPlacePath):
     """Ends an epoch when its tables are installed, whoever still holds a lock."""
 
-    def _drained(self, state: UpdatingInPlace) -> bool:
+    def _drained(self, state: Updating) -> bool:
         return True
 
 

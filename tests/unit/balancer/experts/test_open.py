@@ -28,7 +28,7 @@ from hypothesis import settings as settled
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.agreement.members import EPGroup
-from equipoise.balancer.experts.engine.states import UpdatingInPlace
+from equipoise.balancer.experts.engine.states import Updating
 from equipoise.balancer.experts.model_balancer import ModelBalancer
 from equipoise.balancer.experts.open import (
     ModelStart,
@@ -136,9 +136,7 @@ def dawdle(balancer: ModelBalancer, step: int) -> None:
     """Let a mover that may write do so before the next entry."""
     for family in balancer.families:
         state = getattr(family.inner.engine, "state", None)
-        if family.inner.step_kind(step) is not StepKind.UPDATE or not isinstance(
-            state, UpdatingInPlace
-        ):
+        if family.inner.step_kind(step) is not StepKind.UPDATE or not isinstance(state, Updating):
             continue
         family.inner.engine.launched()
         for _ in range(30):

@@ -9,14 +9,14 @@ import equipoise.balancer.experts as experts
 from equipoise.balancer.observe.reasons import LABELS, OTHER, label_of
 
 FOLDER = Path(experts.__file__).parent
-PLACE = {"Abort": 0, "Barred": 1, "_decline": 2}
+PLACE = {"Abort": 0, "Failed": 1, "_decline": 2}
 """Who is told a reason, as which argument."""
 
 
 def spoken() -> set[str]:
     """Every reason that is written down in the engine's code; of a formatted one its beginning."""
     found = set()
-    for path in FOLDER.glob("*.py"):
+    for path in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))

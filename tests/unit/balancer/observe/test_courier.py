@@ -42,7 +42,7 @@ class Slow(Kept):
 def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
     kept = [Kept(), Kept()]
     courier = Courier(kept)
-    told: list[Event] = [entered("observing"), *steps(0, 1.0, 2.0)]
+    told: list[Event] = [entered("idle"), *steps(0, 1.0, 2.0)]
     for entry in told:
         courier.note(entry)
     courier.close()

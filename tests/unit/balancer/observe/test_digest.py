@@ -139,7 +139,7 @@ def test_epoch_is_settled_without_later_sub_window(last: Event) -> None:
 
 
 def test_stall_is_step_time_above_median_outside_epochs() -> None:
-    outside = [entered("observing"), *steps(0, *[1.0] * FEWEST, 9.0)]
+    outside = [entered("idle"), *steps(0, *[1.0] * FEWEST, 9.0)]
     inside = [entered("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
     found = read(*outside, *inside, ended(), EngineClosed())
     stalls = [entry.seconds for entry in found if isinstance(entry, StepStalled)]
@@ -149,19 +149,19 @@ def test_stall_is_step_time_above_median_outside_epochs() -> None:
 
 
 def test_epoch_without_stall_has_zero_stall() -> None:
-    outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
+    outside = [entered("idle"), *steps(0, *[1.0] * FEWEST)]
     (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), EngineClosed())
     assert told.record.stall == 0.0
 
 
 def test_stall_median_excludes_draining_steps() -> None:
-    outside = [entered("observing"), *steps(0, *[1.0] * FEWEST)]
-    drained = [entered("draining"), *steps(6, *[50.0] * 9), entered("observing")]
+    outside = [entered("idle"), *steps(0, *[1.0] * FEWEST)]
+    drained = [entered("draining"), *steps(6, *[50.0] * 9), entered("idle")]
     found = read(*outside, *drained, entered("planning", 3), *steps(15, 3.0))
     assert [entry.seconds for entry in found if isinstance(entry, StepStalled)][-1] == 2.0
 
 
 def test_stall_is_unknown_before_enough_usual_steps() -> None:
-    few = [entered("observing"), *steps(0, *[1.0] * (FEWEST - 1))]
+    few = [entered("idle"), *steps(0, *[1.0] * (FEWEST - 1))]
     (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), EngineClosed())
     assert told.record.stall is None

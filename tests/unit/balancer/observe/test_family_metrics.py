@@ -115,4 +115,4 @@ def _serve(seat: Seat, watch: Watch) -> None:
 
 def _within(family: Any) -> bool:
     """Whether an epoch of the family's engine is open."""
-    return type(family.inner.engine.state).__name__ != "Observing"
+    return type(family.inner.engine.state).__name__ != "Idle"

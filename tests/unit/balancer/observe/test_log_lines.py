@@ -45,7 +45,7 @@ def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureF
     assert parsed(line.message) == {
         **{"engine": "exact", "epoch": "3", "outcome": "committed", "opened": "5", "ended": "9"},
         **{"layers": "2", "lots": "1", "copies": "2", "bytes": "200"},
-        **{"planning_s": "0.25", "agreeing_s": "0.5", "stall_s": "0.5"},
+        **{"planning_s": "0.25", "proposed_s": "0.5", "stall_s": "0.5"},
         **{"imbalance_before": "0.4", "imbalance_predicted": "0.1", "imbalance_actual": "0.125"},
     }
     assert vars(line)["equipoise"]["imbalance_actual"] == 0.125
@@ -77,7 +77,7 @@ def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFix
 
 def test_observability_page_explains_every_log_key() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
-    seconds = dict.fromkeys(set(PHASES) - {"barred"}, 0.1)
+    seconds = dict.fromkeys(set(PHASES) - {"failed"}, 0.1)
     whole = record(
         outcome="plans differ", short_of_staging=1, actual=0.1, stall=0.1, seconds=seconds
     )

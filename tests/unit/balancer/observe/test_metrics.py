@@ -59,8 +59,8 @@ def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> Non
     assert value(registry, "equipoise_epochs_total") == 1
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
-    assert value(registry, "equipoise_epoch_seconds_sum", phase="agreeing") == 0.5
-    assert value(registry, "equipoise_epoch_seconds_count", phase="moving") == 0
+    assert value(registry, "equipoise_epoch_seconds_sum", phase="proposed") == 0.5
+    assert value(registry, "equipoise_epoch_seconds_count", phase="transferring") == 0
     for reason in LABELS:
         assert value(registry, "equipoise_epochs_aborted_total", reason=reason) == 0
 
@@ -139,14 +139,14 @@ def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
     target, draft = Metrics(registry, "target"), Metrics(registry, "draft")
     target.note(RebalanceMeasured(record(here=700)))
     draft.note(
-        RebalanceMeasured(record(here=30, outcome="plans differ", seconds={"agreeing": 2.0}))
+        RebalanceMeasured(record(here=30, outcome="plans differ", seconds={"proposed": 2.0}))
     )
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_slot_copy_bytes_total", "draft") == 30
     reason = {"reason": "plans_differ"}
     assert value(registry, "equipoise_epochs_aborted_total", **reason) == 0
     assert value(registry, "equipoise_epochs_aborted_total", "draft", **reason) == 1
-    assert value(registry, "equipoise_epoch_seconds_sum", "draft", phase="agreeing") == 2
+    assert value(registry, "equipoise_epoch_seconds_sum", "draft", phase="proposed") == 2
     draft.close()
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
 
@@ -179,7 +179,7 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
 def test_metrics_phases_equal_epoch_states() -> None:
     from equipoise.balancer.experts.engine import states
 
-    held = (*states.Voting.__args__, states.UpdatingInPlace)
+    held = (*states.Voting.__args__, states.Updating)
     assert {state.__name__.lower() for state in held} == set(PHASES)
 
 

@@ -18,10 +18,10 @@ from equipoise.balancer.observe.spans import SpanBook, Traced, wall_clock_lead
 
 def test_span_book_keeps_spans_with_rank_and_wall_clock() -> None:
     book, begin, wall = SpanBook(3), now(), time.time()
-    book.note(TraceSpan("vote", Track.CLERK, begin, begin + 2.0, {"verdict": "Wait()"}))
+    book.note(TraceSpan("vote", Track.CLERK, begin, begin + 2.0, {"verdict": "Pending()"}))
     book.note(BoundaryDone(7, begin, begin + 1.0))
     vote, boundary = book.spans
-    assert vote == Traced(3, "clerk", "vote", vote.begin, vote.end, {"verdict": "Wait()"})
+    assert vote == Traced(3, "clerk", "vote", vote.begin, vote.end, {"verdict": "Pending()"})
     assert boundary.track == "boundary"
     assert boundary.details == {"step": 7}
     assert vote.end - vote.begin == pytest.approx(2.0)

@@ -35,10 +35,10 @@ AGAIN = """
 import sys
 from hashlib import sha256
 from helpers.harnesses.vllm_policy import first_map, popular, window
-from equipoise.balancer.experts.placement import Shape
+from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.integrations.vllm.policy_plan import propose
 from equipoise.integrations.vllm.settings import PolicySettings
-shape = Shape(12, 64, 72, 8)
+shape = ExpertShape(12, 64, 72, 8)
 found = propose(window(popular(5, 12, 64), 6), shape, first_map(shape), PolicySettings())
 print(sha256(found.placement.tobytes()).hexdigest())
 """

@@ -46,7 +46,7 @@ def test_ballot_round_trips_through_bytes(ballot: Ballot) -> None:
         b"{}",
         b'{"stand": "drunk"}',
         b'{"stand":"planned","staged":[],"x":1}',
-        b'{"stand":"moving","staged":[{}]}',
+        b'{"status":"transferring","staged":[{}]}',
     ],
 )
 def test_ballot_raises_on_unreadable_bytes(text: bytes) -> None:

@@ -239,7 +239,7 @@ def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
         gate.wait(WATCHDOG)
         return rebalance_plan.plan_rebalance(*args)
 
-    monkeypatch.setattr(staged_path, "draft", late)
+    monkeypatch.setattr(staged_path, "plan_rebalance", late)
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
     stories = rebalance(pace=pace, patience=3)
     assert violations(stories) == []

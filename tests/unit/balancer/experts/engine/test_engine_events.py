@@ -41,14 +41,14 @@ from equipoise.hal.errors import EngineError
 
 T = TypeVar("T")
 FOLLOWS = {
-    "observing": {"planning"},
-    "planning": {"agreeing", "barred", "draining", "observing", "planning"},
-    "agreeing": {"moving", "committing", "updating", "observing", "draining", "planning"},
-    "moving": {"committing", "observing", "draining", "barred", "planning"},
-    "committing": {"moving", "observing", "planning", "agreeing", "draining"},
-    "updating": {"observing", "planning", "agreeing"},
-    "barred": {"draining", "observing", "planning"},
-    "draining": {"observing", "planning", "barred"},
+    "idle": {"planning"},
+    "planning": {"proposed", "failed", "draining", "idle", "planning"},
+    "proposed": {"transferring", "staged", "updating", "idle", "draining", "planning"},
+    "transferring": {"staged", "idle", "draining", "failed", "planning"},
+    "staged": {"transferring", "idle", "planning", "proposed", "draining"},
+    "updating": {"idle", "planning", "proposed"},
+    "failed": {"draining", "idle", "planning"},
+    "draining": {"idle", "planning", "failed"},
 }
 """Which state may stand behind which after one boundary, in which several changes may happen."""
 WAYS: dict[str, Way] = {"boundary": by_boundary, "locked": by_lock}
@@ -135,7 +135,7 @@ def test_journal_state_changes_are_legal_and_epochs_ascend(
 ) -> None:
     for entries in told[1]:
         states = of(entries, StateChanged)
-        names = ["observing", *(entry.state for entry in states)]
+        names = ["idle", *(entry.state for entry in states)]
         for before, after in pairwise(names):
             assert after in FOLLOWS[before], names
         numbers = [entry.epoch for entry in states if entry.epoch is not None]
@@ -172,7 +172,9 @@ def test_journal_spans_show_sent_and_received_slots_and_verdicts() -> None:
         int(str(d.get("received", 0))) for d in rounds
     )
     assert rounds
-    assert {span.details.get("verdict") for span in spans if span.name == "vote"} >= {"Move()"}
+    assert {span.details.get("verdict") for span in spans if span.name == "vote"} >= {
+        "StartTransfer()"
+    }
 
 
 def test_journal_spans_of_work_carry_their_epoch(

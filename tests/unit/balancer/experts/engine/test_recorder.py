@@ -71,7 +71,7 @@ def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
     # next lasts two seconds.
-    assert ended.record.seconds == {"planning": 2, "moving": 6, "committing": 4, "agreeing": 2}
+    assert ended.record.seconds == {"planning": 2, "transferring": 6, "staged": 4, "proposed": 2}
     assert ended.end - ended.begin == 14
     assert (ended.record.before, ended.record.predicted) == (0.5, 0.125)
     assert ended.record.layers == 1

@@ -54,7 +54,7 @@ def test_timed_worker_names_span_after_titled_job() -> None:
     worker.start(NamedJob(immediate(lambda: 1 // 0), "forget", epoch=4)).exception(WATCHDOG)
     worker.close()
     asked, forgot = spans(kept)
-    assert (asked.name, asked.details) == ("ask", {"epoch": 3, "verdict": "Move()"})
+    assert (asked.name, asked.details) == ("ask", {"epoch": 3, "verdict": "StartTransfer()"})
     assert (forgot.name, forgot.details["epoch"]) == ("forget", 4)
     assert str(forgot.details["failed"]).startswith("ZeroDivisionError")
 
@@ -78,7 +78,7 @@ def test_timed_worker_runs_job_that_waits() -> None:
     ("result", "details"),
     [
         (None, {}),
-        (StartTransfer(), {"verdict": "Move()"}),
+        (StartTransfer(), {"verdict": "StartTransfer()"}),
         (Abort("plans differ"), {"verdict": "Abort(reason='plans differ')"}),
     ],
 )

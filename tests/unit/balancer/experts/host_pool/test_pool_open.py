@@ -41,7 +41,9 @@ def test_pool_open_refuses_too_little_memory_before_allocating(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[int] = []
-    monkeypatch.setattr(rendezvous, "room", lambda: MemoryLimit(1000, "control group x"))
+    monkeypatch.setattr(
+        rendezvous, "available_memory", lambda: MemoryLimit(1000, "control group x")
+    )
     monkeypatch.setattr(shared_memory, "create", lambda nbytes: made.append(nbytes))
     wanted = f"wants {LAYOUT.total} bytes, and control group x leaves 1000"
     assert all(wanted in text for text in refused(opened, 3, NoRoom))
